@@ -1,0 +1,35 @@
+# Two commands on a fresh machine: `make demo` runs the main job, `make test` passes the tests.
+# Each makes its own environment in .venv from the pinned versions in constraints.txt.
+PYTHON ?= python3.11
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test lint format bench clean
+
+demo: $(READY)
+	$(BIN)/graphpipe train examples/digits.toml
+
+test: $(READY)
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m bench
+
+# The environment is complete only once `ready` exists, so an interrupted install is simply redone.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf .venv runs

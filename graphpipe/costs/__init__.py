@@ -1,0 +1,18 @@
+"""What it costs: the cluster, the cost table, the analytic model and the profiler."""
+
+from graphpipe.costs.cluster import Cluster, Device, DeviceType, Link, PairLink
+from graphpipe.costs.model import CostModel, TaskSeconds
+from graphpipe.costs.table import CostTable, Curve, OpCost
+
+__all__ = [
+    "Cluster",
+    "CostModel",
+    "CostTable",
+    "Curve",
+    "Device",
+    "DeviceType",
+    "Link",
+    "OpCost",
+    "PairLink",
+    "TaskSeconds",
+]

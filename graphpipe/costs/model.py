@@ -1,0 +1,141 @@
+"""The one look-up for every cost: planners, verifier-fed predictions and simulator all ask here."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpipe.costs.cluster import Cluster
+from graphpipe.costs.table import CostTable, Curve
+from graphpipe.graph import Graph
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSeconds:
+    """Seconds of one stage's tasks for one micro-batch on one device."""
+
+    forward: float
+    input_gradient: float
+    weight_gradient: float
+
+    @property
+    def backward(self) -> float:
+        """The fused backward: input and weight gradient in one pass."""
+        return self.input_gradient + self.weight_gradient
+
+
+# No slots: look-ups are cached.
+@dataclass(frozen=True)
+class CostModel:
+    """A graph's costs on a cluster.
+
+    Raises:
+        InvalidInput: the table was made for another graph or lacks a device type of the cluster.
+    """
+
+    graph: Graph
+    table: CostTable
+    cluster: Cluster
+
+    def __post_init__(self) -> None:
+        self.table.check_for(self.graph, {device.type for device in self.cluster.devices})
+
+    @cached_property
+    def _seconds(self) -> dict[tuple[str, float], tuple[Array, Array, Array]]:
+        return {}
+
+    @cached_property
+    def parameter_bytes(self) -> Array:
+        """Parameter bytes of each operator, in order of `graph.ops`."""
+        return np.array([op.parameter_bytes for op in self.graph.ops])
+
+    @cached_property
+    def trainable_bytes(self) -> Array:
+        """Parameter bytes of each operator that has a gradient to synchronise."""
+        return np.array([op.parameter_bytes if op.trainable else 0.0 for op in self.graph.ops])
+
+    @cached_property
+    def saved_bytes(self) -> Array:
+        """Bytes each operator keeps per sample in flight."""
+        return np.array([op.work.saved_bytes_per_sample for op in self.graph.ops])
+
+    def seconds(self, device_type: str, samples: float) -> tuple[Array, Array, Array]:
+        """Return forward, input-gradient and weight-gradient seconds of every operator, in order of `graph.ops`."""
+        key = (device_type, samples)
+        if key not in self._seconds:
+            rows = [self.table.by_op[op.name, device_type] for op in self.graph.ops]
+            self._seconds[key] = (
+                _evaluate([row.forward for row in rows], samples),
+                _evaluate([row.input_gradient for row in rows], samples),
+                _evaluate([row.weight_gradient for row in rows], samples),
+            )
+        return self._seconds[key]
+
+    def positions(self, ops: Iterable[str]) -> NDArray[np.intp]:
+        """Return the positions of the operators in `graph.ops`."""
+        return np.array([self.graph.index[name] for name in ops], dtype=np.intp)
+
+    def task_seconds(self, ops: Iterable[str], device: int, samples: float) -> TaskSeconds:
+        """Return the seconds that these operators take for `samples` samples on one device."""
+        at = self.positions(ops)
+        forward, input_gradient, weight_gradient = self.seconds(self.cluster.devices[device].type, samples)
+        overhead = self.table.task_overhead_seconds
+        return TaskSeconds(
+            forward=float(forward[at].sum()) + overhead,
+            input_gradient=float(input_gradient[at].sum()) + overhead,
+            weight_gradient=float(weight_gradient[at].sum()),
+        )
+
+    def transfer_seconds(self, count: float, source: int, target: int) -> float:
+        """Return the seconds that `count` bytes take from one device to another; none inside a device."""
+        link = self.cluster.link(source, target)
+        return link.seconds(count) if link else 0.0
+
+    def all_reduce_seconds(self, count: float, devices: tuple[int, ...]) -> float:
+        """Return the seconds of a ring all-reduce of `count` bytes over `devices`.
+
+        2(d-1) steps of count/d bytes each, paced by the slowest link of the ring.
+        """
+        link = self.cluster.slowest_link(devices)
+        degree = len(devices)
+        return 2 * (degree - 1) * link.seconds(count / degree) if link and count else 0.0
+
+    def optimizer_seconds(self, ops: Iterable[str]) -> float:
+        """Return the seconds of the optimizer step over these operators' trainable parameters."""
+        count = float(self.trainable_bytes[self.positions(ops)].sum())
+        return count * self.table.optimizer_seconds_per_parameter_byte
+
+    def state_bytes(self, ops: Iterable[str]) -> float:
+        """Return bytes of parameters, gradients and optimizer state, which every replica holds whole."""
+        at = self.positions(ops)
+        trainable, all_bytes = float(self.trainable_bytes[at].sum()), float(self.parameter_bytes[at].sum())
+        return trainable * self.table.state_bytes_per_parameter_byte + (all_bytes - trainable)
+
+    def activation_bytes(self, ops: Iterable[str]) -> float:
+        """Return the bytes that one sample in flight keeps at a stage of these operators.
+
+        What the operators save for the backward pass, plus the tensors received from other stages.
+        """
+        inside = set(ops)
+        received: dict[str, float] = {}
+        for edge in self.graph.edges:
+            if edge.target in inside and edge.source not in inside:
+                received[edge.source] = max(received.get(edge.source, 0.0), edge.bytes_per_sample)
+        return float(self.saved_bytes[self.positions(inside)].sum()) + sum(received.values())
+
+    def crossing_bytes(self, source_ops: Iterable[str], target_ops: Iterable[str]) -> float:
+        """Return bytes per sample from one set of operators to another; an output read twice is sent once."""
+        sources, targets = set(source_ops), set(target_ops)
+        sent: dict[str, float] = {}
+        for edge in self.graph.edges:
+            if edge.source in sources and edge.target in targets:
+                sent[edge.source] = max(sent.get(edge.source, 0.0), edge.bytes_per_sample)
+        return sum(sent.values())
+
+
+def _evaluate(curves: list[Curve], samples: float) -> Array:
+    return np.array([curve(samples) for curve in curves])

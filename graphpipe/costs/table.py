@@ -1,0 +1,120 @@
+"""The cost table: how long each operator takes on each device type, and where each number came from."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from graphpipe.documents import fingerprint, from_body, read_document, write_document
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds as a function of samples n >= 1: the largest of the lines `fixed + slope * n`.
+
+    One line is a kernel whose efficiency saturates (half-peak work is the fixed part); two are a roofline.
+    No lines: the operator takes no time.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    lines: tuple[tuple[float, float], ...] = ()
+
+    def __call__(self, samples: float) -> float:
+        """Return the seconds that `samples` samples take; none take no time."""
+        return max((fixed + slope * samples for fixed, slope in self.lines), default=0.0) if samples else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCost:
+    """Costs of one operator on one device type."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    op: str
+    device_type: str
+    forward: Curve
+    input_gradient: Curve
+    weight_gradient: Curve
+    source: Literal["analytic", "profiled", "imported"]
+    """Analytic: computed from FLOPs and bytes. Profiled: measured here. Imported: came with the graph."""
+    error: float | None = None
+    """Profiled only: largest relative error of the fitted curve on its measurements (0.05 is 5 %)."""
+
+
+# No slots: the derived look-ups below are cached properties.
+@dataclass(frozen=True, kw_only=True)
+class CostTable:
+    """One row per operator and device type, and what the optimizer costs.
+
+    Raises:
+        InvalidInput: a row is listed twice, or a cost is negative or not finite.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    graph_fingerprint: str
+    rows: tuple[OpCost, ...]
+    state_bytes_per_parameter_byte: float = 4.0
+    """Parameters, gradients and optimizer state, in units of the parameters (AdamW in fp32: 4)."""
+    optimizer_seconds_per_parameter_byte: float = 0.0
+    """Time of the optimizer step."""
+    task_overhead_seconds: float = 0.0
+    """What the runtime itself costs per task and per transfer on this machine."""
+
+    def __post_init__(self) -> None:
+        seen: set[tuple[str, str]] = set()
+        for row in self.rows:
+            key = (row.op, row.device_type)
+            if key in seen:
+                raise InvalidInput("is listed twice", where=f"cost of op {row.op} on {row.device_type}")
+            seen.add(key)
+            for name in ("forward", "input_gradient", "weight_gradient"):
+                for fixed, slope in getattr(row, name).lines:
+                    if not (0 <= fixed < float("inf") and 0 <= slope < float("inf")):
+                        where = f"cost of op {row.op} on {row.device_type}, {name}"
+                        raise InvalidInput(f"is {fixed} + {slope} n, must be finite and not negative", where=where)
+
+    @cached_property
+    def by_op(self) -> dict[tuple[str, str], OpCost]:
+        """Rows by (operator, device type)."""
+        return {(row.op, row.device_type): row for row in self.rows}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON of this table."""
+        return fingerprint(self)
+
+    def check_for(self, graph: Graph, device_types: set[str]) -> None:
+        """Check that the table covers this graph on these device types.
+
+        Raises:
+            InvalidInput: made for another graph, or a row is missing (the first is named).
+        """
+        if self.graph_fingerprint != graph.fingerprint:
+            raise InvalidInput(
+                f"the cost table was made for graph {self.graph_fingerprint[:12]}, "
+                f"this graph '{graph.name}' is {graph.fingerprint[:12]}",
+                remedy="Estimate or profile the costs of this graph.",
+            )
+        for kind in sorted(device_types):
+            for op in graph.ops:
+                if (op.name, kind) not in self.by_op:
+                    raise InvalidInput(f"the cost table has no row for op '{op.name}' on device type '{kind}'")
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as a JSON document."""
+        write_document(path, "costs", self)
+
+    @staticmethod
+    def load(path: str | Path) -> "CostTable":
+        """Read a table written by `save`.
+
+        Raises:
+            InvalidInput: the file is not a valid cost table of this schema version.
+        """
+        return read_document(path, "costs", lambda body: from_body(CostTable, body, str(path)))

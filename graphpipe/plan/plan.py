@@ -1,0 +1,177 @@
+"""The plan: a directed acyclic graph of stages on devices, complete enough to simulate and to run."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from graphpipe.costs import Cluster, CostModel, CostTable
+from graphpipe.documents import fingerprint, from_body, read_document, write_document
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A convex set of operators on a set of devices."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    ops: tuple[str, ...]
+    devices: tuple[int, ...]
+    """Positions in the cluster's devices; more than one is data parallelism."""
+    micro_batch: int
+    """Samples of one micro-batch over all replicas; each replica takes micro_batch / degree of them."""
+    in_flight: int
+    """Samples whose forward may have run before their backward ends, over all replicas."""
+    burst: int = 1
+    """k of kFkB: micro-batches forwarded, then backwarded, in a row."""
+    memory_policy: Literal["keep"] = "keep"
+    backend: Literal["eager"] = "eager"
+
+    @property
+    def degree(self) -> int:
+        """The data-parallel degree."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEdge:
+    """`source` sends `bytes_per_sample` to `target`; both are positions in `Plan.stages`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    source: int
+    target: int
+    bytes_per_sample: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the simulator says of a plan."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    step_seconds: float
+    bubble_fraction: float
+    """Share of device time, over the devices in use, spent neither computing nor updating weights."""
+    peak_bytes: tuple[float, ...]
+    """One per device of the cluster; 0 for a device left unused."""
+
+
+# No slots: the derived look-ups below are cached properties.
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one mini-batch of a graph is computed by a cluster.
+
+    Holds the graph, cluster and costs it was made from, so that a plan file alone can be verified, simulated,
+    reported and run. `graphpipe.plan.verify.verify` says whether the stages are sound; construction does not.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    graph: Graph
+    cluster: Cluster
+    costs: CostTable
+    batch_size: int
+    stages: tuple[Stage, ...]
+    """In topological order."""
+    edges: tuple[StageEdge, ...]
+    schedule: str = "1f1b"
+    planner: str = "hand"
+    search_seconds: float = 0.0
+    prediction: Prediction | None = None
+
+    @cached_property
+    def cost_model(self) -> CostModel:
+        """The look-up of every cost of this plan."""
+        return CostModel(self.graph, self.costs, self.cluster)
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """Positions of the stages each stage receives from, ascending."""
+        return tuple(
+            tuple(sorted(edge.source for edge in self.edges if edge.target == stage))
+            for stage in range(len(self.stages))
+        )
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """Positions of the stages each stage sends to, ascending."""
+        return tuple(
+            tuple(sorted(edge.target for edge in self.edges if edge.source == stage))
+            for stage in range(len(self.stages))
+        )
+
+    @cached_property
+    def depth(self) -> int:
+        """Number of stages on the longest path of the stage graph."""
+        longest = [1] * len(self.stages)
+        for stage, before in enumerate(self.predecessors):
+            longest[stage] = 1 + max((longest[other] for other in before), default=0)
+        return max(longest)
+
+    @cached_property
+    def used_devices(self) -> tuple[int, ...]:
+        """Devices that host a stage, ascending."""
+        return tuple(sorted({device for stage in self.stages for device in stage.devices}))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what decides the run: stages, batch, schedule, graph and cluster (not predictions or timings)."""
+        return fingerprint(replace(self, prediction=None, search_seconds=0.0))
+
+    def micro_batches(self, stage: int) -> int:
+        """Return the number of micro-batches of a stage in one mini-batch."""
+        return self.batch_size // self.stages[stage].micro_batch
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as a JSON document, with the hashes of graph and cluster inside."""
+        write_document(path, "plan", PlanFile.of(self))
+
+    @staticmethod
+    def load(path: str | Path) -> "Plan":
+        """Read a plan written by `save`, and verify it.
+
+        Raises:
+            InvalidInput: not a plan file of this schema version, a hash does not match, or an unsound plan.
+        """
+        from graphpipe.plan.verify import verify
+
+        plan = read_document(path, "plan", lambda body: _read(body, str(path)))
+        verify(plan)
+        return plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """The form of a plan on disk: the plan and the hashes that a later change of its parts would break."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    graph_sha256: str
+    cluster_sha256: str
+    plan: Plan
+
+    @staticmethod
+    def of(plan: Plan) -> "PlanFile":
+        """Return the file form of a plan."""
+        return PlanFile(graph_sha256=plan.graph.fingerprint, cluster_sha256=plan.cluster.fingerprint, plan=plan)
+
+
+def _read(body: dict[str, Any], where: str) -> Plan:
+    file = from_body(PlanFile, body, where)
+    for field, written, found in (
+        ("graph", file.graph_sha256, file.plan.graph.fingerprint),
+        ("cluster", file.cluster_sha256, file.plan.cluster.fingerprint),
+    ):
+        if written != found:
+            raise InvalidInput(
+                f"the {field} in the file has hash {found[:12]}, the file says {written[:12]}",
+                where=where,
+                remedy="The file was changed by hand: plan again, or build the plan in Python and save it.",
+            )
+    return file.plan

@@ -1,0 +1,16 @@
+"""In what order: tasks, schedules, their verifier and lowering, and one file per scheduler."""
+
+from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Transfer
+from graphpipe.schedule.schedule import Schedule, Task
+
+__all__ = [
+    "Action",
+    "Compute",
+    "LoweredSchedule",
+    "Receive",
+    "Reduce",
+    "Schedule",
+    "Send",
+    "Task",
+    "Transfer",
+]

@@ -1,0 +1,71 @@
+"""The schedule: which task each device does in which order, and its text form."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from graphpipe.errors import InvalidInput
+
+Kind = Literal["F", "B", "I", "W"]
+_TASK = re.compile(r"^([FBIW])(\d+)\.(\d+)$")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Task:
+    """Forward, backward, or the input- and weight-gradient halves of a backward, of one micro-batch at one stage."""
+
+    kind: Kind
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        """Return the text form, such as `F2.5`: the forward of micro-batch 5 at stage 2."""
+        return f"{self.kind}{self.stage}.{self.micro_batch}"
+
+    @staticmethod
+    def parse(text: str) -> "Task":
+        """Return the task of a text form.
+
+        Raises:
+            InvalidInput: not of the form `F2.5`.
+        """
+        match = _TASK.match(text)
+        if match is None:
+            raise InvalidInput(
+                f"'{text}' is not a task", remedy="A task reads F2.5: kind F, B, I or W, stage, micro-batch."
+            )
+        return Task(match[1], int(match[2]), int(match[3]))  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """An ordered list of tasks per device; replicas of a stage have the same tasks of it."""
+
+    name: str
+    devices: tuple[tuple[Task, ...], ...]
+
+    def __str__(self) -> str:
+        """Return the text form: a line with the name, then a line of tasks per device."""
+        lines = [f"schedule {self.name}"]
+        lines += [" ".join([f"{number}:", *map(str, tasks)]) for number, tasks in enumerate(self.devices)]
+        return "\n".join(lines) + "\n"
+
+    @staticmethod
+    def parse(text: str) -> "Schedule":
+        """Return the schedule of a text form; `parse(str(schedule)) == schedule`.
+
+        Raises:
+            InvalidInput: a malformed line, named by its number.
+        """
+        lines = text.splitlines()
+        if not lines or not lines[0].startswith("schedule "):
+            raise InvalidInput("does not begin with 'schedule NAME'", where="schedule text, line 1")
+        devices: list[tuple[Task, ...]] = []
+        for number, line in enumerate(lines[1:], start=2):
+            head, *tasks = line.split()
+            if head != f"{len(devices)}:":
+                raise InvalidInput(
+                    f"begins with '{head}', expected '{len(devices)}:'", where=f"schedule text, line {number}"
+                )
+            devices.append(tuple(Task.parse(task) for task in tasks))
+        return Schedule(name=lines[0].removeprefix("schedule ").strip(), devices=tuple(devices))

@@ -1,0 +1,99 @@
+"""The trace: what every device did when, predicted or measured."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from graphpipe.documents import from_body, read_document, write_document
+
+SpanKind = Literal["F", "B", "I", "W", "send", "receive", "reduce", "optimizer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One thing one device did. Seconds count from the start of the step."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    device: int
+    kind: SpanKind
+    stage: int
+    micro_batch: int
+    """-1 for what concerns the whole mini-batch (reduce, optimizer)."""
+    start_seconds: float
+    end_seconds: float
+    peer: int = -1
+    """The other device of a transfer."""
+    bytes: float = 0.0
+    """Bytes of a transfer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySample:
+    """Bytes held by a device from this moment on."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    device: int
+    seconds: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One step of training as it was predicted, emulated or measured."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    source: Literal["simulated", "emulated", "measured"]
+    plan_fingerprint: str
+    batch_size: int
+    device_names: tuple[str, ...]
+    used_devices: tuple[int, ...]
+    step_seconds: float
+    spans: tuple[Span, ...]
+    """By device, then start."""
+    memory: tuple[MemorySample, ...] = ()
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput."""
+        return self.batch_size / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def busy_seconds(self) -> dict[int, float]:
+        """Seconds each device spent computing (tasks and optimizer, not transfers or reductions)."""
+        busy = dict.fromkeys(self.used_devices, 0.0)
+        for span in self.spans:
+            if span.kind in ("F", "B", "I", "W", "optimizer"):
+                busy[span.device] += span.end_seconds - span.start_seconds
+        return busy
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of device time, over the devices in use, that is not `busy_seconds`."""
+        total = self.step_seconds * len(self.used_devices)
+        return 1.0 - sum(self.busy_seconds.values()) / total if total else 0.0
+
+    @property
+    def peak_bytes(self) -> tuple[float, ...]:
+        """Largest memory of each device of the cluster; 0 where none was recorded."""
+        peak = [0.0] * len(self.device_names)
+        for sample in self.memory:
+            peak[sample.device] = max(peak[sample.device], sample.bytes)
+        return tuple(peak)
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as a JSON document."""
+        write_document(path, "trace", self)
+
+    @staticmethod
+    def load(path: str | Path) -> "Trace":
+        """Read a trace written by `save`.
+
+        Raises:
+            InvalidInput: the file is not a valid trace of this schema version.
+        """
+        return read_document(path, "trace", lambda body: from_body(Trace, body, str(path)))

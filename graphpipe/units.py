@@ -1,0 +1,84 @@
+"""Seconds, bytes and rates: parsed from what people write, printed as people read them."""
+
+import re
+
+from graphpipe.errors import InvalidInput
+
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_NUMBER = re.compile(r"^\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
+
+
+def _split(text: str, field: str) -> tuple[float, str]:
+    match = _NUMBER.match(text)
+    if match is None:
+        raise InvalidInput(f"'{text}' is not a number with a unit", where=field)
+    try:
+        return float(match[1]), match[2]
+    except ValueError as error:
+        raise InvalidInput(f"'{text}' is not a number with a unit", where=field) from error
+
+
+def parse_bytes(text: str | float, field: str = "bytes") -> float:
+    """Return bytes from `16 GB`, `16GiB` or a plain number of bytes.
+
+    Raises:
+        InvalidInput: not a number, or a unit that is not bytes.
+    """
+    if not isinstance(text, str):
+        return float(text)
+    number, unit = _split(text, field)
+    prefix = unit.lower().removesuffix("b")
+    scale = _PREFIXES.get(prefix) or _BINARY.get(prefix)
+    if scale is None:
+        raise InvalidInput(f"'{unit}' is not a unit of bytes", where=field, remedy="Write 16 GB or 16 GiB.")
+    return number * scale
+
+
+def parse_rate(text: str | float, field: str = "rate") -> float:
+    """Return bytes per second from `25 GB/s`, `100 Gb/s` (bits) or a plain number; or FLOP/s from `15 TFLOP/s`.
+
+    Raises:
+        InvalidInput: not a number, or a unit that is no rate.
+    """
+    if not isinstance(text, str):
+        return float(text)
+    number, unit = _split(text, field)
+    amount = unit.removesuffix("/s")
+    if amount.upper().endswith(("FLOP", "FLOPS")):
+        prefix = amount.upper().removesuffix("S").removesuffix("FLOP").lower()
+        return number * _PREFIXES.get(prefix, 1.0)
+    bits = amount.endswith("b") and not amount.endswith("B")
+    return parse_bytes(f"{number!r} {amount}", field) / (8.0 if bits else 1.0)
+
+
+def parse_seconds(text: str | float, field: str = "seconds") -> float:
+    """Return seconds from `5 us`, `1.5ms` or a plain number of seconds.
+
+    Raises:
+        InvalidInput: not a number, or a unit that is not a time.
+    """
+    if not isinstance(text, str):
+        return float(text)
+    number, unit = _split(text, field)
+    if unit and unit not in _SECONDS:
+        raise InvalidInput(f"'{unit}' is not a unit of time", where=field, remedy="Write 5 us, 1.5 ms or 2 s.")
+    return number * _SECONDS.get(unit, 1.0)
+
+
+def format_bytes(count: float) -> str:
+    """Return `count` bytes with three significant digits: 1536 -> '1.50 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:,.3g} TiB" if abs(count) < 1000 else f"{count:,.0f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return `seconds` with three significant digits: 0.00152 -> '1.52 ms'."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}" if abs(seconds) < 1000 else f"{seconds:.0f} s"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
