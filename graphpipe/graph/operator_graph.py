@@ -73,6 +73,35 @@ class Edge:
     bytes_per_sample: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One tensor the model takes; its first dimension is samples."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    sample_shape: tuple[int, ...]
+    """Shape without the first dimension."""
+    dtype: str
+    """As torch prints it, without `torch.`: float32, int64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """How a graph was captured from a module, so that every rank can capture it again."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    method: str
+    """`export` (torch.export) or `declared` (one operator per submodule of a DagModule)."""
+    split: tuple[str, ...] = ()
+    """Submodules whose own operators were split out."""
+    opaque: tuple[str, ...] = ()
+    """Submodules kept whole against the default granularity."""
+    whole_batch: tuple[str, ...] = ()
+    """Submodules or operators that need the whole mini-batch."""
+
+
 # No slots: the derived look-ups below are cached properties.
 @dataclass(frozen=True, kw_only=True)
 class Graph:
@@ -88,6 +117,10 @@ class Graph:
     name: str
     ops: tuple[Op, ...]
     edges: tuple[Edge, ...]
+    inputs: tuple[Input, ...] = ()
+    """What the model takes; empty for an imported graph."""
+    origin: Origin | None = None
+    """None for a graph that no module stands behind (imported, or written by hand)."""
 
     def __post_init__(self) -> None:
         _check(self)
