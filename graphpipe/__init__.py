@@ -1,0 +1,67 @@
+"""GraphPipe plans and runs pipeline-parallel training of PyTorch models whose stages form a graph."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from graphpipe.api import estimate, hand_plan, plan, simulate
+from graphpipe.costs import Cluster, CostTable
+from graphpipe.errors import (
+    CheckpointCorrupt,
+    GraphPipeError,
+    Infeasible,
+    InvalidInput,
+    NonFiniteLoss,
+    PeerLost,
+    PeerStalled,
+)
+from graphpipe.graph import Graph
+from graphpipe.plan.hand import HandStage
+from graphpipe.plan.plan import Plan
+from graphpipe.schedule import Schedule
+from graphpipe.trace import Trace
+
+if TYPE_CHECKING:
+    from graphpipe.model import DagModule, capture
+    from graphpipe.model.profile import profile
+    from graphpipe.run import Pipeline
+
+# What needs torch is imported when it is first used: planning alone starts in a fraction of a second.
+_WITH_TORCH = {
+    "DagModule": "graphpipe.model",
+    "Pipeline": "graphpipe.run",
+    "capture": "graphpipe.model",
+    "profile": "graphpipe.model.profile",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_TORCH:
+        return getattr(import_module(_WITH_TORCH[name]), name)
+    raise AttributeError(f"module 'graphpipe' has no attribute '{name}'")
+
+
+__version__ = "0.1.0"
+__all__ = [
+    "CheckpointCorrupt",
+    "Cluster",
+    "CostTable",
+    "DagModule",
+    "Graph",
+    "GraphPipeError",
+    "HandStage",
+    "Infeasible",
+    "InvalidInput",
+    "NonFiniteLoss",
+    "PeerLost",
+    "PeerStalled",
+    "Pipeline",
+    "Plan",
+    "Schedule",
+    "Trace",
+    "capture",
+    "estimate",
+    "hand_plan",
+    "plan",
+    "profile",
+    "simulate",
+]

@@ -49,6 +49,19 @@ class CostModel:
         return {}
 
     @cached_property
+    def _reads(self) -> dict[str, list[tuple[str, float]]]:
+        """(operator, bytes per sample) that each operator reads."""
+        found: dict[str, list[tuple[str, float]]] = {op.name: [] for op in self.graph.ops}
+        for edge in self.graph.edges:
+            found[edge.target].append((edge.source, edge.bytes_per_sample))
+        return found
+
+    @cached_property
+    def _state_bytes(self) -> Array:
+        frozen = self.parameter_bytes - self.trainable_bytes
+        return self.trainable_bytes * self.table.state_bytes_per_parameter_byte + frozen
+
+    @cached_property
     def parameter_bytes(self) -> Array:
         """Parameter bytes of each operator, in order of `graph.ops`."""
         return np.array([op.parameter_bytes for op in self.graph.ops])
@@ -111,30 +124,20 @@ class CostModel:
 
     def state_bytes(self, ops: Iterable[str]) -> float:
         """Return bytes of parameters, gradients and optimizer state, which every replica holds whole."""
-        at = self.positions(ops)
-        trainable, all_bytes = float(self.trainable_bytes[at].sum()), float(self.parameter_bytes[at].sum())
-        return trainable * self.table.state_bytes_per_parameter_byte + (all_bytes - trainable)
+        return float(self._state_bytes[self.positions(ops)].sum())
 
     def activation_bytes(self, ops: Iterable[str]) -> float:
         """Return the bytes that one sample in flight keeps at a stage of these operators.
 
         What the operators save for the backward pass, plus the tensors received from other stages.
         """
-        inside = set(ops)
+        inside = dict.fromkeys(ops)  # in order: a sum of floats depends on it
         received: dict[str, float] = {}
-        for edge in self.graph.edges:
-            if edge.target in inside and edge.source not in inside:
-                received[edge.source] = max(received.get(edge.source, 0.0), edge.bytes_per_sample)
+        for name in inside:
+            for source, count in self._reads[name]:
+                if source not in inside:
+                    received[source] = max(received.get(source, 0.0), count)
         return float(self.saved_bytes[self.positions(inside)].sum()) + sum(received.values())
-
-    def crossing_bytes(self, source_ops: Iterable[str], target_ops: Iterable[str]) -> float:
-        """Return bytes per sample from one set of operators to another; an output read twice is sent once."""
-        sources, targets = set(source_ops), set(target_ops)
-        sent: dict[str, float] = {}
-        for edge in self.graph.edges:
-            if edge.source in sources and edge.target in targets:
-                sent[edge.source] = max(sent.get(edge.source, 0.0), edge.bytes_per_sample)
-        return sum(sent.values())
 
 
 def _evaluate(curves: list[Curve], samples: float) -> Array:

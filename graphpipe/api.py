@@ -1,0 +1,100 @@
+"""The public functions that join rooms: estimate, plan, simulate."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from graphpipe.costs import Cluster, CostTable
+from graphpipe.costs.analytic import estimate
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Problem
+from graphpipe.plan.plan import Plan
+from graphpipe.plan.registry import planner as planner_named
+from graphpipe.plan.verify import verify
+from graphpipe.schedule import schedule
+from graphpipe.schedule.verify import verify as verify_schedule
+from graphpipe.simulate import predict, simulate, step_seconds
+
+__all__ = ["estimate", "hand_plan", "plan", "simulate"]
+
+
+def plan(
+    graph: Graph,
+    costs: CostTable,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    planner: str = "graphpipe",
+    micro_batch: int | None = None,
+    mixed_micro_batches: bool = False,
+) -> Plan:
+    """Return the best plan a planner finds, verified, scheduled and predicted.
+
+    Args:
+        graph: of the model.
+        costs: of the graph on the cluster's device types, from `estimate` or `profile`.
+        cluster: devices and links.
+        batch_size: samples of a mini-batch.
+        planner: `graphpipe`, or `spp` for a sequential pipeline.
+        micro_batch: only this micro-batch size; None sweeps.
+        mixed_micro_batches: let every stage have its own micro-batch size (kFkB schedule).
+
+    Raises:
+        Infeasible: no plan fits in memory; names the stage of the nearest miss and the bytes it lacks.
+        InvalidInput: an unknown planner, a batch or micro-batch out of range, costs of another graph.
+    """
+    problem = _problem(graph, costs, cluster, batch_size)
+    if micro_batch is not None and (micro_batch < 1 or batch_size % micro_batch):
+        raise InvalidInput(
+            f"micro-batch {micro_batch} does not divide batch {batch_size}",
+            where="micro_batch",
+            remedy=f"Choose a divisor of {batch_size}.",
+        )
+    find = planner_named(planner)
+    options = Options(evaluate=step_seconds, micro_batch=micro_batch, mixed_micro_batches=mixed_micro_batches)
+    start = time.perf_counter()
+    found = find(problem, options)
+    return _checked(replace(found, search_seconds=time.perf_counter() - start))
+
+
+def hand_plan(
+    graph: Graph,
+    costs: CostTable,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    stages: Sequence[HandStage],
+    schedule: str = "1f1b",
+) -> Plan:
+    """Return the plan of stages written by hand, verified, scheduled and predicted.
+
+    Args:
+        graph: of the model.
+        costs: of the graph on the cluster's device types.
+        cluster: devices and links.
+        batch_size: samples of a mini-batch.
+        stages: operators (with `*` patterns), devices and micro-batch of each.
+        schedule: `1f1b`, `gpipe` or `kfkb`.
+
+    Raises:
+        InvalidInput: a constraint is violated.
+        Infeasible: a stage does not fit in memory.
+    """
+    problem = _problem(graph, costs, cluster, batch_size)
+    return _checked(plan_by_hand(problem, HandPlan(stages=tuple(stages), schedule=schedule)))
+
+
+def _problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int) -> Problem:
+    if batch_size < 1:
+        raise InvalidInput(f"is {batch_size}, must be at least 1", where="batch_size")
+    costs.check_for(graph, {device.type for device in cluster.devices})
+    return Problem(graph, costs, cluster, batch_size)
+
+
+def _checked(found: Plan) -> Plan:
+    verify(found)
+    verify_schedule(found, schedule(found))
+    return replace(found, prediction=predict(found))

@@ -1,0 +1,80 @@
+"""Closed forms over a finished plan: bottleneck, step time, and memory per device."""
+
+from graphpipe.plan.plan import Plan
+
+
+def seconds_per_sample(plan: Plan, stage: int) -> float:
+    """Return TPS of a stage (GraphPipe, section 3): seconds of its slowest replica per sample of the mini-batch.
+
+    Forward and backward of one micro-batch, its transfers where they do not overlap computation (the longest one
+    where they do), and the gradient all-reduce and optimizer step spread over the mini-batch.
+    """
+    costs, here = plan.cost_model, plan.stages[stage]
+    samples = here.micro_batch / here.degree
+    tasks = [costs.task_seconds(here.ops, device, samples) for device in here.devices]
+    compute = max(task.forward + task.backward for task in tasks)
+    transfers = _transfer_seconds(plan, stage)
+    busy = max(compute, *transfers) if plan.cluster.overlap else compute + sum(transfers)
+    return busy / here.micro_batch + update_seconds(plan, stage) / plan.batch_size
+
+
+def update_seconds(plan: Plan, stage: int) -> float:
+    """Return the seconds, once per mini-batch, of a stage's gradient all-reduce and optimizer step."""
+    costs, here = plan.cost_model, plan.stages[stage]
+    gradients = float(costs.trainable_bytes[costs.positions(here.ops)].sum())
+    return costs.all_reduce_seconds(gradients, here.devices) + costs.optimizer_seconds(here.ops)
+
+
+def _transfer_seconds(plan: Plan, stage: int) -> list[float]:
+    """Seconds per micro-batch of one way over each edge of a stage; both ways where they cost compute time."""
+    here = plan.stages[stage]
+    found = [0.0]
+    for edge in plan.edges:
+        if stage in (edge.source, edge.target) and edge.bytes_per_sample:
+            other = plan.stages[edge.target if edge.source == stage else edge.source]
+            count = edge.bytes_per_sample * here.micro_batch / min(here.degree, other.degree)
+            way = max(plan.cost_model.transfer_seconds(count, here.devices[0], device) for device in other.devices)
+            found.append(way if plan.cluster.overlap else 2 * way)
+    return found
+
+
+def bottleneck_seconds(plan: Plan) -> float:
+    """Return the largest seconds per sample over devices: the published objective."""
+    load: dict[int, float] = {}
+    for position, stage in enumerate(plan.stages):
+        for device in stage.devices:
+            load[device] = load.get(device, 0.0) + seconds_per_sample(plan, position)
+    return max(load.values())
+
+
+def estimated_step_seconds(plan: Plan) -> float:
+    """Return the step time in closed form: steady state at the bottleneck, plus filling and draining.
+
+    T = B TPS_max + max over stage paths of the sum of b TPS; it matches the authors' published dumps. A stage that
+    takes the mini-batch whole never is in steady state: it counts on its path only.
+    """
+    rates = [seconds_per_sample(plan, stage) for stage in range(len(plan.stages))]
+    longest = [0.0] * len(plan.stages)
+    for stage, before in enumerate(plan.predecessors):
+        own = plan.stages[stage].micro_batch * rates[stage]
+        longest[stage] = own + max((longest[other] for other in before), default=0.0)
+    steady: dict[int, float] = {}
+    for stage, rate in zip(plan.stages, rates, strict=True):
+        for device in stage.devices:
+            if stage.micro_batch < plan.batch_size:
+                steady[device] = steady.get(device, 0.0) + rate
+    return plan.batch_size * max(steady.values(), default=0.0) + max(longest)
+
+
+def memory_shortfall(plan: Plan) -> tuple[float, str]:
+    """Return how many bytes the fullest device lacks (negative: has to spare), and the stage that needs most there."""
+    needs: dict[int, list[tuple[float, str]]] = {}
+    costs = plan.cost_model
+    for stage in plan.stages:
+        saved = costs.activation_bytes(stage.ops) * stage.in_flight / stage.degree
+        for device in stage.devices:
+            needs.setdefault(device, []).append((costs.state_bytes(stage.ops) + saved, stage.name))
+    kinds = {device: plan.cluster.types[plan.cluster.devices[device].type] for device in needs}
+    short = {device: sum(need for need, _ in items) - kinds[device].memory_bytes for device, items in needs.items()}
+    worst = max(short, key=lambda device: short[device])
+    return short[worst], max(needs[worst])[1]

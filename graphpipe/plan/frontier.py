@@ -1,0 +1,316 @@
+"""The partition dynamic programme: which prefixes of a graph fit on how many devices, for many targets at once.
+
+GraphPipe (section 5, Algorithm 1) asks, for one target time t: can this subgraph run on d devices so that every stage
+takes at most t? It recurses over the series-parallel structure with the cases *base* (the subgraph is one stage),
+*series* and *parallel* (split the devices between two subgraphs). Here the same three cases are walked from the
+sources to the sinks, with one array instead of one memo entry per device count:
+
+    load[m, k] = the smallest load of the *open* stage, the one that the next operator may still join, when the
+                 stages before it are closed on at most m devices and the open stage will run on 2^k devices
+
+    series     an operator joins the open stage (load grows), or the open stage closes (it must fit; m grows by
+               2^k) and the operator opens a new one.
+    parallel   the stage before the fork closes; every branch starts stages of its own; at the join, the open
+               stages of all branches become one stage, to which the join and what follows it may be added: device
+               counts are split by a min-plus convolution over m. A branch may also close its last stage first.
+    base       the open stage takes a whole parallel block.
+
+So the join shares a stage with the tails of any of its branches, and small branches ride along whole, which the
+published recursion, whose stages are themselves series-parallel subgraphs, cannot express. Loads are fractions of
+what a stage may have, one row for time and (where memory is tight) one for memory; a stage fits when neither exceeds 1.
+All arrays have the shape [rows, settings, targets, devices + 1, degrees], so one walk answers every setting and target.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpipe.graph.series_parallel import Leaf, Parallel, Series
+
+Array = NDArray[np.float64]
+Shares = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+Float = np.float32
+"""Loads are shares of a limit: seven digits are plenty, and half the memory traffic."""
+_SLACK = Float(1 + 1e-5)
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Loads of operators and of cuts, for every setting (micro-batch, least degree) and target."""
+
+    index: dict[str, int]
+    """Position of each operator below."""
+    seconds: Array
+    """[operators, settings, degrees]: stage time one operator adds per micro-batch; infinite where not allowed."""
+    targets: Array
+    """[settings, targets]: seconds a stage may take per micro-batch."""
+    memory: Array | None
+    """[operators, settings, degrees]: share of a device's memory one operator adds; None to leave memory out."""
+    classes: tuple[int, ...]
+    """Equal numbers for operators of equal loads."""
+    cut_seconds_per_byte: Array
+    """[settings, degrees]: seconds per micro-batch to send one byte per sample out of a stage."""
+    overlap: bool
+    """True: a cut only needs to fit by itself; False: its time adds to the stages on both sides."""
+
+    @property
+    def rows(self) -> int:
+        """1 for time alone, 2 for time and memory."""
+        return 1 if self.memory is None else 2
+
+    def of(self, op: str) -> Shares:
+        """Return the load of an operator, of shape [rows, settings, targets, 1, degrees]."""
+        time = self.seconds[self.index[op]][:, None, :] / self.targets[..., None]
+        if self.memory is None:
+            return time[None, :, :, None, :].astype(Float)
+        memory = np.broadcast_to(self.memory[self.index[op]][:, None, :], time.shape)
+        return np.stack((time, memory))[:, :, :, None, :].astype(Float)
+
+    def of_cut(self, count: float) -> Shares:
+        """Return the time fraction of sending `count` bytes per sample, of shape [settings, targets, 1, degrees]."""
+        share = self.cut_seconds_per_byte[:, None, :] * count / self.targets[..., None]
+        return share[:, :, None, :].astype(Float)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What stood before one part of a series (or its end), kept to find the way back."""
+
+    before: Shares
+    fits: Mask
+    """[settings, targets, devices + 1, degrees]: the open stage can close here."""
+    closed: Mask
+    """[settings, targets, devices + 1]: all before fits on m devices."""
+    riding: Shares | None = None
+    """Parallel: the loads with the whole block in the open stage."""
+    branches: tuple["_Walk", ...] = ()
+    merged: tuple[Shares, ...] = ()
+    """Parallel: the loads after merging 0, 1, ... branches."""
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A walk over a series; equal series share it, so it names no operators."""
+
+    steps: list[_Step]
+    after: Shares
+    """Loads at the end; 0 where the last stage can close there."""
+
+    @property
+    def closed(self) -> Mask:
+        """Rows whose last stage can close at the end."""
+        return self.steps[-1].closed
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedStage:
+    """A stage of a found partition."""
+
+    ops: tuple[str, ...]
+    degree: int
+
+
+class Frontier:
+    """One dynamic programme over a decomposed graph."""
+
+    def __init__(self, tree: Series, loads: Loads, cuts: dict[int, tuple[float, ...]], devices: int) -> None:
+        """Prepare.
+
+        Args:
+            tree: the decomposed graph.
+            loads: of its operators.
+            cuts: for every series of the tree, by `id`: bytes per sample over the boundary before each part and
+                after the last.
+            devices: how many there are.
+        """
+        self._tree = tree
+        self._loads = loads
+        self._cuts = cuts
+        settings, targets = loads.targets.shape
+        self._degrees = [2**k for k in range(loads.seconds.shape[-1])]
+        self._shape = (loads.rows, settings, targets, devices + 1, len(self._degrees))
+        self._known: dict[object, _Walk] = {}
+
+    def feasible(self) -> Mask:
+        """Return, of shape [settings, targets], whether the graph fits on all devices."""
+        return self._walk(self._tree).closed[..., -1]
+
+    def partition(self, setting: int, target: int) -> list[ClosedStage]:
+        """Return the stages, in topological order, for one setting and one target (positions) that is feasible."""
+        walk = self._walk(self._tree)
+        back = _WayBack(self._degrees, setting, target)
+        stages, tail = back.end(self._tree, walk, self._shape[3] - 1, 0)
+        assert not tail, "the last stage is closed"
+        return stages
+
+    # The walk forward.
+
+    def _walk(self, series: Series) -> _Walk:
+        """Walk a series from its own start; equal series are walked once."""
+        signature = self._signature(series)
+        if signature not in self._known:
+            self._known[signature] = self._walked(series)
+        return self._known[signature]
+
+    def _walked(self, series: Series) -> _Walk:
+        cuts = self._cuts[id(series)]
+        load = np.zeros(self._shape, Float)
+        steps: list[_Step] = []
+        for part, cut in zip(series.parts, cuts, strict=False):
+            step = self._step(load, cut)
+            if isinstance(part, Leaf):
+                # Series case: the operator joins the open stage, or opens a new one where the open stage can close.
+                load = self._opened(load, step.closed, cut) + self._loads.of(part.op)
+            else:
+                load = self._parallel(part, step)
+            steps.append(step)
+        end = self._step(load, cuts[-1])
+        return _Walk([*steps, end], self._opened(load, end.closed, 0.0))
+
+    def _parallel(self, part: Parallel, step: _Step) -> Shares:
+        # Base case: the whole block joins the open stage.
+        riding = step.before
+        for op in part.ops:
+            riding = riding + self._loads.of(op)
+        # Parallel case: the stage before the fork closes; the devices are split between the branches.
+        merged = np.broadcast_to(np.where(step.closed[None, ..., None], Float(0), Float(np.inf)), self._shape)
+        step.branches = tuple(self._walk(branch) for branch in part.branches)
+        all_merged = [merged]
+        for walk in step.branches:
+            merged = self._convolve(merged, walk.after)
+            all_merged.append(merged)
+        step.riding, step.merged = riding, tuple(all_merged)
+        return np.where(_worst(riding) <= _worst(merged), riding, merged)
+
+    def _signature(self, series: Series) -> object:
+        parts = tuple(
+            self._loads.classes[self._loads.index[part.op]]
+            if isinstance(part, Leaf)
+            else tuple(self._signature(branch) for branch in part.branches)
+            for part in series.parts
+        )
+        return (parts, self._cuts[id(series)])
+
+    def _step(self, load: Shares, cut: float) -> _Step:
+        crossing = self._loads.of_cut(cut)
+        if self._loads.overlap:
+            fits = (_worst(load) <= _SLACK) & (crossing <= _SLACK)
+        else:
+            fits = (_worst(load) <= _SLACK) & (load[0] + crossing <= _SLACK)
+        # A stage that nothing has joined yet is closed already.
+        closed = (_worst(load) == 0.0).any(-1)
+        for k, degree in enumerate(self._degrees):
+            closed[..., degree:] |= fits[..., :-degree, k]
+        return _Step(load, fits, np.logical_or.accumulate(closed, axis=-1))
+
+    def _opened(self, load: Shares, closed: Mask, cut: float) -> Shares:
+        """Return the loads with an empty stage open wherever the open stage could close."""
+        if not cut or self._loads.overlap:
+            return np.where(closed[None, ..., None], Float(0), load)
+        arriving = np.zeros((self._shape[0], *self._loads.of_cut(cut).shape), Float)
+        arriving[0] = self._loads.of_cut(cut)
+        return np.where(closed[None, ..., None], arriving, load)
+
+    def _convolve(self, left: Shares, right: Shares) -> Shares:
+        """Return the smallest sum of loads over every split of m devices between the two sides."""
+        best = np.full(self._shape, np.inf, Float)
+        # From the first count at which the right side has nothing left open, more devices are wasted on it.
+        nothing_open = (_worst(right) == 0.0).all(axis=(0, 1, 3))
+        last = int(nothing_open.argmax()) if nothing_open.any() else self._shape[3] - 1
+        for count in range(last + 1):
+            total = left[..., : self._shape[3] - count, :] + right[..., count : count + 1, :]
+            kept = best[..., count:, :]
+            if self._shape[0] == 1:
+                np.minimum(kept, total, out=kept)
+            else:
+                np.copyto(kept, total, where=_worst(total) < _worst(kept))
+        return best
+
+
+@dataclass(frozen=True, slots=True)
+class _WayBack:
+    """Reads the stages out of a walk, for one setting and one target."""
+
+    degrees: list[int]
+    setting: int
+    target: int
+
+    def end(self, series: Series, walk: _Walk, devices: int, k: int) -> tuple[list[ClosedStage], tuple[str, ...]]:
+        """Return the stages of a series on `devices`, and the operators of the stage left open at its end."""
+        if not walk.closed[self.setting, self.target, devices]:
+            return self._inside(series, walk, devices, k)
+        devices, k = self._chosen(walk.steps[-1], devices)
+        stages, tail = self._inside(series, walk, devices, k)
+        return ([*stages, ClosedStage(tail, self.degrees[k])] if tail else stages), ()
+
+    def _inside(self, series: Series, walk: _Walk, devices: int, k: int) -> tuple[list[ClosedStage], tuple[str, ...]]:
+        """Return the closed stages and the open stage's operators behind row [devices, k] at a series' end."""
+        stages: list[ClosedStage] = []  # from the back
+        current: list[str] = []  # operators, from the back, of the stage being collected
+        tail: tuple[str, ...] | None = None
+        for part, step in zip(reversed(series.parts), reversed(walk.steps[:-1]), strict=True):
+            inner: list[ClosedStage] = []
+            if isinstance(part, Leaf):
+                current.append(part.op)
+                if not step.closed[self.setting, self.target, devices]:
+                    continue
+            elif self._rides(step, devices, k):
+                current.extend(reversed(part.ops))
+                continue
+            else:
+                inner, tails, devices = self._split(part, step, devices, k)
+                current.extend(reversed(tails))
+            ops, current = tuple(reversed(current)), []
+            if tail is None:
+                tail = ops
+            elif ops:
+                stages.append(ClosedStage(ops, self.degrees[k]))
+            stages.extend(reversed(inner))
+            devices, k = self._chosen(step, devices)
+        # A block that rides along from the very start leaves its stage without an opening operator.
+        first = tuple(reversed(current))
+        if tail is None:
+            return stages[::-1], first
+        if first:
+            stages.append(ClosedStage(first, self.degrees[k]))
+        return stages[::-1], tail
+
+    def _rides(self, step: _Step, devices: int, k: int) -> bool:
+        assert step.riding is not None
+        riding, merged = (
+            load[:, self.setting, self.target, devices, k].max() for load in (step.riding, step.merged[-1])
+        )
+        return bool(riding <= merged)
+
+    def _split(self, part: Parallel, step: _Step, devices: int, k: int) -> tuple[list[ClosedStage], list[str], int]:
+        """Return the closed stages of all branches, the operators left open, and the devices left upstream."""
+        stages: list[ClosedStage] = []
+        tails: list[str] = []
+        at = (slice(None), self.setting, self.target)
+        for branch, walk, before in zip(
+            reversed(part.branches), reversed(step.branches), reversed(step.merged[:-1]), strict=True
+        ):
+            totals = before[at][:, devices::-1, k] + walk.after[at][:, : devices + 1, k]
+            count = int(totals.max(axis=0).argmin())
+            closed, tail = self.end(branch, walk, count, k)
+            stages[:0] = closed
+            tails[:0] = tail
+            devices -= count
+        return stages, tails, devices
+
+    def _chosen(self, step: _Step, devices: int) -> tuple[int, int]:
+        """Return the row [devices, k] that closes before this step: an empty one, else the fullest (fewest stages)."""
+        load = step.before[:, self.setting, self.target, : devices + 1].max(axis=0)
+        rows = np.arange(devices + 1)[:, None]
+        empty = load == 0.0
+        fits = step.fits[self.setting, self.target, : devices + 1] & (rows + np.array(self.degrees) <= devices)
+        choice = empty if empty.any() else fits
+        assert choice.any(), "a closed cut has a stage that closes there"
+        row, k = np.unravel_index(int(np.where(choice, load, -1.0).argmax()), load.shape)
+        return int(row), int(k)
+
+
+def _worst(load: Shares) -> Shares:
+    return load[0] if load.shape[0] == 1 else load.max(axis=0)

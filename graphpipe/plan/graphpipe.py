@@ -1,0 +1,36 @@
+"""`graphpipe`: the graph planner (Jeon et al., GraphPipe, ASPLOS 2025, sections 5 and 6)."""
+
+from graphpipe.errors import Infeasible
+from graphpipe.plan.mixed import with_mixed_micro_batches
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Problem
+from graphpipe.plan.plan import Plan
+from graphpipe.plan.search import search
+
+
+def plan_graphpipe(problem: Problem, options: Options) -> Plan:
+    """Return the best graph pipeline found.
+
+    1. The graph is decomposed into series and parallel parts, and swept as it is, turned around, and with its
+       branches bundled into fewer and fewer groups, down to a chain.
+    2. For every form, micro-batch size and least data-parallel degree, the smallest feasible time per sample is
+       searched (Algorithm 1, lines 1-8) with the partition programme of `frontier` (lines 9-31).
+    3. The partitions found, and some with a relaxed bottleneck but fewer stages, get their samples in flight from
+       Algorithm 2 and are ranked by step time. The published planner ranks by the bottleneck alone and breaks ties by
+       memory; ranking by step time counts warm-up and drain too.
+    4. The chain planner's plan is one more candidate, so the result is never worse than a sequential pipeline.
+
+    Raises:
+        Infeasible: nothing fits in memory.
+    """
+    finalists: list[Plan] = []
+    misses: list[Infeasible] = []
+    for chain in (False, True):
+        try:
+            finalists.append(search(problem, options, planner="graphpipe", chain=chain)[0])
+        except Infeasible as miss:
+            misses.append(miss)
+    if not finalists:
+        raise misses[0]
+    best = min(finalists, key=options.evaluate)
+    return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best

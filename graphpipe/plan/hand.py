@@ -1,0 +1,135 @@
+"""Plans written by hand, in Python or as a short JSON file: stages, devices and micro-batches; the rest is derived."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from pydantic import ConfigDict
+
+from graphpipe.documents import from_body, read_document
+from graphpipe.errors import InvalidInput, nearest
+from graphpipe.graph import Graph
+from graphpipe.plan.partition import Part, Problem, assemble
+from graphpipe.plan.plan import Plan, Stage
+from graphpipe.plan.verify import verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandStage:
+    """One stage as a person writes it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    ops: tuple[str, ...]
+    """Operator names; `*` stands for anything, as in `image.*`."""
+    devices: tuple[int, ...]
+    micro_batch: int
+    name: str = ""
+    in_flight: int | None = None
+    """Samples in flight; None for what the schedule needs."""
+    burst: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandPlan:
+    """A file of stages: `{"graphpipe": "stages", "schema_version": 1, "schedule": "1f1b", "stages": [...]}`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    stages: tuple[HandStage, ...]
+    schedule: str = "1f1b"
+
+
+def load_hand_plan(path: str | Path) -> HandPlan:
+    """Read a file of stages.
+
+    Raises:
+        InvalidInput: unreadable, another kind or version of file, an unknown or missing field.
+    """
+    return read_document(path, "stages", lambda body: from_body(HandPlan, body, str(path)))
+
+
+def plan_by_hand(problem: Problem, hand: HandPlan) -> Plan:
+    """Return the verified plan of hand-written stages, in any order.
+
+    Raises:
+        InvalidInput: a pattern matches no operator, or the plan violates a constraint.
+        Infeasible: a stage does not fit in memory.
+    """
+    chosen = [(stage, _matching(problem.graph, stage)) for stage in hand.stages]
+    _check_cover(problem.graph, chosen)
+    chosen = _in_order(problem.graph, chosen)
+    parts = [Part(ops, max(1, len(stage.devices)), stage.micro_batch, stage.burst) for stage, ops in chosen]
+    _check_sizes(problem, chosen)
+    drawn = _assembled(problem, parts, hand.schedule)
+    stages = tuple(_written(drafted, stage) for drafted, (stage, _) in zip(drawn.stages, chosen, strict=True))
+    plan = replace(drawn, stages=stages)
+    verify(plan)
+    return plan
+
+
+def _assembled(problem: Problem, parts: Sequence[Part], schedule: str) -> Plan:
+    # Devices are the user's: one device lent to every part here keeps the placement out of it.
+    hosts = dict.fromkeys(range(1, len(parts)), 0)
+    lent = [Part(part.ops, 1, part.micro_batch, part.burst) for part in parts]
+    return assemble(problem, lent, planner="hand", schedule=schedule, hosts=hosts)
+
+
+def _written(drafted: Stage, stage: HandStage) -> Stage:
+    return replace(
+        drafted,
+        name=stage.name or drafted.name,
+        devices=stage.devices,
+        in_flight=drafted.in_flight if stage.in_flight is None else stage.in_flight,
+    )
+
+
+def _matching(graph: Graph, stage: HandStage) -> tuple[str, ...]:
+    """Operators a stage names, in topological order."""
+    for pattern in stage.ops:
+        if not any(fnmatchcase(name, pattern) for name in graph.order):
+            raise InvalidInput(
+                f"'{pattern}' matches no operator of '{graph.name}'",
+                where=f"stage '{stage.name}'" if stage.name else "stages",
+                remedy=nearest(pattern, list(graph.order)) if len(graph.order) < 40 else "",
+            )
+    return tuple(name for name in graph.order if any(fnmatchcase(name, pattern) for pattern in stage.ops))
+
+
+def _in_order(
+    graph: Graph, chosen: Sequence[tuple[HandStage, tuple[str, ...]]]
+) -> list[tuple[HandStage, tuple[str, ...]]]:
+    """Return the stages in a topological order."""
+    stage_of = {name: at for at, (_, ops) in enumerate(chosen) for name in ops}
+    sorter = TopologicalSorter({at: set[int]() for at in range(len(chosen))})
+    for edge in graph.edges:
+        if stage_of[edge.source] != stage_of[edge.target]:
+            sorter.add(stage_of[edge.target], stage_of[edge.source])
+    try:
+        return [chosen[at] for at in sorter.static_order()]
+    except CycleError as error:
+        names = " -> ".join(f"'{chosen[at][0].name or at}'" for at in error.args[1])
+        raise InvalidInput(f"the stages form a cycle: {names}", where="stages") from None
+
+
+def _check_cover(graph: Graph, chosen: Sequence[tuple[HandStage, tuple[str, ...]]]) -> None:
+    count: dict[str, int] = dict.fromkeys(graph.order, 0)
+    for _, ops in chosen:
+        for name in ops:
+            count[name] += 1
+    for name, times in count.items():
+        if times != 1:
+            raise InvalidInput(f"operator '{name}' is in {times} stages, must be in exactly one", where="stages")
+
+
+def _check_sizes(problem: Problem, chosen: Sequence[tuple[HandStage, tuple[str, ...]]]) -> None:
+    for stage, ops in chosen:
+        where = f"stage '{stage.name or ops[0]}'"
+        if not 1 <= stage.micro_batch <= problem.batch_size:
+            raise InvalidInput(
+                f"micro_batch is {stage.micro_batch}, must be 1 to batch {problem.batch_size}", where=where
+            )
+        if stage.burst < 1:
+            raise InvalidInput(f"burst is {stage.burst}, must be at least 1", where=where)

@@ -1,0 +1,29 @@
+"""How many samples each stage keeps in flight under 1F1B on a graph of stages (GraphPipe, section 6, Algorithm 2)."""
+
+from collections.abc import Sequence
+
+
+def in_flight_samples(
+    batch_size: int, micro_batches: Sequence[int], bursts: Sequence[int], successors: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """Return the samples in flight of every stage; stages are given in topological order.
+
+    Algorithm 2 goes from the last stages to the first: a sink holds one burst; any other stage must have forwarded
+    one burst more than its neediest successor before that successor's first backward can reach it:
+
+        in_flight(x) = max over successors y of in_flight(y) + max(k_x b_x, k_y b_y)
+
+    rounded up to whole micro-batches of x, and never more than the mini-batch.
+
+        b = 1 -> 2 -> 4 (figure 5):      4 + 4 = 8 <- 4 ... the sink holds 4, its producer 8, the source 10
+    """
+    found = [0] * len(micro_batches)
+    for stage in reversed(range(len(micro_batches))):
+        own = micro_batches[stage] * bursts[stage]
+        need = max(
+            (found[after] + max(own, micro_batches[after] * bursts[after]) for after in successors[stage]),
+            default=own,
+        )
+        whole = -(-need // micro_batches[stage]) * micro_batches[stage]
+        found[stage] = min(whole, batch_size)
+    return tuple(found)

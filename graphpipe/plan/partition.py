@@ -1,0 +1,103 @@
+"""A partition: the operators of each stage and its data-parallel degree, before devices and samples are assigned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphpipe.costs import Cluster, CostTable
+from graphpipe.graph import Graph
+from graphpipe.plan.in_flight import in_flight_samples
+from graphpipe.plan.placement import place
+from graphpipe.plan.plan import Plan, Stage, StageEdge
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stage to be."""
+
+    ops: tuple[str, ...]
+    degree: int
+    micro_batch: int
+    burst: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What every planner is given."""
+
+    graph: Graph
+    costs: CostTable
+    cluster: Cluster
+    batch_size: int
+
+
+def assemble(
+    problem: Problem,
+    parts: Sequence[Part],
+    *,
+    planner: str,
+    schedule: str = "1f1b",
+    chain: bool = False,
+    hosts: dict[int, int] | None = None,
+) -> Plan:
+    """Return the plan of a partition: stage edges, devices, samples in flight.
+
+    Args:
+        problem: graph, costs, cluster and mini-batch size.
+        parts: the stages, in a topological order.
+        planner: who made the partition.
+        schedule: name of the scheduler.
+        chain: run the stages as a sequential pipeline: stages that do not feed each other still follow each other
+            (edges of no bytes), so that warm-up counts every stage.
+        hosts: stages (by position) that get no devices of their own but share those of another stage.
+    """
+    hosts = hosts or {}
+    crossing = _crossing(problem.graph, parts)
+    if chain:
+        crossing |= {(stage, stage + 1): crossing.get((stage, stage + 1), 0.0) for stage in range(len(parts) - 1)}
+    edges = [(source, target, count) for (source, target), count in sorted(crossing.items())]
+    own = [stage for stage in range(len(parts)) if stage not in hosts]
+    rank = {stage: position for position, stage in enumerate(own)}
+    near = [(rank[s], rank[t], count) for s, t, count in edges if s in rank and t in rank]
+    devices = place(problem.cluster, [parts[stage].degree for stage in own], near)
+    successors: list[list[int]] = [[] for _ in parts]
+    for source, target, _ in edges:
+        successors[source].append(target)
+    in_flight = in_flight_samples(
+        problem.batch_size, [part.micro_batch for part in parts], [part.burst for part in parts], successors
+    )
+    stages = tuple(
+        Stage(
+            name=f"s{position}",
+            ops=part.ops,
+            devices=devices[rank[hosts.get(position, position)]][: part.degree],
+            micro_batch=part.micro_batch,
+            in_flight=in_flight[position],
+            burst=part.burst,
+        )
+        for position, part in enumerate(parts)
+    )
+    return Plan(
+        graph=problem.graph,
+        cluster=problem.cluster,
+        costs=problem.costs,
+        batch_size=problem.batch_size,
+        stages=stages,
+        edges=tuple(StageEdge(source=s, target=t, bytes_per_sample=count) for s, t, count in edges),
+        schedule=schedule,
+        planner=planner,
+    )
+
+
+def _crossing(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int], float]:
+    """Bytes per sample between stages; an output that a stage reads several times is sent once."""
+    stage_of = {name: position for position, part in enumerate(parts) for name in part.ops}
+    sent: dict[tuple[int, int, str], float] = {}
+    for edge in graph.edges:
+        source, target = stage_of[edge.source], stage_of[edge.target]
+        if source != target:
+            key = (source, target, edge.source)
+            sent[key] = max(sent.get(key, 0.0), edge.bytes_per_sample)
+    crossing: dict[tuple[int, int], float] = {}
+    for (source, target, _), count in sent.items():
+        crossing[source, target] = crossing.get((source, target), 0.0) + count
+    return crossing

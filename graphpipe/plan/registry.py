@@ -1,0 +1,26 @@
+"""The planners by name."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from graphpipe.errors import InvalidInput, nearest
+from graphpipe.plan.graphpipe import plan_graphpipe
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Problem
+from graphpipe.plan.plan import Plan
+from graphpipe.plan.spp import plan_spp
+
+Planner = Callable[[Problem, Options], Plan]
+
+PLANNERS: Mapping[str, Planner] = MappingProxyType({"graphpipe": plan_graphpipe, "spp": plan_spp})
+
+
+def planner(name: str) -> Planner:
+    """Return the planner of this name.
+
+    Raises:
+        InvalidInput: unknown; the nearest name is given.
+    """
+    if name not in PLANNERS:
+        raise InvalidInput(f"unknown planner '{name}'", remedy=nearest(name, list(PLANNERS)))
+    return PLANNERS[name]

@@ -1,0 +1,23 @@
+"""`spp`: the chain planner. The model is linearised and its stages form a sequential pipeline.
+
+This is how GraphPipe's evaluation runs PipeDream: operators in one topological order, cut into intervals, every
+interval a stage with data parallelism, synchronous 1F1B. Stages that do not feed each other still follow each
+other, so that the warm-up counts all of them:
+
+    text  t1 t2          stage graph   t1 -> t2 -> v1 -> v2 -> head        (depth 5, where a graph has depth 3)
+    image v1 v2  head
+"""
+
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Problem
+from graphpipe.plan.plan import Plan
+from graphpipe.plan.search import search
+
+
+def plan_spp(problem: Problem, options: Options) -> Plan:
+    """Return the best sequential pipeline found.
+
+    Raises:
+        Infeasible: nothing fits in memory.
+    """
+    return search(problem, options, planner="spp", chain=True)[0]

@@ -1,0 +1,40 @@
+"""The whole-batch tail: operators that need the mini-batch at once, and all that follows them."""
+
+from dataclasses import dataclass
+
+from graphpipe.graph import Graph
+from graphpipe.plan.partition import Part, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The operators from a whole-batch operator on, which run once per mini-batch, and the graph before them."""
+
+    before: Graph | None
+    """None when nothing comes before."""
+    ops: tuple[str, ...]
+    """Empty when the model has no whole-batch operator."""
+
+    @staticmethod
+    def of(graph: Graph) -> "Tail":
+        """Return the tail of a graph: nothing downstream of a whole-batch operator can start before it ends."""
+        inside: set[str] = set()
+        for name in graph.order:
+            if graph[name].whole_batch or any(before in inside for before in graph.predecessors[name]):
+                inside.add(name)
+        if not inside:
+            return Tail(graph, ())
+        ops = tuple(op for op in graph.ops if op.name not in inside)
+        edges = tuple(edge for edge in graph.edges if edge.target not in inside)
+        before = Graph(name=graph.name, ops=ops, edges=edges) if ops else None
+        return Tail(before, tuple(name for name in graph.order if name in inside))
+
+    def part(self, problem: Problem) -> Part:
+        """Return the one stage of the tail."""
+        return Part(self.ops, 1, problem.batch_size)
+
+    def hosts(self, problem: Problem, parts: list[Part]) -> list[int]:
+        """Return the stages whose device may host the tail beside them: those that feed it."""
+        inside = set(self.ops)
+        feeding = {edge.source for edge in problem.graph.edges if edge.target in inside}
+        return [position for position, part in enumerate(parts) if feeding.intersection(part.ops)]

@@ -1,0 +1,88 @@
+"""Rewrites of a decomposed graph that the partition search sweeps over, and the bytes over its cuts."""
+
+from itertools import pairwise
+
+from graphpipe.graph import Graph
+from graphpipe.graph.series_parallel import Leaf, Parallel, Series
+
+
+def mirrored(tree: Series) -> Series:
+    """Return the tree of the graph with every edge turned around."""
+    return Series(
+        tuple(
+            part if isinstance(part, Leaf) else Parallel(tuple(mirrored(branch) for branch in part.branches))
+            for part in reversed(tree.parts)
+        )
+    )
+
+
+def width(tree: Series) -> int:
+    """Return the largest number of branches of any parallel block; 1 for a chain."""
+    blocks = [part for part in tree.parts if isinstance(part, Parallel)]
+    return max((max(len(block.branches), *map(width, block.branches)) for block in blocks), default=1)
+
+
+def bundled(tree: Series, groups: int) -> Series:
+    """Return the tree with every parallel block narrowed to at most `groups` branches.
+
+    Neighbouring branches are put in series, which keeps every cut of the result a cut of the graph: a stage may
+    then hold the end of one branch and the start of the next, or several whole branches. One group is a chain.
+    """
+    parts: list[Leaf | Parallel] = []
+    for part in tree.parts:
+        if isinstance(part, Leaf):
+            parts.append(part)
+            continue
+        branches = [bundled(branch, groups) for branch in part.branches]
+        count = len(branches)
+        bounds = [count * group // min(groups, count) for group in range(min(groups, count) + 1)]
+        chunks = [branches[low:high] for low, high in pairwise(bounds)]
+        series = tuple(Series(tuple(inner for branch in chunk for inner in branch.parts)) for chunk in chunks)
+        parts += series[0].parts if len(series) == 1 else (Parallel(series),)
+    return Series(tuple(parts))
+
+
+def cut_bytes(tree: Series, graph: Graph, *, reverse: bool = False) -> dict[int, tuple[float, ...]]:
+    """Return bytes per sample over each cut of each series, by `id` of the series.
+
+    Entry i of a series with n parts is what operators of its parts before part i send to anywhere after; entry n is
+    what leaves the series. An output that is read at several places counts once over each cut.
+
+    Args:
+        tree: of the graph, or of the graph turned around.
+        graph: the graph itself.
+        reverse: True for the graph turned around.
+    """
+    reads: dict[str, list[tuple[str, float]]] = {op.name: [] for op in graph.ops}
+    for edge in graph.edges:
+        source, target = (edge.target, edge.source) if reverse else (edge.source, edge.target)
+        reads[source].append((target, edge.bytes_per_sample))
+    cuts: dict[int, tuple[float, ...]] = {}
+    _collect(tree, reads, cuts)
+    return cuts
+
+
+def _collect(
+    series: Series, reads: dict[str, list[tuple[str, float]]], cuts: dict[int, tuple[float, ...]]
+) -> list[str]:
+    """Fill `cuts` for a series and all inside it; return the operators of the series."""
+    part_of: dict[str, int] = {}
+    for position, part in enumerate(series.parts):
+        inside = [part.op] if isinstance(part, Leaf) else [op for b in part.branches for op in _collect(b, reads, cuts)]
+        part_of.update(dict.fromkeys(inside, position))
+    end = len(series.parts)
+    steps = [0.0] * (end + 2)
+    for op, position in part_of.items():
+        if reads[op]:
+            last = max(part_of.get(target, end + 1) for target, _ in reads[op])
+            count = max(amount for _, amount in reads[op])
+            if last > position:
+                steps[position + 1] += count
+                steps[min(last + 1, end + 1)] -= count
+    totals: list[float] = []
+    running = 0.0
+    for step in steps[: end + 1]:
+        running += step
+        totals.append(max(0.0, running))
+    cuts[id(series)] = tuple(totals)
+    return list(part_of)

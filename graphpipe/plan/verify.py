@@ -1,0 +1,215 @@
+"""The verifier of plans: derives every constraint and every byte again, from graph, cluster and cost table alone.
+
+It shares no code with the planners and none with the cost look-up they use, so that an error in either shows.
+Constraints C1 to C4 are those of GraphPipe (section 3).
+"""
+
+from collections import Counter
+
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.plan.plan import Plan, Stage
+from graphpipe.units import format_bytes
+
+_RELATIVE = 1e-6
+
+
+def verify(plan: Plan) -> None:
+    """Check a plan, wherever it came from.
+
+    Raises:
+        InvalidInput: a constraint is violated; the stage and both sides of the mismatch are named.
+        Infeasible: a device's stages need more memory than it has; says how many bytes short.
+    """
+    plan.costs.check_for(plan.graph, {device.type for device in plan.cluster.devices})
+    stage_of = _check_partition(plan)
+    _check_batches(plan)
+    _check_devices(plan)
+    _check_convex(plan, stage_of)
+    _check_edges(plan, stage_of)
+    _check_tied(plan, stage_of)
+    _check_whole_batch(plan, stage_of)
+    _check_memory(plan)
+
+
+def _check_partition(plan: Plan) -> dict[str, int]:
+    """C1, first half: the stages partition the operators."""
+    if not plan.stages:
+        raise InvalidInput("the plan has no stages")
+    for name, count in Counter(stage.name for stage in plan.stages).items():
+        if count > 1:
+            raise InvalidInput(f"{count} stages are named '{name}'", remedy="Names must be unique.")
+    stage_of: dict[str, int] = {}
+    for position, stage in enumerate(plan.stages):
+        if not stage.ops:
+            raise InvalidInput("has no operators", where=f"stage '{stage.name}'")
+        for name in stage.ops:
+            if name not in plan.graph.index:
+                raise InvalidInput(f"lists '{name}', which is no operator", where=f"stage '{stage.name}'")
+            if name in stage_of:
+                other = plan.stages[stage_of[name]].name
+                raise InvalidInput(f"operator '{name}' is also in stage '{other}'", where=f"stage '{stage.name}'")
+            stage_of[name] = position
+    left = [op.name for op in plan.graph.ops if op.name not in stage_of]
+    if left:
+        raise InvalidInput(f"{len(left)} operators are in no stage, first '{left[0]}'")
+    return stage_of
+
+
+def _check_batches(plan: Plan) -> None:
+    if plan.batch_size < 1:
+        raise InvalidInput(f"is {plan.batch_size}, must be at least 1", where="batch_size")
+    for stage in plan.stages:
+        where = f"stage '{stage.name}'"
+        if stage.micro_batch < 1 or plan.batch_size % stage.micro_batch:
+            raise InvalidInput(f"micro_batch {stage.micro_batch} does not divide batch {plan.batch_size}", where=where)
+        if stage.micro_batch % max(1, stage.degree):
+            raise InvalidInput(
+                f"micro_batch {stage.micro_batch} does not split over {stage.degree} devices", where=where
+            )
+        if stage.burst < 1:
+            raise InvalidInput(f"burst is {stage.burst}, must be at least 1", where=where)
+        if stage.in_flight % stage.micro_batch or not stage.micro_batch <= stage.in_flight <= plan.batch_size:
+            raise InvalidInput(
+                f"in_flight is {stage.in_flight}, must be a multiple of micro_batch {stage.micro_batch} "
+                f"up to batch {plan.batch_size}",
+                where=where,
+            )
+
+
+def _check_devices(plan: Plan) -> None:
+    """C3: known devices, each once in a stage. A device may host several stages: their memory adds up."""
+    for stage in plan.stages:
+        where = f"stage '{stage.name}'"
+        if not stage.devices:
+            raise InvalidInput("has no device", where=where)
+        if len(set(stage.devices)) < len(stage.devices):
+            raise InvalidInput(f"lists a device twice: {list(stage.devices)}", where=where)
+        for device in stage.devices:
+            if not 0 <= device < len(plan.cluster.devices):
+                raise InvalidInput(
+                    f"uses device {device}, cluster '{plan.cluster.name}' has 0 to {len(plan.cluster.devices) - 1}",
+                    where=where,
+                )
+
+
+def _check_convex(plan: Plan, stage_of: dict[str, int]) -> None:
+    """C1, second half: no path leaves a stage and comes back."""
+    for position, stage in enumerate(plan.stages):
+        outside = _reach(plan.graph, set(stage.ops), forward=True)
+        back = outside & _reach(plan.graph, set(stage.ops), forward=False)
+        if back:
+            name = min(back)
+            raise InvalidInput(
+                f"is not convex: a path leaves it, passes '{name}' "
+                f"of stage '{plan.stages[stage_of[name]].name}' and comes back",
+                where=f"stage '{plan.stages[position].name}'",
+            )
+
+
+def _reach(graph: Graph, start: set[str], *, forward: bool) -> set[str]:
+    """Operators outside `start` on a path from it (or to it)."""
+    following: dict[str, list[str]] = {op.name: [] for op in graph.ops}
+    for edge in graph.edges:
+        here, there = (edge.source, edge.target) if forward else (edge.target, edge.source)
+        following[here].append(there)
+    found: set[str] = set()
+    stack = [name for inside in start for name in following[inside] if name not in start]
+    while stack:
+        name = stack.pop()
+        if name not in found and name not in start:
+            found.add(name)
+            stack.extend(following[name])
+    return found
+
+
+def _check_edges(plan: Plan, stage_of: dict[str, int]) -> None:
+    """C2: stage edges are those the operators' edges imply, and the stages are in topological order."""
+    for edge in plan.edges:
+        for end in (edge.source, edge.target):
+            if not 0 <= end < len(plan.stages):
+                raise InvalidInput(f"names stage {end} of {len(plan.stages)}", where="stage edge")
+        if edge.source >= edge.target:
+            names = f"'{plan.stages[edge.source].name}' -> '{plan.stages[edge.target].name}'"
+            raise InvalidInput(f"stage edge {names} goes backwards", remedy="List stages in topological order.")
+    listed = Counter((edge.source, edge.target) for edge in plan.edges)
+    for (source, target), count in listed.items():
+        if count > 1:
+            raise InvalidInput(f"is listed {count} times", where=f"stage edge {source} -> {target}")
+    sent: dict[tuple[int, int], dict[str, float]] = {}
+    for edge in plan.graph.edges:
+        source, target = stage_of[edge.source], stage_of[edge.target]
+        if source == target:
+            continue
+        if (source, target) not in listed:
+            names = f"'{plan.stages[source].name}' -> '{plan.stages[target].name}'"
+            raise InvalidInput(f"stage edge {names} is missing: operator '{edge.source}' feeds '{edge.target}'")
+        outputs = sent.setdefault((source, target), {})
+        outputs[edge.source] = max(outputs.get(edge.source, 0.0), edge.bytes_per_sample)
+    for edge in plan.edges:
+        expected = sum(sent.get((edge.source, edge.target), {}).values())
+        if abs(edge.bytes_per_sample - expected) > _RELATIVE * max(1.0, expected):
+            raise InvalidInput(
+                f"says {edge.bytes_per_sample:.0f} bytes per sample, its operators send {expected:.0f}",
+                where=f"stage edge {edge.source} -> {edge.target}",
+            )
+
+
+def _check_tied(plan: Plan, stage_of: dict[str, int]) -> None:
+    owner: dict[str, int] = {}
+    for op in plan.graph.ops:
+        for parameter in op.parameters:
+            stage = owner.setdefault(parameter, stage_of[op.name])
+            if stage != stage_of[op.name]:
+                names = f"'{plan.stages[stage].name}' and '{plan.stages[stage_of[op.name]].name}'"
+                raise InvalidInput(
+                    f"parameter '{parameter}' is used in stages {names}",
+                    remedy="Operators that share a parameter must be in one stage.",
+                )
+
+
+def _check_whole_batch(plan: Plan, stage_of: dict[str, int]) -> None:
+    for op in plan.graph.ops:
+        if not op.whole_batch:
+            continue
+        stage = plan.stages[stage_of[op.name]]
+        if stage.micro_batch != plan.batch_size or stage.degree != 1:
+            raise InvalidInput(
+                f"operator '{op.name}' needs the whole mini-batch of {plan.batch_size} on one device, the stage has "
+                f"micro_batch {stage.micro_batch} on {stage.degree}",
+                where=f"stage '{stage.name}'",
+            )
+
+
+def _check_memory(plan: Plan) -> None:
+    needs: dict[int, list[tuple[float, str]]] = {}
+    for stage in plan.stages:
+        need = _stage_bytes(plan, stage)
+        for device in stage.devices:
+            needs.setdefault(device, []).append((need, stage.name))
+    for device, items in sorted(needs.items()):
+        total = sum(need for need, _ in items)
+        capacity = plan.cluster.types[plan.cluster.devices[device].type].memory_bytes
+        if total > capacity * (1 + _RELATIVE):
+            names = " and ".join(f"'{name}'" for _, name in sorted(items, reverse=True))
+            raise Infeasible(
+                f"stage {names} needs {format_bytes(total)} on device '{plan.cluster.devices[device].name}', "
+                f"which has {format_bytes(capacity)}: {format_bytes(total - capacity)} ({total - capacity:.0f} bytes) "
+                "short",
+                remedy="Use more devices, a smaller micro-batch, or devices with more memory.",
+            )
+
+
+def _stage_bytes(plan: Plan, stage: Stage) -> float:
+    inside = set(stage.ops)
+    weights = saved = 0.0
+    for op in plan.graph.ops:
+        if op.name in inside:
+            factor = plan.costs.state_bytes_per_parameter_byte if op.trainable else 1.0
+            weights += factor * op.parameter_bytes
+            saved += op.work.saved_bytes_per_sample
+    received: dict[str, float] = {}
+    for edge in plan.graph.edges:
+        if edge.target in inside and edge.source not in inside:
+            received[edge.source] = max(received.get(edge.source, 0.0), edge.bytes_per_sample)
+    return weights + stage.in_flight / stage.degree * (saved + sum(received.values()))

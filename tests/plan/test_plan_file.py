@@ -1,0 +1,102 @@
+"""Plans on disk: round trip, versions, tampering; and plans written by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+from problems import towers
+
+from graphpipe.errors import InvalidInput
+from graphpipe.plan.hand import HandPlan, HandStage, load_hand_plan, plan_by_hand
+from graphpipe.plan.options import Options
+from graphpipe.plan.plan import Plan
+from graphpipe.plan.registry import PLANNERS
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Plan, Path]:
+    plan = PLANNERS["graphpipe"](towers([3, 3], 4, 16), Options())
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    return plan, path
+
+
+def test_a_plan_survives_the_disk(saved: tuple[Plan, Path]) -> None:
+    plan, path = saved
+    assert Plan.load(path) == plan
+    assert Plan.load(path).fingerprint == plan.fingerprint
+
+
+def edited(path: Path, **changes: object) -> Path:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+def test_another_schema_version_is_refused_with_both_versions(saved: tuple[Plan, Path]) -> None:
+    with pytest.raises(InvalidInput, match="has schema version 7, this graphpipe reads version 1"):
+        Plan.load(edited(saved[1], schema_version=7))
+
+
+def test_another_kind_of_file_is_refused(saved: tuple[Plan, Path]) -> None:
+    with pytest.raises(InvalidInput, match="is a graphpipe trace file, not a plan file"):
+        Plan.load(edited(saved[1], graphpipe="trace"))
+
+
+def test_a_changed_graph_breaks_the_hash(saved: tuple[Plan, Path]) -> None:
+    body = json.loads(saved[1].read_text())
+    body["plan"]["graph"]["ops"][0]["parameter_bytes"] = 1.0
+    with pytest.raises(InvalidInput, match="the graph in the file has hash"):
+        Plan.load(edited(saved[1], **body))
+
+
+def test_an_unsound_stage_is_refused(saved: tuple[Plan, Path]) -> None:
+    body = json.loads(saved[1].read_text())
+    body["plan"]["stages"][0]["micro_batch"] = 3
+    with pytest.raises(InvalidInput, match="micro_batch 3 does not divide batch 16"):
+        Plan.load(edited(saved[1], **body))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("{", "not valid JSON"),
+        ("[]", "not a graphpipe plan file"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ('{"graphpipe": "plan", "schema_version": 1}', "Field required"),
+    ],
+)
+def test_malformed_files_get_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=message):
+        Plan.load(path)
+
+
+def test_a_hand_plan_from_json(tmp_path: Path) -> None:
+    path = tmp_path / "stages.json"
+    stages = [
+        {"name": "left", "ops": ["b0.*"], "devices": [1], "micro_batch": 4},
+        {"name": "rest", "ops": ["b1.*", "join"], "devices": [0, 2], "micro_batch": 8},
+    ]
+    path.write_text(json.dumps({"graphpipe": "stages", "schema_version": 1, "stages": stages}))
+    plan = plan_by_hand(towers([2, 2], 4, 16), load_hand_plan(path))
+    assert [(stage.name, stage.devices, stage.in_flight) for stage in plan.stages] == [
+        ("left", (1,), 16),
+        ("rest", (0, 2), 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ((HandStage(name="a", ops=("zz*",), devices=(0,), micro_batch=2),), r"'zz\*' matches no operator"),
+        ((HandStage(name="a", ops=("b0.*",), devices=(0,), micro_batch=2),), "operator 'join' is in 0 stages"),
+        ((HandStage(name="a", ops=("*",), devices=(0,), micro_batch=0),), "micro_batch is 0, must be 1 to batch 4"),
+        ((HandStage(name="a", ops=("*",), devices=(0,), micro_batch=2, burst=0),), "burst is 0"),
+        ((HandStage(name="a", ops=("*",), devices=(), micro_batch=2),), "has no device"),
+    ],
+)
+def test_bad_hand_plans_get_one_sentence(stages: tuple[HandStage, ...], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        plan_by_hand(towers([2], 2, 4), HandPlan(stages=stages))

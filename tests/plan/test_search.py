@@ -1,0 +1,123 @@
+"""Planners on whole problems: validity, memory, whole-batch tails, and the graph against the chain."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import cluster, random_problem, table, towers
+
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.graph import Graph, Op
+from graphpipe.plan.bounds import bottleneck_seconds, estimated_step_seconds, memory_shortfall
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Problem
+from graphpipe.plan.registry import PLANNERS, planner
+from graphpipe.plan.verify import verify
+from graphpipe.simulate import step_seconds
+
+graphpipe, spp = PLANNERS["graphpipe"], PLANNERS["spp"]
+
+
+@given(seed=st.integers(0, 10**9), name=st.sampled_from(sorted(PLANNERS)))
+@settings(max_examples=40, deadline=None)
+def test_every_plan_passes_the_verifier(seed: int, name: str) -> None:
+    verify(PLANNERS[name](random_problem(seed, most_ops=12, most_devices=8), Options()))
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=25, deadline=None)
+def test_the_graph_planner_is_never_worse_than_the_chain_planner(seed: int) -> None:
+    problem = random_problem(seed, most_ops=10, most_devices=8, batch_size=16)
+    options = Options(evaluate=step_seconds)
+    graph, chain = graphpipe(problem, options), spp(problem, options)
+    assert step_seconds(graph) <= step_seconds(chain) * (1 + 1e-9)
+
+
+def test_branches_run_side_by_side_and_the_chain_does_not() -> None:
+    # Weights too heavy to synchronise often: data parallelism alone does not pay.
+    problem = towers([8, 8, 8, 8], 16, 64, layer=(1e-3, 1e-3), parameter_bytes=1e8)
+    graph, chain = graphpipe(problem, Options(evaluate=step_seconds)), spp(problem, Options(evaluate=step_seconds))
+    assert graph.depth < chain.depth
+    assert step_seconds(graph) < 0.9 * step_seconds(chain)
+
+
+def test_a_chain_model_loses_nothing() -> None:
+    problem = towers([12], 4, 32)
+    assert step_seconds(graphpipe(problem, Options())) <= step_seconds(spp(problem, Options())) * (1 + 1e-9)
+
+
+def test_memory_decides_when_it_is_short() -> None:
+    roomy = towers([4, 4], 4, 16, saved_bytes=1e8, memory_bytes=16e9)
+    tight = towers([4, 4], 4, 16, saved_bytes=1e8, memory_bytes=1.2e9)
+    free, fitted = graphpipe(roomy, Options()), graphpipe(tight, Options())
+    verify(fitted)
+    assert memory_shortfall(replace(free, cluster=tight.cluster))[0] > 0
+    assert memory_shortfall(fitted)[0] <= 0
+
+
+def test_what_cannot_fit_is_named_with_the_bytes_it_lacks() -> None:
+    problem = towers([2, 2], 4, 8, parameter_bytes=1e9, memory_bytes=3e9)
+    with pytest.raises(Infeasible, match=r"misses by .* \(1\d{9} bytes\) at stage 's\d' \(b"):
+        graphpipe(problem, Options())
+
+
+def test_a_whole_batch_join_gets_the_mini_batch_and_a_device_of_its_feeders() -> None:
+    problem = towers([2, 2], 4, 16, whole_batch=True)
+    plan = graphpipe(problem, Options(evaluate=step_seconds))
+    verify(plan)
+    tail = plan.stages[-1]
+    assert (tail.ops, tail.micro_batch, tail.degree) == (("join",), 16, 1)
+    assert all(stage.in_flight == 16 for stage in plan.stages)
+    assert set(plan.used_devices) == {0, 1, 2, 3}
+
+
+def test_a_model_that_is_all_whole_batch_is_one_stage() -> None:
+    graph = Graph(name="one", ops=(Op(name="join", whole_batch=True),), edges=())
+    problem = Problem(graph, table(graph, {"join": (0.0, 1e-3)}), cluster(2), 8)
+    plan = graphpipe(problem, Options())
+    verify(plan)
+    assert plan.stages[0].micro_batch == 8
+
+
+def test_one_micro_batch_size_on_request() -> None:
+    plan = graphpipe(towers([4, 4], 4, 16), Options(micro_batch=2))
+    assert {stage.micro_batch for stage in plan.stages} == {2}
+
+
+def test_mixed_micro_batches_never_lose() -> None:
+    problem = towers([3, 6], 4, 32, layer=(5e-3, 1e-3))
+    uniform = graphpipe(problem, Options(evaluate=step_seconds))
+    mixed = graphpipe(problem, Options(evaluate=step_seconds, mixed_micro_batches=True))
+    verify(mixed)
+    assert step_seconds(mixed) <= step_seconds(uniform)
+
+
+def test_more_devices_than_useful_stay_unused() -> None:
+    graph = Graph(name="one", ops=(Op(name="a"),), edges=())
+    problem = Problem(graph, table(graph, {"a": (1e-3, 0.0)}), cluster(8), 1)
+    assert graphpipe(problem, Options()).used_devices == (0,)
+
+
+def test_unequal_devices_and_slow_links_are_planned_soundly() -> None:
+    base = towers([4, 4], 6, 16)
+    types = (*base.cluster.device_types, replace(base.cluster.device_types[0], name="small", memory_bytes=8e9))
+    devices = tuple(
+        replace(device, type="small" if at % 2 else "gpu") for at, device in enumerate(base.cluster.devices)
+    )
+    rows = base.costs.rows + tuple(replace(row, device_type="small") for row in base.costs.rows)
+    uneven = replace(base.cluster, device_types=types, devices=devices, overlap=False)
+    problem = Problem(base.graph, replace(base.costs, rows=rows), uneven, 16)
+    verify(graphpipe(problem, Options()))
+
+
+def test_an_unknown_planner_gets_the_nearest_name() -> None:
+    with pytest.raises(InvalidInput, match=r"unknown planner 'grahpipe'\. Did you mean 'graphpipe'"):
+        planner("grahpipe")
+
+
+def test_closed_forms_by_hand() -> None:
+    # One stage on one device: 3 ms per sample and layer, 9 layers, no fill: T = b x TPS alone as it is the whole batch.
+    plan = graphpipe(towers([3], 1, 4, layer=(0.0, 1e-3), join=(0.0, 0.0)), Options(micro_batch=4))
+    assert bottleneck_seconds(plan) == pytest.approx(9e-3, rel=1e-6)
+    assert estimated_step_seconds(plan) == pytest.approx(4 * 9e-3, rel=1e-6)

@@ -1,0 +1,127 @@
+"""The verifier refuses every kind of unsound plan, and says what is wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from problems import towers
+
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.plan.plan import Plan, StageEdge
+from graphpipe.plan.verify import verify
+
+
+def sound() -> Plan:
+    hand = HandPlan(
+        stages=(
+            HandStage(name="a", ops=("b0.*",), devices=(0, 1), micro_batch=2),
+            HandStage(name="b", ops=("b1.0",), devices=(2,), micro_batch=2),
+            HandStage(name="c", ops=("b1.1", "join"), devices=(3,), micro_batch=4),
+        )
+    )
+    return plan_by_hand(towers([2, 2], 4, 8), hand)
+
+
+def stage(plan: Plan, at: int, **changes: object) -> Plan:
+    stages = list(plan.stages)
+    stages[at] = replace(stages[at], **changes)
+    return replace(plan, stages=tuple(stages))
+
+
+def edges(plan: Plan, *listed: tuple[int, int, float]) -> Plan:
+    return replace(plan, edges=tuple(StageEdge(source=s, target=t, bytes_per_sample=b) for s, t, b in listed))
+
+
+CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "no stages": (lambda p: replace(p, stages=()), "no stages"),
+    "same name": (lambda p: stage(p, 0, name="b"), "2 stages are named 'b'"),
+    "empty": (lambda p: stage(p, 0, ops=()), "stage 'a': has no operators"),
+    "unknown op": (lambda p: stage(p, 0, ops=("nope",)), "'nope', which is no operator"),
+    "twice": (lambda p: stage(p, 1, ops=("b1.0", "b0.0")), "operator 'b0.0' is also in stage 'a'"),
+    "left out": (lambda p: stage(p, 0, ops=("b0.0",)), "1 operators are in no stage, first 'b0.1'"),
+    "micro-batch": (lambda p: stage(p, 1, micro_batch=3), "micro_batch 3 does not divide batch 8"),
+    "degree": (lambda p: stage(p, 0, micro_batch=1, in_flight=4), "micro_batch 1 does not split over 2 devices"),
+    "burst": (lambda p: stage(p, 0, burst=0), "burst is 0"),
+    "in flight low": (lambda p: stage(p, 2, in_flight=2), "in_flight is 2, must be a multiple of micro_batch 4"),
+    "in flight high": (lambda p: stage(p, 2, in_flight=12), "in_flight is 12"),
+    "no device": (lambda p: stage(p, 0, devices=()), "stage 'a': has no device"),
+    "device twice": (lambda p: stage(p, 0, devices=(0, 0)), "lists a device twice"),
+    "unknown device": (lambda p: stage(p, 1, devices=(4,)), "uses device 4, cluster 'test' has 0 to 3"),
+    "edge missing": (lambda p: edges(p, (0, 2, 1e3)), "stage edge 'b' -> 'c' is missing: operator 'b1.0' feeds"),
+    "edge back": (lambda p: edges(p, (2, 0, 1e3)), "goes backwards"),
+    "edge twice": (lambda p: edges(p, (0, 2, 1e3), (0, 2, 1e3), (1, 2, 1e3)), "is listed 2 times"),
+    "edge bytes": (lambda p: edges(p, (0, 2, 7.0), (1, 2, 1e3)), "says 7 bytes per sample, its operators send 1000"),
+    "edge unknown": (lambda p: edges(p, (0, 9, 0.0)), "names stage 9 of 3"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_flaw_is_named(case: str) -> None:
+    change, message = CASES[case]
+    with pytest.raises(InvalidInput, match=message.replace("(", r"\(")):
+        verify(change(sound()))
+
+
+def test_a_sound_plan_passes_and_ordering_edges_of_no_bytes_are_allowed() -> None:
+    plan = sound()
+    verify(plan)
+    verify(edges(plan, (0, 1, 0.0), (0, 2, 1e3), (1, 2, 1e3)))
+
+
+def test_a_stage_that_a_path_leaves_and_enters_again_is_not_convex() -> None:
+    problem = towers([3], 2, 4)
+    with pytest.raises(InvalidInput, match="stages form a cycle"):
+        plan_by_hand(
+            problem,
+            HandPlan(
+                stages=(
+                    HandStage(name="ends", ops=("b0.0", "b0.2", "join"), devices=(0,), micro_batch=2),
+                    HandStage(name="middle", ops=("b0.1",), devices=(1,), micro_batch=2),
+                )
+            ),
+        )
+    stages = (
+        HandStage(name="first", ops=("b0.0", "b0.1"), devices=(0,), micro_batch=2),
+        HandStage(name="second", ops=("b0.2", "join"), devices=(1,), micro_batch=2),
+    )
+    plan = plan_by_hand(problem, HandPlan(stages=stages))
+    crossed = stage(stage(plan, 0, ops=("b0.0", "b0.2")), 1, ops=("b0.1", "join"))
+    with pytest.raises(
+        InvalidInput, match=r"'first': is not convex: a path leaves it, passes 'b0\.1' of stage 'second'"
+    ):
+        verify(crossed)
+
+
+def test_memory_is_summed_over_the_stages_of_a_device() -> None:
+    # A stage: 2 layers x (4 MB of state + 2 x 1 MB in flight) each, and the join's 2 x (1 MB + 1 kB received).
+    one_device = [
+        HandStage(name="a", ops=("b0.*",), devices=(0,), micro_batch=2, in_flight=2),
+        HandStage(name="c", ops=("join",), devices=(0,), micro_batch=2, in_flight=2),
+    ]
+    need = 2 * (4e6 + 2e6) + 2 * (1e6 + 1e3)
+    plan_by_hand(towers([2], 1, 4, memory_bytes=need), HandPlan(stages=tuple(one_device)))
+    with pytest.raises(Infeasible, match=r"stage 'a' and 'c' needs .* \(1000 bytes\) short"):
+        plan_by_hand(towers([2], 1, 4, memory_bytes=need - 1000), HandPlan(stages=tuple(one_device)))
+
+
+def test_shared_parameters_must_be_in_one_stage() -> None:
+    problem = towers([2], 2, 4)
+    tied = [replace(op, parameters=("weight",)) for op in problem.graph.ops]
+    graph = Graph(name="tied", ops=tuple(tied), edges=problem.graph.edges)
+    problem = replace(problem, graph=graph, costs=replace(problem.costs, graph_fingerprint=graph.fingerprint))
+    stages = (
+        HandStage(name="first", ops=("b0.0",), devices=(0,), micro_batch=2),
+        HandStage(name="second", ops=("b0.1", "join"), devices=(1,), micro_batch=2),
+    )
+    with pytest.raises(InvalidInput, match="parameter 'weight' is used in stages 'first' and 'second'"):
+        plan_by_hand(problem, HandPlan(stages=stages))
+
+
+def test_whole_batch_operators_get_the_mini_batch_on_one_device() -> None:
+    problem = towers([1, 1], 2, 4, whole_batch=True)
+    with pytest.raises(
+        InvalidInput, match="needs the whole mini-batch of 4 on one device, the stage has micro_batch 2"
+    ):
+        plan_by_hand(problem, HandPlan(stages=(HandStage(name="all", ops=("*",), devices=(0,), micro_batch=2),)))
