@@ -55,7 +55,7 @@ def write_text(path: str | Path, text: str) -> None:
     except OSError as error:
         raise InvalidInput(f"cannot write: {error.strerror}", where=str(path)) from None
     try:
-        with os.fdopen(handle, "w") as file:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
@@ -74,20 +74,23 @@ def read_json(path: str | Path) -> Any:
     """Return the parsed content of a JSON file.
 
     Raises:
-        InvalidInput: the file is missing, is not text, or is not JSON (line and column are named).
+        InvalidInput: the file is missing, is empty, is not text, or is not JSON (line and column are named).
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
     except UnicodeDecodeError:
         raise InvalidInput("not a text file", where=str(path)) from None
+    if not text.strip():
+        raise InvalidInput("the file is empty", where=str(path))
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise InvalidInput(
-            f"not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})", where=str(path)
-        ) from None
-    except _NotANumber as error:
-        raise InvalidInput(f"holds {error}, which is not a JSON number", where=str(path)) from None
+        what = f"not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        raise InvalidInput(what, where=str(path)) from None
+    except (ValueError, RecursionError) as error:  # NaN, a number of thousands of digits, a nest of thousands of lists
+        raise InvalidInput(f"holds what this program does not read: {error}", where=str(path)) from None
 
 
 def read_document(path: str | Path, kind: str, build: Callable[[dict[str, Any]], Value]) -> Value:
@@ -110,9 +113,5 @@ def read_document(path: str | Path, kind: str, build: Callable[[dict[str, Any]],
     return build({key: item for key, item in content.items() if key not in ("graphpipe", "schema_version")})
 
 
-class _NotANumber(ValueError):
-    pass
-
-
 def _refuse_constant(name: str) -> float:
-    raise _NotANumber(name)
+    raise ValueError(f"{name} is not a JSON number")

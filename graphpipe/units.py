@@ -1,11 +1,12 @@
 """Seconds, bytes and rates: parsed from what people write, printed as people read them."""
 
+import math
 import re
 
 from graphpipe.errors import InvalidInput
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
-_BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
+_BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0**50}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 _NUMBER = re.compile(r"^\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
 
@@ -29,28 +30,43 @@ def parse_bytes(text: str | float, field: str = "bytes") -> float:
     if not isinstance(text, str):
         return float(text)
     number, unit = _split(text, field)
-    prefix = unit.lower().removesuffix("b")
-    scale = _PREFIXES.get(prefix) or _BINARY.get(prefix)
+    scale = (_PREFIXES | _BINARY).get(unit.lower().removesuffix("b"))
     if scale is None:
         raise InvalidInput(f"'{unit}' is not a unit of bytes", where=field, remedy="Write 16 GB or 16 GiB.")
     return number * scale
 
 
 def parse_rate(text: str | float, field: str = "rate") -> float:
-    """Return bytes per second from `25 GB/s`, `100 Gb/s` (bits) or a plain number; or FLOP/s from `15 TFLOP/s`.
+    """Return bytes per second from `25 GB/s`, `100 Gb/s` (bits) or a plain number.
 
     Raises:
-        InvalidInput: not a number, or a unit that is no rate.
+        InvalidInput: not a number, or a unit that is not bytes or bits per second.
     """
     if not isinstance(text, str):
         return float(text)
     number, unit = _split(text, field)
     amount = unit.removesuffix("/s")
-    if amount.upper().endswith(("FLOP", "FLOPS")):
-        prefix = amount.upper().removesuffix("S").removesuffix("FLOP").lower()
-        return number * _PREFIXES.get(prefix, 1.0)
-    bits = amount.endswith("b") and not amount.endswith("B")
-    return parse_bytes(f"{number!r} {amount}", field) / (8.0 if bits else 1.0)
+    scale = (_PREFIXES | _BINARY).get(amount[:-1].lower())
+    if unit and (scale is None or amount == unit or amount[-1:] not in ("B", "b")):
+        remedy = "Write 25 GB/s, or 100 Gb/s for bits."
+        raise InvalidInput(f"'{unit}' is not a unit of bytes per second", where=field, remedy=remedy)
+    return number * (scale or 1.0) / (8.0 if amount.endswith("b") else 1.0)
+
+
+def parse_flops(text: str | float, field: str = "flops") -> float:
+    """Return FLOPs per second from `15 TFLOP/s`, `15 TFLOPS` or a plain number.
+
+    Raises:
+        InvalidInput: not a number, or a unit that is not FLOPs per second.
+    """
+    if not isinstance(text, str):
+        return float(text)
+    number, unit = _split(text, field)
+    amount = unit.upper().removesuffix("S").removesuffix("/")
+    scale = _PREFIXES.get(amount.removesuffix("FLOP").lower())
+    if unit and (scale is None or not amount.endswith("FLOP")):
+        raise InvalidInput(f"'{unit}' is not a unit of FLOPs per second", where=field, remedy="Write 15 TFLOP/s.")
+    return number * (scale or 1.0)
 
 
 def parse_seconds(text: str | float, field: str = "seconds") -> float:
@@ -69,16 +85,23 @@ def parse_seconds(text: str | float, field: str = "seconds") -> float:
 
 def format_bytes(count: float) -> str:
     """Return `count` bytes with three significant digits: 1536 -> '1.50 KiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+    if abs(count) < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         count /= 1024
-    return f"{count:,.3g} TiB" if abs(count) < 1000 else f"{count:,.0f} TiB"
+        if abs(count) < 1024:
+            return f"{_three_digits(count)} {unit}"
+    return f"{_three_digits(count / 1024)} TiB"
 
 
 def format_seconds(seconds: float) -> str:
     """Return `seconds` with three significant digits: 0.00152 -> '1.52 ms'."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= scale:
-            return f"{seconds / scale:.3g} {unit}" if abs(seconds) < 1000 else f"{seconds:.0f} s"
-    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
+
+
+def _three_digits(number: float) -> str:
+    whole_digits = 1 + math.floor(math.log10(abs(number))) if number and math.isfinite(number) else 1
+    return f"{number:,.{max(0, 3 - whole_digits)}f}"

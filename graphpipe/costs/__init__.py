@@ -1,7 +1,9 @@
 """What it costs: the cluster, the cost table, the analytic model and the profiler."""
 
+from graphpipe.costs.analytic import estimate
 from graphpipe.costs.cluster import Cluster, Device, DeviceType, Link, PairLink
 from graphpipe.costs.model import CostModel, TaskSeconds
+from graphpipe.costs.presets import preset, resolve
 from graphpipe.costs.table import CostTable, Curve, OpCost
 
 __all__ = [
@@ -15,4 +17,7 @@ __all__ = [
     "OpCost",
     "PairLink",
     "TaskSeconds",
+    "estimate",
+    "preset",
+    "resolve",
 ]

@@ -57,7 +57,8 @@ class CostModel:
         return found
 
     @cached_property
-    def _state_bytes(self) -> Array:
+    def state_bytes_by_op(self) -> Array:
+        """Bytes of parameters, gradients and optimizer state of each operator."""
         frozen = self.parameter_bytes - self.trainable_bytes
         return self.trainable_bytes * self.table.state_bytes_per_parameter_byte + frozen
 
@@ -124,7 +125,7 @@ class CostModel:
 
     def state_bytes(self, ops: Iterable[str]) -> float:
         """Return bytes of parameters, gradients and optimizer state, which every replica holds whole."""
-        return float(self._state_bytes[self.positions(ops)].sum())
+        return float(self.state_bytes_by_op[self.positions(ops)].sum())
 
     def activation_bytes(self, ops: Iterable[str]) -> float:
         """Return the bytes that one sample in flight keeps at a stage of these operators.

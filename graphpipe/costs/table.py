@@ -67,17 +67,21 @@ class CostTable:
     """What the runtime itself costs per task and per transfer on this machine."""
 
     def __post_init__(self) -> None:
+        for field in (
+            "state_bytes_per_parameter_byte",
+            "optimizer_seconds_per_parameter_byte",
+            "task_overhead_seconds",
+        ):
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise InvalidInput(
+                    f"is {getattr(self, field)}, must be finite and not negative", where=f"costs, {field}"
+                )
         seen: set[tuple[str, str]] = set()
         for row in self.rows:
-            key = (row.op, row.device_type)
-            if key in seen:
+            if (row.op, row.device_type) in seen:
                 raise InvalidInput("is listed twice", where=f"cost of op {row.op} on {row.device_type}")
-            seen.add(key)
-            for name in ("forward", "input_gradient", "weight_gradient"):
-                for fixed, slope in getattr(row, name).lines:
-                    if not (0 <= fixed < float("inf") and 0 <= slope < float("inf")):
-                        where = f"cost of op {row.op} on {row.device_type}, {name}"
-                        raise InvalidInput(f"is {fixed} + {slope} n, must be finite and not negative", where=where)
+            seen.add((row.op, row.device_type))
+            _check_lines(row)
 
     @cached_property
     def by_op(self) -> dict[tuple[str, str], OpCost]:
@@ -118,3 +122,11 @@ class CostTable:
             InvalidInput: the file is not a valid cost table of this schema version.
         """
         return read_document(path, "costs", lambda body: from_body(CostTable, body, str(path)))
+
+
+def _check_lines(row: OpCost) -> None:
+    for name in ("forward", "input_gradient", "weight_gradient"):
+        for fixed, slope in getattr(row, name).lines:
+            if not (0 <= fixed < float("inf") and 0 <= slope < float("inf")):
+                where = f"cost of op {row.op} on {row.device_type}, {name}"
+                raise InvalidInput(f"is {fixed} + {slope} n, must be finite and not negative", where=where)

@@ -1,5 +1,23 @@
 """What is computed: the operator graph, its decomposition, and importers of other tools' profiles."""
 
 from graphpipe.graph.operator_graph import Edge, Graph, Input, Measured, Op, Origin, Work
+from graphpipe.graph.pipedream import read_pipedream
+from graphpipe.graph.piper import read_piper
+from graphpipe.graph.series_parallel import decompose
+from graphpipe.graph.tree import Leaf, Parallel, Series
 
-__all__ = ["Edge", "Graph", "Input", "Measured", "Op", "Origin", "Work"]
+__all__ = [
+    "Edge",
+    "Graph",
+    "Input",
+    "Leaf",
+    "Measured",
+    "Op",
+    "Origin",
+    "Parallel",
+    "Series",
+    "Work",
+    "decompose",
+    "read_pipedream",
+    "read_piper",
+]

@@ -66,15 +66,13 @@ def estimated_step_seconds(plan: Plan) -> float:
     return plan.batch_size * max(steady.values(), default=0.0) + max(longest)
 
 
-def memory_shortfall(plan: Plan) -> tuple[float, str]:
-    """Return how many bytes the fullest device lacks (negative: has to spare), and the stage that needs most there."""
-    needs: dict[int, list[tuple[float, str]]] = {}
+def memory_shortfall(plan: Plan) -> float:
+    """Return how many bytes the fullest device lacks (negative: has to spare)."""
+    needs: dict[int, float] = {}
     costs = plan.cost_model
     for stage in plan.stages:
         saved = costs.activation_bytes(stage.ops) * stage.in_flight / stage.degree
         for device in stage.devices:
-            needs.setdefault(device, []).append((costs.state_bytes(stage.ops) + saved, stage.name))
-    kinds = {device: plan.cluster.types[plan.cluster.devices[device].type] for device in needs}
-    short = {device: sum(need for need, _ in items) - kinds[device].memory_bytes for device, items in needs.items()}
-    worst = max(short, key=lambda device: short[device])
-    return short[worst], max(needs[worst])[1]
+            needs[device] = needs.get(device, 0.0) + costs.state_bytes(stage.ops) + saved
+    capacity = {device: plan.cluster.types[plan.cluster.devices[device].type].memory_bytes for device in needs}
+    return max(needs[device] - capacity[device] for device in needs)

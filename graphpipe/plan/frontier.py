@@ -38,7 +38,7 @@ _SLACK = Float(1 + 1e-5)
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Loads of operators and of cuts, for every setting (micro-batch, least degree) and target."""
+    """Loads of operators and of cuts, for every setting (micro-batch size) and target."""
 
     index: dict[str, int]
     """Position of each operator below."""
@@ -109,7 +109,8 @@ class ClosedStage:
     """A stage of a found partition."""
 
     ops: tuple[str, ...]
-    degree: int
+    units: int
+    """Devices, in the units they are counted in."""
 
 
 class Frontier:
@@ -132,6 +133,7 @@ class Frontier:
         self._degrees = [2**k for k in range(loads.seconds.shape[-1])]
         self._shape = (loads.rows, settings, targets, devices + 1, len(self._degrees))
         self._known: dict[object, _Walk] = {}
+        self._by_class: dict[int, Shares] = {}
 
     def feasible(self) -> Mask:
         """Return, of shape [settings, targets], whether the graph fits on all devices."""
@@ -162,7 +164,7 @@ class Frontier:
             step = self._step(load, cut)
             if isinstance(part, Leaf):
                 # Series case: the operator joins the open stage, or opens a new one where the open stage can close.
-                load = self._opened(load, step.closed, cut) + self._loads.of(part.op)
+                load = self._opened(load, step.closed, cut) + self._of(part.op)
             else:
                 load = self._parallel(part, step)
             steps.append(step)
@@ -173,7 +175,7 @@ class Frontier:
         # Base case: the whole block joins the open stage.
         riding = step.before
         for op in part.ops:
-            riding = riding + self._loads.of(op)
+            riding = riding + self._of(op)
         # Parallel case: the stage before the fork closes; the devices are split between the branches.
         merged = np.broadcast_to(np.where(step.closed[None, ..., None], Float(0), Float(np.inf)), self._shape)
         step.branches = tuple(self._walk(branch) for branch in part.branches)
@@ -183,6 +185,13 @@ class Frontier:
             all_merged.append(merged)
         step.riding, step.merged = riding, tuple(all_merged)
         return np.where(_worst(riding) <= _worst(merged), riding, merged)
+
+    def _of(self, op: str) -> Shares:
+        """Return the load of an operator; equal operators share it."""
+        kind = self._loads.classes[self._loads.index[op]]
+        if kind not in self._by_class:
+            self._by_class[kind] = self._loads.of(op)
+        return self._by_class[kind]
 
     def _signature(self, series: Series) -> object:
         parts = tuple(

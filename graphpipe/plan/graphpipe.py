@@ -27,7 +27,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     misses: list[Infeasible] = []
     for chain in (False, True):
         try:
-            finalists.append(search(problem, options, planner="graphpipe", chain=chain)[0])
+            finalists.append(search(problem, options, planner="graphpipe", chain=chain))
         except Infeasible as miss:
             misses.append(miss)
     if not finalists:

@@ -37,7 +37,7 @@ def _neighbours(problem: Problem, plan: Plan, stage: int) -> list[Plan]:
     for size in (here.micro_batch // 2, here.micro_batch * 2):
         if size and problem.batch_size % size == 0 and size % here.degree == 0:
             trial = _resized(problem, plan, {stage: size})
-            if memory_shortfall(trial)[0] <= 0:
+            if memory_shortfall(trial) <= 0:
                 found.append(trial)
     return found
 

@@ -51,7 +51,7 @@ def assemble(
         hosts: stages (by position) that get no devices of their own but share those of another stage.
     """
     hosts = hosts or {}
-    crossing = _crossing(problem.graph, parts)
+    crossing = crossing_bytes(problem.graph, parts)
     if chain:
         crossing |= {(stage, stage + 1): crossing.get((stage, stage + 1), 0.0) for stage in range(len(parts) - 1)}
     edges = [(source, target, count) for (source, target), count in sorted(crossing.items())]
@@ -88,8 +88,8 @@ def assemble(
     )
 
 
-def _crossing(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int], float]:
-    """Bytes per sample between stages; an output that a stage reads several times is sent once."""
+def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int], float]:
+    """Return bytes per sample between stages; an output that a stage reads several times is sent once."""
     stage_of = {name: position for position, part in enumerate(parts) for name in part.ops}
     sent: dict[tuple[int, int, str], float] = {}
     for edge in graph.edges:

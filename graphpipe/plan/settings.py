@@ -1,4 +1,4 @@
-"""The settings a search sweeps: micro-batch sizes and least data-parallel degrees, and the loads under each."""
+"""What a search sweeps: micro-batch sizes under a least data-parallel degree, and the loads of operators there."""
 
 from dataclasses import dataclass
 
@@ -14,111 +14,92 @@ Indices = NDArray[np.intp]
 _LEAST_LOAD = 1e-12  # seconds: an operator that takes no time still belongs to a stage
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One point of the sweep; a larger least degree makes shallower pipelines."""
+def micro_batch_sizes(batch_size: int) -> list[int]:
+    """Return the micro-batch sizes worth trying: divisors of the mini-batch, at least a factor of 1.5 apart.
 
-    micro_batch: int
-    least_degree: int
-
-
-def settings_of(batch_size: int, devices: int, micro_batch: int | None = None) -> list[Setting]:
-    """Return every setting: micro-batches near powers of two that divide the batch, degrees powers of two.
-
-    Args:
-        batch_size: samples of a mini-batch.
-        devices: how many there are.
-        micro_batch: only this micro-batch, when given.
+    They are the powers of two when the mini-batch is one.
     """
-    sizes = [micro_batch] if micro_batch else _thinned_divisors(batch_size)
-    return [
-        Setting(size, degree)
-        for size in sizes
-        for degree in (2**k for k in range(devices.bit_length()))
-        if size % degree == 0 and degree <= devices
-    ]
-
-
-def _thinned_divisors(number: int) -> list[int]:
-    """Divisors of a number, at least a factor of 1.5 apart: the powers of two when it is one."""
     found: list[int] = []
-    for divisor in range(1, number + 1):
-        if number % divisor == 0 and (not found or divisor >= 1.5 * found[-1]):
+    for divisor in range(1, batch_size + 1):
+        if batch_size % divisor == 0 and (not found or divisor >= 1.5 * found[-1]):
             found.append(divisor)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class SettingTable:
-    """The loads of every operator under every setting of a problem.
+    """The loads of every operator for some micro-batch sizes, when stages have whole multiples of `unit` devices.
 
-    A cluster of unequal devices is searched as if every device were its slowest and smallest one: what fits there
-    fits everywhere.
+    A larger unit makes shallower pipelines, and a smaller search: devices are counted in units. A cluster of unequal
+    devices is searched as if every device were its slowest and smallest one: what fits there fits everywhere.
     """
 
     problem: Problem
     costs: CostModel
-    settings: list[Setting]
+    unit: int
+    sizes: NDArray[np.int64]
+    """[settings]: micro-batch sizes."""
     seconds: Array
     """[operators, settings, degrees]: see `Loads`."""
     cut_seconds_per_byte: Array
     """[settings, degrees]."""
 
     @staticmethod
-    def of(problem: Problem, costs: CostModel, settings: list[Setting], ops: frozenset[str]) -> "SettingTable":
-        """Fill the table for some settings; operators outside `ops` (the whole-batch tail) take nothing."""
-        degrees = _degrees(problem)
-        seconds = np.full((len(problem.graph.ops), len(settings), len(degrees)), np.inf)
-        cut = np.zeros((len(settings), len(degrees)))
-        link = _far_link(problem)
-        known: dict[tuple[int, int], Array] = {}
-        for at, setting in enumerate(settings):
+    def of(problem: Problem, costs: CostModel, unit: int, sizes: list[int], ops: frozenset[str]) -> "SettingTable":
+        """Fill the table for the sizes that split over a unit.
+
+        Args:
+            problem: graph, costs, cluster and batch.
+            costs: the look-up of the same.
+            unit: least data-parallel degree, a power of two up to the number of devices.
+            sizes: micro-batch sizes.
+            ops: operators to place; others (the whole-batch tail) take nothing.
+        """
+        sizes = [size for size in sizes if size % unit == 0]
+        degrees = _degrees(problem, unit)
+        seconds = np.full((len(problem.graph.ops), len(sizes), len(degrees)), np.inf)
+        for at, size in enumerate(sizes):
             for k, degree in enumerate(degrees):
-                key = (setting.micro_batch, degree)
-                if degree >= setting.least_degree and setting.micro_batch % degree == 0:
-                    known[key] = known[key] if key in known else stage_seconds(problem, costs, *key)
-                    seconds[:, at, k] = known[key]
-                cut[at, k] = setting.micro_batch / degree / link
-        for position, op in enumerate(problem.graph.ops):
-            if op.name not in ops:
-                seconds[position] = 0.0
-        return SettingTable(problem, costs, settings, seconds, cut)
+                if size % degree == 0:
+                    seconds[:, at, k] = stage_seconds(problem, costs, size, degree)
+        outside = [position for position, op in enumerate(problem.graph.ops) if op.name not in ops]
+        seconds[outside] = 0.0
+        cut = np.array(sizes, dtype=float)[:, None] / np.array(degrees) / far_bandwidth(problem)
+        return SettingTable(problem, costs, unit, np.array(sizes, dtype=np.int64), seconds, cut)
+
+    @property
+    def units(self) -> int:
+        """How many units the cluster's devices make."""
+        return len(self.problem.cluster.devices) // self.unit
 
     def only(self, chosen: Indices) -> "SettingTable":
         """Return the table of some settings."""
-        settings = [self.settings[at] for at in chosen]
-        return SettingTable(
-            self.problem, self.costs, settings, self.seconds[:, chosen], self.cut_seconds_per_byte[chosen]
-        )
+        cut = self.cut_seconds_per_byte[chosen]
+        return SettingTable(self.problem, self.costs, self.unit, self.sizes[chosen], self.seconds[:, chosen], cut)
 
-    @property
-    def sizes(self) -> Array:
-        """[settings]: micro-batch sizes."""
-        return np.array([float(setting.micro_batch) for setting in self.settings])
-
-    def loads(self, chosen: Indices, targets: Array, in_flight: Array | None) -> Loads:
-        """Return the loads of some settings.
+    def loads(self, targets: Array, in_flight: Array | None) -> Loads:
+        """Return the loads of all settings.
 
         Args:
-            chosen: positions in `settings`.
-            targets: seconds per sample that a stage may take, of shape [chosen, targets].
-            in_flight: assumed samples in flight of each operator's stage, [operators, chosen]; None leaves memory out.
+            targets: seconds per sample that a stage may take, of shape [settings, targets].
+            in_flight: assumed samples in flight of each operator's stage, [operators, settings]; None leaves memory
+                out.
         """
-        seconds = self.seconds[:, chosen]
-        memory = None if in_flight is None else _memory_shares(self.problem, self.costs, in_flight)
+        degrees = _degrees(self.problem, self.unit)
+        memory = None if in_flight is None else _memory_shares(self.problem, self.costs, in_flight, degrees)
         return Loads(
             index=self.problem.graph.index,
-            seconds=seconds,
-            targets=targets * self.sizes[chosen][:, None],
+            seconds=self.seconds,
+            targets=targets * self.sizes[:, None],
             memory=memory,
-            classes=_classes(seconds, memory),
-            cut_seconds_per_byte=self.cut_seconds_per_byte[chosen],
+            classes=_classes(self.seconds, memory),
+            cut_seconds_per_byte=self.cut_seconds_per_byte,
             overlap=self.problem.cluster.overlap,
         )
 
 
-def _degrees(problem: Problem) -> list[int]:
-    return [2**k for k in range(len(problem.cluster.devices).bit_length())]
+def _degrees(problem: Problem, unit: int) -> list[int]:
+    return [unit * 2**k for k in range((len(problem.cluster.devices) // unit).bit_length())]
 
 
 def stage_seconds(problem: Problem, costs: CostModel, micro_batch: int, degree: int) -> Array:
@@ -133,19 +114,18 @@ def stage_seconds(problem: Problem, costs: CostModel, micro_batch: int, degree: 
     return np.maximum(compute + reduced * micro_batch / problem.batch_size, _LEAST_LOAD)
 
 
-def _far_link(problem: Problem) -> float:
+def far_bandwidth(problem: Problem) -> float:
     """Bandwidth of the slowest level that neighbouring stages may have between them."""
     nodes = {device.node for device in problem.cluster.devices}
     cluster = problem.cluster
     return (cluster.inter_node if len(nodes) > 1 else cluster.intra_node).bandwidth_bytes_per_second
 
 
-def _memory_shares(problem: Problem, costs: CostModel, in_flight: Array) -> Array:
+def _memory_shares(problem: Problem, costs: CostModel, in_flight: Array, degrees: list[int]) -> Array:
     """Return, of shape [operators, settings, degrees], the share of the smallest device each operator takes."""
     capacity = min(problem.cluster.types[device.type].memory_bytes for device in problem.cluster.devices)
-    state = np.array([costs.state_bytes([op.name]) for op in problem.graph.ops])
-    saved = costs.saved_bytes[:, None, None] * in_flight[:, :, None] / np.array(_degrees(problem), dtype=float)
-    return (state[:, None, None] + saved) / capacity
+    saved = costs.saved_bytes[:, None, None] * in_flight[:, :, None] / np.array(degrees, dtype=float)
+    return (costs.state_bytes_by_op[:, None, None] + saved) / capacity
 
 
 def _classes(seconds: Array, memory: Array | None) -> tuple[int, ...]:

@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 from graphpipe.graph.series_parallel import Series
 from graphpipe.plan.frontier import ClosedStage, Frontier
 from graphpipe.plan.partition import Part, Problem
-from graphpipe.plan.settings import Indices, Setting, SettingTable
+from graphpipe.plan.settings import SettingTable
 from graphpipe.plan.tree import cut_bytes, mirrored
 
 Array = NDArray[np.float64]
-_TARGETS = 8
-_ROUNDS = 3
-_HOPELESS = 2.0
+_TARGETS = 4
+_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,39 +35,33 @@ class Shape:
         return Shape(tree, cut_bytes(tree, problem.graph, reverse=reverse), reverse)
 
 
-def best_targets(
-    problem: Problem, table: SettingTable, shape: Shape, ceiling: float, in_flight: Array | None = None
-) -> Array:
-    """Return for every setting the smallest feasible seconds per sample, within half a percent; infinite if none.
+def best_targets(table: SettingTable, shape: Shape, ceiling: float, in_flight: Array | None = None) -> Array:
+    """Return for every setting the smallest feasible seconds per sample, within a percent; infinite if none.
 
-    GraphPipe searches the target by bisection (Algorithm 1, lines 1-8); here a whole row of targets is tried at once
-    and the interval between the last that fails and the first that holds is divided again.
+    GraphPipe searches the target by bisection (Algorithm 1, lines 1-8); here a few targets are tried at once for
+    every setting, and the interval between the last that fails and the first that holds is divided again.
 
     Args:
-        problem: graph, costs, cluster and batch.
         table: the settings and their loads.
         shape: the form of the graph.
         ceiling: targets above it are of no use.
         in_flight: assumed samples in flight of each operator's stage, [operators, settings]; None leaves memory out.
     """
-    low, high = _interval(problem, table)
+    low, high = _interval(table)
     high = np.minimum(high, ceiling)
     alive = low < high
     for _ in range(_ROUNDS):
         if not alive.any():
             break
-        # A setting whose lower bound is far above what another one reaches cannot win.
-        alive &= low <= _HOPELESS * high[alive].min()
         chosen = np.flatnonzero(alive)
-        targets = np.geomspace(low[chosen], high[chosen], _TARGETS, axis=1)
+        targets = np.geomspace(low[chosen], high[chosen], _TARGETS + 1, axis=1)[:, 1:]
         assumed = None if in_flight is None else in_flight[:, chosen]
-        loads = table.loads(chosen, targets, assumed)
-        feasible = Frontier(shape.tree, loads, shape.cuts, len(problem.cluster.devices)).feasible()
+        feasible = Frontier(shape.tree, table.only(chosen).loads(targets, assumed), shape.cuts, table.units).feasible()
         first = feasible.argmax(axis=1)
         rows = np.arange(len(chosen))
         alive[chosen[~feasible.any(axis=1)]] = False
         high[chosen] = targets[rows, first]
-        low[chosen] = targets[rows, np.maximum(first - 1, 0)]
+        low[chosen] = np.where(first > 0, targets[rows, np.maximum(first - 1, 0)], low[chosen])
     return np.where(alive, high, np.inf)
 
 
@@ -77,31 +70,29 @@ class Draws:
     """Partitions of one form of the graph, read out on demand."""
 
     frontier: Frontier
-    settings: list[Setting]
+    table: SettingTable
     reverse: bool
 
     @staticmethod
-    def of(
-        problem: Problem, table: SettingTable, shape: Shape, chosen: Indices, targets: Array, in_flight: Array | None
-    ) -> "Draws":
-        """Walk once for some settings and their targets, [chosen, targets]; each must be feasible to be read."""
-        loads = table.loads(chosen, targets, in_flight)
-        frontier = Frontier(shape.tree, loads, shape.cuts, len(problem.cluster.devices))
-        return Draws(frontier, [table.settings[at] for at in chosen], shape.reverse)
+    def of(table: SettingTable, shape: Shape, targets: Array, in_flight: Array | None = None) -> "Draws":
+        """Walk once for targets of shape [settings, targets]; only feasible ones may be read."""
+        frontier = Frontier(shape.tree, table.loads(targets, in_flight), shape.cuts, table.units)
+        return Draws(frontier, table, shape.reverse)
 
     def parts(self, setting: int, target: int) -> list[Part]:
-        """Return the partition for one of the settings and one of its targets."""
+        """Return the partition for one of the settings and one of its targets (positions)."""
         stages = self.frontier.partition(setting, target)
         if self.reverse:
-            stages = [ClosedStage(stage.ops[::-1], stage.degree) for stage in reversed(stages)]
-        return [Part(stage.ops, stage.degree, self.settings[setting].micro_batch) for stage in stages]
+            stages = [ClosedStage(stage.ops[::-1], stage.units) for stage in reversed(stages)]
+        size = int(self.table.sizes[setting])
+        return [Part(stage.ops, stage.units * self.table.unit, size) for stage in stages]
 
 
-def _interval(problem: Problem, table: SettingTable) -> tuple[Array, Array]:
+def _interval(table: SettingTable) -> tuple[Array, Array]:
     """Return bounds on the target of every setting: no device idle ever, and everything in one stage."""
     seconds = table.seconds.sum(axis=0)
-    degrees = 2.0 ** np.arange(seconds.shape[1])
-    low = (seconds * degrees).min(axis=1) / len(problem.cluster.devices) / table.sizes
+    units = 2.0 ** np.arange(seconds.shape[1])
+    low = (seconds * units).min(axis=1) / table.units / table.sizes
     high = seconds.min(axis=1) / table.sizes
     # A single stage leaves no cut, so it is feasible in time; the margin keeps rounding from excluding it.
     return np.minimum(low, high) * 0.999, high * 1.001

@@ -1,5 +1,6 @@
 """The whole-batch tail: operators that need the mini-batch at once, and all that follows them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphpipe.graph import Graph
@@ -33,7 +34,7 @@ class Tail:
         """Return the one stage of the tail."""
         return Part(self.ops, 1, problem.batch_size)
 
-    def hosts(self, problem: Problem, parts: list[Part]) -> list[int]:
+    def hosts(self, problem: Problem, parts: Sequence[Part]) -> list[int]:
         """Return the stages whose device may host the tail beside them: those that feed it."""
         inside = set(self.ops)
         feeding = {edge.source for edge in problem.graph.edges if edge.target in inside}

@@ -9,7 +9,7 @@ from problems import best_bottleneck, random_problem, towers
 from graphpipe.costs import CostModel
 from graphpipe.graph.series_parallel import decompose
 from graphpipe.plan.partition import Part, Problem
-from graphpipe.plan.settings import SettingTable, settings_of
+from graphpipe.plan.settings import SettingTable
 from graphpipe.plan.sweep import Draws, Shape, best_targets
 from graphpipe.plan.tree import bundled, width
 
@@ -18,13 +18,10 @@ def reached(problem: Problem, micro_batch: int, groups: int, *, reverse: bool) -
     """Smallest seconds per sample the programme finds on one form of the graph, and its partition."""
     tree = decompose(problem.graph)
     shape = Shape.of(problem, bundled(tree, groups), reverse=reverse)
-    choices = settings_of(problem.batch_size, len(problem.cluster.devices), micro_batch)
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
-    table = SettingTable.of(problem, costs, choices, frozenset(tree.ops))
-    targets = best_targets(problem, table, shape, np.inf)
-    best = int(targets.argmin())
-    draws = Draws.of(problem, table, shape, np.array([best]), targets[[best], None], None)
-    return float(targets[best]), draws.parts(0, 0)
+    table = SettingTable.of(problem, costs, 1, [micro_batch], frozenset(tree.ops))
+    target = best_targets(table, shape, np.inf)
+    return float(target[0]), Draws.of(table, shape, target[:, None]).parts(0, 0)
 
 
 def best_of_all_forms(problem: Problem, micro_batch: int) -> float:

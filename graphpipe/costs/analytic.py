@@ -1,0 +1,108 @@
+"""The analytic cost model: a roofline whose kernels saturate, from FLOPs and bytes."""
+
+from dataclasses import dataclass
+
+from graphpipe.costs.cluster import Cluster, DeviceType
+from graphpipe.costs.table import CostTable, Curve, OpCost
+from graphpipe.graph import Graph, Measured, Op
+
+COMPUTE_SHARE = 3
+"""One kernel in this many does an operator's FLOPs (a matrix product between element-wise kernels); at least one."""
+OPTIMIZER_TRAFFIC = 7.0
+"""An AdamW step reads parameter, gradient and two moments, and writes parameter and moments."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Which gradients an operator computes."""
+
+    input_gradient: bool
+    """Some operator upstream has trainable parameters."""
+    weight_gradient: bool
+    """It has trainable parameters itself."""
+
+
+def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: float = 4.0) -> CostTable:
+    """Return the costs of a graph on every device type of a cluster, computed from the operators' work.
+
+    A pass of an operator with k kernels takes, for n samples, the larger of
+
+        k * launch + c * half / peak + n * flops / peak          c = k // 3, at least 1: the kernels that compute
+        k * launch + parameter_bytes / memory_bandwidth + n * traffic / memory_bandwidth
+
+    The first line is a kernel of w FLOPs running at w / (w + half) of the peak: (w + half) / peak seconds, affine
+    in the samples. Input and weight gradient take as many FLOPs and as much traffic as the forward. An operator
+    without FLOPs (a table look-up) touches only the parameters its traffic tells of, yet its weight gradient is as
+    large as its parameters. The input gradient is left out where no operator upstream has trainable parameters, the
+    weight gradient where the operator itself has none.
+
+    Imported times hold as they are on every device type, linear in the samples; their backward is halved between
+    the two gradients where both are needed.
+
+    Args:
+        graph: its operators' `work`, or `measured` times, are used.
+        cluster: its device types.
+        state_bytes_per_parameter_byte: parameters, gradients and optimizer state in units of the parameters
+            (AdamW in fp32: 4; SGD without momentum: 2).
+
+    References:
+        Williams, Waterman, Patterson: Roofline: an insightful visual performance model. CACM 52 (2009).
+    """
+    needs = _gradient_needs(graph)
+    slowest = min(kind.memory_bytes_per_second for kind in cluster.device_types)
+    return CostTable(
+        graph_fingerprint=graph.fingerprint,
+        rows=tuple(_op_cost(op, kind, needs[op.name]) for kind in cluster.device_types for op in graph.ops),
+        state_bytes_per_parameter_byte=state_bytes_per_parameter_byte,
+        optimizer_seconds_per_parameter_byte=OPTIMIZER_TRAFFIC / slowest,
+    )
+
+
+def _gradient_needs(graph: Graph) -> dict[str, _Need]:
+    needs: dict[str, _Need] = {}
+    for name in graph.order:
+        before = [needs[other] for other in graph.predecessors[name]]
+        op = graph[name]
+        needs[name] = _Need(
+            input_gradient=any(need.input_gradient or need.weight_gradient for need in before),
+            weight_gradient=op.trainable and op.parameter_bytes > 0,
+        )
+    return needs
+
+
+def _op_cost(op: Op, kind: DeviceType, need: _Need) -> OpCost:
+    forward, input_gradient, weight_gradient = (
+        _imported(op.measured, need) if op.measured is not None else _roofline(op, kind)
+    )
+    return OpCost(
+        op=op.name,
+        device_type=kind.name,
+        forward=forward,
+        input_gradient=input_gradient if need.input_gradient else Curve(),
+        weight_gradient=weight_gradient if need.weight_gradient else Curve(),
+        source="analytic" if op.measured is None else "imported",
+    )
+
+
+def _imported(measured: Measured, need: _Need) -> tuple[Curve, Curve, Curve]:
+    share = 0.5 if need.input_gradient and need.weight_gradient else 1.0
+    forward = Curve(lines=((0.0, measured.forward_seconds / measured.samples),))
+    gradient = Curve(lines=((0.0, share * measured.backward_seconds / measured.samples),))
+    return forward, gradient, gradient
+
+
+def _roofline(op: Op, kind: DeviceType) -> tuple[Curve, Curve, Curve]:
+    read = op.parameter_bytes if op.work.flops_per_sample else 0.0
+    forward = _pass(op, kind, read)
+    return forward, forward, _pass(op, kind, op.parameter_bytes)
+
+
+def _pass(op: Op, kind: DeviceType, parameter_bytes: float) -> Curve:
+    launch = op.work.kernels * kind.launch_seconds
+    fixed = launch + parameter_bytes / kind.memory_bytes_per_second
+    memory = (fixed, op.work.traffic_bytes_per_sample / kind.memory_bytes_per_second)
+    if not op.work.flops_per_sample:
+        return Curve(lines=(memory,))
+    computing = max(1, op.work.kernels // COMPUTE_SHARE)
+    saturation = computing * kind.half_peak_flops / kind.peak_flops_per_second
+    return Curve(lines=((launch + saturation, op.work.flops_per_sample / kind.peak_flops_per_second), memory))

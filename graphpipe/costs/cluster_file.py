@@ -1,0 +1,134 @@
+"""Clusters from TOML files.
+
+name = "two kinds"
+overlap = true                      # optional: transfers go on while a device computes
+cores_per_node = 8                  # optional: when the devices are processes that share a node's cores
+
+[intra_node]
+latency = "5 us"
+bandwidth = "50 GB/s"
+
+[inter_node]
+latency = "15 us"
+bandwidth = "100 Gb/s"              # Gb is bits, GB is bytes
+
+[device_types.v100]
+memory = "16 GB"
+peak = "15.7 TFLOP/s"
+memory_bandwidth = "765 GB/s"
+launch = "5 us"                     # optional: fixed cost of one kernel (default 5 us)
+half_peak_flops = 1e9               # optional: FLOPs of a kernel at half of the peak (default: 64 us at peak)
+
+[[nodes]]
+name = "n0"
+devices = { v100 = 4 }
+
+[[nodes]]
+name = "m"
+devices = { v100 = 2 }
+count = 8                           # optional: m0, m1, ..., m7
+
+[[pair_links]]                      # optional: devices are named NODE/TYPE-NUMBER
+first = "n0/v100-0"
+second = "n0/v100-1"
+latency = "5 us"
+bandwidth = "25 GB/s"
+"""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from graphpipe.costs.cluster import Cluster, Device, DeviceType, Link, PairLink
+from graphpipe.costs.toml_section import Section
+from graphpipe.errors import InvalidInput
+from graphpipe.units import parse_bytes, parse_flops, parse_rate, parse_seconds
+
+LAUNCH_SECONDS = 5e-6
+"""Assumed for a device type whose file does not tell."""
+HALF_PEAK_SECONDS = 64e-6
+"""Time at peak of a kernel that reaches half of it: assumed, as in the presets, where the file does not tell."""
+
+
+def load(path: str | Path) -> Cluster:
+    """Read a cluster from a TOML file.
+
+    Raises:
+        InvalidInput: unreadable, not TOML, an unknown key (the nearest is given), a missing key, or a value of the
+            wrong type or out of range (the key is named).
+    """
+    root = Section(_read(path), str(path))
+    root.only("name", "overlap", "cores_per_node", "intra_node", "inter_node", "device_types", "nodes", "pair_links")
+    types = root.section("device_types")
+    try:
+        return Cluster(
+            name=root.text("name", Path(path).stem),
+            device_types=tuple(_device_type(name, types.section(name)) for name in types.table),
+            devices=tuple(device for node in root.sections("nodes") for device in _devices(node, list(types.table))),
+            intra_node=_link(root.section("intra_node")),
+            inter_node=_link(root.section("inter_node")),
+            pair_links=tuple(_pair_link(pair) for pair in root.sections("pair_links")),
+            overlap=root.flag("overlap", True),
+            cores_per_node=root.count("cores_per_node") if "cores_per_node" in root.table else None,
+        )
+    except InvalidInput as error:
+        where = error.where if error.where.startswith(str(path)) else f"{path}, {error.where}"
+        raise InvalidInput(error.what, where=where, remedy=error.remedy) from None
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
+    except UnicodeDecodeError:
+        raise InvalidInput("not a text file", where=str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"not valid TOML: {error}", where=str(path)) from None
+
+
+def _link(section: Section) -> Link:
+    section.only("latency", "bandwidth")
+    return _latency_and_bandwidth(section)
+
+
+def _pair_link(section: Section) -> PairLink:
+    section.only("first", "second", "latency", "bandwidth")
+    return PairLink(first=section.text("first"), second=section.text("second"), link=_latency_and_bandwidth(section))
+
+
+def _latency_and_bandwidth(section: Section) -> Link:
+    return Link(
+        latency_seconds=section.quantity("latency", parse_seconds, zero=True),
+        bandwidth_bytes_per_second=section.quantity("bandwidth", parse_rate),
+    )
+
+
+def _device_type(name: str, section: Section) -> DeviceType:
+    section.only("memory", "peak", "memory_bandwidth", "launch", "half_peak_flops")
+    peak = section.quantity("peak", parse_flops)
+    return DeviceType(
+        name=name,
+        memory_bytes=section.quantity("memory", parse_bytes),
+        peak_flops_per_second=peak,
+        memory_bytes_per_second=section.quantity("memory_bandwidth", parse_rate),
+        launch_seconds=section.quantity("launch", parse_seconds, default=LAUNCH_SECONDS, zero=True),
+        half_peak_flops=section.quantity("half_peak_flops", _plain, default=peak * HALF_PEAK_SECONDS, zero=True),
+    )
+
+
+def _plain(value: str | float, where: str) -> float:
+    if isinstance(value, str):
+        raise InvalidInput(f"is '{value}', must be a number without a unit", where=where)
+    return float(value)
+
+
+def _devices(node: Section, known: list[str]) -> Iterator[Device]:
+    node.only("name", "devices", "count")
+    name, devices = node.text("name"), node.section("devices")
+    devices.only(*known)
+    for node_name in [f"{name}{number}" for number in range(node.count("count"))] if "count" in node.table else [name]:
+        for kind in devices.table:
+            for number in range(devices.count(kind)):
+                yield Device(name=f"{node_name}/{kind}-{number}", type=kind, node=node_name)

@@ -1,0 +1,140 @@
+"""Clusters by name: `local:4`, `summit:8x4`, `dgx-a100:2x8`, `dgx-h100:4x8`."""
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphpipe.costs.cluster import Cluster, Device, DeviceType, Link
+from graphpipe.costs.cluster_file import load
+from graphpipe.errors import InvalidInput, nearest
+
+MOST_DEVICES = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Machine:
+    """One kind of node: the devices in it and the links of each device."""
+
+    device: DeviceType
+    intra_node: Link
+    inter_node: Link
+
+
+# Peak and memory size are the vendors' figures (FP32 on V100, dense TF32 on A100 and H100). Bandwidths are nominal
+# times about 0.85, what copy benchmarks reach: memory 900, 2039 and 3350 GB/s; NVLink per direction between two
+# devices 50 (two bricks on Summit), 300 and 450 GB/s; network per device 100, 200 and 400 Gb/s. Latencies and
+# launch times are common figures for NCCL and CUDA. half_peak_flops is an assumption about matrix products: a V100
+# reaches two thirds of its peak with 1024 x 1024 x 1024 (2.1 GFLOP), and faster devices need products larger in the
+# same proportion (64 us at peak). None of these figures was fitted to published results of any planner.
+_MACHINES = {
+    "summit": _Machine(
+        device=DeviceType(
+            name="v100",
+            memory_bytes=16e9,
+            peak_flops_per_second=15.7e12,
+            memory_bytes_per_second=765e9,
+            launch_seconds=5e-6,
+            half_peak_flops=1e9,
+        ),
+        intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=43e9),
+        inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=10.6e9),
+    ),
+    "dgx-a100": _Machine(
+        device=DeviceType(
+            name="a100",
+            memory_bytes=80e9,
+            peak_flops_per_second=156e12,
+            memory_bytes_per_second=1730e9,
+            launch_seconds=5e-6,
+            half_peak_flops=10e9,
+        ),
+        intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=255e9),
+        inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=21e9),
+    ),
+    "dgx-h100": _Machine(
+        device=DeviceType(
+            name="h100",
+            memory_bytes=80e9,
+            peak_flops_per_second=495e12,
+            memory_bytes_per_second=2850e9,
+            launch_seconds=5e-6,
+            half_peak_flops=32e9,
+        ),
+        intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=380e9),
+        inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=42e9),
+    ),
+}
+
+
+def preset(spec: str) -> Cluster:
+    """Return the cluster of a preset: `local:PROCESSES`, or `NAME:NODESxDEVICES`.
+
+    Raises:
+        InvalidInput: an unknown preset (the nearest name is given), or a malformed size.
+    """
+    name, _, size = spec.partition(":")
+    if name == "local":
+        return _local(spec, _sizes(spec, size, r"([1-9][0-9]{0,9})", "local:PROCESSES, such as local:4")[0])
+    if name not in _MACHINES:
+        raise InvalidInput(f"unknown cluster preset '{name}'", remedy=nearest(name, ["local", *_MACHINES]))
+    sizes = _sizes(spec, size, r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", f"{name}:NODESxDEVICES, such as {name}:2x4")
+    machine = _MACHINES[name]
+    return Cluster(
+        name=spec,
+        device_types=(machine.device,),
+        devices=_devices(machine.device.name, *sizes),
+        intra_node=machine.intra_node,
+        inter_node=machine.inter_node,
+    )
+
+
+def resolve(text: str) -> Cluster:
+    """Return the cluster of a TOML file when `text` ends in `.toml`, otherwise of a preset.
+
+    Raises:
+        InvalidInput: as `Cluster.load` and `Cluster.preset` do.
+    """
+    return load(Path(text)) if text.endswith(".toml") else preset(text)
+
+
+def _sizes(spec: str, size: str, pattern: str, form: str) -> list[int]:
+    match = re.fullmatch(pattern, size)
+    if match is None:
+        raise InvalidInput(f"'{spec}' has no size of the form {form}", where="cluster")
+    sizes = [int(number) for number in match.groups()]
+    if math.prod(sizes) > MOST_DEVICES:
+        raise InvalidInput(
+            f"'{spec}' has {math.prod(sizes):,} devices, at most {MOST_DEVICES:,} are read", where="cluster"
+        )
+    return sizes
+
+
+def _devices(kind: str, nodes: int, each: int) -> tuple[Device, ...]:
+    return tuple(
+        Device(name=f"node{node}/{kind}-{number}", type=kind, node=f"node{node}")
+        for node in range(nodes)
+        for number in range(each)
+    )
+
+
+def _local(spec: str, processes: int) -> Cluster:
+    # Nominal figures of one CPU core in FP32 and of messages through the loopback interface; `profile` measures.
+    core = DeviceType(
+        name="cpu",
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / processes,
+        peak_flops_per_second=20e9,
+        memory_bytes_per_second=10e9,
+        launch_seconds=10e-6,
+        half_peak_flops=1e6,
+    )
+    loopback = Link(latency_seconds=50e-6, bandwidth_bytes_per_second=1.5e9)
+    return Cluster(
+        name=spec,
+        device_types=(core,),
+        devices=_devices("cpu", 1, processes),
+        intra_node=loopback,
+        inter_node=loopback,
+        cores_per_node=os.cpu_count(),
+    )

@@ -1,0 +1,84 @@
+"""What importers of other tools' profiles share: checks that name the file, and the check of units."""
+
+import math
+import warnings
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph.operator_graph import Edge, Graph, Op
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-3, 20.0
+"""Forward and backward of one batch of any model worth planning take a time between these."""
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """Return the lines of a text file.
+
+    Raises:
+        InvalidInput: missing, not text, or empty.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
+    except UnicodeDecodeError:
+        raise InvalidInput("not a text file", where=str(path)) from None
+    if not any(line.strip() for line in lines):
+        raise InvalidInput("the file is empty", where=str(path))
+    return lines
+
+
+def check_samples(samples: int) -> None:
+    """Check the number of samples a profile was taken with.
+
+    Raises:
+        InvalidInput: less than one.
+    """
+    if samples < 1:
+        raise InvalidInput(f"is {samples}, must be at least 1", where="samples")
+
+
+def check_amount(amount: float, where: str) -> float:
+    """Return `amount`.
+
+    Raises:
+        InvalidInput: negative, infinite or NaN.
+    """
+    if not (math.isfinite(amount) and amount >= 0):
+        raise InvalidInput(f"is {amount}, must be finite and not negative", where=where)
+    return amount
+
+
+def build(path: str | Path, ops: Iterable[Op], edges: Iterable[Edge]) -> Graph:
+    """Return the graph, named after its file; warn when its times look like another unit's.
+
+    Raises:
+        InvalidInput: not a graph (a cycle, an unknown operator); the file is named.
+    """
+    try:
+        graph = Graph(name=Path(path).name.split(".")[0], ops=tuple(ops), edges=tuple(edges))
+    except InvalidInput as error:
+        raise InvalidInput(error.what, where=str(path), remedy=error.remedy) from None
+    seconds = sum(op.measured.forward_seconds + op.measured.backward_seconds for op in graph.ops if op.measured)
+    if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
+        warnings.warn(
+            f"{path}: forward and backward of one batch sum to {seconds:.3g} s; are the times in another unit?",
+            stacklevel=3,
+        )
+    return graph
+
+
+def without(dropped: Collection[str], ops: Iterable[Op], edges: Iterable[Edge]) -> tuple[list[Op], list[Edge]]:
+    """Return the operators and edges that are left; what a dropped one joined stays joined, by its incoming edge."""
+    kept: dict[tuple[str, str], Edge] = {(edge.source, edge.target): edge for edge in edges}
+    for name in dropped:
+        inward = [edge for edge in kept.values() if edge.target == name]
+        outward = [edge for edge in kept.values() if edge.source == name]
+        for edge in (*inward, *outward):
+            del kept[edge.source, edge.target]
+        for before in inward:
+            for after in outward:
+                pair = (before.source, after.target)
+                kept.setdefault(pair, Edge(source=pair[0], target=pair[1], bytes_per_sample=before.bytes_per_sample))
+    return [op for op in ops if op.name not in dropped], list(kept.values())

@@ -1,0 +1,97 @@
+"""A partition judged before any device is assigned: samples in flight, memory and step time, in microseconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpipe.costs import CostModel
+from graphpipe.plan.in_flight import in_flight_samples
+from graphpipe.plan.partition import Part, Problem, crossing_bytes
+from graphpipe.plan.settings import far_bandwidth, stage_seconds
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A partition and what is known of it."""
+
+    parts: tuple[Part, ...]
+    in_flight: tuple[int, ...]
+    step_seconds: float
+    """Closed form, as `bounds.estimated_step_seconds`, on the slowest device type and links."""
+    spare_bytes: tuple[float, ...]
+    """Per stage, what the smallest device has left (negative: what it lacks)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """Judges partitions of one problem."""
+
+    problem: Problem
+    costs: CostModel
+    chain: bool
+    """Stages follow each other also where they do not feed each other."""
+    _seconds: dict[tuple[int, int], Array] = field(default_factory=dict[tuple[int, int], Array])
+
+    def draft(self, parts: Sequence[Part]) -> Draft:
+        """Return the draft of a partition, its stages in topological order."""
+        crossing = crossing_bytes(self.problem.graph, parts)
+        followers: list[set[int]] = [set() for _ in parts]
+        for source, target in crossing:
+            followers[source].add(target)
+        if self.chain:
+            for stage in range(len(parts) - 1):
+                followers[stage].add(stage + 1)
+        successors = [sorted(after) for after in followers]
+        in_flight = in_flight_samples(
+            self.problem.batch_size, [part.micro_batch for part in parts], [part.burst for part in parts], successors
+        )
+        return Draft(
+            tuple(parts),
+            in_flight,
+            self._step_seconds(parts, crossing, successors),
+            self._spare_bytes(parts, crossing, in_flight),
+        )
+
+    def _step_seconds(
+        self, parts: Sequence[Part], crossing: dict[tuple[int, int], float], successors: list[list[int]]
+    ) -> float:
+        busy = self._summed(parts, [self._of(part) for part in parts])
+        for (source, target), count in crossing.items():
+            way = count / far_bandwidth(self.problem) / min(parts[source].degree, parts[target].degree)
+            for stage in (source, target):
+                seconds = way * parts[stage].micro_batch
+                busy[stage] = max(busy[stage], seconds) if self.problem.cluster.overlap else busy[stage] + 2 * seconds
+        longest = [0.0] * len(parts)
+        for stage in reversed(range(len(parts))):
+            longest[stage] = busy[stage] + max((longest[after] for after in successors[stage]), default=0.0)
+        batch = self.problem.batch_size
+        steady = [
+            seconds / part.micro_batch for seconds, part in zip(busy, parts, strict=True) if part.micro_batch < batch
+        ]
+        return float(batch * max(steady, default=0.0) + max(longest))
+
+    def _spare_bytes(
+        self, parts: Sequence[Part], crossing: dict[tuple[int, int], float], in_flight: Sequence[int]
+    ) -> tuple[float, ...]:
+        capacity = min(self.problem.cluster.types[device.type].memory_bytes for device in self.problem.cluster.devices)
+        state = self._summed(parts, [self.costs.state_bytes_by_op] * len(parts))
+        saved = self._summed(parts, [self.costs.saved_bytes] * len(parts))
+        for (_, target), count in crossing.items():
+            saved[target] += count
+        held = np.array(in_flight) / np.array([part.degree for part in parts])
+        return tuple(capacity - state - held * saved)
+
+    def _summed(self, parts: Sequence[Part], values: Sequence[Array]) -> Array:
+        return np.array(
+            [float(value[self.costs.positions(part.ops)].sum()) for part, value in zip(parts, values, strict=True)]
+        )
+
+    def _of(self, part: Part) -> Array:
+        key = (part.micro_batch, part.degree)
+        if key not in self._seconds:
+            self._seconds[key] = stage_seconds(self.problem, self.costs, *key)
+        return self._seconds[key]

@@ -1,0 +1,83 @@
+"""The cluster: which link joins two devices, and what is refused."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from graphpipe.costs import Cluster, Device, DeviceType, Link, PairLink
+from graphpipe.documents import from_body, to_body
+from graphpipe.errors import InvalidInput
+
+NEAR = Link(latency_seconds=1.0, bandwidth_bytes_per_second=100.0)
+FAR = Link(latency_seconds=10.0, bandwidth_bytes_per_second=10.0)
+ODD = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0)
+KIND = DeviceType(
+    name="gpu",
+    memory_bytes=8.0,
+    peak_flops_per_second=4.0,
+    memory_bytes_per_second=2.0,
+    launch_seconds=0.0,
+    half_peak_flops=0.0,
+)
+CLUSTER = Cluster(
+    name="test",
+    device_types=(KIND,),
+    devices=tuple(Device(name=name, type="gpu", node=name[0]) for name in ("a0", "a1", "b0", "b1")),
+    intra_node=NEAR,
+    inter_node=FAR,
+    pair_links=(PairLink(first="b1", second="a0", link=ODD),),
+)
+
+
+def test_a_message_takes_latency_and_bytes_over_bandwidth_and_nothing_takes_no_time() -> None:
+    assert FAR.seconds(50) == 15
+    assert FAR.seconds(0) == 0
+
+
+def test_links_by_level_and_by_pair_both_ways() -> None:
+    assert CLUSTER.link(0, 1) is NEAR
+    assert CLUSTER.link(1, 2) is FAR
+    assert CLUSTER.link(0, 3) is CLUSTER.link(3, 0) is ODD
+    assert CLUSTER.link(2, 2) is None
+
+
+def test_the_slowest_link_of_a_ring() -> None:
+    assert CLUSTER.slowest_link((2,)) is None
+    assert CLUSTER.slowest_link((0, 1)) is NEAR
+    assert CLUSTER.slowest_link((1, 2, 3)) is FAR
+    assert CLUSTER.slowest_link((0, 1, 2, 3)) is ODD
+
+
+def test_a_cluster_survives_its_plain_form_with_its_fingerprint() -> None:
+    again = from_body(Cluster, to_body(CLUSTER), "here")
+    assert again == CLUSTER
+    assert again.fingerprint == CLUSTER.fingerprint != replace(CLUSTER, overlap=False).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"devices": ()}, "cluster 'test': the cluster has no devices"),
+        ({"devices": CLUSTER.devices[:1] * 2}, "2 devices are named 'a0'"),
+        ({"device_types": (KIND, KIND)}, "2 device types are named 'gpu'"),
+        ({"device_types": ()}, "device 'a0' has unknown type 'gpu'"),
+        ({"device_types": (replace(KIND, memory_bytes=0),)}, "device type 'gpu', memory_bytes: is 0, must be positive"),
+        ({"device_types": (replace(KIND, launch_seconds=-1),)}, "launch_seconds: is -1, must be finite and not neg"),
+        ({"intra_node": replace(NEAR, bandwidth_bytes_per_second=0)}, "intra_node, bandwidth_bytes_per_second: is 0"),
+        ({"inter_node": replace(FAR, latency_seconds=math.nan)}, "inter_node, latency_seconds: is nan"),
+        ({"pair_links": (PairLink(first="a0", second="x", link=ODD),)}, "a pair link names unknown device 'x'"),
+        ({"pair_links": (PairLink(first="a0", second="a0", link=ODD),)}, "a pair link joins 'a0' to itself"),
+        ({"cores_per_node": 0}, "cores_per_node: is 0, must be positive"),
+    ],
+)
+def test_what_is_no_cluster_is_refused(change: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        replace(CLUSTER, **change)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_lazy_ways_in_reach_presets_and_files(tmp_path: Path) -> None:
+    assert len(Cluster.preset("local:3").devices) == 3
+    with pytest.raises(InvalidInput, match="cannot read"):
+        Cluster.load(tmp_path / "missing.toml")

@@ -1,0 +1,106 @@
+"""The cost look-up: costs 1, 10, 100, ... so that each sum names what went into it."""
+
+import pytest
+
+from graphpipe.costs import Cluster, CostModel, CostTable, Curve, Device, DeviceType, Link, OpCost
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Edge, Graph, Op, Work
+
+
+def op(name: str, saved: float, parameters: float, *, trainable: bool = True) -> Op:
+    work = Work(saved_bytes_per_sample=saved)
+    return Op(name=name, parameter_bytes=parameters, work=work, trainable=trainable)
+
+
+GRAPH = Graph(
+    name="g",
+    ops=(op("a", 1, 10), op("b", 10, 100), op("c", 100, 1000, trainable=False), op("d", 1000, 0)),
+    edges=tuple(
+        Edge(source=source, target=target, bytes_per_sample=count)
+        for source, target, count in (("a", "b", 5), ("a", "c", 7), ("b", "d", 50), ("c", "d", 500))
+    ),
+)
+
+
+def device_type(name: str) -> DeviceType:
+    return DeviceType(
+        name=name,
+        memory_bytes=1,
+        peak_flops_per_second=1,
+        memory_bytes_per_second=1,
+        launch_seconds=0,
+        half_peak_flops=0,
+    )
+
+
+CLUSTER = Cluster(
+    name="c",
+    device_types=(device_type("slow"), device_type("fast")),
+    devices=tuple(Device(name=f"d{at}", type="slow" if at else "fast", node=f"n{at // 2}") for at in range(4)),
+    intra_node=Link(latency_seconds=1, bandwidth_bytes_per_second=100),
+    inter_node=Link(latency_seconds=2, bandwidth_bytes_per_second=10),
+)
+
+
+def line(fixed: float, slope: float) -> Curve:
+    return Curve(lines=((fixed, slope),))
+
+
+TABLE = CostTable(
+    graph_fingerprint=GRAPH.fingerprint,
+    rows=tuple(
+        OpCost(
+            op=name,
+            device_type=kind,
+            forward=line(0, scale * speed),
+            input_gradient=line(0, 2 * scale * speed),
+            weight_gradient=line(3 * scale * speed, 0),
+            source="analytic",
+        )
+        for kind, speed in (("slow", 1.0), ("fast", 0.5))
+        for name, scale in (("a", 1.0), ("b", 10.0), ("c", 100.0), ("d", 1000.0))
+    ),
+    state_bytes_per_parameter_byte=4,
+    optimizer_seconds_per_parameter_byte=0.25,
+    task_overhead_seconds=0.125,
+)
+MODEL = CostModel(GRAPH, TABLE, CLUSTER)
+
+
+def test_task_seconds_sum_the_operators_at_the_samples_of_one_device() -> None:
+    slow = MODEL.task_seconds(("a", "c"), 1, 2)
+    assert (slow.forward, slow.input_gradient, slow.weight_gradient) == (202.125, 404.125, 303)
+    assert slow.backward == 404.125 + 303
+    assert MODEL.task_seconds(("a", "c"), 0, 2).forward == 101.125
+
+
+def test_transfers_go_over_the_link_between_the_devices() -> None:
+    assert MODEL.transfer_seconds(200, 0, 1) == 3
+    assert MODEL.transfer_seconds(200, 1, 2) == 22
+    assert MODEL.transfer_seconds(200, 3, 3) == 0
+    assert MODEL.transfer_seconds(0, 1, 2) == 0
+
+
+def test_a_ring_all_reduce_takes_twice_degree_minus_one_steps_over_the_slowest_link() -> None:
+    assert MODEL.all_reduce_seconds(200, (0, 1)) == 2 * (1 + 100 / 100)
+    assert MODEL.all_reduce_seconds(300, (0, 1, 2)) == 4 * (2 + 100 / 10)
+    assert MODEL.all_reduce_seconds(300, (2,)) == 0
+    assert MODEL.all_reduce_seconds(0, (0, 1)) == 0
+
+
+def test_frozen_parameters_have_no_optimizer_state_and_no_optimizer_step() -> None:
+    assert MODEL.optimizer_seconds(("a", "b", "c", "d")) == 110 * 0.25
+    assert MODEL.state_bytes(("a", "b", "c", "d")) == 4 * 110 + 1000
+
+
+def test_activations_are_what_is_saved_and_what_is_received_once() -> None:
+    assert MODEL.activation_bytes(("a",)) == 1
+    # a's output is read by b and c (5 and 7 bytes of it): it comes once.
+    assert MODEL.activation_bytes(("b", "c")) == 110 + 7
+    assert MODEL.activation_bytes(("d",)) == 1000 + 550
+    assert MODEL.activation_bytes(("a", "b", "c", "d")) == 1111
+
+
+def test_a_table_for_another_graph_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="the cost table was made for graph"):
+        CostModel(Graph(name="other", ops=GRAPH.ops, edges=()), TABLE, CLUSTER)

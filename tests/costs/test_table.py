@@ -1,0 +1,69 @@
+"""The cost table: curves, and what is refused."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from graphpipe.costs import CostTable, Curve, OpCost
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph, Op
+
+GRAPH = Graph(name="g", ops=(Op(name="a"), Op(name="b")), edges=())
+
+
+def row(op: str, *lines: tuple[float, float], device_type: str = "gpu") -> OpCost:
+    curve = Curve(lines=lines)
+    return OpCost(
+        op=op,
+        device_type=device_type,
+        forward=curve,
+        input_gradient=Curve(),
+        weight_gradient=curve,
+        source="profiled",
+        error=0.05,
+    )
+
+
+def test_a_curve_is_the_largest_of_its_lines() -> None:
+    curve = Curve(lines=((10.0, 1.0), (0.0, 3.0)))
+    assert [curve(samples) for samples in (0, 1, 5, 6, 10)] == [0, 11, 15, 18, 30]
+    assert Curve()(7) == 0
+
+
+def test_a_saved_table_loads_equal(tmp_path: Path) -> None:
+    table = CostTable(
+        graph_fingerprint=GRAPH.fingerprint,
+        rows=(row("a", (1.0, 2.0)), row("b")),
+        state_bytes_per_parameter_byte=2,
+        optimizer_seconds_per_parameter_byte=1e-9,
+        task_overhead_seconds=1e-5,
+    )
+    table.save(tmp_path / "costs.json")
+    assert CostTable.load(tmp_path / "costs.json") == table
+    assert CostTable.load(tmp_path / "costs.json").fingerprint == table.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"rows": (row("a"), row("a"))}, "cost of op a on gpu: is listed twice"),
+        ({"rows": (row("a", (-1.0, 0.0)),)}, r"cost of op a on gpu, forward: is -1.0 \+ 0.0 n, must be finite"),
+        ({"rows": (row("a", (0.0, math.nan)),)}, r"forward: is 0.0 \+ nan n"),
+        ({"rows": (), "task_overhead_seconds": -1.0}, "costs, task_overhead_seconds: is -1.0, must be finite"),
+        ({"rows": (), "state_bytes_per_parameter_byte": math.inf}, "state_bytes_per_parameter_byte: is inf"),
+    ],
+)
+def test_impossible_costs_are_refused(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        CostTable(graph_fingerprint="", **fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_table_for_another_graph_or_device_is_refused() -> None:
+    table = CostTable(graph_fingerprint=GRAPH.fingerprint, rows=(row("a"), row("b"), row("a", device_type="cpu")))
+    table.check_for(GRAPH, {"gpu"})
+    with pytest.raises(InvalidInput, match="no row for op 'b' on device type 'cpu'"):
+        table.check_for(GRAPH, {"gpu", "cpu"})
+    other = Graph(name="other", ops=(Op(name="a"),), edges=())
+    with pytest.raises(InvalidInput, match=f"made for graph {GRAPH.fingerprint[:12]}, this graph 'other' is"):
+        table.check_for(other, {"gpu"})

@@ -1,0 +1,81 @@
+"""The house's import rules: rooms look only at rooms above them, and torch stays in its rooms."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "graphpipe"
+ROOMS = (
+    *("errors", "units", "documents", "graph", "costs", "plan", "schedule", "trace", "simulate", "model", "run"),
+    *("report", "api", "cli", "__main__"),  # api: the public functions that wire rooms together
+)
+PUBLIC = "graphpipe"
+"""The public names: may come from every room, and no room imports them from there."""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(name: str, *, lazy: bool) -> set[str]:
+    """Return the modules that a module imports at its top level, or, with `lazy`, anywhere."""
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in ast.walk(tree) if lazy else eager(tree.body):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}, line {node.lineno}: write imports in full"
+            assert node.module is not None
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {module if module in MODULES else node.module for module in inner}
+    return found
+
+
+def eager(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements that run on import, those inside `if` and `try` too, `if TYPE_CHECKING` apart."""
+    found: list[ast.stmt] = []
+    for node in body:
+        found.append(node)
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            for field in ("body", "orelse", "finalbody"):
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found += eager(getattr(node, field, []))
+    return found
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != PUBLIC])
+def test_a_room_imports_only_rooms_above_it(name: str) -> None:
+    assert room(name) in ROOMS, f"{name} is in no room of the design"
+    for other in imported(name, lazy=True):
+        if other.split(".")[0] == "graphpipe":
+            assert other != PUBLIC, f"{name} imports the public names"
+            assert ROOMS.index(room(other)) <= ROOMS.index(room(name)), f"{name} imports {other}"
+            assert {room(name), room(other)} != {"simulate", "run"}, f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_torch_stays_in_its_rooms(name: str) -> None:
+    roots = {other.split(".")[0] for other in imported(name, lazy=True)}
+    if "torch" in roots:
+        assert name.startswith(("graphpipe.model", "graphpipe.run")) or name == "graphpipe.costs.profiler"
+
+
+def test_no_import_cycles() -> None:
+    graph = {name: {other for other in imported(name, lazy=False) if other in MODULES} for name in MODULES}
+    TopologicalSorter(graph).prepare()
+
+
+def test_the_scan_tells_eager_imports_from_lazy_ones() -> None:
+    assert "graphpipe.errors" in imported("graphpipe.units", lazy=False)
+    assert "graphpipe.costs.presets" in imported("graphpipe.costs.cluster", lazy=True)
+    assert "graphpipe.costs.presets" not in imported("graphpipe.costs.cluster", lazy=False)
