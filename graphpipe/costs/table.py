@@ -64,7 +64,7 @@ class CostTable:
     optimizer_seconds_per_parameter_byte: float = 0.0
     """Time of the optimizer step."""
     task_overhead_seconds: float = 0.0
-    """What the runtime itself costs per task and per transfer on this machine."""
+    """What the runtime itself costs per task on this machine."""
 
     def __post_init__(self) -> None:
         for field in (

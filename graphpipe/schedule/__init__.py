@@ -1,9 +1,12 @@
 """In what order: tasks, schedules, their verifier and lowering, and one file per scheduler."""
 
+from graphpipe.schedule.lower import lower
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Transfer
+from graphpipe.schedule.registry import SCHEDULERS, schedule
 from graphpipe.schedule.schedule import Schedule, Task
 
 __all__ = [
+    "SCHEDULERS",
     "Action",
     "Compute",
     "LoweredSchedule",
@@ -13,4 +16,6 @@ __all__ = [
     "Send",
     "Task",
     "Transfer",
+    "lower",
+    "schedule",
 ]

@@ -1,5 +1,17 @@
-"""What happened: spans and memory over time, predicted or measured."""
+"""What happened: spans and memory over time, predicted or measured; their comparison and export."""
 
+from graphpipe.trace.chrome import save_chrome, to_chrome
+from graphpipe.trace.compare import Comparison, Difference, compare
 from graphpipe.trace.trace import MemorySample, Span, SpanKind, Trace
 
-__all__ = ["MemorySample", "Span", "SpanKind", "Trace"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "MemorySample",
+    "Span",
+    "SpanKind",
+    "Trace",
+    "compare",
+    "save_chrome",
+    "to_chrome",
+]

@@ -1,0 +1,90 @@
+"""The step time alone, for the plans that planners make: quick enough to rank many of them."""
+
+from collections.abc import Iterator
+
+from graphpipe.plan import Plan
+from graphpipe.schedule.registry import build
+from graphpipe.schedule.verify import verify
+from graphpipe.simulate.period import Period, Slot
+
+Moment = tuple[int, int]
+"""A task of a period, and which period."""
+
+
+def applies(plan: Plan) -> bool:
+    """Whether every device hosts at most one stage, has its own cores, and computes while it transfers.
+
+    Then nothing but the order of its own stage decides when a device or a channel is free.
+    """
+    shared = sum(stage.degree for stage in plan.stages) > len(plan.used_devices)
+    return plan.cluster.overlap and plan.cluster.cores_per_node is None and not shared
+
+
+def critical_path(plan: Plan) -> float:
+    """Return the step seconds of a plan that `applies` holds for: what `simulate` finds, without the trace.
+
+    Replicas and branches that do the same at the same times are computed once.
+
+    Raises:
+        InvalidInput: the plan's schedule deadlocks or is unknown.
+    """
+    schedule = build(plan)
+    period, model = Period(plan, schedule), plan.cost_model
+    ends = _slot_ends(period)
+    if len(ends) < len(set(period.alike)):
+        verify(plan, schedule)  # Names the tasks that wait for ever.
+    last = [0.0] * len(plan.stages)
+    for slot, (stage, _) in enumerate(period.slots):
+        last[stage] = max(last[stage], ends[period.alike[slot]])
+    finish = 0.0
+    for end, stage in zip(last, plan.stages, strict=True):
+        count = float(model.trainable_bytes[model.positions(stage.ops)].sum())
+        finish = max(finish, end + model.all_reduce_seconds(count, stage.devices) + model.optimizer_seconds(stage.ops))
+    return finish
+
+
+def _slot_ends(period: Period) -> dict[Slot, float]:
+    # Each slot goes on until it needs a task that has not been timed yet; that task wakes it up.
+    arrivals, ends = _arrivals(period), dict[Moment, float]()
+    channels: dict[tuple[Slot, Slot], float] = {}
+    free = dict.fromkeys(period.alike, 0.0)
+    rest = {slot: _moments(period, slot) for slot in free}
+    heads = [(slot, next(rest[slot])) for slot in free]
+    finished: dict[Slot, float] = {}
+    asleep: dict[Moment, list[tuple[Slot, Moment]]] = {}
+    while heads:
+        slot, moment = heads.pop()
+        number, turn = moment
+        missing = next(((source, turn) for source, _, _ in arrivals[number] if (source, turn) not in ends), None)
+        if missing is not None:
+            asleep.setdefault(missing, []).append((slot, moment))
+            continue
+        start = free[slot]
+        for source, seconds, channel in arrivals[number]:
+            # A channel carries what it is given in the order of both its ends.
+            arrived = max(ends[source, turn], channels.get(channel, 0.0)) + seconds
+            channels[channel] = arrived
+            start = max(start, arrived)
+        ends[moment] = free[slot] = start + period.seconds[slot][number < period.numbers.half]
+        heads += asleep.pop(moment, ())
+        if (following := next(rest[slot], None)) is not None:
+            heads.append((slot, following))
+        else:
+            finished[slot] = free[slot]
+    return finished
+
+
+def _arrivals(period: Period) -> list[list[tuple[int, float, tuple[Slot, Slot]]]]:
+    # What a task waits for, with every source replaced by the one that stands for it.
+    stands = [
+        number - period.firsts[slot] + period.firsts[period.alike[slot]] for number, slot in enumerate(period.slot_of)
+    ]
+    return [[(stands[it.source], it.seconds, it.channel) for it in waits] for waits in period.arrivals]
+
+
+def _moments(period: Period, slot: Slot) -> Iterator[Moment]:
+    stage, device = period.slots[slot]
+    count, first, half = period.numbers.counts[stage], period.firsts[slot], period.numbers.half
+    for task in period.schedule.devices[device]:
+        turn, index = divmod(task.micro_batch, count)
+        yield first + index + (half if task.kind == "F" else 0), turn

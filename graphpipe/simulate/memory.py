@@ -1,0 +1,38 @@
+"""The bytes each device holds over time."""
+
+from collections.abc import Sequence
+
+from graphpipe.plan import Plan
+from graphpipe.trace import MemorySample, Span
+
+
+def memory_over_time(plan: Plan, spans: Sequence[Span]) -> tuple[MemorySample, ...]:
+    """Return a sample for every change of what a device holds, by device, then time.
+
+    From the start a device holds the parameters, gradients and optimizer state of its stages, each replica in whole.
+    A micro-batch's share of activations is held from the start of its forward to the end of its backward.
+    """
+    changes: dict[int, list[tuple[float, float]]] = {device: [] for device in plan.used_devices}
+    for stage in plan.stages:
+        for device in stage.devices:
+            changes[device].append((0.0, plan.cost_model.state_bytes(stage.ops)))
+    held = [plan.cost_model.activation_bytes(stage.ops) * (stage.micro_batch / stage.degree) for stage in plan.stages]
+    for span in spans:
+        if span.kind == "F":
+            changes[span.device].append((span.start_seconds, held[span.stage]))
+        elif span.kind == "B":
+            changes[span.device].append((span.end_seconds, -held[span.stage]))
+    return tuple(sample for device, found in changes.items() for sample in _add_up(device, found))
+
+
+def _add_up(device: int, changes: list[tuple[float, float]]) -> list[MemorySample]:
+    # At equal times what is freed comes first, except that the state is there before anything.
+    state = [change for change in changes if change[0] == 0.0]
+    samples: list[MemorySample] = []
+    total = 0.0
+    for seconds, change in state + sorted(change for change in changes if change[0] > 0.0):
+        total += change
+        if samples and samples[-1].seconds == seconds and change > 0:
+            samples.pop()
+        samples.append(MemorySample(device=device, seconds=seconds, bytes=total))
+    return samples

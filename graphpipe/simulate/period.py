@@ -1,0 +1,113 @@
+"""The part of a training step that repeats, and the devices in it that do the same at the same times."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import lcm
+
+from graphpipe.plan import Plan
+from graphpipe.schedule import Schedule, Task
+from graphpipe.schedule.tasks import TaskNumbers
+
+Slot = int
+"""A replica of a stage: replicas counted through, stage by stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a task of a period waits for."""
+
+    source: int
+    """Number of the producing task in the period."""
+    seconds: float
+    """Of the transfer."""
+    channel: tuple[Slot, Slot]
+
+
+# No slots: the derived tables below are cached properties.
+@dataclass(frozen=True)
+class Period:
+    """As many samples as all micro-batch sizes divide: who waits for whom repeats with every such period."""
+
+    plan: Plan
+    schedule: Schedule
+
+    @cached_property
+    def samples(self) -> int:
+        """Samples of one period."""
+        return lcm(*(stage.micro_batch for stage in self.plan.stages))
+
+    @cached_property
+    def numbers(self) -> TaskNumbers:
+        """Numbers of the tasks of one period."""
+        return TaskNumbers(self.plan, self.samples)
+
+    @cached_property
+    def slots(self) -> list[tuple[int, int]]:
+        """Stage and device of each slot."""
+        return [(number, device) for number, stage in enumerate(self.plan.stages) for device in stage.devices]
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """Number of the first backward of each slot."""
+        return [self.numbers.number(Task("B", stage, 0), device) for stage, device in self.slots]
+
+    @cached_property
+    def seconds(self) -> list[tuple[float, float]]:
+        """Seconds of a forward and a backward of each slot."""
+        found: list[tuple[float, float]] = []
+        for number, device in self.slots:
+            stage = self.plan.stages[number]
+            seconds = self.plan.cost_model.task_seconds(stage.ops, device, stage.micro_batch / stage.degree)
+            found.append((seconds.forward, seconds.backward))
+        return found
+
+    @cached_property
+    def slot_of(self) -> list[Slot]:
+        """The slot of each task number."""
+        half = [slot for slot, (stage, _) in enumerate(self.slots) for _ in range(self.numbers.counts[stage])]
+        return half + half
+
+    @cached_property
+    def arrivals(self) -> list[list[Arrival]]:
+        """What each task waits for, by number."""
+        found: list[list[Arrival]] = [[] for _ in self.slot_of]
+        for flow in self.numbers.flows(None):
+            source, target = self.slot_of[flow.source], self.slot_of[flow.target]
+            count = self.plan.edges[flow.edge].bytes_per_sample * len(flow.samples)
+            seconds = self.plan.cost_model.transfer_seconds(count, self.slots[source][1], self.slots[target][1])
+            found[flow.target].append(Arrival(flow.source, seconds, (source, target)))
+        return found
+
+    @cached_property
+    def alike(self) -> list[Slot]:
+        """For each slot the first one that does the same at the same times.
+
+        Colour refinement: slots begin alike if they take equal times for equal lists of tasks; then those that wait
+        for different colours are told apart, until nothing changes. What is left alike has equal recurrences.
+        """
+        orders = [tuple(task.kind for task in self.schedule.devices[device]) for _, device in self.slots]
+        colours = _first_equal(list(zip(self.seconds, orders, strict=True)))
+        while True:
+            refined = _first_equal([(colours[slot], self._waits(slot, colours)) for slot in range(len(self.slots))])
+            if refined == colours:
+                return colours
+            colours = refined
+
+    def _waits(self, slot: Slot, colours: Sequence[Slot]) -> Hashable:
+        count = self.numbers.counts[self.slots[slot][0]]
+        return tuple(
+            frozenset((self._place(arrival.source, colours), arrival.seconds) for arrival in self.arrivals[number])
+            for first in (self.firsts[slot], self.firsts[slot] + self.numbers.half)
+            for number in range(first, first + count)
+        )
+
+    def _place(self, number: int, colours: Sequence[Slot]) -> tuple[int, int]:
+        # A task as its slot's colour and its position in the slot.
+        slot = self.slot_of[number]
+        return colours[slot], number - self.firsts[slot]
+
+
+def _first_equal(items: Sequence[Hashable]) -> list[int]:
+    first: dict[Hashable, int] = {}
+    return [first.setdefault(item, position) for position, item in enumerate(items)]

@@ -1,0 +1,70 @@
+"""From a plan to its predicted trace."""
+
+from graphpipe.plan import Plan, Prediction
+from graphpipe.schedule import Schedule, lower
+from graphpipe.schedule import schedule as schedule_of
+from graphpipe.schedule.verify import verify
+from graphpipe.simulate.activities import Activities, Doing
+from graphpipe.simulate.engine import Interval, run, run_shared
+from graphpipe.simulate.memory import memory_over_time
+from graphpipe.simulate.spans import spans_of
+from graphpipe.trace import Trace
+
+
+def simulate(plan: Plan, schedule: Schedule | None = None) -> Trace:
+    """Return what one training step of the plan is predicted to look like.
+
+    A device does one task at a time, in the schedule's order. Transfers from one device to another go one at a time.
+    If the cluster overlaps, a transfer starts as soon as it is produced, and transfers and reductions go on beside the
+    tasks; if not, they occupy the devices at both ends. Tasks on a node with fewer cores than running tasks share them
+    equally. The optimizer steps once all gradients of the device are there.
+
+    Args:
+        plan: a sound plan.
+        schedule: None: the one the plan names.
+
+    Raises:
+        InvalidInput: the schedule does not fit the plan or deadlocks.
+    """
+    cluster = plan.cluster
+    happened = happen(plan, schedule)
+    spans = [span for what, when in happened for span in spans_of(plan, what, when)]
+    spans.sort(key=lambda span: (span.device, span.start_seconds, span.end_seconds))
+    return Trace(
+        source="simulated",
+        plan_fingerprint=plan.fingerprint,
+        batch_size=plan.batch_size,
+        device_names=tuple(device.name for device in cluster.devices),
+        used_devices=plan.used_devices,
+        step_seconds=max(when.end for _, when in happened),
+        spans=tuple(spans),
+        memory=memory_over_time(plan, spans),
+    )
+
+
+def happen(plan: Plan, schedule: Schedule | None = None) -> list[tuple[Doing, Interval]]:
+    """Return what `simulate` makes its trace of: every activity, and when it happens."""
+    if schedule is None:
+        schedule = schedule_of(plan)
+    else:
+        verify(plan, schedule)
+    activities = Activities(plan)
+    activities.add_all(lower(plan, schedule))
+    cores = plan.cluster.cores_per_node
+    if cores is None:
+        intervals = run(activities.found)
+    else:
+        intervals = run_shared(activities.found, {device.node: cores for device in plan.cluster.devices})
+    return list(zip(activities.what, intervals, strict=True))
+
+
+def predict(plan: Plan) -> Prediction:
+    """Return the step time, bubble and peak memory that `simulate` finds.
+
+    Raises:
+        InvalidInput: the plan's schedule deadlocks or is unknown.
+    """
+    trace = simulate(plan)
+    return Prediction(
+        step_seconds=trace.step_seconds, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes
+    )

@@ -1,0 +1,77 @@
+"""Traces in the Chrome trace-event format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+
+A process per trace, so that a prediction stands above its measurement; in it a thread per device for what it computes,
+one for every direction in which it transfers, one for its reductions, and a counter of its memory.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from graphpipe.documents import write_text
+from graphpipe.trace.trace import Span, Trace
+
+Event = dict[str, Any]
+Lane = tuple[int, int, int]
+"""Device, then 0 to compute, 1 to send, 2 to receive, 3 to reduce, then the peer."""
+_LANES = {"send": 1, "receive": 2, "reduce": 3}
+
+
+def to_chrome(traces: Sequence[Trace]) -> dict[str, Any]:
+    """Return the JSON object of these traces, in the "JSON object format"; times are in microseconds."""
+    events = [event for process, trace in enumerate(traces) for event in _trace_events(process, trace)]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def save_chrome(path: str | Path, traces: Sequence[Trace]) -> None:
+    """Write the traces to a JSON file.
+
+    Raises:
+        InvalidInput: the file cannot be written.
+    """
+    write_text(path, json.dumps(to_chrome(traces)) + "\n")
+
+
+def _trace_events(process: int, trace: Trace) -> list[Event]:
+    lanes = sorted({_lane(span) for span in trace.spans})
+    thread = {lane: number for number, lane in enumerate(lanes, start=1)}
+    name = f"{trace.source}: {trace.step_seconds * 1e3:.3g} ms, {trace.batch_size} samples"
+    events = [_name("process_name", process, 0, name)]
+    for lane in lanes:
+        events.append(_name("thread_name", process, thread[lane], _lane_name(trace, lane)))
+        events.append(_event("M", "thread_sort_index", process, thread[lane], args={"sort_index": thread[lane]}))
+    events += [_span_event(process, thread[_lane(span)], span) for span in trace.spans]
+    for sample in trace.memory:
+        counter = f"memory of {trace.device_names[sample.device]}"
+        events.append(_event("C", counter, process, 0, ts=sample.seconds * 1e6, args={"bytes": sample.bytes}))
+    return events
+
+
+def _lane(span: Span) -> Lane:
+    # Spans of one thread must not overlap: one direction between two devices carries one transfer at a time.
+    return span.device, _LANES.get(span.kind, 0), span.peer
+
+
+def _lane_name(trace: Trace, lane: Lane) -> str:
+    device, what, peer = lane
+    name = trace.device_names[device]
+    other = trace.device_names[peer] if peer >= 0 else "?"
+    return (name, f"{name} to {other}", f"{name} from {other}", f"{name} reduce")[what]
+
+
+def _span_event(process: int, thread: int, span: Span) -> Event:
+    label = f"{span.kind}{span.stage}" + (f".{span.micro_batch}" if span.micro_batch >= 0 else "")
+    args: Event = {"stage": span.stage, "micro_batch": span.micro_batch}
+    if span.bytes:
+        args["bytes"] = span.bytes
+    start, length = span.start_seconds * 1e6, (span.end_seconds - span.start_seconds) * 1e6
+    return _event("X", label, process, thread, ts=start, dur=length, cat=span.kind, args=args)
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> Event:
+    return _event("M", kind, process, thread, args={"name": name})
+
+
+def _event(phase: str, name: str, process: int, thread: int, **more: Any) -> Event:
+    return {"ph": phase, "name": name, "pid": process, "tid": thread, **more}

@@ -1,0 +1,174 @@
+"""Predicted traces against mental arithmetic."""
+
+import pytest
+from builders import Part, chain, make_plan
+
+from graphpipe.costs import Link
+from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.schedule import Schedule
+from graphpipe.simulate import predict, simulate
+from graphpipe.trace import Trace
+
+
+def times(trace: Trace, device: int, *kinds: str) -> list[tuple[str, float, float]]:
+    return [
+        (f"{span.kind}{span.micro_batch}", span.start_seconds, span.end_seconds)
+        for span in trace.spans
+        if span.device == device and span.kind in kinds
+    ]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "kfkb"])
+@pytest.mark.parametrize(("depth", "count"), [(1, 1), (2, 4), (4, 8), (3, 2)])
+def test_a_balanced_chain_takes_m_plus_p_minus_1_turns(name: str, depth: int, count: int):
+    plan = make_plan([Part(forward=1, backward=2)] * depth, batch_size=count, schedule=name)
+    trace = simulate(plan)
+    assert trace.step_seconds == (count + depth - 1) * (1 + 2)
+    assert trace.bubble_fraction == pytest.approx((depth - 1) / (count + depth - 1))
+
+
+def test_parallel_branches_fill_and_drain_together():
+    # Two branches of costs 1 and 10, joined by a stage of cost 100; backward as long as forward.
+    parts = [Part(forward=1, backward=1), Part(forward=10, backward=10), Part(forward=100, backward=100)]
+    branches = make_plan(parts, [(0, 2, 0.0), (1, 2, 0.0)], batch_size=2)
+    trace = simulate(branches)
+    assert times(trace, 0, "F", "B") == [("F0", 0, 1), ("F1", 1, 2), ("B0", 210, 211), ("B1", 410, 411)]
+    assert times(trace, 1, "F", "B") == [("F0", 0, 10), ("F1", 10, 20), ("B0", 210, 220), ("B1", 410, 420)]
+    assert trace.step_seconds == 10 + 2 * 200 + 10
+    assert simulate(make_plan(parts, batch_size=2)).step_seconds == 1 + 10 + 2 * 200 + 10 + 1
+
+
+def test_the_join_stage_paces_a_two_branch_pipeline():
+    # The picture in the docstring of 1F1B.
+    plan = make_plan([Part(), Part(), Part()], [(0, 2, 0.0), (1, 2, 0.0)], batch_size=4)
+    trace = simulate(plan)
+    assert trace.step_seconds == (4 + 2 - 1) * 3
+    starts = [(kind, start) for kind, start, _ in times(trace, 0, "F", "B")]
+    assert starts == [("F0", 0), ("F1", 1), ("B0", 4), ("F2", 6), ("B1", 7), ("F3", 9), ("B2", 10), ("B3", 13)]
+
+
+def test_a_transfer_takes_latency_and_bytes_over_bandwidth_each_way():
+    link = Link(latency_seconds=1.0, bandwidth_bytes_per_second=2.0)
+    plan = make_plan([Part(), Part()], chain(2, bytes_per_sample=18), batch_size=1, link=link)
+    trace = simulate(plan)  # F 1, send 1 + 18/2, F 1, B 2, send 10, B 2
+    assert trace.step_seconds == 1 + 10 + 1 + 2 + 10 + 2
+    assert times(trace, 0, "send", "receive") == [("send0", 1, 11), ("receive0", 14, 24)]
+    assert {(span.bytes, span.peer) for span in trace.spans if span.kind == "send"} == {(18, 1), (18, 0)}
+
+
+def two_sends(overlap: bool) -> Trace:
+    plan = make_plan([Part(), Part()], chain(2, bytes_per_sample=10), batch_size=2, overlap=overlap)
+    return simulate(plan)
+
+
+def test_overlapping_transfers_leave_the_device_free_but_go_one_at_a_time():
+    trace = two_sends(overlap=True)
+    assert times(trace, 0, "F") == [("F0", 0, 1), ("F1", 1, 2)]
+    assert times(trace, 0, "send") == [("send0", 1, 11), ("send1", 11, 21)]
+    assert times(trace, 1, "F", "B") == [("F0", 11, 12), ("B0", 12, 14), ("F1", 21, 22), ("B1", 22, 24)]
+    assert trace.step_seconds == 24 + 10 + 2
+
+
+def test_without_overlap_a_transfer_occupies_both_ends():
+    trace = two_sends(overlap=False)
+    assert times(trace, 0, "F", "send") == [("F0", 0, 1), ("send0", 1, 11), ("F1", 11, 12), ("send1", 12, 22)]
+    # Device 1 takes what is sent at 12 before it goes back with micro-batch 0; then the gradient occupies it from 24.
+    assert times(trace, 1, "F", "B") == [("F0", 11, 12), ("B0", 22, 24), ("F1", 34, 35), ("B1", 35, 37)]
+    assert trace.step_seconds == 37 + 10 + 2
+
+
+def test_stages_of_one_device_hand_over_for_nothing():
+    parts = [Part(devices=(0,)), Part(devices=(0,))]
+    trace = simulate(make_plan(parts, chain(2, bytes_per_sample=1000), batch_size=4))
+    assert trace.step_seconds == 4 * (3 + 3)
+    assert trace.bubble_fraction == 0
+    assert not any(span.kind in ("send", "receive") for span in trace.spans)
+
+
+def test_replicas_split_the_micro_batch_and_reduce_at_the_end():
+    # 2 samples each: F 2, B 4; the ring moves 2 x 1 steps of half of 1000 bytes; then 1000 x 0.01 of optimizer.
+    part = Part(micro_batch=4, degree=2, parameter_bytes=1000)
+    plan = make_plan([part], batch_size=4, optimizer_seconds_per_parameter_byte=0.01)
+    trace = simulate(plan)
+    for device in (0, 1):
+        assert times(trace, device, "F", "B", "reduce", "optimizer") == [
+            ("F0", 0, 2),
+            ("B0", 2, 6),
+            ("reduce-1", 6, 1006),
+            ("optimizer-1", 1006, 1016),
+        ]
+    assert trace.step_seconds == 1016
+
+
+def test_a_reduction_waits_for_the_last_replica_and_not_for_other_stages():
+    # Stage 0 is on devices 0 and 1, stage 1 on device 1 only and unrelated: it delays the second replica.
+    parts = [Part(micro_batch=2, degree=2, devices=(0, 1), parameter_bytes=10), Part(devices=(1,), micro_batch=2)]
+    trace = simulate(make_plan(parts, [], batch_size=2))
+    ends = {(span.device, span.stage): span.end_seconds for span in trace.spans if span.kind == "B"}
+    reduce = {span.device: span.start_seconds for span in trace.spans if span.kind == "reduce"}
+    assert reduce == {0: max(ends[0, 0], ends[1, 0]), 1: max(ends[0, 0], ends[1, 0])}
+    assert reduce[0] < ends[1, 1]
+
+
+def test_reductions_of_a_device_go_one_at_a_time():
+    # Both stages on both devices: the first is done at 3, the second at 6; each ring moves 1000 bytes in all.
+    part = Part(micro_batch=2, degree=2, devices=(0, 1), parameter_bytes=1000)
+    trace = simulate(make_plan([part, part], [], batch_size=2))
+    assert times(trace, 0, "reduce") == [("reduce-1", 3, 1003), ("reduce-1", 1003, 2003)]
+
+
+def test_processes_share_the_cores_of_a_node():
+    # Four independent stages on two cores: each task takes twice as long, so do the optimizer steps.
+    parts = [Part(parameter_bytes=5)] * 4
+    alone = make_plan(parts, [], batch_size=2, optimizer_seconds_per_parameter_byte=1.0)
+    shared = make_plan(parts, [], batch_size=2, optimizer_seconds_per_parameter_byte=1.0, cores_per_node=2)
+    assert simulate(alone).step_seconds == 2 * 3 + 5
+    assert simulate(shared).step_seconds == pytest.approx(2 * (2 * 3 + 5))
+
+
+def test_peak_memory_of_1f1b_is_state_and_the_samples_in_flight():
+    parts = [Part(parameter_bytes=100, saved_bytes=7)] * 3
+    plan = make_plan(parts, chain(3, bytes_per_sample=1), batch_size=8)
+    # Weights 4 x 100; per sample 7 saved and 1 received (stage 0 receives nothing); 3, 2, 1 in flight.
+    assert simulate(plan).peak_bytes == (400 + 3 * 7, 400 + 2 * 8, 400 + 1 * 8)
+    gpipe = make_plan(parts, chain(3, bytes_per_sample=1), batch_size=8, schedule="gpipe")
+    assert simulate(gpipe).peak_bytes == (400 + 8 * 7, 400 + 8 * 8, 400 + 8 * 8)
+
+
+def test_replicas_hold_whole_weights_and_a_share_of_activations():
+    plan = make_plan([Part(micro_batch=4, degree=2, parameter_bytes=100, saved_bytes=7)], batch_size=8)
+    assert simulate(plan).peak_bytes == (400 + 2 * 7, 400 + 2 * 7)
+
+
+def test_memory_over_time_returns_to_the_weights():
+    plan = make_plan([Part(parameter_bytes=1, saved_bytes=10)], batch_size=2)
+    memory = [(sample.seconds, sample.bytes) for sample in simulate(plan).memory]
+    assert memory == [(0, 14), (3, 14), (6, 4)]
+
+
+def test_a_given_schedule_is_simulated_instead_and_verified():
+    plan = make_plan([Part(in_flight=2), Part(in_flight=2)], batch_size=2)
+    text = "schedule hand\n0: F0.0 F0.1 B0.0 B0.1\n1: F1.0 F1.1 B1.0 B1.1\n"
+    assert simulate(plan, Schedule.parse(text)).step_seconds == 1 + 1 + 1 + 2 + 2 + 2
+    with pytest.raises(InvalidInput, match=r"F1.0"):
+        simulate(plan, Schedule.parse(text.replace("F1.0 ", "")))
+
+
+def test_prediction_is_the_trace_in_three_numbers():
+    plan = make_plan([Part(saved_bytes=1), Part()], batch_size=4, device_count=3)
+    trace, prediction = simulate(plan), predict(plan)
+    assert prediction.step_seconds == trace.step_seconds == 15
+    assert prediction.bubble_fraction == pytest.approx(1 / 5)
+    assert prediction.peak_bytes == (2, 0, 0)
+    assert trace.plan_fingerprint == plan.fingerprint
+
+
+def test_spans_are_by_device_then_start(three_stages: Plan):
+    keys = [(span.device, span.start_seconds) for span in simulate(three_stages).spans]
+    assert keys == sorted(keys)
+
+
+@pytest.fixture
+def three_stages() -> Plan:
+    return make_plan([Part(micro_batch=2), Part(), Part(micro_batch=4, degree=2)], chain(3, 1.0), batch_size=8)

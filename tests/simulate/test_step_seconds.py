@@ -1,0 +1,54 @@
+"""The quick step time against the full simulation."""
+
+import pytest
+from builders import Part, chain, make_plan, plans
+from hypothesis import given, settings
+
+from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.schedule import schedule
+from graphpipe.simulate import simulate, step_seconds
+from graphpipe.simulate.period import Period
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(batch_size=32, quick=True))
+def test_the_quick_path_is_the_simulation(plan: Plan):
+    assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(batch_size=16, costs=[1.0], micro_batches=[1, 2], quick=True))
+def test_the_quick_path_is_the_simulation_where_much_is_alike(plan: Plan):
+    assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
+
+
+def test_equal_branches_and_replicas_are_alike():
+    branch = Part(micro_batch=2, degree=2)
+    edges = [(0, 1, 1.0), (2, 3, 1.0), (1, 4, 1.0), (3, 4, 1.0)]
+    plan = make_plan([branch] * 4 + [Part(micro_batch=2)], edges, batch_size=8)
+    assert Period(plan, schedule(plan)).alike == [0, 0, 2, 2, 0, 0, 2, 2, 8]
+    # A larger message at the end of one branch tells both of its stages from the other's.
+    uneven = make_plan([branch] * 4 + [Part(micro_batch=2)], [*edges[:3], (3, 4, 2.0)], batch_size=8)
+    assert Period(uneven, schedule(uneven)).alike == [0, 0, 2, 2, 4, 4, 6, 6, 8]
+
+
+@settings(max_examples=20, deadline=None)
+@given(plans())
+def test_other_plans_are_simulated(plan: Plan):
+    assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
+
+
+def test_many_micro_batches_of_a_balanced_chain():
+    assert step_seconds(make_plan([Part()] * 3, batch_size=1000)) == (1000 + 3 - 1) * 3
+
+
+def test_a_deadlock_is_said():
+    plan = make_plan([Part(in_flight=1), Part(micro_batch=2)], chain(2), batch_size=8)
+    with pytest.raises(InvalidInput, match="wait for each other for ever"):
+        step_seconds(plan)
+
+
+def test_an_unknown_schedule_is_said():
+    with pytest.raises(InvalidInput, match="'zigzag' is no schedule"):
+        step_seconds(make_plan([Part()], schedule="zigzag"))
