@@ -1,0 +1,59 @@
+"""One mini-batch as a rank sees it: everybody has all of it, and takes the rows it needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphpipe.errors import InvalidInput
+from graphpipe.plan.sharding import SampleRange
+from graphpipe.run.tree import leaves, map_tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Inputs by name, targets (a tree of tensors), and how many samples both hold."""
+
+    inputs: Mapping[str, Tensor]
+    targets: Any
+    size: int
+    micro_batches: tuple[int, ...]
+    """Samples of one micro-batch of each stage."""
+    key: tuple[int, ...]
+    """What random numbers depend on besides the task: the seed and the step."""
+    training: bool
+    """False for an evaluation: nothing is kept for a backward pass."""
+    check_finite: bool
+    """Whether every stage looks for NaN and infinity in what it computes."""
+
+    def input_rows(self, name: str, rows: SampleRange, device: torch.device) -> Tensor:
+        """Return these samples of an input, on `device`."""
+        return self.inputs[name][rows.start : rows.stop].to(device, non_blocking=True)
+
+    def target_rows(self, rows: SampleRange, device: torch.device) -> Any:
+        """Return these samples of the targets, on `device`."""
+        return map_tensors(self.targets, lambda tensor: tensor[rows.start : rows.stop].to(device, non_blocking=True))
+
+
+def check_rows(inputs: Mapping[str, Tensor], targets: object) -> int:
+    """Return the number of samples in a mini-batch.
+
+    Raises:
+        InvalidInput: no inputs, a tensor without a dimension of samples, or tensors that disagree on their number.
+    """
+    if not inputs:
+        raise InvalidInput("the mini-batch has no inputs", where="inputs")
+    sizes = {f"input '{name}'": tensor for name, tensor in inputs.items()}
+    sizes |= {f"target {number}": tensor for number, tensor in enumerate(leaves(targets))}
+    counts = {name: tensor.shape[0] if tensor.ndim else 0 for name, tensor in sizes.items()}
+    first, size = next(iter(counts.items()))
+    for name, count in counts.items():
+        if count != size or count == 0:
+            raise InvalidInput(
+                f"{name} holds {count} samples, {first} holds {size}",
+                where="mini-batch",
+                remedy="The first dimension of every input and target is the samples of the mini-batch.",
+            )
+    return size

@@ -1,0 +1,60 @@
+"""Messages between ranks: started in the order of the schedule, waited for only where their content is needed."""
+
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from torch import Tensor
+
+from graphpipe.run.world import World, translate_loss
+
+
+@dataclass(slots=True)
+class Message:
+    """A message under way, and the tensor it is read from or written to."""
+
+    work: dist.Work | None
+    rows: Tensor
+    peer: int
+    """The rank at the other end."""
+
+    def wait(self) -> None:
+        """Wait until the message has gone or come.
+
+        Raises:
+            PeerLost, PeerStalled: it never will.
+        """
+        if self.work is not None:
+            with translate_loss(f"rank {self.peer}"):
+                self.work.wait()
+            self.work = None  # torch's handle keeps the connection open
+
+
+@dataclass(slots=True)
+class Channels:
+    """The point-to-point messages of one rank.
+
+    A gloo send ends only once the peer has posted its receive, so a send is never waited for before the end of the
+    step; until then its tensor is kept here, because the message is read from that memory.
+    """
+
+    world: World
+    sending: list[Message] = field(default_factory=list[Message])
+
+    def send(self, rows: Tensor, peer: int) -> None:
+        """Start sending `rows` to rank `peer`."""
+        rows = rows.contiguous()
+        with translate_loss(f"rank {peer}"):
+            work = dist.isend(rows, peer, group=self.world.everyone)
+        self.sending.append(Message(work, rows, peer))
+
+    def receive(self, rows: Tensor, peer: int) -> Message:
+        """Start receiving from rank `peer` into `rows`, which must be contiguous."""
+        assert rows.is_contiguous()
+        with translate_loss(f"rank {peer}"):
+            return Message(dist.irecv(rows, peer, group=self.world.everyone), rows, peer)
+
+    def drain(self) -> None:
+        """Wait until every message sent has been taken."""
+        for message in self.sending:
+            message.wait()
+        self.sending.clear()

@@ -1,0 +1,42 @@
+"""What runs in a rank: `python -m graphpipe.run.entry package.module:function ARGUMENT...`."""
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from graphpipe.errors import GraphPipeError
+
+
+def as_rank(main: Callable[[], None]) -> int:
+    """Run a rank's work, and return the exit code of its process.
+
+    An error is written where the launcher finds it; it is printed here only if nobody launched this process, or if
+    it is a surprise, whose traceback the user needs.
+    """
+    try:
+        record(main)()
+    except GraphPipeError as error:
+        if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+            print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main() -> int:
+    """Call the function that the command line names with the arguments that follow."""
+    module, _, name = sys.argv[1].partition(":")
+    return as_rank(lambda: getattr(importlib.import_module(module), name)(*sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

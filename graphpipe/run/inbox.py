@@ -1,0 +1,53 @@
+"""What a stage replica receives: one buffer per value and task, which messages fill by rows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from graphpipe.model.program import ValueSpec
+from graphpipe.run.channels import Message
+from graphpipe.schedule import Task
+
+Values = dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class Parcel:
+    """All that one task waits for: the values of each edge, and the messages still under way."""
+
+    edges: dict[int, Values] = field(default_factory=dict[int, Values])
+    messages: list[Message] = field(default_factory=list[Message])
+
+
+@dataclass(slots=True)
+class Inbox:
+    """Buffers of the tasks that have begun to receive; each is made at the first message and taken by its task."""
+
+    device: torch.device
+    parcels: dict[Task, Parcel] = field(default_factory=dict[Task, Parcel])
+
+    def buffers(self, task: Task, edge: int, specs: Iterable[ValueSpec], rows: int) -> Values:
+        """Return the buffers, of `rows` samples each, that hold what comes for `task` along `edge`."""
+        parcel = self.parcels.setdefault(task, Parcel())
+        if edge not in parcel.edges:
+            parcel.edges[edge] = {
+                spec.name: torch.empty((rows, *spec.sample_shape), dtype=spec.dtype, device=self.device)
+                for spec in specs
+            }
+        return parcel.edges[edge]
+
+    def expect(self, task: Task, message: Message) -> None:
+        """Note that `task` must wait for this message."""
+        self.parcels[task].messages.append(message)
+
+    def waiting(self, task: Task) -> list[Message]:
+        """Return the messages `task` still has to wait for."""
+        parcel = self.parcels.get(task)
+        return parcel.messages if parcel else []
+
+    def take(self, task: Task) -> dict[int, Values]:
+        """Return, and forget, what came for `task`, by edge in ascending order."""
+        parcel = self.parcels.pop(task, Parcel())
+        return dict(sorted(parcel.edges.items()))

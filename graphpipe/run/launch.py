@@ -1,0 +1,136 @@
+"""Starting ranks on this machine, and saying once what went wrong first."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from graphpipe.errors import GraphPipeError, InvalidInput
+from graphpipe.run.world import LOOPBACK
+
+
+def launch(entry: Sequence[str] | str, nproc: int, *, arguments: Sequence[str] = (), port: int = 0) -> None:
+    """Run `nproc` ranks of a command on this machine, as torchrun would, and wait for them.
+
+    Args:
+        entry: the command, or `package.module:function`, which is called with the arguments as strings. The command
+            should run its work in `graphpipe.run.entry.as_rank`, so that its errors come with their text.
+        nproc: number of ranks.
+        arguments: appended to the command, or given to the function.
+        port: where the ranks meet; 0 is any free one, on the loopback interface only.
+
+    Raises:
+        InvalidInput: the port is in use.
+        GraphPipeError: a rank failed; names the first and its error. The other ranks have been stopped.
+    """
+    command = [sys.executable, "-m", "graphpipe.run.entry", entry] if isinstance(entry, str) else list(entry)
+    check_port(port)
+    with tempfile.TemporaryDirectory(prefix="graphpipe") as logs, _environment(nproc), _quiet():
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc,
+            run_id="graphpipe",
+            rdzv_backend="c10d",
+            rdzv_endpoint=f"{LOOPBACK}:{port}" if port else f"{logs}/meeting",
+            rdzv_configs={} if port else {"store_type": "file"},
+            local_addr=LOOPBACK,
+            max_restarts=0,
+            shutdown_timeout=5,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        try:
+            elastic_launch(config, command[0])(*command[1:], *arguments)
+        except ChildFailedError as error:
+            raise first_cause(error.failures) from None
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise GraphPipeError(f"stopped by {error.sigval.name}") from None
+
+
+def check_port(port: int) -> None:
+    """Check that the ranks can meet at this port; 0 is any free one.
+
+    Raises:
+        InvalidInput: it is taken, or not a port.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OverflowError:
+            raise InvalidInput(f"{port} is no port", remedy="Ports are 0 (any free one) to 65535.") from None
+        except OSError as error:
+            raise InvalidInput(
+                f"port {port} cannot be used: {error.strerror}",
+                remedy="Choose another, or 0 for any free one.",
+            ) from None
+
+
+def first_cause(failures: Mapping[int, ProcessFailure]) -> GraphPipeError:
+    """Return what failed first: not a rank that lost a peer or was stopped for another's sake, if there is another."""
+    rank, failure = min(failures.items(), key=lambda item: (_is_consequence(item[1]), item[1].timestamp, item[0]))
+    return GraphPipeError(_describe(failure), where=f"rank {rank}", remedy="The other ranks were stopped.")
+
+
+def _is_consequence(failure: ProcessFailure) -> int:
+    if failure.exitcode == -signal.SIGTERM:
+        return 2
+    return int(_recorded(failure).startswith(("PeerLost", "PeerStalled")))
+
+
+def _describe(failure: ProcessFailure) -> str:
+    if text := _recorded(failure):
+        return text.rstrip(".")
+    if failure.exitcode < 0:
+        hint = " (out of memory, perhaps)" if failure.exitcode == -signal.SIGKILL else ""
+        return f"was killed by {failure.signal_name()}{hint}"
+    return f"exited with code {failure.exitcode}"
+
+
+def _recorded(failure: ProcessFailure) -> str:
+    # What `record` wrote: "ExceptionType: its text", in one of two layouts.
+    message: Any = failure.error_file_data.get("message", "")
+    text = message.get("message", "") if isinstance(message, dict) else message
+    return "" if text == "<NONE>" else str(text)
+
+
+@contextmanager
+def _environment(nproc: int) -> Generator[None]:
+    # What the ranks inherit. Without a thread limit every rank would use all cores; gloo looks up the host's name
+    # and listens on its address unless it is given an interface. The agent's store would listen everywhere: rank 0
+    # hosts the store instead.
+    wanted = {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)),
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    }
+    added = [name for name in wanted if name not in os.environ]
+    os.environ.update({name: wanted[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    # The agent logs every failure of every rank; `first_cause` says it once.
+    logger = logging.getLogger("torch.distributed.elastic")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

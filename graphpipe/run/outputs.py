@@ -1,0 +1,57 @@
+"""The model's outputs of an evaluation: pieces of rows on several ranks, put together on all of them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphpipe.errors import InvalidInput
+from graphpipe.plan.sharding import SampleRange
+from graphpipe.run.tree import describe, leaves, map_tensors, rebuild
+from graphpipe.run.world import World
+
+Piece = tuple[SampleRange, Any]
+"""Samples, and the model's output (a tree of tensors) for them."""
+
+
+def gather(world: World, own: Sequence[Piece]) -> Any:
+    """Return the model's output for all samples, on every rank; every rank must call this.
+
+    Raises:
+        InvalidInput: see `join`.
+    """
+    described = world.exchange([[rows.start, rows.stop, describe(tree)] for rows, tree in own])
+    pieces: list[Piece] = []
+    for rank, listed in enumerate(described):
+        for number, (start, stop, description) in enumerate(listed):
+            tree = own[number][1] if rank == world.rank else _to(rebuild(description), world.device)
+            for leaf in leaves(tree):
+                world.broadcast(leaf if leaf.is_contiguous() else leaf.contiguous(), rank)
+            pieces.append((SampleRange(start, stop), tree))
+    return join(pieces)
+
+
+def join(pieces: Sequence[Piece]) -> Any:
+    """Return one tree of the pieces', rows in order of the samples.
+
+    Raises:
+        InvalidInput: there are several pieces and a tensor in them has no dimension of samples.
+    """
+    pieces = sorted(pieces, key=lambda piece: piece[0])
+    if len(pieces) == 1:
+        return pieces[0][1]
+    for rows, tree in pieces:
+        for leaf in leaves(tree):
+            if not leaf.ndim or leaf.shape[0] != len(rows):
+                raise InvalidInput(
+                    f"an output of shape {list(leaf.shape)} for {len(rows)} samples cannot be put together",
+                    where="evaluate",
+                    remedy="Return one row per sample, or mark the stage as needing the whole batch.",
+                )
+    columns: Iterator[tuple[Tensor, ...]] = zip(*(leaves(tree) for _, tree in pieces), strict=True)
+    return map_tensors(pieces[0][1], lambda _: torch.cat(next(columns)))
+
+
+def _to(tree: Any, device: torch.device) -> Any:
+    return map_tensors(tree, lambda tensor: tensor.to(device))

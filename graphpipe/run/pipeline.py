@@ -1,0 +1,242 @@
+"""The pipeline: trains a split model, one mini-batch per `step`, on one rank or on one rank per device."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from traceback import clear_frames
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
+from graphpipe.model.inputs import Inputs, name_inputs
+from graphpipe.model.program import StageProgram
+from graphpipe.model.split import split
+from graphpipe.plan import Plan
+from graphpipe.run import outputs, share
+from graphpipe.run.agree import agree
+from graphpipe.run.batch import Batch, check_rows
+from graphpipe.run.build import align, build_worker
+from graphpipe.run.evaluate import evaluating, lower_forward
+from graphpipe.run.losses import LossFunction
+from graphpipe.run.placement import Placement, RankLayout, layout
+from graphpipe.run.tally import check_finite, tally
+from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
+from graphpipe.run.values import edge_specs, gradient_edges
+from graphpipe.run.world import join
+from graphpipe.schedule import lower, schedule
+from graphpipe.trace import Trace
+
+
+class Pipeline:
+    """A model in training, as a plan has cut it. All ranks build it and call its methods alike (SPMD).
+
+    Args:
+        plan: says which stage runs where. With one rank, that rank runs everything; otherwise there is one rank per
+            device in use, rank i on the i-th.
+        model: the user's model, the same on every rank; or its stage programs, by stage.
+        loss_fn: takes the model's output and the targets of some samples, returns the mean loss over these samples
+            (0-d). Unless the output stage takes the whole batch, the mini-batch's loss must be that mean over samples.
+        optimizer: makes an optimizer of the trainable parameters a rank hosts; not called where there are none.
+            None: gradients are computed and no weight changes.
+        lr_scheduler: makes a schedule of the optimizer; stepped once per step.
+        clip_norm: largest 2-norm of the whole model's gradients; larger ones are scaled down to it.
+        seed: with step, stage, micro-batch and replica it decides all random numbers, wherever a stage runs.
+        device: where this rank computes; None is `cuda:LOCAL_RANK` where there is CUDA, else the CPU.
+        check_finite: look for NaN and infinity in what every stage computes, to name the first stage.
+        record: measure when everything happens, for `trace`; costs a barrier per step.
+        timeout_seconds: how long to wait for a peer that neither answers nor dies.
+
+    Raises:
+        InvalidInput: the world does not fit the plan, the model does not, or the ranks differ.
+        PeerLost, PeerStalled: a peer did not come.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module | Sequence[StageProgram],
+        loss_fn: LossFunction,
+        optimizer: OptimizerFactory | None = None,
+        *,
+        lr_scheduler: SchedulerFactory | None = None,
+        clip_norm: float | None = None,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        check_finite: bool = True,
+        record: bool = False,
+        timeout_seconds: float = 300.0,
+    ) -> None:
+        self.plan = plan
+        self.steps = 0
+        """Steps done."""
+        self._loss_fn, self._seed, self._check_finite = loss_fn, seed, check_finite
+        self._programs = split(model, plan) if isinstance(model, nn.Module) else tuple(model)
+        self._output_stage = [program.is_output for program in self._programs].index(True)
+        self._schedule = schedule(plan)
+        specs = edge_specs(self._programs)
+        self._lowered = lower(plan, self._schedule, gradient_edges=gradient_edges(specs))
+        self._world = join(device, timeout_seconds)
+        self._open = True
+        with self._world.closing_on_error():
+            placement = Placement.of(plan, self._world.size)
+            agree(self._world, plan, specs, seed)
+            self._worker = build_worker(plan, self._programs, specs, placement, self._world, record)
+            trainable = [parameter for parameter in self._parameters().values() if parameter.requires_grad]
+            self._update = Update.of(trainable, optimizer, lr_scheduler, clip_norm)
+
+    def step(self, inputs: Inputs, targets: Any = None) -> float:
+        """Train on one mini-batch, and return its mean loss, the same on every rank.
+
+        Args:
+            inputs: the whole mini-batch, the same on every rank; each rank takes the rows it needs.
+            targets: what `loss_fn` gets beside the output: a tensor, or tuples, lists and dicts of tensors.
+
+        Raises:
+            InvalidInput: the mini-batch has another size than the plan's, or a value has an unexpected shape.
+            NonFiniteLoss: on every rank, before any weight is changed; training may go on.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        batch = self._batch(inputs, targets, training=True)
+        worker, plan = self._worker, self.plan
+        with self._failing():
+            worker.recorder.begin()
+            self._update.clear()
+            worker.match_modes()
+            worker.run(self._lowered, batch, self._loss_fn)
+            clip = self._update.clip_norm is not None
+            result = tally(self._world, plan, [*worker.replicas.values()], self._output_stage, with_norms=clip)
+            check_finite(result, plan, self.steps)
+            with worker.recorder.span(self._devices[0], "optimizer", worker.leaders()[0].seat.stage):
+                self._update.step(result.gradient_norm)
+            for stage in range(len(plan.stages)):
+                align(worker, stage, parameters=False)
+            worker.recorder.end(self._devices)
+        self.steps += 1
+        return result.loss
+
+    def evaluate(self, inputs: Inputs, targets: Any = None, *, gather: bool = True) -> tuple[float | None, Any]:
+        """Compute outputs, and the mean loss if there are targets, in evaluation mode; no weight or mode changes.
+
+        Args:
+            inputs: any number of samples, the same on every rank.
+            targets: None computes no loss.
+            gather: give every rank the outputs; otherwise they are None.
+
+        Returns:
+            The mean loss over the samples, or None; and the model's output for all samples, in order.
+
+        Raises:
+            InvalidInput: the rows disagree, or the outputs of several micro-batches cannot be put together.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        batch = self._batch(inputs, targets, training=False)
+        stretched, lowered = lower_forward(self.plan, self._schedule, batch.size)
+        batch = replace(batch, micro_batches=tuple(stage.micro_batch for stage in stretched.stages))
+        worker = self._worker
+        replicas = [*worker.replicas.values()]
+        with self._failing(), evaluating(replica.program.module for replica in replicas):
+            worker.run(lowered, batch, None if targets is None else self._loss_fn)
+            own = [piece for replica in replicas for piece in replica.results]
+            results = outputs.gather(self._world, own) if gather else None
+            loss = None if targets is None else tally(self._world, self.plan, replicas, self._output_stage).loss
+        return loss, results
+
+    def sync_model(self) -> None:
+        """Give every rank's whole model the current parameters and buffers of all stages; all ranks call this."""
+        with self._failing():
+            for stage, program in enumerate(self._programs):
+                source = self._worker.placement.ranks(stage)[0]
+                share.broadcast(self._world, share.state(program.module), source)
+
+    def trace(self) -> Trace:
+        """Return what all ranks did in the last step, if the pipeline records; all ranks call this.
+
+        Raises:
+            InvalidInput: nothing was recorded.
+        """
+        if not (self._worker.recorder.on and self.steps):
+            raise InvalidInput("no step was recorded", where="trace", remedy="Pass record=True, and step first.")
+        with self._failing():
+            return self._worker.recorder.gather(self.plan)
+
+    def layout(self) -> tuple[RankLayout, ...]:
+        """Return what every rank hosts."""
+        return layout(self._worker.placement)
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """Return the last step's gradients (clipped, if so) of this rank's parameters, by their names in the model."""
+        return {name: parameter.grad for name, parameter in self._parameters().items()}
+
+    def close(self) -> None:
+        """Leave the other ranks, in peace: all ranks call this."""
+        if self._open:
+            self._open = False
+            self._world.leave()
+
+    def __enter__(self) -> Self:
+        """Return the pipeline; it closes at the end of the block."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Close; after an error at once, so that the other ranks need not wait."""
+        if error is None:
+            self.close()
+        else:
+            self._abandon(error)
+
+    @property
+    def _devices(self) -> tuple[int, ...]:
+        return self._worker.placement.devices(self._world.rank)
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return {
+            leader.program.parameter_names[name]: parameter
+            for leader in self._worker.leaders()
+            for name, parameter in leader.program.module.named_parameters()
+        }
+
+    def _batch(self, inputs: Inputs, targets: Any, *, training: bool) -> Batch:
+        if not self._open:
+            raise InvalidInput("the pipeline is closed", remedy="Build a new one; an error on any rank closes it.")
+        named = name_inputs(tuple(given.name for given in self.plan.graph.inputs), inputs)
+        size = check_rows(named, targets)
+        if training and size != self.plan.batch_size:
+            raise InvalidInput(
+                f"the mini-batch has {size} samples, the plan is for {self.plan.batch_size}",
+                where="step",
+                remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
+            )
+        return Batch(
+            inputs=named,
+            targets=targets,
+            size=size,
+            micro_batches=tuple(stage.micro_batch for stage in self.plan.stages),
+            key=(self._seed, self.steps),
+            training=training,
+            check_finite=training and self._check_finite,
+        )
+
+    def _abandon(self, error: BaseException) -> None:
+        # Whatever still refers to a connection keeps it open, and the peers waiting: messages, and torch's own frames.
+        if isinstance(error, PeerLost) and error.__cause__ is not None:
+            clear_frames(error.__cause__.__traceback__)
+        for replica in self._worker.replicas.values():
+            replica.begin()
+        self._worker.channels.sending.clear()
+        self._world.close()
+        self._open = False
+
+    @contextmanager
+    def _failing(self) -> Generator[None]:
+        # Among several ranks an error anywhere ends the pipeline everywhere; alone, the next step starts afresh.
+        try:
+            yield
+        except NonFiniteLoss:
+            raise
+        except BaseException as error:
+            if self._world.size > 1:
+                self._abandon(error)
+            raise

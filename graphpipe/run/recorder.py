@@ -1,0 +1,101 @@
+"""When everything happened: spans of one rank, and all ranks' spans as a trace."""
+
+import resource
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from graphpipe.documents import from_body, to_body
+from graphpipe.plan import Plan
+from graphpipe.run.world import World
+from graphpipe.trace import MemorySample, Span, SpanKind, Trace
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorder:
+    """The spans of the last step on this rank; nothing is recorded, and nothing waited for, unless `on`."""
+
+    world: World
+    on: bool
+    spans: list[Span] = field(default_factory=list[Span])
+    memory: list[MemorySample] = field(default_factory=list[MemorySample])
+    began: float = 0.0
+    step_seconds: float = 0.0
+
+    def begin(self) -> None:
+        """Forget the last step, and start the clock together with all other ranks."""
+        if self.on:
+            self.spans.clear()
+            self.memory.clear()
+            if self.world.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.world.device)
+            self.world.barrier()
+            self.began = self._now()
+
+    def end(self, devices: tuple[int, ...]) -> None:
+        """Stop the clock, and note the peak memory where it can be told which device's it is."""
+        if self.on:
+            self.step_seconds = self._now() - self.began
+            if len(devices) == 1:
+                held = _peak_bytes(self.world.device)
+                self.memory.append(MemorySample(device=devices[0], seconds=self.step_seconds, bytes=held))
+
+    @contextmanager
+    def span(
+        self, device: int, kind: SpanKind, stage: int, micro_batch: int = -1, peer: int = -1, count: float = 0.0
+    ) -> Generator[None]:
+        """Record what happens inside as a span; `count` is the bytes of a transfer."""
+        if not self.on:
+            yield
+            return
+        start = self._now()
+        yield
+        self.spans.append(
+            Span(
+                device=device,
+                kind=kind,
+                stage=stage,
+                micro_batch=micro_batch,
+                start_seconds=start - self.began,
+                end_seconds=self._now() - self.began,
+                peer=peer,
+                bytes=count,
+            )
+        )
+
+    def gather(self, plan: Plan) -> Trace:
+        """Return the trace of all ranks; every rank must call this."""
+        own = {
+            "seconds": self.step_seconds,
+            "spans": [to_body(span) for span in self.spans],
+            "memory": [to_body(sample) for sample in self.memory],
+        }
+        ranks = self.world.exchange(own)
+        spans = [from_body(Span, body, "trace") for rank in ranks for body in rank["spans"]]
+        return Trace(
+            source="measured",
+            plan_fingerprint=plan.fingerprint,
+            batch_size=plan.batch_size,
+            device_names=tuple(device.name for device in plan.cluster.devices),
+            used_devices=plan.used_devices,
+            step_seconds=max(rank["seconds"] for rank in ranks),
+            spans=tuple(sorted(spans, key=lambda span: (span.device, span.start_seconds))),
+            memory=tuple(from_body(MemorySample, body, "trace") for rank in ranks for body in rank["memory"]),
+        )
+
+    def _now(self) -> float:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        return time.perf_counter()
+
+
+def _peak_bytes(device: torch.device) -> float:
+    """Return the step's peak on a GPU; on the CPU the process's peak so far, torch itself (200 MiB) included."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)

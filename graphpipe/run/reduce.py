@@ -1,0 +1,48 @@
+"""Gradients of a stage summed over its replicas, which are all given a share of the same mini-batch."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.run.flat import buckets, flatten
+from graphpipe.run.world import World
+
+
+def sum_between_ranks(world: World, module: nn.Module, ranks: Sequence[int], stage: str) -> None:
+    """Replace each parameter's gradient by its sum over the ranks that hold a replica.
+
+    A parameter without gradient everywhere keeps none (an optimizer skips it); without one here, it counts as zero.
+    """
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for bucket in buckets(trainable):
+        present = torch.tensor([parameter.grad is not None for parameter in bucket], dtype=bucket[0].dtype)
+        flat = flatten([*(_gradient(parameter, stage) for parameter in bucket), present], world.device)
+        world.sum(flat, ranks)
+        *sums, counts = flat.split([*(parameter.numel() for parameter in bucket), len(bucket)])
+        for parameter, total, count in zip(bucket, sums, counts.tolist(), strict=True):
+            parameter.grad = total.view_as(parameter) if count else None
+
+
+def sum_within_rank(modules: Sequence[nn.Module], stage: str) -> None:
+    """Sum the gradients of replicas in one process into the first one, in replica order."""
+    for copies in zip(*(module.parameters() for module in modules), strict=True):
+        first = copies[0]
+        for other in copies[1:]:
+            if other.grad is not None:
+                first.grad = _gradient(first, stage) + other.grad
+                other.grad = None
+
+
+def _gradient(parameter: Tensor, stage: str) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    if gradient.layout != torch.strided:
+        raise InvalidInput(
+            "a parameter has a sparse gradient, which replicas cannot sum",
+            where=f"stage '{stage}'",
+            remedy="Build the embedding with sparse=False, or plan this stage with one replica.",
+        )
+    return gradient

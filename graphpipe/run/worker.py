@@ -1,0 +1,148 @@
+"""The worker: does the actions of one rank's devices in the order of the lowered schedule."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from graphpipe.model.program import ValueSpec
+from graphpipe.plan.sharding import SampleRange, sample_range
+from graphpipe.run.batch import Batch
+from graphpipe.run.channels import Channels
+from graphpipe.run.inbox import Values
+from graphpipe.run.losses import LossFunction
+from graphpipe.run.placement import Placement
+from graphpipe.run.recorder import Recorder
+from graphpipe.run.reduce import sum_between_ranks, sum_within_rank
+from graphpipe.run.replica import StageReplica
+from graphpipe.run.share import copy_modes
+from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.world import World
+from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Task, Transfer
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """One rank: the stage replicas it hosts and its connections to the others.
+
+    A transfer between two devices of this rank is a copy; the sending side makes it, and the receiving side has
+    nothing left to do. Everything else is the same for one rank and for many.
+    """
+
+    placement: Placement
+    world: World
+    replicas: dict[tuple[int, int], StageReplica]
+    """By stage and device."""
+    specs: EdgeSpecs
+    channels: Channels
+    recorder: Recorder
+
+    def run(self, lowered: LoweredSchedule, batch: Batch, loss_fn: LossFunction | None) -> None:
+        """Do this rank's part of one mini-batch, and wait until the last message is gone."""
+        for replica in self.replicas.values():
+            replica.begin()
+        self.channels.sending.clear()
+        for device, action in self.own(lowered):
+            self._do(device, action, batch, loss_fn)
+        self.channels.drain()
+
+    def own(self, lowered: LoweredSchedule) -> Iterable[tuple[int, Action]]:
+        """Return the actions of this rank's devices, merged as the total order has them."""
+        return ((device, act) for device, act in lowered.order if self.placement.rank_of[device] == self.world.rank)
+
+    def of_stage(self, stage: int) -> list[StageReplica]:
+        """Return the replicas of a stage on this rank, in replica order."""
+        return sorted(
+            (replica for (number, _), replica in self.replicas.items() if number == stage),
+            key=lambda replica: replica.seat.replica,
+        )
+
+    def leaders(self) -> list[StageReplica]:
+        """Return the first replica of every stage on this rank: its optimizer changes these, others copy them."""
+        stages = sorted({stage for stage, _ in self.replicas})
+        return [self.of_stage(stage)[0] for stage in stages]
+
+    def match_modes(self) -> None:
+        """Put every further replica of a stage into the modes that the user has set on the first."""
+        for leader in self.leaders():
+            for follower in self.of_stage(leader.seat.stage)[1:]:
+                copy_modes(leader.program.module, follower.program.module)
+
+    def _do(self, device: int, action: Action, batch: Batch, loss_fn: LossFunction | None) -> None:
+        match action:
+            case Compute(task):
+                self._compute(device, task, batch, loss_fn)
+            case Send(transfer):
+                self._send(transfer, batch)
+            case Receive(transfer):
+                self._receive(transfer, batch)
+            case Reduce(stage):
+                with self.recorder.span(device, "reduce", stage):
+                    self.reduce(stage)
+
+    def _compute(self, device: int, task: Task, batch: Batch, loss_fn: LossFunction | None) -> None:
+        replica = self.replicas[task.stage, device]
+        rows = self._rows(task, device, batch)
+        if not rows:
+            return
+        for message in replica.inbox.waiting(task):
+            peer = self.placement.devices(message.peer)[0]
+            with self.recorder.span(device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
+                message.wait()
+        with self.recorder.span(device, task.kind, task.stage, task.micro_batch):
+            if task.kind == "F":
+                replica.forward(task, rows, batch, loss_fn)
+            else:
+                replica.backward(task)
+
+    def _send(self, transfer: Transfer, batch: Batch) -> None:
+        source = self.replicas[transfer.source_task.stage, transfer.source_device]
+        assert source.outgoing_task == transfer.source_task, "a transfer does not follow the task that made it"
+        window = _window(transfer.samples, self._rows(transfer.source_task, transfer.source_device, batch))
+        peer = self.placement.rank_of[transfer.target_device]
+        buffers = self._buffers(transfer, batch) if peer == self.world.rank else {}
+        for spec in self._values(transfer):
+            rows = source.outgoing[transfer.edge][spec.name][window]
+            if peer == self.world.rank:
+                buffers[spec.name].copy_(rows)
+            else:
+                self.channels.send(rows, peer)
+
+    def _receive(self, transfer: Transfer, batch: Batch) -> None:
+        peer = self.placement.rank_of[transfer.source_device]
+        if peer == self.world.rank:
+            return
+        target = self.replicas[transfer.target_task.stage, transfer.target_device]
+        for rows in self._buffers(transfer, batch).values():
+            target.inbox.expect(transfer.target_task, self.channels.receive(rows, peer))
+
+    def _buffers(self, transfer: Transfer, batch: Batch) -> dict[str, Tensor]:
+        # The rows of the target's buffers that this transfer fills, in the order of its values.
+        target = self.replicas[transfer.target_task.stage, transfer.target_device]
+        all_rows = self._rows(transfer.target_task, transfer.target_device, batch)
+        buffers: Values = target.inbox.buffers(
+            transfer.target_task, transfer.edge, self._values(transfer), len(all_rows)
+        )
+        return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
+
+    def _values(self, transfer: Transfer) -> Sequence[ValueSpec]:
+        specs = self.specs[transfer.edge]
+        return [spec for spec in specs if spec.requires_grad] if transfer.direction == "backward" else specs
+
+    def _rows(self, task: Task, device: int, batch: Batch) -> SampleRange:
+        stage = self.placement.plan.stages[task.stage]
+        replica = stage.devices.index(device)
+        return sample_range(batch.size, batch.micro_batches[task.stage], stage.degree, task.micro_batch, replica)
+
+    def reduce(self, stage: int) -> None:
+        """Sum the gradients of a stage over its replicas."""
+        ranks, name = self.placement.ranks(stage), self.placement.plan.stages[stage].name
+        modules: list[nn.Module] = [replica.program.module for replica in self.of_stage(stage)]
+        if len(set(ranks)) > 1:
+            sum_between_ranks(self.world, modules[0], ranks, name)
+        else:
+            sum_within_rank(modules, name)
+
+
+def _window(samples: SampleRange, within: SampleRange) -> slice:
+    return slice(samples.start - within.start, samples.stop - within.start)

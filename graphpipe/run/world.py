@@ -1,0 +1,218 @@
+"""The world: which rank this process is, how the ranks talk, and what it means when one of them does not."""
+
+import json
+import os
+import socket
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """This rank among its peers. A world of one talks to nobody and needs no network."""
+
+    rank: int
+    size: int
+    device: torch.device
+    """Where this rank computes."""
+    timeout: timedelta
+    everyone: dist.ProcessGroup | None = None
+    initialised_here: bool = False
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict[tuple[int, ...], dist.ProcessGroup])
+
+    @property
+    def backend(self) -> str:
+        """NCCL between GPUs, gloo between CPUs."""
+        return "nccl" if self.device.type == "cuda" else "gloo"
+
+    def open_group(self, ranks: Sequence[int]) -> None:
+        """Make the group of these ranks; every rank of the world must call this, in the same order."""
+        key = tuple(sorted(set(ranks)))
+        if len(key) > 1 and key not in self.groups:
+            self.groups[key] = _new_group(list(key), self.timeout, self.backend)
+
+    def sum(self, tensor: Tensor, ranks: Sequence[int] | None = None) -> None:
+        """Replace `tensor` by its sum over `ranks` (None: all), in place."""
+        with self._group(ranks) as group:
+            if group is not None:
+                dist.all_reduce(tensor, group=group)
+
+    def broadcast(self, tensor: Tensor, source: int, ranks: Sequence[int] | None = None) -> None:
+        """Replace `tensor` on `ranks` (None: all) by rank `source`'s, in place."""
+        with self._group(ranks) as group:
+            if group is not None:
+                dist.broadcast(tensor, source, group=group)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.sum(torch.zeros(1, device=self.device))
+
+    def exchange(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in rank order; values are what JSON can hold (nothing is unpickled)."""
+        with self._group(None) as group:
+            if group is None:
+                return [json.loads(json.dumps(value))]
+            own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+            lengths = torch.zeros(self.size, dtype=torch.int64)
+            lengths[self.rank] = len(own)
+            lengths = lengths.to(self.device)
+            dist.all_reduce(lengths, group=group)
+            padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+            padded[: len(own)] = own
+            texts = [torch.empty_like(padded, device=self.device) for _ in range(self.size)]
+            dist.all_gather(texts, padded.to(self.device), group=group)
+            pieces = [text[:length].cpu() for text, length in zip(texts, lengths.tolist(), strict=True)]
+            return [json.loads(bytes(piece.tolist())) for piece in pieces]
+
+    def leave(self) -> None:
+        """Wait until every rank wants to leave, then close; a peer that is gone already is no error."""
+        with suppress(PeerLost, PeerStalled):
+            self.barrier()
+        self.close()
+
+    def close(self) -> None:
+        """Leave now: close the connections, so that a peer still waiting for this rank learns of it at once."""
+        groups = [*self.groups.values(), *([self.everyone] if self.everyone is not None else [])]
+        if dist.is_initialized():
+            for group in groups:
+                dist.destroy_process_group(group)
+            if self.initialised_here:
+                dist.destroy_process_group()
+        self.groups.clear()
+        self.everyone = None
+
+    @contextmanager
+    def closing_on_error(self) -> Generator[None]:
+        """Close if anything goes wrong inside."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def _group(self, ranks: Sequence[int] | None) -> Generator[dist.ProcessGroup | None]:
+        group = self.everyone if ranks is None else self.groups.get(tuple(sorted(set(ranks))))
+        with translate_loss("another rank" if ranks is None else f"one of ranks {sorted(set(ranks))}"):
+            yield group
+
+
+def join(device: torch.device | str | None, timeout_seconds: float) -> World:
+    """Enter the world that torchrun's environment describes, or that the caller has initialised already.
+
+    Args:
+        device: where to compute; None takes `cuda:LOCAL_RANK` where there is CUDA, the CPU elsewhere.
+        timeout_seconds: how long to wait for a peer that neither answers nor dies.
+
+    Raises:
+        InvalidInput: the environment is incomplete, or its port cannot be used.
+        PeerLost, PeerStalled: a peer did not come.
+    """
+    place = _choose_device(device)
+    timeout = timedelta(seconds=timeout_seconds)
+    ready = dist.is_available() and dist.is_initialized()
+    size = dist.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World(rank=0, size=1, device=place, timeout=timeout)
+    if not ready:
+        _initialise("nccl" if place.type == "cuda" else "gloo", size, timeout)
+    world = World(rank=dist.get_rank(), size=size, device=place, timeout=timeout, initialised_here=not ready)
+    world.everyone = _new_group(list(range(size)), timeout, world.backend)
+    return world
+
+
+def _new_group(ranks: list[int], timeout: timedelta, backend: str) -> dist.ProcessGroup:
+    with translate_loss("another rank"):
+        return cast(dist.ProcessGroup, dist.new_group(ranks, timeout=timeout, backend=backend))
+
+
+def _choose_device(device: torch.device | str | None) -> torch.device:
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    try:
+        place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    except RuntimeError:
+        raise InvalidInput(f"'{device}' is no device", remedy="Write cpu, cuda or cuda:0.") from None
+    if place.type != "cuda":
+        return place
+    place = place if ":" in str(place) else torch.device("cuda", local)
+    if place.index >= torch.cuda.device_count():
+        raise InvalidInput(
+            f"this rank would compute on {place}, the machine has {torch.cuda.device_count()} CUDA devices",
+            remedy="Start fewer processes per machine, or pass device='cpu'.",
+        )
+    torch.cuda.set_device(place)
+    return place
+
+
+def _initialise(backend: str, size: int, timeout: timedelta) -> None:
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise InvalidInput(
+            f"WORLD_SIZE is {size}, but {', '.join(missing)} is not set",
+            where="environment",
+            remedy="Start the ranks with torchrun or graphpipe train.",
+        )
+    try:
+        with translate_loss("the rank at MASTER_ADDR"):
+            if os.environ["MASTER_ADDR"] == LOOPBACK and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                rank = int(os.environ["RANK"])
+                store = _loopback_store(rank, int(os.environ["MASTER_PORT"]), timeout)
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+            else:
+                dist.init_process_group(backend, timeout=timeout)
+    except RuntimeError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise InvalidInput(
+            f"port {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']} is in use",
+            where="MASTER_PORT",
+            remedy="Choose another port, or port 0 for any free one.",
+        ) from None
+
+
+def _loopback_store(rank: int, port: int, timeout: timedelta) -> dist.TCPStore:
+    # Torch's own would listen on every interface.
+    if rank:
+        return dist.TCPStore(LOOPBACK, port, timeout=timeout)
+    try:
+        listener = socket.create_server((LOOPBACK, port))
+    except OSError as error:
+        raise RuntimeError(f"EADDRINUSE: {error}") from error
+    return dist.TCPStore(
+        LOOPBACK, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+@contextmanager
+def translate_loss(peer: str) -> Generator[None]:
+    """Turn what torch.distributed raises when a peer goes away into PeerLost or PeerStalled.
+
+    Args:
+        peer: who was waited for, as the subject of the sentence.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if isinstance(error, GraphPipeError):
+            raise
+        if "timed out" in text or "timeout" in text:
+            raise PeerStalled(f"{peer} did not answer within the time limit", remedy=_LOOK) from error
+        if any(sign in text for sign in _SIGNS_OF_LOSS):
+            raise PeerLost(f"{peer} died or closed its connection", remedy=_LOOK) from error
+        raise
+
+
+_LOOK = "Look at that rank's own message: it came first."
+_SIGNS_OF_LOSS = ("connection", "broken pipe", "remote process", "socket", "peer")

@@ -1,0 +1,48 @@
+"""What launched ranks do: functions called by name with strings."""
+
+import os
+import time
+from pathlib import Path
+
+from graphpipe.errors import InvalidInput
+from graphpipe.run.world import join
+
+
+def steps(folder: str) -> None:
+    """Train two steps, and leave the losses."""
+    from run_models import fan_batch
+    from run_scenarios import build
+
+    pipeline, _ = build("shared")
+    with pipeline:
+        losses = [pipeline.step(*fan_batch()) for _ in range(2)]
+    (Path(folder) / os.environ["RANK"]).write_text(repr(losses))
+
+
+def fail(how: str) -> None:
+    """Rank 1 goes away in its own manner; the others wait for it."""
+    world = join("cpu", 30.0)
+    if world.rank == 1:
+        if how == "kill":
+            os.kill(os.getpid(), 9)
+        raise InvalidInput("is spoiled", where="mini-batch 7")
+    world.barrier()
+
+
+def listen(folder: str) -> None:
+    """Leave the addresses of this rank's listening sockets."""
+    world = join("cpu", 30.0)
+    links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    own = {link.removeprefix("socket:[").removesuffix("]") for link in links}
+    rows = [
+        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    hosts = [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in own]
+    (Path(folder) / str(world.rank)).write_text(" ".join(hosts))
+    world.leave()
+
+
+def wait(folder: str) -> None:
+    """Leave the process id and wait to be stopped."""
+    (Path(folder) / os.environ["RANK"]).write_text(str(os.getpid()))
+    time.sleep(60)

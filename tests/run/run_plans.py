@@ -1,0 +1,179 @@
+"""Plans made by hand for a DagModule, and stage programs made by hand to go with them."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.costs import Cluster, CostTable
+from graphpipe.costs.cluster import Device, DeviceType, Link
+from graphpipe.graph import Edge, Graph, Input, Op
+from graphpipe.graph.operator_graph import Origin
+from graphpipe.model import DagModule, capture
+from graphpipe.model.program import ValueSpec
+from graphpipe.plan import Plan, Stage, StageEdge
+
+StageLine = tuple[Sequence[str], Sequence[int], int]
+"""Operators, devices, micro-batch."""
+
+
+def graph_of(model: DagModule, example: Mapping[str, Tensor]) -> Graph:
+    """Return the graph of a DagModule: an operator per submodule."""
+    ops = tuple(
+        Op(
+            name=name,
+            parameters=tuple(f"{name}.{inner}" for inner, _ in model.get_submodule(name).named_parameters()),
+            model_inputs=tuple(feed for feed in feeds if feed in model.input_names),
+            trainable=any(p.requires_grad for p in model.get_submodule(name).parameters()),
+            whole_batch=name in model.whole_batch,
+        )
+        for name, feeds in model.feeds.items()
+    )
+    edges = tuple(
+        Edge(source=feed, target=name, bytes_per_sample=4.0)
+        for name, feeds in model.feeds.items()
+        for feed in dict.fromkeys(feeds)
+        if feed not in model.input_names
+    )
+    inputs = tuple(
+        Input(name=name, sample_shape=tuple(example[name].shape[1:]), dtype=str(example[name].dtype)[6:])
+        for name in model.input_names
+    )
+    return Graph(name="hand", ops=ops, edges=edges, inputs=inputs, origin=Origin(method="declared"))
+
+
+def cluster_of(devices: int) -> Cluster:
+    """Return devices with ample memory on one node."""
+    kind = DeviceType(
+        name="cpu",
+        memory_bytes=1e12,
+        peak_flops_per_second=1e9,
+        memory_bytes_per_second=1e9,
+        launch_seconds=0.0,
+        half_peak_flops=0.0,
+    )
+    link = Link(latency_seconds=1e-6, bandwidth_bytes_per_second=1e9)
+    return Cluster(
+        name="hand",
+        device_types=(kind,),
+        devices=tuple(Device(name=f"cpu{number}", type="cpu", node="here") for number in range(devices)),
+        intra_node=link,
+        inter_node=link,
+    )
+
+
+def plan_of(
+    model: DagModule,
+    example: Mapping[str, Tensor],
+    stages: Sequence[StageLine],
+    batch_size: int,
+    schedule: str = "1f1b",
+) -> Plan:
+    """Return a plan with these stages, which must be in topological order."""
+    return plan_for(graph_of(model, example), stages, batch_size, schedule)
+
+
+def captured_plan(
+    module: nn.Module, example: Mapping[str, Tensor], stages: Sequence[StageLine], batch_size: int
+) -> Plan:
+    """Return a plan for the captured graph of a module whose submodules are the operators."""
+    graph = capture(module, example, opaque=[name for names, _, _ in stages for name in names])
+    return plan_for(graph, stages, batch_size)
+
+
+def plan_for(graph: Graph, stages: Sequence[StageLine], batch_size: int, schedule: str = "1f1b") -> Plan:
+    """Return a plan with these stages, which must be in topological order."""
+    stage_of = {op: number for number, (ops, _, _) in enumerate(stages) for op in ops}
+    pairs = sorted({(stage_of[e.source], stage_of[e.target]) for e in graph.edges})
+    return Plan(
+        graph=graph,
+        cluster=cluster_of(1 + max(device for _, devices, _ in stages for device in devices)),
+        costs=CostTable(graph_fingerprint=graph.fingerprint, rows=()),
+        batch_size=batch_size,
+        stages=tuple(
+            Stage(name="+".join(ops), ops=tuple(ops), devices=tuple(on), micro_batch=size, in_flight=batch_size)
+            for ops, on, size in stages
+        ),
+        edges=tuple(StageEdge(source=a, target=b, bytes_per_sample=4.0) for a, b in pairs if a != b),
+        schedule=schedule,
+    )
+
+
+@dataclass
+class HandStage:
+    """A stage program: submodules of a DagModule, called in order."""
+
+    feeds: Mapping[str, tuple[str, ...]]
+    module: nn.ModuleDict
+    model_inputs: tuple[str, ...]
+    receives: Mapping[int, tuple[ValueSpec, ...]]
+    sends: Mapping[int, tuple[ValueSpec, ...]]
+    is_output: bool
+    result: str
+
+    @property
+    def parameter_names(self) -> Mapping[str, str]:
+        """The user's names are the same here."""
+        return {name: name for name, _ in self.module.named_parameters()}
+
+    @property
+    def buffer_names(self) -> Mapping[str, str]:
+        """The user's names are the same here."""
+        return {name: name for name, _ in self.module.named_buffers()}
+
+    def __call__(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:
+        """Compute the submodules in order."""
+        at_hand = dict(values)
+        for name, names in self.feeds.items():
+            at_hand[name] = self.module[name](*(at_hand[other] for other in names))
+        sent = {spec.name: at_hand[spec.name] for specs in self.sends.values() for spec in specs}
+        return sent, at_hand[self.result] if self.is_output else None
+
+    def replicate(self) -> "HandStage":
+        """Return a copy with its own parameters."""
+        return HandStage(**{**self.__dict__, "module": copy.deepcopy(self.module)})
+
+
+def hand_split(model: DagModule, plan: Plan, example: Mapping[str, Tensor]) -> tuple[HandStage, ...]:
+    """Return the stage programs of a plan; every submodule must return one tensor."""
+    specs = _specs(model, example)
+    stages = [set(stage.ops) for stage in plan.stages]
+
+    def crossing(edge: StageEdge) -> tuple[ValueSpec, ...]:
+        read = {feed for name in stages[edge.target] for feed in model.feeds[name]}
+        return tuple(specs[name] for name in sorted(read & stages[edge.source]))
+
+    return tuple(
+        HandStage(
+            feeds={name: feeds for name, feeds in model.feeds.items() if name in ops},
+            module=nn.ModuleDict({name: model.get_submodule(name) for name in sorted(ops)}),
+            model_inputs=tuple(n for n in model.input_names if any(n in model.feeds[op] for op in ops)),
+            receives={i: crossing(edge) for i, edge in enumerate(plan.edges) if edge.target == number},
+            sends={i: crossing(edge) for i, edge in enumerate(plan.edges) if edge.source == number},
+            is_output=model.output in ops,
+            result=str(model.output),
+        )
+        for number, ops in enumerate(stages)
+    )
+
+
+def _specs(model: DagModule, example: Mapping[str, Tensor]) -> dict[str, ValueSpec]:
+    twin = copy.deepcopy(model).eval()
+    values: dict[str, Tensor] = dict(example)
+    trained: dict[str, bool] = {}
+    with torch.no_grad():
+        for name, feeds in model.feeds.items():
+            values[name] = twin.get_submodule(name)(*(values[feed] for feed in feeds))
+            own = any(p.requires_grad for p in model.get_submodule(name).parameters())
+            trained[name] = own or any(trained.get(feed, False) for feed in feeds)
+    return {
+        name: ValueSpec(
+            name=name,
+            sample_shape=tuple(values[name].shape[1:]),
+            dtype=values[name].dtype,
+            requires_grad=trained[name] and values[name].is_floating_point(),
+        )
+        for name in model.feeds
+    }

@@ -1,0 +1,167 @@
+"""What a rank does in the tests that need several: importable functions of plain values."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from run_models import BATCH, STAGES, Both, Join, contrastive, cross_entropy, fan, fan_batch
+from run_plans import captured_plan, hand_split, plan_of
+from torch import Tensor, nn
+
+from graphpipe.documents import to_body
+from graphpipe.errors import NonFiniteLoss
+from graphpipe.model.dag_module import DagModule
+from graphpipe.run import Pipeline
+
+
+def build(
+    cut: str,
+    *,
+    head: str = "join",
+    dropout: float = 0.0,
+    norm: bool = False,
+    schedule: str = "1f1b",
+    weights: int = 0,
+    **options: Any,
+) -> tuple[Pipeline, DagModule]:
+    """Return a pipeline of `fan`, cut one of the `STAGES` ways, and the model."""
+    model = fan(dropout, norm, head, seed=weights)
+    inputs, _ = fan_batch()
+    plan = plan_of(model, inputs, STAGES[cut], BATCH, schedule)
+    options.setdefault("optimizer", adamw)
+    options.setdefault("loss_fn", cross_entropy if head == "join" else contrastive)
+    return Pipeline(plan, hand_split(model, plan, inputs), **options), model
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    """A stateful optimizer."""
+    return torch.optim.AdamW(parameters, lr=0.05)
+
+
+def train(cut: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Train on changing mini-batches; return losses, first gradients, an evaluation and the whole model's state."""
+    pipeline, model = build(cut, **options)
+    with pipeline:
+        losses = [pipeline.step(*fan_batch(seed=1))]
+        gradients = {name: gradient.clone() for name, gradient in pipeline.gradients().items() if gradient is not None}
+        losses += [pipeline.step(*fan_batch(seed=1 + step)) for step in range(1, steps)]
+        evaluation, outputs = pipeline.evaluate(*fan_batch(7, seed=99))
+        pipeline.sync_model()
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "evaluation": evaluation,
+        "outputs": outputs,
+        "state": dict(model.state_dict()),
+    }
+
+
+def train_apart(cut: str) -> dict[str, Any]:
+    """Train with weights that differ from rank to rank before the pipeline is built."""
+    return train(cut, 2, {"weights": dist.get_rank()})
+
+
+def fail_in_loss(cut: str) -> float:
+    """Raise in the user's loss function."""
+
+    def broken(output: Tensor, targets: Tensor) -> Tensor:
+        raise KeyError("labels")
+
+    pipeline, _ = build(cut, loss_fn=broken)
+    return pipeline.step(*fan_batch())
+
+
+def fail_and_linger(cut: str, folder: str) -> float:
+    """Raise in the user's loss function, and keep the process until all others have ended."""
+    try:
+        return fail_in_loss(cut)
+    except KeyError:
+        wait_for_others(folder)
+        raise
+
+
+def wait_for_others(folder: str) -> None:
+    """Wait until every other rank has left its result, 20 seconds at most."""
+    end = time.monotonic() + 20
+    others = [Path(folder) / f"{rank}.pt" for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+    while time.monotonic() < end and not all(path.exists() for path in others):
+        time.sleep(0.05)
+
+
+def die(cut: str, rank: int) -> float:
+    """Be killed in the second step."""
+    pipeline, _ = build(cut)
+    pipeline.step(*fan_batch())
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pipeline.step(*fan_batch())
+
+
+def stall(cut: str, rank: int, folder: str) -> float:
+    """Never come to the second step."""
+    pipeline, _ = build(cut, timeout_seconds=3.0)
+    pipeline.step(*fan_batch())
+    if dist.get_rank() == rank:
+        wait_for_others(folder)
+        return 0.0
+    return pipeline.step(*fan_batch())
+
+
+def differ(cut: str, what: str) -> None:
+    """Build with something that is not the same on all ranks."""
+    odd = dist.get_rank() == 1
+    build(cut, **({what: 7 if odd else 8} if what == "seed" else {what: "gpipe" if odd else "1f1b"}))
+
+
+def not_a_number(cut: str) -> dict[str, Any]:
+    """Step on a mini-batch with a NaN at the stem, then on a good one."""
+    pipeline, model = build(cut)
+    inputs, targets = fan_batch()
+    spoiled = {**inputs, "x": inputs["x"].clone()}
+    spoiled["x"][5, 0] = float("nan")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    said = ""
+    try:
+        pipeline.step(spoiled, targets)
+    except NonFiniteLoss as error:
+        said = str(error)
+    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
+    return {"said": said, "changed": changed, "loss": pipeline.step(inputs, targets)}
+
+
+def traced(cut: str) -> dict[str, Any]:
+    """Return the measured trace of a step as plain values."""
+    pipeline, _ = build(cut, record=True)
+    pipeline.step(*fan_batch())
+    pipeline.step(*fan_batch())
+    return to_body(pipeline.trace())
+
+
+class Ordinary(nn.Module):
+    """The same branches as `fan`, as a user would write them."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout))
+        self.left = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True))
+        self.right = Both(8, dropout)
+        self.head = Join(8, 3)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        hidden = self.stem(x)
+        return self.head(self.left(hidden), self.right(hidden * 0.5, tokens))
+
+
+def train_captured(cut: str) -> dict[str, Any]:
+    """Train an ordinary module, cut by graphpipe itself."""
+    torch.manual_seed(0)
+    model = Ordinary(0.3)
+    plan = captured_plan(model, fan_batch()[0], STAGES[cut], BATCH)
+    with Pipeline(plan, model, cross_entropy, adamw) as pipeline:
+        losses = [pipeline.step(*fan_batch(seed=step)) for step in range(2)]
+        pipeline.sync_model()
+    return {"losses": losses, "state": dict(model.state_dict())}

@@ -1,0 +1,97 @@
+"""Local ranks start, meet on the loopback interface, and fail with one sentence."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from run_scenarios import build
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from graphpipe.errors import GraphPipeError, InvalidInput
+from graphpipe.run import launch
+from graphpipe.run.launch import check_port, first_cause
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def jobs_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+def test_launched_ranks_train_like_one(tmp_path: Path) -> None:
+    from run_models import fan_batch
+
+    launch("run_jobs:steps", 2, arguments=[str(tmp_path)])
+    pipeline, _ = build("shared")
+    wanted = repr([pipeline.step(*fan_batch()) for _ in range(2)])
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("01", wanted)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "rank 1: InvalidInput: mini-batch 7: is spoiled. The other ranks were stopped."),
+        ("kill", "rank 1: was killed by SIGKILL (out of memory, perhaps). The other ranks were stopped."),
+    ],
+)
+def test_the_first_cause_is_reported_once(how: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(GraphPipeError) as caught:
+        launch("run_jobs:fail", 2, arguments=[how])
+    assert str(caught.value) == said
+    printed = "".join(capfd.readouterr())
+    assert "Traceback" not in printed
+    assert "spoiled" not in printed
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
+def test_ranks_listen_on_the_loopback_interface_only(tmp_path: Path) -> None:
+    launch("run_jobs:listen", 2, arguments=[str(tmp_path)])
+    heard = [path.read_text().split() for path in sorted(tmp_path.iterdir())]
+    assert set(heard[0] + heard[1]) == {"0100007F"}
+    assert len(heard[0]) == len(heard[1]) + 1
+
+
+def test_consequences_are_not_causes() -> None:
+    lost, stopped, guilty = (
+        ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="")
+        for rank, code in enumerate((1, -signal.SIGTERM, 3))
+    )
+    lost.error_file_data = {"message": {"message": "PeerLost: rank 2 died", "extraInfo": {}}}
+    lost.timestamp = stopped.timestamp = guilty.timestamp - 1
+    assert str(first_cause({0: lost, 1: stopped, 2: guilty})) == (
+        "rank 2: exited with code 3. The other ranks were stopped."
+    )
+    assert str(first_cause({0: lost, 1: stopped})).startswith("rank 0: PeerLost: rank 2 died.")
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInput, match=f"port {port} cannot be used: Address already in use. Choose another"):
+            launch("run_jobs:steps", 2, port=port)
+    with pytest.raises(InvalidInput, match="70000 is no port"):
+        check_port(70000)
+
+
+def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
+    code = f"from graphpipe.run import launch; launch('run_jobs:wait', 2, arguments=[{str(tmp_path)!r}])"
+    launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 40
+    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end:
+        time.sleep(0.1)
+    launcher.send_signal(signal.SIGINT)
+    _, said = launcher.communicate(timeout=20)
+    assert launcher.returncode != 0
+    assert "KeyboardInterrupt" in said
+    for path in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+    assert len(list(tmp_path.iterdir())) == 2

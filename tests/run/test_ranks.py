@@ -1,0 +1,63 @@
+"""Several ranks compute, bit for bit, what one rank computes of the same plan."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_models import STAGES
+from run_ranks import run_ranks, values
+from run_scenarios import differ, train, train_apart
+
+
+def ranks_of(cut: str) -> int:
+    return len({device for _, devices, _ in STAGES[cut] for device in devices})
+
+
+def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for name, tensor in found.items():
+        assert torch.equal(tensor, wanted[name]), name
+
+
+@pytest.mark.parametrize(
+    ("cut", "options"),
+    [
+        ("four", {"dropout": 0.3, "clip_norm": 0.1}),
+        ("replicas", {"dropout": 0.3, "norm": True, "schedule": "gpipe"}),
+        ("shared", {"dropout": 0.3}),
+        ("whole", {"dropout": 0.3, "head": "contrast", "norm": True}),
+    ],
+)
+def test_ranks_equal_one_rank_bit_for_bit(cut: str, options: dict[str, Any], tmp_path: Path) -> None:
+    alone = train(cut, 3, options)
+    together = values(run_ranks(train, ranks_of(cut), tmp_path, cut, 3, options))
+    seen: set[str] = set()
+    for rank in together:
+        assert rank["losses"] == alone["losses"]
+        assert rank["evaluation"] == alone["evaluation"]
+        assert torch.equal(rank["outputs"], alone["outputs"])
+        assert_equal(rank["state"], alone["state"])
+        assert_equal(rank["gradients"], alone["gradients"])
+        seen |= rank["gradients"].keys()
+    assert seen == alone["gradients"].keys()
+
+
+def test_replica_0_decides_the_weights(tmp_path: Path) -> None:
+    together = values(run_ranks(train_apart, 4, tmp_path, "replicas"))
+    for rank in together[1:]:
+        assert rank["losses"] == together[0]["losses"]
+        assert_equal(rank["state"], together[0]["state"])
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("seed", "rank 1 has another seed"), ("schedule", "rank 1 has another plan")]
+)
+def test_ranks_that_mean_different_runs_are_refused(what: str, said: str, tmp_path: Path) -> None:
+    for outcome in run_ranks(differ, 4, tmp_path, "replicas", what):
+        assert outcome.error.startswith("InvalidInput")
+        assert said in outcome.error
+
+
+def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:
+    for outcome in run_ranks(train, 3, tmp_path, "four", 1, {}):
+        assert "the plan uses 4 devices, the world has 3 ranks. Start 4 processes" in outcome.error
