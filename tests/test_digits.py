@@ -85,14 +85,14 @@ def test_a_small_model_learns_to_recognise_held_out_scans(digits):
     model, example_inputs = digits.model(image_layers=1, text_layers=1)
     assert model(**example_inputs).shape == (2, 2)
     optimizer = digits.optimizer(model.parameters())
-    for inputs, labels in digits.batches(epochs=8):
+    for inputs, labels in digits.batches(epochs=5):
         optimizer.zero_grad()
         digits.loss_fn(model(**inputs), labels).backward()
         optimizer.step()
     inputs, labels = digits.data("held-out")
     model.eval()
     with torch.no_grad():
-        assert digits.accuracy(model(**inputs), labels) > 0.93
+        assert digits.accuracy(model(**inputs), labels) > 0.9
 
 
 def test_the_script_trains_in_one_process_and_reports_the_accuracy(digits, monkeypatch, capsys):

@@ -1,0 +1,38 @@
+"""A line through measured times: how a curve of the cost table comes from a profile."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from graphpipe.costs.table import Curve
+
+
+def fit_curve(seconds: Mapping[int, float]) -> Curve:
+    """Return the line `fixed + slope * samples`, neither negative, nearest to measured seconds by number of samples.
+
+    Nearest in relative error (least squares), so that a small batch counts as much as a large one. A single
+    measurement is taken to grow with the samples; measurements of no time at all make an empty curve.
+    """
+    measured = np.array(list(seconds.values()))
+    if not measured.any():
+        return Curve()
+    # Every row is divided by its measurement: what is left of `terms @ line - 1` is the relative error.
+    terms = np.array([[1.0, samples] for samples in seconds]) / measured[:, None]
+    ones = np.ones(len(terms))
+    # The best line without constraints if it has no negative part, else the better one of those through a constraint.
+    candidates = [np.array([0.0, _factor(terms[:, 1])])]
+    if len(terms) > 1:
+        free = np.linalg.lstsq(terms, ones, rcond=None)[0]
+        candidates += [np.array([_factor(terms[:, 0]), 0.0])] + [free] * bool((free >= 0).all())
+    fixed, slope = min(candidates, key=lambda line: float(np.square(terms @ line - ones).sum()))
+    return Curve(lines=((float(fixed), float(slope)),))
+
+
+def relative_error(curve: Curve, seconds: Mapping[int, float]) -> float:
+    """Return the largest error of the curve on its measurements, as a share of the measured seconds."""
+    return max((abs(curve(samples) / measured - 1) for samples, measured in seconds.items() if measured), default=0.0)
+
+
+def _factor(term: np.ndarray) -> float:
+    # The x that brings x * term nearest to 1.
+    return float(term.sum() / np.square(term).sum())

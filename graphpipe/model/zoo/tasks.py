@@ -1,0 +1,40 @@
+"""Synthetic tasks that the small models learn in a few steps: fixed patterns of a label, under noise."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from graphpipe.model.zoo.zoo_model import Batch
+
+
+def patterns(count: int, *shape: int) -> Tensor:
+    """Return `count` fixed random patterns of this shape, the same in every process."""
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1234))
+
+
+def classify_sequences(names: list[str], classes: int, length: int, hidden: int) -> Callable[[Generator, int], Batch]:
+    """Return a task: each input (n, length, hidden) is its pattern of the label, (n,) int64, under noise."""
+    known = patterns(classes, len(names), hidden)
+
+    def batch(generator: Generator, samples: int) -> Batch:
+        labels = torch.randint(classes, (samples,), generator=generator)
+        inputs = {
+            name: known[labels, index].unsqueeze(1) + torch.randn(samples, length, hidden, generator=generator)
+            for index, name in enumerate(names)
+        }
+        return inputs, labels
+
+    return batch
+
+
+def arithmetic_sequences(vocabulary: int, length: int) -> Callable[[Generator, int], Batch]:
+    """Return a task: tokens (n, length) count up by 1, 2 or 3, modulo the vocabulary; targets are the next tokens."""
+
+    def batch(generator: Generator, samples: int) -> Batch:
+        start = torch.randint(vocabulary, (samples, 1), generator=generator)
+        step = torch.randint(1, 4, (samples, 1), generator=generator)
+        tokens = (start + step * torch.arange(length + 1)) % vocabulary
+        return {"tokens": tokens[:, :-1]}, tokens[:, 1:]
+
+    return batch

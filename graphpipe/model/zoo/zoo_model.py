@@ -1,0 +1,42 @@
+"""What the zoo hands out: a module, example inputs, and what training needs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+Batch = tuple[dict[str, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooModel:
+    """A model of the zoo, at one size."""
+
+    module: nn.Module
+    example_inputs: dict[str, Tensor]
+    """Two samples by model input name, on the module's device."""
+    loss_fn: Callable[[Tensor, Tensor], Tensor]
+    """(output, targets) -> mean loss over the samples."""
+    batch: Callable[[Generator, int], Batch]
+    """(generator, samples) -> (inputs, targets): a synthetic task, on the CPU, that the model can learn."""
+
+
+def assemble(
+    module: nn.Module,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    batch: Callable[[Generator, int], Batch],
+    device: str,
+) -> ZooModel:
+    """Return the zoo model whose example inputs are two samples of its own task."""
+    inputs, _ = batch(torch.Generator().manual_seed(0), 2)
+    examples = {name: tensor.to(device) for name, tensor in inputs.items()}
+    return ZooModel(module=module, example_inputs=examples, loss_fn=loss_fn, batch=batch)
+
+
+def chain(modules: Mapping[str, nn.Module]) -> nn.Sequential:
+    """Return the named modules one after another."""
+    sequence = nn.Sequential()
+    for name, module in modules.items():
+        sequence.add_module(name, module)
+    return sequence
