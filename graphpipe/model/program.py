@@ -24,20 +24,40 @@ class ValueSpec:
 class StageProgram(Protocol):
     """One stage of a split model. Its modules are the user's own: they hold the user's parameters and modes."""
 
-    model_inputs: tuple[str, ...]
-    """Names of the model inputs it reads."""
-    receives: Mapping[int, tuple[ValueSpec, ...]]
-    """Values that come along each incoming edge, by position in `Plan.edges`; sorted by name."""
-    sends: Mapping[int, tuple[ValueSpec, ...]]
-    """Values that leave along each outgoing edge, by position in `Plan.edges`; sorted by name."""
-    is_output: bool
-    """True for the one stage that computes the model's output."""
-    module: nn.Module
-    """Everything this stage computes with; `module.named_parameters()` gives the user's parameters."""
-    parameter_names: Mapping[str, str]
-    """Name in the user's model of each of `module.named_parameters()`, by its name there."""
-    buffer_names: Mapping[str, str]
-    """The same for buffers."""
+    @property
+    def model_inputs(self) -> tuple[str, ...]:
+        """Names of the model inputs it reads."""
+        ...
+
+    @property
+    def receives(self) -> Mapping[int, tuple[ValueSpec, ...]]:
+        """Values that come along each incoming edge, by position in `Plan.edges`; sorted by name."""
+        ...
+
+    @property
+    def sends(self) -> Mapping[int, tuple[ValueSpec, ...]]:
+        """Values that leave along each outgoing edge, by position in `Plan.edges`; sorted by name."""
+        ...
+
+    @property
+    def is_output(self) -> bool:
+        """True for the one stage that computes the model's output."""
+        ...
+
+    @property
+    def module(self) -> nn.Module:
+        """Everything this stage computes with; `module.named_parameters()` gives the user's parameters."""
+        ...
+
+    @property
+    def parameter_names(self) -> Mapping[str, str]:
+        """Name in the user's model of each of `module.named_parameters()`, by its name there."""
+        ...
+
+    @property
+    def buffer_names(self) -> Mapping[str, str]:
+        """The same for buffers."""
+        ...
 
     def __call__(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:
         """Compute the stage on any number of samples.

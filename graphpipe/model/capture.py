@@ -1,0 +1,148 @@
+"""From a module to a graph, without computing anything."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import fx, nn
+
+from graphpipe.errors import InvalidInput, nearest
+from graphpipe.graph import Graph, Input, Origin
+from graphpipe.model.dag_module import DagModule
+from graphpipe.model.grouping import Groups, fuse_tiny, join_output, join_uncuttable
+from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
+from graphpipe.model.measure import SAMPLES, Reading, measure
+from graphpipe.model.operators import Parts, build_ops, group_names, needs_whole_batch, own_tensors
+from graphpipe.model.skeleton import CannotFollow, Skeleton, fake_twin
+from graphpipe.model.torch_private import fake_mode
+from graphpipe.model.tracing import ExportFailed, cannot_trace, trace_declared, trace_exported
+from graphpipe.model.values import Values, classify
+
+Method = Literal["auto", "export", "declared"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A graph, and the nodes that stand behind its operators."""
+
+    graph: Graph
+    skeleton: Skeleton
+    values: Values
+    readings: Mapping[fx.Node, Reading]
+    nodes: Mapping[str, tuple[fx.Node, ...]]
+    """Nodes of each operator, in order of execution; free nodes apart."""
+
+
+def capture(
+    module: nn.Module,
+    example_inputs: Inputs,
+    *,
+    whole_batch: Sequence[str] = (),
+    split: Sequence[str] = (),
+    opaque: Sequence[str] = (),
+    method: Method = "auto",
+) -> Graph:
+    """Return the operator graph of a module: calls of its submodules, joined by the glue in between.
+
+    Nothing is computed and the module is left as it is: a copy without data runs in its place, in training mode.
+    Only the shapes and dtypes of `example_inputs` matter. The same module gives an equal graph every time.
+
+    Args:
+        module: any module torch.export can trace with a variable number of samples, or a DagModule.
+        example_inputs: a tensor, a sequence of tensors, or tensors by name; first dimension samples.
+        whole_batch: submodules or operators that need the whole mini-batch at once (contrastive losses).
+        split: submodules to look into against the default granularity (see `granularity.whole_paths`).
+        opaque: submodules to keep whole against the default granularity.
+        method: `export` traces with torch.export; `declared` makes one operator per submodule of a DagModule;
+            `auto` tries the first, then the second.
+
+    Raises:
+        InvalidInput: unusable inputs, an unknown submodule, or a forward that cannot be traced (with the reason).
+    """
+    named = name_inputs(input_names(module, example_inputs), example_inputs)
+    origin = Origin(method=method, split=tuple(split), opaque=tuple(opaque), whole_batch=tuple(whole_batch))
+    return capture_again(module, describe(named), origin).graph
+
+
+def tied(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Return the operators that share a parameter, by its name: tied weights, and submodules called twice."""
+    holders: dict[str, list[str]] = {}
+    for op in graph.ops:
+        for name in op.parameters:
+            holders.setdefault(name, []).append(op.name)
+    return {name: tuple(ops) for name, ops in holders.items() if len(ops) > 1}
+
+
+def capture_again(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> Captured:
+    """Return what `capture` made a graph from, with the inputs and origin that the graph remembers.
+
+    Raises:
+        InvalidInput: as `capture`.
+    """
+    if origin.method == "declared" or (origin.method == "auto" and not isinstance(module, DagModule)):
+        method = "declared" if origin.method == "declared" else "export"
+        return _capture_by(method, module, inputs, origin)
+    try:
+        return _capture_by("export", module, inputs, origin)
+    except InvalidInput as error:
+        if origin.method == "export" or not isinstance(error.__cause__, (CannotFollow, ExportFailed)):
+            raise
+        reason = f"{type(module).__name__} is captured as declared, one operator per submodule: {error.what}"
+        warnings.warn(reason, stacklevel=3)
+        return _capture_by("declared", module, inputs, origin)
+
+
+def _capture_by(method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> Captured:
+    whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
+    mode = fake_mode()
+    twin = fake_twin(module, mode)
+    with mode:
+        examples = blank(inputs, SAMPLES[0])
+    # torch.export runs outside the mode, so that tensors written in a forward keep their data.
+    skeleton = trace_declared(twin, examples) if method == "declared" else trace_exported(twin, examples, origin)
+    with mode:
+        readings = _measured(skeleton, twin, inputs)
+    values = classify(skeleton.graph, readings)
+    parts = Parts(skeleton=skeleton, values=values, readings=readings, module=twin, parameter_names=own_tensors(twin))
+    flagged = {name for name in whole_batch if name in dict(twin.named_modules())}
+    groups = join_uncuttable(skeleton.graph, values)
+    if method == "export":
+        groups = fuse_tiny(groups, readings, parts.parameter_elements, lambda node: needs_whole_batch(node, flagged))
+    remembered = Origin(method=method, split=origin.split, opaque=origin.opaque, whole_batch=origin.whole_batch)
+    return _captured(module, inputs, remembered, parts, join_output(groups), whole_batch)
+
+
+def _declared_whole_batch(module: nn.Module) -> list[str]:
+    dags = {path: part for path, part in module.named_modules() if isinstance(part, DagModule)}
+    return [f"{path}.{name}" if path else name for path, dag in dags.items() for name in dag.whole_batch]
+
+
+def _captured(
+    module: nn.Module,
+    inputs: tuple[Input, ...],
+    origin: Origin,
+    parts: Parts,
+    groups: Groups,
+    whole_batch: Sequence[str],
+) -> Captured:
+    ops, edges = build_ops(parts, groups, whole_batch)
+    known = [op.name for op in ops]
+    for name in whole_batch:
+        if name not in known and name not in dict(module.named_modules()):
+            raise InvalidInput(
+                f"'{name}' is no submodule and no operator", where="whole_batch", remedy=nearest(name, known)
+            )
+    ops = tuple(replace(op, whole_batch=op.whole_batch or op.name in whole_batch) for op in ops)
+    graph = Graph(name=type(module).__name__, ops=ops, edges=edges, inputs=inputs, origin=origin)
+    nodes = dict(zip(group_names(parts, groups), groups, strict=True))
+    return Captured(graph=graph, skeleton=parts.skeleton, values=parts.values, readings=parts.readings, nodes=nodes)
+
+
+def _measured(skeleton: Skeleton, twin: nn.Module, inputs: tuple[Input, ...]) -> Mapping[fx.Node, Reading]:
+    try:
+        return measure(skeleton, twin, inputs)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise cannot_trace(twin, error) from error

@@ -1,0 +1,44 @@
+"""A skeleton from a DagModule's own declaration: one call per named submodule, no glue."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, fx
+
+from graphpipe.model.dag_module import DagModule
+from graphpipe.model.skeleton import Skeleton
+from graphpipe.model.torch_private import flatten, leaf, unflatten
+
+
+def declared_skeleton(twin: DagModule, inputs: Mapping[str, Tensor]) -> Skeleton:
+    """Return the skeleton of a DagModule; runs it on fake inputs to learn what its submodules return.
+
+    Raises:
+        Exception: whatever a submodule raises on fake tensors.
+    """
+    graph = fx.Graph()
+    placeholders = {name: graph.placeholder(name) for name in twin.input_names}
+    nodes: dict[str, object] = dict(placeholders)
+    values: dict[str, object] = dict(inputs)
+    for name, names in twin.feeds.items():
+        call = graph.call_module(name, tuple(nodes[other] for other in names))  # pyright: ignore[reportArgumentType]
+        call.meta["owner"] = ""
+        values[name] = twin.get_submodule(name)(*(values[other] for other in names))
+        nodes[name] = _unpack(graph, call, values[name])
+    output = nodes[twin.output] if isinstance(twin.output, str) else {name: nodes[name] for name in twin.output or ()}
+    leaves, spec = flatten(output)
+    graph.output(tuple(leaves))
+    return Skeleton(graph=graph, inputs=placeholders, output_spec=spec, constants={})
+
+
+def _unpack(graph: fx.Graph, call: fx.Node, value: object) -> object:
+    # The value with a node in place of each of its tensors.
+    leaves, spec = flatten(value)
+    if spec.is_leaf():
+        return call
+    nodes: list[object] = []
+    for position, item in enumerate(leaves):
+        node = graph.call_function(leaf, (call, position)) if isinstance(item, Tensor) else item
+        if isinstance(node, fx.Node):
+            node.meta["owner"] = ""
+        nodes.append(node)
+    return unflatten(nodes, spec)

@@ -1,0 +1,96 @@
+"""Model inputs by name: what a user passes, and what a graph says of them."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput, nearest
+from graphpipe.graph import Input
+
+Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+
+def name_inputs(names: Sequence[str], inputs: Inputs) -> dict[str, Tensor]:
+    """Return the tensors by model input name, in the order of `names`.
+
+    Args:
+        names: the model's inputs.
+        inputs: one tensor, a sequence of tensors in the order of `names`, or tensors by name.
+
+    Raises:
+        InvalidInput: a missing, surplus or unknown input, something that is no tensor with samples as its first
+            dimension, or inputs that differ in their number of samples.
+    """
+    if isinstance(inputs, Mapping):
+        named = dict(inputs)
+        for name in named:
+            if name not in names:
+                raise InvalidInput(f"the model takes no input '{name}'", remedy=nearest(name, list(names)))
+    else:
+        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        if len(tensors) != len(names):
+            raise InvalidInput(f"{len(tensors)} inputs were given, the model takes {len(names)}: {', '.join(names)}")
+        named = dict(zip(names, tensors, strict=True))
+    missing = [name for name in names if name not in named]
+    if missing:
+        raise InvalidInput(f"input '{missing[0]}' is missing; the model takes {', '.join(names)}")
+    _check_samples(named)
+    return {name: named[name] for name in names}
+
+
+def input_names(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
+    """Return names for the inputs of `module`, in the order of its forward's parameters.
+
+    Inputs given by name keep their names; others are named as the forward names its parameters, or `input_0`,
+    `input_1`, ... where it takes `*args`.
+
+    Raises:
+        InvalidInput: more inputs than the forward takes.
+    """
+    declared = getattr(module, "input_names", None)
+    if isinstance(declared, tuple):
+        return cast(tuple[str, ...], declared)
+    kinds = inspect.Parameter
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    named = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+    if isinstance(inputs, Mapping):
+        return tuple(sorted(inputs, key=lambda name: named.index(name) if name in named else len(named)))
+    count = 1 if isinstance(inputs, Tensor) else len(inputs)
+    positional = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.POSITIONAL_ONLY)]
+    if any(p.kind == kinds.VAR_POSITIONAL for p in parameters):
+        positional += [f"input_{position}" for position in range(len(positional), count)]
+    if count > len(positional):
+        raise InvalidInput(f"{count} inputs were given, the forward of {type(module).__name__} takes {len(positional)}")
+    return tuple(positional[:count])
+
+
+def describe(named: Mapping[str, Tensor]) -> tuple[Input, ...]:
+    """Return what a graph keeps of its inputs."""
+    return tuple(
+        Input(name=name, sample_shape=tuple(tensor.shape[1:]), dtype=str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in named.items()
+    )
+
+
+def blank(inputs: Sequence[Input], samples: int) -> dict[str, Tensor]:
+    """Return uninitialised tensors of the inputs' shapes; call it in a fake mode, and no memory is used."""
+    return {
+        item.name: torch.empty((samples, *item.sample_shape), dtype=getattr(torch, item.dtype), device="cpu")
+        for item in inputs
+    }
+
+
+def _check_samples(named: Mapping[str, Tensor]) -> None:
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"input '{name}' is a {type(tensor).__name__}, not a tensor")
+        if tensor.dim() == 0:
+            raise InvalidInput(f"input '{name}' is a single number", remedy="Its first dimension must be samples.")
+    lengths = {name: tensor.shape[0] for name, tensor in named.items()}
+    first = next(iter(lengths.values()), 0)
+    if any(length != first for length in lengths.values()):
+        counts = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
+        raise InvalidInput(f"inputs differ in their number of samples (first dimension): {counts}")

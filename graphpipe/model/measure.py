@@ -1,0 +1,173 @@
+"""Running a skeleton on fake tensors: the shape of every value, and the work of every node."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+from torch.utils.flop_counter import flop_registry
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Input
+from graphpipe.model.inputs import blank
+from graphpipe.model.skeleton import Skeleton
+from graphpipe.model.torch_private import DispatchMode, flatten, is_view, memory_key
+
+SAMPLES = (8, 64)
+"""Batch sizes of the two fake runs: a dimension that is the first size, then the second, is the samples."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reading:
+    """What one node did with a batch of SAMPLES[1] samples."""
+
+    flops: float = 0.0
+    traffic_bytes: float = 0.0
+    kernels: int = 0
+    saved: dict[int, float] = field(default_factory=dict[int, float])
+    """Bytes kept for the backward pass, by memory; parameters apart."""
+    made: set[int] = field(default_factory=set[int])
+    """Memory that the node allocated or returned."""
+    shape: tuple[int, ...] | None = None
+    """Shape of its value; None for what is no tensor."""
+    sample_shape: tuple[int, ...] | None = None
+    """Shape without the first dimension, if that is the samples and no other depends on their number."""
+    dtype: torch.dtype = torch.float32
+    requires_grad: bool = False
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """Bytes of its value per sample; 0 unless `sample_shape` is known."""
+        return (
+            float(torch.Size(self.sample_shape).numel() * self.dtype.itemsize) if self.sample_shape is not None else 0.0
+        )
+
+    @property
+    def elements(self) -> float:
+        """Elements of its value per sample, whatever its arrangement."""
+        return torch.Size(self.shape).numel() / SAMPLES[1] if self.shape is not None else 0.0
+
+
+def measure(skeleton: Skeleton, twin: nn.Module, inputs: tuple[Input, ...]) -> dict[fx.Node, Reading]:
+    """Return a reading of every node; call it in a fake mode.
+
+    Raises:
+        Exception: whatever a submodule raises on fake tensors.
+    """
+    few, many = (_run(skeleton, twin, blank(inputs, samples)) for samples in SAMPLES)
+    for node, reading in many.items():
+        reading.sample_shape = _sample_shape(few[node].shape, reading.shape)
+    return many
+
+
+def _sample_shape(few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if not few or not many or (few[0], many[0]) != SAMPLES or few[1:] != many[1:]:
+        return None
+    return many[1:]
+
+
+def _run(skeleton: Skeleton, twin: nn.Module, inputs: Mapping[str, Tensor]) -> dict[fx.Node, Reading]:
+    names = {node: name for name, node in skeleton.inputs.items()}
+    values: dict[fx.Node, Any] = {}
+    readings: dict[fx.Node, Reading] = {}
+    state = {memory_key(tensor) for tensor in [*twin.parameters(), *twin.buffers()]}
+    given = {memory_key(tensor) for tensor in inputs.values()}
+    alive: list[Tensor] = []  # so that memory keys stay unique
+    with torch.enable_grad():
+        for node in skeleton.graph.nodes:
+            meter = _Meter(state, given, alive)
+            with torch.autograd.graph.saved_tensors_hooks(meter.save, _identity), meter:
+                values[node] = inputs[names[node]] if node in names else _evaluate(node, values, twin, skeleton)
+            readings[node] = meter.reading(values[node])
+            _check_derivative(node, values[node])
+    return readings
+
+
+def _check_derivative(node: fx.Node, value: object) -> None:
+    if isinstance(value, Tensor) and type(value.grad_fn).__name__ == "NotImplemented":
+        remedy = "Keep the submodule around it whole (opaque=[...])."
+        raise InvalidInput(f"operator {node.target} in a forward has no derivative", where="capture", remedy=remedy)
+
+
+def _evaluate(node: fx.Node, values: Mapping[fx.Node, Any], twin: nn.Module, skeleton: Skeleton) -> Any:
+    args = map_arg(node.args, lambda other: values[other])
+    kwargs = map_arg(node.kwargs, lambda other: values[other])
+    match node.op:
+        case "get_attr":
+            constant = skeleton.constants.get(str(node.target))
+            return attribute(twin, node.target) if constant is None else constant
+        case "call_module":
+            return twin.get_submodule(str(node.target))(*args, **kwargs)
+        case "call_function":
+            return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        case "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        case _:
+            return args
+
+
+def attribute(module: nn.Module, target: Any) -> Any:
+    """Return the parameter, buffer or tensor of a fully qualified name."""
+    prefix, _, name = str(target).rpartition(".")
+    return getattr(module.get_submodule(prefix), name)
+
+
+class _Meter(DispatchMode):
+    # Counts what one node's kernels do. `state`, `given`: memory of parameters and buffers, of model inputs.
+
+    def __init__(self, state: set[int], given: set[int], alive: list[Tensor]) -> None:
+        super().__init__()
+        self.state = state
+        self.given = given
+        self.alive = alive
+        self.result = Reading()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.namespace != "aten" or is_view(func):
+            return result
+        outputs = [item for item in flatten(result)[0] if isinstance(item, Tensor)]
+        if outputs:
+            operands = [item for item in flatten((args, kwargs))[0] if isinstance(item, Tensor)]
+            self.result.kernels += 1
+            self.result.traffic_bytes += sum(map(_bytes, outputs))
+            self.result.traffic_bytes += sum(_bytes(item) for item in operands if memory_key(item) not in self.state)
+            self.result.made.update(map(memory_key, outputs))
+            self.alive += outputs
+            self.result.flops += _flops(func, args, kwargs, result)
+        return result
+
+    def save(self, tensor: Tensor) -> Tensor:
+        key = memory_key(tensor)
+        if key not in self.state | self.given:
+            self.alive.append(tensor)
+            self.result.saved[key] = float(tensor.untyped_storage().nbytes())
+        return tensor
+
+    def reading(self, value: object) -> Reading:
+        if isinstance(value, Tensor):
+            self.alive.append(value)
+            self.result.shape, self.result.dtype = tuple(value.shape), value.dtype
+            self.result.requires_grad = value.requires_grad
+            self.result.made.add(memory_key(value))
+        return self.result
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    if func.overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+        # torch counts nothing for it: queries x keys, then weights x values.
+        (batch, heads, queries, width), keys, out = args[0].shape, args[1].shape[2], args[2].shape[3]
+        return 2.0 * batch * heads * queries * keys * (width + out)
+    formula = flop_registry.get(func.overloadpacket)
+    return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
+
+
+def _bytes(tensor: Tensor) -> float:
+    return float(tensor.numel() * tensor.element_size())
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,167 @@
+"""From a plan to the stage programs that run it, made of the user's own submodules."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import fx, nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.model.capture import Captured, capture_again, tied
+from graphpipe.model.operators import own_tensors
+from graphpipe.model.program import StageProgram, ValueSpec
+from graphpipe.model.stage_graph import graph_module, stage_graph
+from graphpipe.model.stage_program import ModuleStage
+from graphpipe.plan.plan import Plan
+
+
+def split(module: nn.Module, plan: Plan) -> tuple[StageProgram, ...]:
+    """Return one program per stage of `plan`, in order, that run `module`'s own submodules.
+
+    Raises:
+        InvalidInput: the plan's graph was not captured from a module, was captured from another model, does not
+            have the edges that the model's values need, or holds trainable parameters in two stages.
+    """
+    return build_stages(module, plan, _capture_for(module, plan.graph))
+
+
+def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[StageProgram, ...]:
+    """Return the stage programs from what `plan.graph` was made of.
+
+    Raises:
+        InvalidInput: as `split`.
+    """
+    check_cut(module, plan)
+    stage_of = {op: number for number, stage in enumerate(plan.stages) for op in stage.ops}
+    where = {node: stage_of[op] for op, nodes in captured.nodes.items() for node in nodes}
+    crossing = _crossing(captured, where)
+    _check_edges(plan, crossing)
+    names = own_tensors(module)
+    return tuple(_build(module, captured, plan, number, where, crossing, names) for number in range(len(plan.stages)))
+
+
+def _capture_for(module: nn.Module, graph: Graph) -> Captured:
+    if graph.origin is None:
+        remedy = "Capture the model, and plan for the graph you get."
+        raise InvalidInput(f"graph '{graph.name}' was not captured from a module", where="split", remedy=remedy)
+    if type(module).__name__ != graph.name:
+        raise _other_model(f"it is for {graph.name}, this model is {type(module).__name__}")
+    captured = capture_again(module, graph.inputs, graph.origin)
+    if captured.graph.fingerprint != graph.fingerprint:
+        raise _other_model(_difference(graph, captured.graph))
+    return captured
+
+
+def _other_model(difference: str) -> InvalidInput:
+    remedy = "Capture this model and plan again."
+    return InvalidInput(f"the plan was made for another model: {difference}", where="split", remedy=remedy)
+
+
+def _difference(plan: Graph, model: Graph) -> str:
+    for op in plan.ops:
+        if op.name not in model.index:
+            return f"this model has no operator '{op.name}'"
+    for op in model.ops:
+        if op.name not in plan.index:
+            return f"the plan has no operator '{op.name}'"
+    for field in (
+        "kind",
+        "parameters",
+        "parameter_bytes",
+        "trainable",
+        "whole_batch",
+        "output_bytes_per_sample",
+        "work",
+    ):
+        for op in plan.ops:
+            ours, theirs = getattr(op, field), getattr(model[op.name], field)
+            if ours != theirs:
+                return f"operator '{op.name}' has {field} {ours} in the plan, {theirs} in this model"
+    return "their operators are connected differently"
+
+
+def check_cut(module: nn.Module, plan: Plan) -> None:
+    """Check that every trainable parameter is in one stage.
+
+    Raises:
+        InvalidInput: names the parameter, and the operators and stages that share it.
+    """
+    stage_of = {op: stage.name for stage in plan.stages for op in stage.ops}
+    parameters = dict(module.named_parameters())
+    for parameter, ops in tied(plan.graph).items():
+        stages = {stage_of[op]: op for op in ops}
+        if len(stages) > 1 and parameters[parameter].requires_grad:
+            (first, one), (second, other) = list(stages.items())[:2]
+            raise InvalidInput(
+                f"parameter '{parameter}' is shared by operator '{one}' in stage '{first}' "
+                f"and operator '{other}' in stage '{second}'",
+                where="split",
+                remedy="Tied weights and submodules called twice must be in one stage: plan with both there, or untie.",
+            )
+
+
+Crossing = Mapping[tuple[int, int], tuple[fx.Node, ...]]
+
+
+def _crossing(captured: Captured, where: Mapping[fx.Node, int]) -> Crossing:
+    # The values from one stage to another, sorted by name.
+    found: dict[tuple[int, int], set[fx.Node]] = {}
+    for node, stage in where.items():
+        for value in node.all_input_nodes:
+            if value in where and where[value] != stage:
+                assert value in captured.values.carried
+                found.setdefault((where[value], stage), set()).add(value)
+    return {key: tuple(sorted(values, key=lambda value: value.name)) for key, values in found.items()}
+
+
+def _check_edges(plan: Plan, crossing: Crossing) -> None:
+    planned = {(edge.source, edge.target) for edge in plan.edges}
+    for source, target in sorted(planned ^ set(crossing)):
+        ends = f"from stage '{plan.stages[source].name}' to stage '{plan.stages[target].name}'"
+        what = f"the plan has an edge {ends}, but no value goes there"
+        if (source, target) in crossing:
+            what = f"value '{crossing[source, target][0].name}' goes {ends}, but the plan has no such edge"
+        raise InvalidInput(what, where="split", remedy="Verify the plan, or plan again.")
+
+
+def _build(
+    module: nn.Module,
+    captured: Captured,
+    plan: Plan,
+    stage: int,
+    where: Mapping[fx.Node, int],
+    crossing: Crossing,
+    names: Mapping[int, str],
+) -> ModuleStage:
+    def specs(values: Sequence[fx.Node]) -> tuple[ValueSpec, ...]:
+        return tuple(_spec(captured, value) for value in values)
+
+    edges = {(edge.source, edge.target): position for position, edge in enumerate(plan.edges)}
+    receives = {edges[key]: specs(values) for key, values in crossing.items() if key[1] == stage}
+    sends = {edges[key]: specs(values) for key, values in crossing.items() if key[0] == stage}
+    sent = list(dict.fromkeys(value for key, values in crossing.items() if key[0] == stage for value in values))
+    mine = [node for node in captured.skeleton.graph.nodes if where.get(node) == stage]
+    graph, model_inputs, received = stage_graph(captured, mine, sent)
+    inner = graph_module(module, captured, graph)
+    return ModuleStage(
+        module=inner,
+        model_inputs=tuple(model_inputs),
+        receives=dict(sorted(receives.items())),
+        sends=dict(sorted(sends.items())),
+        is_output=any(node.op == "output" for node in mine),
+        parameter_names={name: names[id(tensor)] for name, tensor in inner.named_parameters()},
+        buffer_names={name: names[id(tensor)] for name, tensor in inner.named_buffers()},
+        arguments=(*model_inputs, *(value.name for value in received)),
+        sent=tuple(value.name for value in sent),
+        output_spec=captured.skeleton.output_spec,
+    )
+
+
+def _spec(captured: Captured, value: fx.Node) -> ValueSpec:
+    reading = captured.readings[value]
+    assert reading.sample_shape is not None
+    return ValueSpec(
+        name=value.name,
+        sample_shape=reading.sample_shape,
+        dtype=reading.dtype,
+        requires_grad=reading.requires_grad,
+    )

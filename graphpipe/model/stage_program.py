@@ -1,0 +1,43 @@
+"""A stage of a split model: a graph module over the user's own submodules."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor, fx
+
+from graphpipe.model.program import ValueSpec
+from graphpipe.model.torch_private import TreeSpec, unflatten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleStage:
+    """A StageProgram (see there) that runs a graph module.
+
+    Glue computes the same in training and in evaluation, so modes are those of the user's submodules alone:
+    `model.eval()` and `stage.module.eval()` both reach them. Hooks of submodules fire where these are kept whole.
+    """
+
+    module: fx.GraphModule
+    model_inputs: tuple[str, ...]
+    receives: Mapping[int, tuple[ValueSpec, ...]]
+    sends: Mapping[int, tuple[ValueSpec, ...]]
+    is_output: bool
+    parameter_names: Mapping[str, str]
+    buffer_names: Mapping[str, str]
+    arguments: tuple[str, ...]
+    """Names of the graph module's arguments, in order."""
+    sent: tuple[str, ...]
+    """Names of the values it returns first, in order."""
+    output_spec: TreeSpec
+    """How the model arranges its output."""
+
+    def __call__(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:
+        """Compute the stage (see StageProgram)."""
+        sent, results = self.module(*(values[name] for name in self.arguments))
+        output = unflatten(list(results), self.output_spec) if self.is_output else None
+        return dict(zip(self.sent, sent, strict=True)), output
+
+    def replicate(self) -> "ModuleStage":
+        """Return a copy with its own parameters and buffers."""
+        return replace(self, module=copy.deepcopy(self.module))

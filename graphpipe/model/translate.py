@@ -1,0 +1,165 @@
+"""From an exported program to a skeleton: calls that were recorded become calls again, all else is glue."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.node import map_aggregate
+
+from graphpipe.model.skeleton import CannotFollow, Skeleton, device_of, sample_count
+from graphpipe.model.torch_private import OpaqueCall, is_higher_order, is_opaque_call, leaf, unflatten
+
+_PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+
+class Translation:
+    """From an exported graph to a skeleton's graph, node by node."""
+
+    def __init__(self, program: ExportedProgram, calls: list[OpaqueCall], names: list[str]) -> None:
+        self.program = program
+        self.calls = calls
+        self.graph = fx.Graph()
+        self.env: dict[fx.Node, Any] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.inputs = {name: self.graph.placeholder(name) for name in names}
+        self.anchor = next(iter(self.inputs.values()))
+        self.samples = self.graph.call_function(sample_count, (self.anchor,))
+        self.device = self.graph.call_function(device_of, (self.anchor,))
+        for node in (self.samples, self.device):
+            node.meta["owner"] = ""
+        self.batch = ""
+
+    def skeleton(self) -> Skeleton:
+        """Return the skeleton.
+
+        Raises:
+            CannotFollow: a buffer is changed in a forward, or an operator is no plain function of tensors.
+        """
+        self._check_mutations()
+        self._translate_inputs()
+        wanted = self._wanted()
+        for node in self.program.graph.nodes:
+            if node in wanted and node.op == "call_function":
+                self.env[node] = self._translate(node)
+            elif node in wanted and node.op == "get_attr":
+                raise CannotFollow(_owner(node), "switches a mode of torch or branches on values inside the graph")
+        self.graph.output(tuple(self._argument(item) for item in self._results()))
+        spec = self.program.call_spec.out_spec
+        assert spec is not None
+        return Skeleton(graph=self.graph, inputs=self.inputs, output_spec=spec, constants=self.constants)
+
+    def _check_mutations(self) -> None:
+        for buffer in self.program.graph_signature.buffers_to_mutate.values():
+            raise CannotFollow(buffer.rpartition(".")[0], f"changes the buffer '{buffer}'")
+
+    def _translate_inputs(self) -> None:
+        names = iter(self.inputs.values())
+        placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
+        for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            if spec.kind == InputKind.USER_INPUT:
+                self.env[node] = next(names)
+                self.batch = self.batch or str(node.meta["val"].shape[0])
+            elif node.users and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                assert spec.target is not None
+                self.env[node] = self._attribute(spec.target, constant=spec.kind == InputKind.CONSTANT_TENSOR)
+
+    def _attribute(self, target: str, *, constant: bool) -> fx.Node:
+        node = self.graph.create_node("get_attr", target)
+        node.meta["owner"] = ""
+        if not constant:
+            return node
+        tensor = self.program.constants[target]
+        assert isinstance(tensor, Tensor)
+        self.constants[target] = tensor
+        moved = self.graph.call_method("to", (node, self.device))
+        moved.meta["owner"] = ""
+        return moved
+
+    def _results(self) -> list[Any]:
+        (output,) = (node for node in self.program.graph.nodes if node.op == "output")
+        specs = self.program.graph_signature.output_specs
+        return [item for item, spec in zip(output.args[0], specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
+
+    def _wanted(self) -> set[fx.Node]:
+        stack = [item for item in self._results() if isinstance(item, fx.Node)]
+        wanted: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            if node not in wanted and not self._is_batch_size(node):
+                stack += node.all_input_nodes
+            wanted.add(node)
+        return wanted
+
+    def _is_batch_size(self, node: fx.Node) -> bool:
+        value = node.meta.get("val")
+        return isinstance(value, torch.SymInt) and str(value) == self.batch
+
+    def _translate(self, node: fx.Node) -> object:
+        if self._is_batch_size(node):
+            return self.samples
+        if is_opaque_call(node.target):
+            return self._translate_call(node)
+        if node.target is operator.getitem and isinstance(self.env[node.args[0]], list):  # pyright: ignore[reportArgumentType]
+            return self.env[node.args[0]][node.args[1]]  # pyright: ignore[reportArgumentType]
+        if is_higher_order(node.target):
+            raise CannotFollow(_owner(node), f"uses {node.target}")
+        args, kwargs = self._argument(node.args), self._argument(dict(node.kwargs))
+        target = copied if node.target is torch.ops.aten.copy.default else node.target
+        new = self.graph.call_function(target, args, kwargs)  # pyright: ignore[reportArgumentType]
+        new.meta["owner"] = _owner(node)
+        return new
+
+    def _argument(self, value: Any) -> Any:
+        def translate(item: Any) -> Any:
+            if isinstance(item, fx.Node):
+                return self.env[item]
+            return self.device if isinstance(item, torch.device) else item
+
+        return map_aggregate(value, translate)
+
+    def _translate_call(self, node: fx.Node) -> list[fx.Node]:
+        # The nodes of: the output tensors, then the arguments it wrote into (as they are after the call).
+        tensors, sizes, index = node.args
+        call = self.calls[index]  # pyright: ignore[reportArgumentType, reportCallIssue]
+        owner = call.path.rpartition(".")[0]
+        given = list(self._argument(tensors))
+        for position in call.mutated:
+            given[position] = self.graph.call_function(torch.clone, (given[position],))
+            given[position].meta["owner"] = owner
+            given[position].meta["written_by"] = call.path
+        args, kwargs = self._call_arguments(call, given, list(self._argument(sizes)))
+        new = self.graph.call_module(call.path, args, kwargs)
+        new.meta["owner"] = owner
+        assert call.output_spec is not None
+        if call.output_spec.is_leaf():
+            return [new, *(given[position] for position in call.mutated)]
+        leaves: list[fx.Node] = []
+        for position, output in enumerate(call.outputs):
+            if isinstance(output, Tensor):
+                leaves.append(self.graph.call_function(leaf, (new, position)))
+                leaves[-1].meta["owner"] = owner
+        return [*leaves, *(given[position] for position in call.mutated)]
+
+    def _call_arguments(self, call: OpaqueCall, tensors: list[fx.Node], sizes: list[Any]) -> tuple[Any, Any]:
+        leaves = list(call.constants)
+        for value in leaves:
+            if not isinstance(value, _PLAIN):
+                raise CannotFollow(call.path.rpartition(".")[0], f"passes a {type(value).__name__} to {call.path}")
+        for slot, value in [*zip(call.tensor_slots, tensors, strict=True), *zip(call.size_slots, sizes, strict=True)]:
+            leaves[slot] = value
+        args, kwargs = unflatten(leaves, call.inputs)
+        return args, kwargs
+
+
+def copied(tensor: Tensor, values: Tensor) -> Tensor:
+    """Return what `tensor.copy_(values)` leaves in `tensor`; torch's functional copy has no derivative."""
+    return values.to(tensor).expand_as(tensor)
+
+
+def _owner(node: fx.Node) -> str:
+    stack: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+    path = list(stack.values())[-1][0] if stack else ""
+    return "" if path.startswith("_empty_nn_module_stack") else path.partition("@")[0]

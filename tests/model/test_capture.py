@@ -1,0 +1,276 @@
+"""What a captured graph says of a model."""
+
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hard_models import MODELS, ConvNet, Encoder, Frozen, Gpt, SequenceFirst, mlp, two_tower
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.model import DagModule, capture
+
+
+@lru_cache
+def gpt() -> Graph:
+    return capture(Gpt(), torch.ones(2, 5, dtype=torch.long))
+
+
+def names(module: nn.Module, inputs: Any, **options: Any) -> list[str]:
+    return [op.name for op in capture(module, inputs, **options).ops]
+
+
+def test_a_linear_layer_by_hand() -> None:
+    graph = capture(nn.Sequential(nn.Linear(10, 4), nn.ReLU(), nn.Linear(4, 3)), torch.zeros(2, 10))
+    first, second = graph.ops
+    assert (first.name, first.kind, first.parameters) == ("0", "Linear", ("0.bias", "0.weight"))
+    assert first.parameter_bytes == 4 * (10 * 4 + 4)
+    assert first.output_bytes_per_sample == graph.edges[0].bytes_per_sample == 4 * 4
+    assert first.work.flops_per_sample == 2 * 10 * 4
+    assert first.work.kernels == 2
+    assert first.work.traffic_bytes_per_sample == 4 * (10 + 4) + 4 * (4 + 4)
+    assert first.work.saved_bytes_per_sample == 4 * 4  # the rectified output; the model input is no activation
+    assert second.work.saved_bytes_per_sample == 0  # its input counts with the operator that made it
+    assert second.output_bytes_per_sample == 4 * 3
+    assert (first.model_inputs, second.model_inputs) == (("input",), ())
+    assert [(item.name, item.sample_shape, item.dtype) for item in graph.inputs] == [("input", (10,), "float32")]
+
+
+def test_attention_flops_are_counted() -> None:
+    module = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    (op,) = capture(nn.Sequential(module), torch.zeros(2, 5, 8)).ops
+    matrices = 2 * 5 * (8 * 24 + 8 * 8 + 8 * 16 + 16 * 8)
+    products = 2 * 2 * 5 * 5 * 8
+    assert op.work.flops_per_sample == matrices + products
+
+
+def test_saved_bytes_are_what_autograd_keeps() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh())
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    x = torch.randn(64, 8)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own | {x.untyped_storage().data_ptr()}:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = module(x)
+    predicted = sum(op.work.saved_bytes_per_sample for op in capture(module, x).ops)
+    assert predicted * 64 == sum(kept.values())
+    assert output.shape == x.shape
+
+
+@pytest.mark.parametrize("name", ["dlrm", "several_dict", "in_place_glue"])
+def test_capturing_again_gives_the_same_graph_on_any_device(name: str) -> None:
+    build, batch = MODELS[name]
+    first = capture(build(), batch(1))
+    again = capture(build().to("meta"), batch(9))
+    assert first.fingerprint == again.fingerprint
+
+
+def test_capturing_changes_nothing() -> None:
+    module = nn.Sequential(ConvNet(), nn.Dropout(0.5)).eval()
+    module[0].head.weight.grad = torch.ones_like(module[0].head.weight)
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    example = torch.randn(3, 1, 6, 6)
+    random = torch.get_rng_state()
+    capture(module, example)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(part.training for part in module.modules())
+    assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
+    assert torch.equal(module[0].head.weight.grad, torch.ones_like(module[0].head.weight))
+    assert module[0].stem.weight.grad is None
+
+
+def test_default_granularity_keeps_leaf_blocks_and_library_modules_whole() -> None:
+    tokens = torch.ones(2, 5, dtype=torch.long)
+    assert list(gpt().index)[:4] == ["token", "blocks.0.attention", "blocks.0.mlp.0", "blocks.0.mlp.2"]
+    assert names(Gpt(), tokens, opaque=["blocks.0"])[:3] == ["token", "blocks.0", "blocks.1.attention"]
+    opened = names(Gpt(), tokens, split=["blocks.1.attention"])
+    assert "blocks.1.attention.qkv" in opened
+    assert "blocks.1.attention.out" in opened
+    assert names(Encoder(), tokens.expand(2, 5)[:, :1].expand(2, 7)) == [
+        "token", "layers.0", "layers.1", "layers.2", "head",
+    ]  # fmt: skip
+
+
+def test_a_residual_addition_joins_its_branch_and_a_true_join_does_not() -> None:
+    module, batch = MODELS["conv_net"]
+    graph = capture(module(), batch(2))
+    assert graph.predecessors["blocks.0.relu"] == ("blocks.0.conv2", "blocks.0.skip.0")
+    assert set(gpt().predecessors["blocks.0.mlp.2"]) == {"blocks.0.mlp.0", "blocks.0.attention"}
+
+
+def test_masks_are_computed_where_they_are_read() -> None:
+    graph = gpt()
+    readers = [op.name for op in graph.ops if op.model_inputs]
+    assert readers == ["token", "blocks.0.attention", "blocks.1.attention", "blocks.2.attention"]
+    assert all(edge.bytes_per_sample in (4 * 5 * 8, 4 * 5 * 16) for edge in graph.edges)
+
+
+def test_frozen_parts_are_named() -> None:
+    graph = capture(Frozen(), torch.zeros(2, 5))
+    assert {op.name: op.trainable for op in graph.ops if op.name.startswith("frozen")} == {
+        "frozen.0": False,
+        "frozen.2": False,
+    }
+    assert graph["frozen.0"].work.saved_bytes_per_sample == 0
+    assert graph["live.0"].trainable
+
+
+def test_values_without_samples_first_are_never_cut() -> None:
+    graph = capture(SequenceFirst(), torch.zeros(2, 5, 4))
+    assert [op.name for op in graph.ops] == ["recurrent", "head"]
+
+
+def test_the_output_is_gathered_only_from_several_operators() -> None:
+    class Head(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    module = DagModule({"a": nn.Linear(4, 4), "head": Head()}, {"a": ["x"], "head": ["a"]}, whole_batch=["head"])
+    assert names(module, torch.zeros(2, 4)) == ["a", "head"]
+    early = DagModule({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)}, {"a": ["x"], "b": ["a"]}, output=["a", "b"])
+    assert names(early, torch.zeros(2, 4)) == ["a", "b", "output"]
+
+
+def test_a_declared_graph_has_one_operator_per_submodule() -> None:
+    module, batch = two_tower(), MODELS["two_tower"][1]
+    graph = capture(module, batch(2), method="declared")
+    assert [(op.name, op.model_inputs, op.whole_batch) for op in graph.ops] == [
+        ("image", ("pixels",), False),
+        ("text", ("tokens",), False),
+        ("head", (), True),
+    ]
+    exported = capture(module, batch(2), method="export")
+    for field in ("flops_per_sample", "saved_bytes_per_sample", "kernels"):
+        assert sum(getattr(op.work, field) for op in graph.ops) == sum(getattr(op.work, field) for op in exported.ops)
+
+
+class Fixed(nn.Module):
+    """Cannot be traced with a variable number of samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(2, int(x.shape[0]) // 2, -1).sum(0).repeat(2, 1) if x.shape[0] % 2 == 0 else x
+
+
+class Splitting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4))
+        self.fixed = Fixed()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.inner(x)
+        return y, self.fixed(y)
+
+
+class Pair(nn.Module):
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        return both[0] + both[1]
+
+
+def test_a_dag_module_that_cannot_be_traced_is_captured_as_declared() -> None:
+    module = DagModule({"a": Splitting(), "b": Pair()}, {"a": ["x"], "b": ["a"]})
+    with pytest.warns(
+        UserWarning, match="captured as declared, one operator per submodule: DagModule cannot be traced"
+    ):
+        graph = capture(module, torch.zeros(4, 4))
+    assert [op.name for op in graph.ops] == ["a", "b"]
+    assert graph.origin is not None
+    assert graph.origin.method == "declared"
+    assert graph.edges[0].bytes_per_sample == 2 * 4 * 4
+
+
+def test_an_ordinary_module_that_cannot_be_traced_is_refused_with_the_reason() -> None:
+    with pytest.raises(InvalidInput, match=r"Splitting cannot be traced: .* or declare the graph with a DagModule"):
+        capture(Splitting(), torch.zeros(4, 4))
+
+
+class Functional(nn.Module):
+    """Dropout as a function, and a buffer that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return F.dropout(self.inner(x), 0.1, self.training)
+
+
+class BatchNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(self.inner(x), self.mean, self.variance, training=self.training)
+
+
+class NoGrad(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = x * 2 + 1
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Functional, "changes the buffer"), (BatchNorm, "training and in evaluation"), (NoGrad, "switches a mode")],
+)
+def test_what_glue_cannot_express_is_kept_whole_or_refused(kind: type[nn.Module], reason: str) -> None:
+    x = torch.zeros(2, 4)
+    assert names(nn.Sequential(kind(), nn.Linear(4, 2)), x) == ["0", "1"]
+    with pytest.raises(InvalidInput, match=rf"the forward of {kind.__name__}, the model itself, .*{reason}"):
+        capture(kind(), x)
+    with pytest.raises(InvalidInput, match=rf"the forward of '0' .*{reason}.* Do not split '0'"):
+        capture(nn.Sequential(kind(), nn.Linear(4, 2)), x, split=["0"])
+
+
+def test_tracing_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if bool(x.sum() > 0) else -x
+
+    with pytest.raises(InvalidInput, match="cannot be traced"), warnings.catch_warnings():
+        capture(Branch(), torch.zeros(2, 3))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_unknown_names_are_refused() -> None:
+    x = torch.zeros(2, 6)
+    for option in ("split", "opaque"):
+        with pytest.raises(InvalidInput, match=rf"{option}: 'nope' is no submodule"):
+            capture(mlp(), x, **{option: ["nope"]})
+    with pytest.raises(InvalidInput, match="whole_batch: 'nope' is no submodule and no operator"):
+        capture(mlp(), x, whole_batch=["nope"])
+    with pytest.raises(InvalidInput, match="'0' is to be split and to be opaque"):
+        capture(mlp(), x, split=["0"], opaque=["0"])
+    with pytest.raises(InvalidInput, match="Sequential is no DagModule"):
+        capture(mlp(), x, method="declared")
+
+
+def test_whole_batch_operators_are_marked_and_not_joined_to_others() -> None:
+    graph = capture(mlp(), torch.zeros(2, 6), whole_batch=["8"])
+    assert [op.name for op in graph.ops if op.whole_batch] == ["8"]
+    relu = capture(mlp(), torch.zeros(2, 6), whole_batch=["1"])
+    assert [op.name for op in relu.ops][:3] == ["0", "1", "2"]
+
+
+def test_lazy_modules_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"parameter '0.weight' has no shape yet"):
+        capture(nn.Sequential(nn.LazyLinear(3)), torch.zeros(2, 6))

@@ -1,0 +1,235 @@
+"""Split models compute what plain ones compute, wherever they are cut."""
+
+import copy
+from functools import lru_cache
+
+import pytest
+import torch
+from hard_models import MODELS, ConvNet, Encoder, Gpt, mlp, two_tower
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stage_runs import assert_same, assert_same_training, make_plan, random_parts, run_stages, total
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Edge, Graph, Op, Origin
+from graphpipe.model import DagModule, capture, split, tied
+from graphpipe.model.capture import Captured, capture_again
+from graphpipe.model.inputs import describe
+from graphpipe.model.split import build_stages
+
+
+@lru_cache
+def captured(name: str) -> tuple[nn.Module, Captured]:
+    torch.manual_seed(0)
+    build, batch = MODELS[name]
+    module = build()
+    return module, capture_again(module, describe(batch(1)), Origin(method="export"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_any_cut_trains_like_the_plain_model_at_any_batch_size(name: str) -> None:
+    module, made = captured(name)
+    together = list(tied(made.graph).values())
+    for seed, samples in enumerate((2, 3, 5, 7)):
+        plan = make_plan(made.graph, random_parts(made.graph, seed, together))
+        assert_same_training(module, plan, build_stages(module, plan, made), MODELS[name][1](samples))
+
+
+def test_one_operator_per_stage() -> None:
+    module, made = captured("gpt")
+    plan = make_plan(made.graph, [[name] for name in made.graph.order])
+    programs = split(module, plan)
+    assert len(programs) == len(made.graph.ops)
+    assert [program.is_output for program in programs].count(True) == 1
+    assert_same_training(module, plan, programs, MODELS["gpt"][1](3))
+
+
+def chain(graph: Graph, pieces: int) -> list[list[str]]:
+    order = [op.name for op in graph.ops]
+    size = -(-len(order) // pieces)
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def test_dropout_follows_the_users_mode_and_draws_the_same_numbers() -> None:
+    module, batch = Encoder(dropout=0.5), MODELS["encoder"][1]
+    graph = capture(module, batch(2))
+    plan = make_plan(graph, chain(graph, 3))
+    programs = split(module, plan)
+    inputs = batch(4)
+    assert_same_training(module, plan, programs, inputs, seed=7)
+    module.eval()
+    assert_same(module(**inputs), run_stages(programs, plan, inputs))
+    assert_same(module(**inputs), run_stages(programs, plan, inputs))
+    for program in programs:
+        program.module.train()
+    first, second = (run_stages(programs, plan, inputs) for _ in range(2))
+    assert isinstance(first, Tensor)
+    assert isinstance(second, Tensor)
+    assert not torch.equal(first, second)
+
+
+def test_running_statistics_are_the_users_own() -> None:
+    module, batch = ConvNet(), MODELS["conv_net"][1]
+    graph = capture(module, batch(2))
+    plan = make_plan(graph, chain(graph, 3))
+    before = module.blocks[0].norm1.running_mean.clone()
+    programs = split(module, plan)
+    run_stages(programs, plan, batch(4))
+    assert module.blocks[0].norm1.num_batches_tracked == 1
+    assert not torch.equal(module.blocks[0].norm1.running_mean, before)
+    owned = {name for program in programs for name in program.buffer_names.values()}
+    assert owned == {name for name, _ in module.named_buffers()}
+
+
+def test_stages_hold_the_users_parameters_under_their_names_and_replicas_hold_copies() -> None:
+    module, made = captured("constant")
+    keys = list(module.state_dict())
+    plan = make_plan(made.graph, [[op.name for op in made.graph.ops]])
+    (program,) = split(module, plan)
+    users = dict(module.named_parameters())
+    for name, parameter in program.module.named_parameters():
+        assert users[program.parameter_names[name]] is parameter
+    assert sorted(program.parameter_names.values()) == sorted(users)
+    assert list(program.buffer_names.values()) == ["shift"]
+    replica = program.replicate()
+    inputs = {"x": torch.randn(3, 4)}
+    assert_same(program(inputs)[1], replica(inputs)[1])
+    total(replica(inputs)[1]).backward()
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert all(parameter.grad is not None for name, parameter in replica.module.named_parameters())
+    assert dict(replica.parameter_names) == dict(program.parameter_names)
+    assert list(module.state_dict()) == keys
+
+
+def test_hooks_of_submodules_fire() -> None:
+    module = mlp()
+    graph = capture(module, torch.zeros(2, 6))
+    plan = make_plan(graph, chain(graph, 2))
+    programs = split(module, plan)
+    seen: list[int] = []
+    module[4].register_forward_hook(lambda *args: seen.append(1))
+    run_stages(programs, plan, {"input": torch.zeros(2, 6)})
+    assert seen == [1]
+
+
+def test_in_place_activation_does_not_reach_the_callers_tensor() -> None:
+    module = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 2))
+    graph = capture(module, torch.zeros(2, 4))
+    plan = make_plan(graph, chain(graph, 1))
+    given_tensor = torch.randn(3, 4)
+    kept = given_tensor.clone()
+    expected = module(kept.clone())
+    assert_same(expected, run_stages(split(module, plan), plan, {"input": given_tensor}))
+    assert torch.equal(given_tensor, kept)
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return torch.tanh(self.linear(sum(values, torch.zeros(()))))
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> tuple[DagModule, int]:
+    count = draw(st.integers(2, 6))
+    names = [f"m{number}" for number in range(count)]
+    feeds = {}
+    for number, name in enumerate(names):
+        known = ["a", "b", *names[:number]]
+        feeds[name] = draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True))
+    feeds["m0"] = ["a"]
+    feeds["m1"] = ["b", "m0"]
+    return DagModule({name: Sum() for name in names}, feeds), draw(st.integers(0, 99))
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(dags())
+def test_random_dags_train_alike(case: tuple[DagModule, int]) -> None:
+    module, seed = case
+    inputs = {"a": torch.randn(3, 3), "b": torch.randn(3, 3)}
+    for method in ("export", "declared"):
+        graph = capture(module, inputs, method=method)
+        plan = make_plan(graph, random_parts(graph, seed))
+        assert_same_training(module, plan, split(module, plan), inputs)
+
+
+def test_no_gradient_flows_where_nothing_is_trained() -> None:
+    module, made = captured("frozen")
+    plan = make_plan(made.graph, [[op.name] for op in made.graph.ops])
+    specs = {spec.name: spec for program in split(module, plan) for specs in program.sends.values() for spec in specs}
+    assert sorted(spec.requires_grad for spec in specs.values()) == [False, False, True, True]
+
+
+def test_whole_batch_head_receives_both_towers() -> None:
+    module, made = captured("two_tower")
+    graph = made.graph
+    assert [op.name for op in graph.ops if op.whole_batch] == ["head"]
+    towers = [[op.name for op in graph.ops if op.name.startswith(tower)] for tower in ("image", "text")]
+    plan = make_plan(graph, [*towers, ["head"]])
+    programs = split(module, plan)
+    assert [program.model_inputs for program in programs] == [("pixels",), ("tokens",), ()]
+    assert [[spec.sample_shape for specs in p.receives.values() for spec in specs] for p in programs] == [
+        [],
+        [],
+        [(6,), (6,)],
+    ]
+
+
+def test_tied_weights_in_two_stages_are_refused_and_in_one_stage_trained() -> None:
+    module = Gpt()
+    module.head.weight = module.token.weight
+    graph = capture(module, torch.zeros(2, 5, dtype=torch.long))
+    assert tied(graph) == {"token.weight": ("token", "head")}
+    order = [op.name for op in graph.ops]
+    with pytest.raises(InvalidInput, match=r"'token.weight' is shared by operator 'token' in stage 's0'"):
+        split(module, make_plan(graph, [order[:4], order[4:]]))
+    plan = make_plan(graph, [order])
+    assert_same_training(module, plan, split(module, plan), MODELS["gpt"][1](3))
+    module.token.weight.requires_grad_(False)
+    frozen = capture(module, torch.zeros(2, 5, dtype=torch.long))
+    assert len(split(module, make_plan(frozen, [order[:4], order[4:]]))) == 2
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    graph = capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.zeros(2, 4))
+    plan = make_plan(graph, [[op.name for op in graph.ops]])
+    with pytest.raises(
+        InvalidInput, match=r"made for another model: operator '1' has parameter_bytes 40.0 in the plan"
+    ):
+        split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), plan)
+    with pytest.raises(InvalidInput, match="this model has no operator '1'"):
+        split(nn.Sequential(nn.Linear(4, 4)), plan)
+    with pytest.raises(InvalidInput, match="it is for Sequential, this model is Gpt"):
+        split(Gpt(), make_plan(graph, [["0"], ["1"]]))
+
+
+def test_a_graph_without_a_module_is_refused() -> None:
+    graph = Graph(name="hand", ops=(Op(name="a"), Op(name="b")), edges=(Edge(source="a", target="b"),))
+    with pytest.raises(InvalidInput, match="graph 'hand' was not captured from a module"):
+        split(mlp(), make_plan(graph, [["a"], ["b"]]))
+
+
+def test_edges_of_the_plan_must_be_those_of_the_values() -> None:
+    module, made = captured("mlp")
+    plan = make_plan(made.graph, [["0"], ["2", "4"], ["6", "8"]])
+    from dataclasses import replace
+
+    with pytest.raises(InvalidInput, match="goes from stage 's1' to stage 's2', but the plan has no such edge"):
+        split(module, replace(plan, edges=plan.edges[:1]))
+    extra = replace(plan.edges[0], source=0, target=2)
+    with pytest.raises(InvalidInput, match="edge from stage 's0' to stage 's2', but no value goes there"):
+        split(module, replace(plan, edges=(*plan.edges, extra)))
+
+
+def test_splitting_leaves_the_module_as_it_was() -> None:
+    module = two_tower()
+    before = copy.deepcopy(module.state_dict())
+    graph = capture(module, MODELS["two_tower"][1](2))
+    split(module, make_plan(graph, [[op.name for op in graph.ops]]))
+    assert list(module.state_dict()) == list(before)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert not any("_call_impl" in vars(part) for part in module.modules())

@@ -1,0 +1,73 @@
+"""What is used of torch beyond its promises still behaves as it is used."""
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.model.skeleton import fake_twin
+from graphpipe.model.torch_private import (
+    OpaqueCall,
+    fake_mode,
+    flatten,
+    is_mutable,
+    is_random,
+    is_view,
+    leaf,
+    make_plain,
+    recording,
+    same_memory,
+    unflatten,
+)
+
+aten = torch.ops.aten
+
+
+def test_operators_tell_what_they_do() -> None:
+    assert is_mutable(aten.relu_.default)
+    assert not is_mutable(aten.relu.default)
+    assert is_view(aten.view.default)
+    assert not is_view(aten.add_.Tensor)
+    assert not is_view(aten.mm.default)
+    assert is_random(aten.rand.default)
+    assert is_random(aten.dropout.default) or is_random(aten.native_dropout.default)
+    assert not is_random(aten.add.Tensor)
+
+
+def test_trees() -> None:
+    tree = {"a": (1, [2, None]), "b": 3}
+    leaves, spec = flatten(tree)
+    assert unflatten(leaves, spec) == tree
+    assert [leaf(tree, position) for position in range(len(leaves))] == leaves
+
+
+def test_memory_is_shared_by_views_alone() -> None:
+    tensor = torch.zeros(4)
+    assert same_memory(tensor, tensor[1:])
+    assert not same_memory(tensor, tensor.clone())
+
+
+def test_a_plain_attribute_is_in_no_state() -> None:
+    module = nn.Module()
+    module.register_buffer("value", torch.ones(2))
+    make_plain(module, "value")
+    assert not module.state_dict()
+    assert torch.equal(module.value, torch.ones(2))
+
+
+class Writes(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        y[:, 0].add_(1)
+        return x + y
+
+
+def test_a_recorded_call_is_one_operator_that_names_what_it_wrote() -> None:
+    mode = fake_mode()
+    root = fake_twin(nn.Sequential(nn.Linear(3, 3)), mode)
+    root.add_module("writes", Writes())
+    with mode:
+        x, y = torch.zeros(2, 3), torch.zeros(2, 3)
+    with recording(root, ["writes"]) as calls:
+        assert root.get_submodule("writes")(x, y=y).shape == (2, 3)
+    (call,) = calls
+    assert isinstance(call, OpaqueCall)
+    assert (call.path, call.tensor_slots, call.mutated) == ("writes", [0, 1], [1])
+    assert "_call_impl" not in vars(root.get_submodule("writes"))
