@@ -1,10 +1,13 @@
 """The digits example: real data, its loss by hand, and a model that recognises held-out scans."""
 
+import copy
 import importlib
 from pathlib import Path
 
 import pytest
 import torch
+
+import graphpipe as gp
 
 pytest.importorskip("sklearn", reason="the digits come from scikit-learn: pip install graphpipe-torch[demo]")
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -107,3 +110,37 @@ def test_the_script_trains_in_one_process_and_reports_the_accuracy(digits, monke
     assert printed[-2].startswith("step 11: loss ")
     assert printed[-1].startswith("held-out accuracy ")
     assert not any(torch.equal(each, before[name]) for name, each in small[0].named_parameters())
+
+
+def plain_losses(digits, model, batches):
+    optimizer = digits.optimizer(model.parameters())
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        loss = digits.loss_fn(model(**inputs), labels)
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+def cut_into_four(model, example_inputs):
+    graph = gp.capture(model, example_inputs)
+    cluster = gp.Cluster.preset("local:4")
+    image = [op.name for op in graph.ops if op.name.startswith("image")]
+    stages = [
+        gp.HandStage(name="scans", ops=tuple(image[:2]), devices=(0,), micro_batch=16),
+        gp.HandStage(name="shapes", ops=tuple(image[2:]), devices=(1,), micro_batch=16),
+        gp.HandStage(name="captions", ops=("text*",), devices=(2, 3), micro_batch=32),
+        gp.HandStage(name="head", ops=("head",), devices=(1,), micro_batch=64),
+    ]
+    return gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=64, stages=stages)
+
+
+def test_the_pipelines_loss_curve_is_that_of_plain_training(digits):
+    batches = digits.batches(1, batch_size=64)[:8]
+    torch.manual_seed(0)
+    model, example_inputs = digits.model(image_layers=2, text_layers=2)
+    plain = list(plain_losses(digits, copy.deepcopy(model), batches))
+    with gp.Pipeline(cut_into_four(model, example_inputs), model, digits.loss_fn, digits.optimizer) as pipeline:
+        pipelined = [pipeline.step(inputs, labels) for inputs, labels in batches]
+    assert plain[-1] < plain[0]
+    assert pipelined == pytest.approx(plain, rel=1e-4)

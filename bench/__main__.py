@@ -1,0 +1,5 @@
+"""`python -m bench`: every benchmark."""
+
+from bench import planning
+
+planning.main()
