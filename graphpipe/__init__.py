@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from graphpipe.model import DagModule, capture
     from graphpipe.model.profile import profile
     from graphpipe.run import Pipeline
+    from graphpipe.run.task import Task
 
 # What needs torch is imported when it is first used: planning alone starts in a fraction of a second.
 _WITH_TORCH = {
     "DagModule": "graphpipe.model",
     "Pipeline": "graphpipe.run",
+    "Task": "graphpipe.run.task",
     "capture": "graphpipe.model",
     "profile": "graphpipe.model.profile",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Schedule",
+    "Task",
     "Trace",
     "capture",
     "estimate",

@@ -1,0 +1,8 @@
+"""`python -m graphpipe`, as torchrun starts it."""
+
+import sys
+
+from graphpipe.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

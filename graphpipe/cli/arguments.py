@@ -1,0 +1,26 @@
+"""Arguments that several verbs take."""
+
+import argparse
+from typing import TypeAlias
+
+from graphpipe.cli.model_word import MODEL_HELP
+
+# argparse has no public name for it.
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+
+
+def add_verb(subparsers: Subparsers, name: str, summary: str) -> argparse.ArgumentParser:
+    """Return the parser of a new verb, with what every verb takes."""
+    parser = subparsers.add_parser(name, help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object; words go to standard error")
+    return parser
+
+
+def add_problem(parser: argparse.ArgumentParser) -> None:
+    """Add what a planner is given: model, cluster, batch and costs."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--cluster", required=True, metavar="C", help="a preset (local:4, summit:8x4) or a TOML file")
+    parser.add_argument("--batch", required=True, type=int, metavar="B", help="samples of a mini-batch")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="only this micro-batch size (default: search)")
+    parser.add_argument("--mixed-micro-batches", action="store_true", help="let stages differ in micro-batch size")
+    parser.add_argument("--costs", metavar="FILE", help="costs written by `graphpipe profile` (default: estimated)")

@@ -1,0 +1,104 @@
+"""The `graphpipe` command: finds the verb, and turns what it raises into one sentence and an exit code."""
+
+import argparse
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+
+from graphpipe.cli import compare, import_graph, plan, profile, simulate, train
+from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
+
+INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
+VERBS = {
+    "plan": plan,
+    "compare": compare,
+    "simulate": simulate,
+    "train": train,
+    "profile": profile,
+    "import": import_graph,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name; None takes those of this process.
+
+    Returns:
+        0 done, 2 invalid input, 3 infeasible, 4 failed run, 130 interrupted.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return _run(given)
+    except GraphPipeError as error:
+        _say(f"error: {' '.join(str(error).split())}")
+        _debug()
+        return _code(error)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # The reader of standard output has gone (`| head`): nothing is wrong, nothing to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), "")
+        _say(
+            f"error: unexpected {type(error).__name__}: {first}. This is a bug in graphpipe: please report it, with "
+            "the traceback that GRAPHPIPE_DEBUG=1 shows."
+        )
+        _debug()
+        return FAILED
+
+
+def _run(given: list[str]) -> int:
+    if given and not given[0].startswith("-") and given[0] not in VERBS:
+        raise InvalidInput(f"unknown verb '{given[0]}'", remedy=nearest(given[0], list(VERBS)))
+    parser = _parser()
+    try:
+        parsed, rest = parser.parse_known_args(given)
+        # argparse takes a list of positional arguments only in one piece: `train CONFIG --json key=value` is fine too.
+        if rest and not (hasattr(parsed, "overrides") and all("=" in word and word[0] != "-" for word in rest)):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    except SystemExit as stop:  # argparse has said what is wrong, or printed the help
+        return INVALID if stop.code else 0
+    if rest:
+        parsed.overrides += rest
+    code = parsed.run(parsed)
+    sys.stdout.flush()
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="graphpipe",
+        description="Plan, simulate and run pipeline-parallel training of PyTorch models whose stages form a graph.",
+        epilog="Exit codes: 0 done, 2 invalid input, 3 infeasible, 4 failed run.",
+    )
+    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in VERBS.values():
+        verb.add(subparsers)
+    return parser
+
+
+def _code(error: GraphPipeError) -> int:
+    if isinstance(error, Infeasible):
+        return INFEASIBLE
+    return INVALID if isinstance(error, InvalidInput) else FAILED
+
+
+def _say(text: str) -> None:
+    print(f"graphpipe: {text}", file=sys.stderr)
+
+
+def _debug() -> None:
+    if os.environ.get("GRAPHPIPE_DEBUG"):
+        traceback.print_exc()
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    _say(f"warning: {' '.join(str(message).split())}")

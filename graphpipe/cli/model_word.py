@@ -1,0 +1,48 @@
+"""The word MODEL of the command line: a zoo name, a function of the user's, or a graph file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+
+if TYPE_CHECKING:
+    from graphpipe.run.user_code import Model
+
+MODEL_HELP = (
+    "a zoo name (mmt, dlrm, candle-uno, case-study, gpt, two-tower; mmt-small and so on for a laptop), "
+    "package.module:function or file.py:function returning (module, example inputs), or a graph file (.json)"
+)
+
+
+def find_graph(word: str) -> Graph:
+    """Return the graph of a MODEL.
+
+    Raises:
+        InvalidInput: no such model (the nearest is named), unreadable, or it cannot be captured.
+    """
+    if word.endswith(".json"):
+        return Graph.load(word)
+    module, inputs = find_model(word)
+    from graphpipe.model import capture
+
+    return capture(module, inputs)
+
+
+def find_model(word: str) -> "Model":
+    """Return module and example inputs of a MODEL that is no graph file.
+
+    Raises:
+        InvalidInput: no such model (the nearest is named), a graph file, or a function that does not return a model.
+    """
+    if ":" in word and not word.endswith(":small"):
+        from graphpipe.run.user_code import call_for_model
+
+        return call_for_model(word)
+    if Path(word).suffix:
+        what = "a graph file has no module behind it" if word.endswith(".json") else "is no model"
+        remedy = "Write file.py:function; other tools' graphs are read by `graphpipe import`."
+        raise InvalidInput(what, where=f"'{word}'", remedy=remedy)
+    from graphpipe.model.zoo import zoo
+
+    return zoo(word)

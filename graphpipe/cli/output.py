@@ -1,0 +1,42 @@
+"""Where a verb's results go: tables for people, or one JSON object, and words beside it on standard error."""
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+NOT_A_TERMINAL_WIDTH = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The two streams of a verb."""
+
+    json: bool
+    """Print one JSON object on standard output, and everything else on standard error."""
+
+    def show(self, *what: RenderableType) -> None:
+        """Print tables and sentences."""
+        console = self._console()
+        try:
+            for each in what:
+                console.print(each, highlight=False, markup=False, soft_wrap=isinstance(each, str))
+        except SystemExit:  # rich ends the program when nobody reads any more
+            raise BrokenPipeError from None
+
+    def emit(self, result: dict[str, Any]) -> None:
+        """Print the result, if it was asked for as JSON."""
+        if self.json:
+            print(json.dumps(result, allow_nan=False))
+
+    @property
+    def width(self) -> int:
+        """Characters in a line."""
+        return self._console().width
+
+    def _console(self) -> Console:
+        # Made when it is used: a stream may have been redirected since.
+        stream = sys.stderr if self.json else sys.stdout
+        return Console(file=stream, width=None if stream.isatty() else NOT_A_TERMINAL_WIDTH)

@@ -1,0 +1,72 @@
+"""`graphpipe plan`: cut a model into a pipeline of stages."""
+
+import argparse
+
+from graphpipe.api import hand_plan, plan, simulate
+from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
+from graphpipe.cli.output import Output
+from graphpipe.cli.problem import read_problem
+from graphpipe.documents import to_body
+from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.plan.hand import load_hand_plan
+from graphpipe.plan.registry import PLANNERS
+from graphpipe.report import plan_table, summarise, summary_lines, timeline
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the verb."""
+    parser = add_verb(subparsers, "plan", "cut a model into a graph of pipeline stages on a cluster")
+    add_problem(parser)
+    parser.add_argument("--planner", help=f"{', '.join(PLANNERS)} (default graphpipe)")
+    parser.add_argument("--stages", metavar="FILE", help="stages written by hand, instead of a planner")
+    parser.add_argument("--timeline", action="store_true", help="draw the predicted step")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the plan")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, show and save."""
+    output = Output(args.json)
+    found = make_plan(args)
+    assert found.prediction is not None
+    if args.output:
+        found.save(args.output)
+    summary = summarise(found, found.prediction)
+    output.show(plan_table(found, found.prediction), *summary_lines(summary))
+    if args.timeline:
+        output.show(timeline(simulate(found), output.width))
+    output.emit(to_body(summary) | {"stage_list": [to_body(stage) for stage in found.stages]})
+    return 0
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    """Return the plan of a planner, or of stages written by hand.
+
+    Raises:
+        Infeasible: nothing fits in memory.
+        InvalidInput: an argument cannot be used.
+    """
+    if args.stages and (args.planner or args.micro_batch or args.mixed_micro_batches):
+        what = "stages written by hand leave nothing to --planner, --micro-batch and --mixed-micro-batches"
+        raise InvalidInput(what, where="--stages", remedy="Leave those out, or --stages.")
+    by_hand = load_hand_plan(args.stages) if args.stages else None
+    problem = read_problem(args)
+    if by_hand is not None:
+        return hand_plan(
+            problem.graph,
+            problem.costs,
+            problem.cluster,
+            batch_size=problem.batch_size,
+            stages=by_hand.stages,
+            schedule=by_hand.schedule,
+        )
+    return plan(
+        problem.graph,
+        problem.costs,
+        problem.cluster,
+        batch_size=problem.batch_size,
+        planner=args.planner or "graphpipe",
+        micro_batch=args.micro_batch,
+        mixed_micro_batches=args.mixed_micro_batches,
+    )

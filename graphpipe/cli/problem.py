@@ -1,0 +1,23 @@
+"""What a planner is given, from the command line's words."""
+
+import argparse
+
+from graphpipe.api import estimate
+from graphpipe.cli.model_word import find_graph
+from graphpipe.costs import CostTable, resolve
+from graphpipe.errors import InvalidInput
+from graphpipe.plan.partition import Problem
+
+
+def read_problem(args: argparse.Namespace) -> Problem:
+    """Return graph, costs, cluster and batch size.
+
+    Raises:
+        InvalidInput: any of them cannot be used.
+    """
+    if args.batch < 1:
+        raise InvalidInput(f"is {args.batch}, must be at least 1", where="--batch")
+    cluster = resolve(args.cluster)
+    costs = CostTable.load(args.costs) if args.costs else None
+    graph = find_graph(args.model)
+    return Problem(graph=graph, costs=costs or estimate(graph, cluster), cluster=cluster, batch_size=args.batch)

@@ -1,0 +1,49 @@
+"""`graphpipe profile`: measure a model's operators on this machine."""
+
+import argparse
+import time
+
+from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.model_word import MODEL_HELP, find_model
+from graphpipe.cli.output import Output
+from graphpipe.costs import resolve
+from graphpipe.units import format_seconds
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the verb."""
+    parser = add_verb(subparsers, "profile", "measure a model's operators on this machine")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--cluster", default="local:4", metavar="C", help="as it will run (default local:4)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the costs")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, show and save."""
+    output = Output(args.json)
+    cluster = resolve(args.cluster)
+    module, inputs = find_model(args.model)
+    from graphpipe.model.profile import profile
+
+    start = time.perf_counter()
+    costs = profile(module, inputs, cluster)
+    seconds = time.perf_counter() - start
+    if args.output:
+        costs.save(args.output)
+    operators = len({row.op for row in costs.rows})
+    error = max((row.error or 0.0 for row in costs.rows), default=0.0)
+    output.show(
+        f"{operators} operators measured in {format_seconds(seconds)}; largest error of a fitted curve {error:.1%}; "
+        f"{format_seconds(costs.task_overhead_seconds)} of overhead per task"
+    )
+    output.emit(
+        {
+            "operators": operators,
+            "profile_seconds": seconds,
+            "largest_error": error,
+            "task_overhead_seconds": costs.task_overhead_seconds,
+            "graph_fingerprint": costs.graph_fingerprint,
+        }
+    )
+    return 0

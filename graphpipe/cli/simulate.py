@@ -1,0 +1,41 @@
+"""`graphpipe simulate`: predict one training step of a plan."""
+
+import argparse
+
+from graphpipe.api import simulate
+from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.output import Output
+from graphpipe.documents import to_body
+from graphpipe.plan import Plan, Prediction
+from graphpipe.report import summarise, summary_lines, timeline
+from graphpipe.trace import save_chrome
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the verb."""
+    parser = add_verb(subparsers, "simulate", "predict one training step of a plan")
+    parser.add_argument("plan", metavar="PLAN", help="a file written by `graphpipe plan -o`")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the trace")
+    parser.add_argument("--chrome", metavar="FILE", help="write the trace for ui.perfetto.dev")
+    parser.add_argument("--timeline", action="store_true", help="draw the step")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, show and save."""
+    output = Output(args.json)
+    plan = Plan.load(args.plan)
+    trace = simulate(plan)
+    if args.output:
+        trace.save(args.output)
+    if args.chrome:
+        save_chrome(args.chrome, [trace])
+    prediction = Prediction(
+        step_seconds=trace.step_seconds, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes
+    )
+    summary = summarise(plan, prediction)
+    output.show(*summary_lines(summary))
+    if args.timeline:
+        output.show(timeline(trace, output.width))
+    output.emit(to_body(summary))
+    return 0

@@ -1,0 +1,139 @@
+"""What surrounds a training: before it a plan and its prediction, after it the comparison."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from graphpipe.api import estimate, plan, simulate
+from graphpipe.cli.output import Output
+from graphpipe.costs import Cluster, CostTable, resolve
+from graphpipe.documents import read_json
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.model import capture, split
+from graphpipe.model.profile import profile
+from graphpipe.plan import Plan
+from graphpipe.report import layout_table, measured_table, plan_table, summarise, summary_lines
+from graphpipe.run import train as files
+from graphpipe.run.placement import Placement
+from graphpipe.run.recipe import build_optimizer
+from graphpipe.run.task import Task, load_task
+from graphpipe.run.train_config import RunSettings, TrainConfig
+from graphpipe.simulate import predict
+from graphpipe.trace import Trace, compare, save_chrome
+from graphpipe.units import format_seconds
+
+
+def load(config: TrainConfig) -> Task:
+    """Return the task of a configuration, with its initial weights.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    return load_task(config.task, config.folder, config.train.seed)
+
+
+def prepare(
+    config: TrainConfig, task: Task, plan_file: str | None, output: Output, ranks: int | None = None
+) -> tuple[Path, Plan]:
+    """Profile, plan and predict; show it, and save it in a new folder.
+
+    Args:
+        config: of the training.
+        task: its task.
+        plan_file: a plan to use instead of making one.
+        output: where it is shown.
+        ranks: that are there already; None: as many as the plan uses will be started.
+
+    Returns:
+        The folder, and the plan with its prediction.
+
+    Raises:
+        Infeasible: no plan fits in memory.
+        InvalidInput: the plan is for another model, batch or number of ranks; or costs or cluster cannot be used.
+    """
+    files.count_steps(config, task)
+    found = _load_plan(config, task, plan_file) if plan_file else _make_plan(config, task, output)
+    Placement.of(found, ranks or len(found.used_devices))
+    trace = simulate(found)
+    assert found.prediction is not None
+    output.show(plan_table(found, found.prediction), layout_table(found))
+    output.show(*summary_lines(summarise(found, found.prediction)))
+    directory = _new_directory(config.run)
+    config.save(directory / files.CONFIG)
+    found.save(directory / files.PLAN)
+    found.costs.save(directory / files.COSTS)
+    trace.save(directory / files.PREDICTED)
+    return directory, found
+
+
+def conclude(directory: Path, plan: Plan, output: Output) -> None:
+    """Show and save what came of a training, from the files that rank 0 wrote."""
+    predicted, measured = (Trace.load(directory / name) for name in (files.PREDICTED, files.MEASURED))
+    save_chrome(directory / files.CHROME, [predicted, measured])
+    result = read_json(directory / files.METRICS)
+    output.show(measured_table(compare(predicted, measured), [stage.name for stage in plan.stages]))
+    accuracy = "" if result["accuracy"] is None else f", held-out accuracy {result['accuracy']:.1%}"
+    output.show(
+        f"{result['steps']} steps in {format_seconds(result['train_seconds'])}: loss {result['loss_first']:.4f} -> "
+        f"{result['loss_last']:.4f}{accuracy}",
+        f"step: predicted {format_seconds(result['step_seconds_predicted'])}, measured "
+        f"{format_seconds(result['step_seconds_measured'])} ({result['samples_per_second']:,.1f} samples/s)",
+        f"written to {directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}",
+    )
+    output.emit(result | {"directory": str(directory)})
+
+
+def _make_plan(config: TrainConfig, task: Task, output: Output) -> Plan:
+    cluster = resolve(config.cluster)
+    graph = capture(task.module, task.example_inputs)
+    settings = config.plan
+    return plan(
+        graph,
+        _costs(config, task, graph, cluster, output),
+        cluster,
+        batch_size=config.train.batch_size,
+        planner=settings.planner,
+        micro_batch=settings.micro_batch,
+        mixed_micro_batches=settings.mixed_micro_batches,
+    )
+
+
+def _costs(config: TrainConfig, task: Task, graph: Graph, cluster: Cluster, output: Output) -> CostTable:
+    if config.plan.costs == "estimate":
+        return estimate(graph, cluster)
+    if config.plan.costs != "profile":
+        return CostTable.load(Path(config.folder) / config.plan.costs)
+    output.show(f"profiling {len(graph.ops)} operators as they will run on {cluster.name}")
+    return profile(
+        task.module,
+        task.example_inputs,
+        cluster,
+        graph=graph,
+        batch_sizes=sorted({max(1, config.train.batch_size >> halvings) for halvings in range(8)}),
+        optimizer=lambda parameters: build_optimizer(config.optimizer, parameters),
+    )
+
+
+def _load_plan(config: TrainConfig, task: Task, path: str) -> Plan:
+    loaded = Plan.load(path)
+    if loaded.batch_size != config.train.batch_size:
+        raise InvalidInput(
+            f"the plan is for batches of {loaded.batch_size}, the configuration says {config.train.batch_size}",
+            where=path,
+            remedy=f"Plan again, or set train.batch_size={loaded.batch_size}.",
+        )
+    split(task.module, loaded)
+    return replace(loaded, prediction=predict(loaded))
+
+
+def _new_directory(settings: RunSettings) -> Path:
+    for number in range(1, 100_000):
+        directory = Path(settings.directory) / f"{settings.name}-{number}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InvalidInput(f"cannot be made: {error.strerror}", where=str(directory)) from None
+        return directory
+    raise InvalidInput("holds 100,000 runs", where=settings.directory, remedy="Choose another run.directory.")

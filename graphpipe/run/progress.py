@@ -1,0 +1,53 @@
+"""What a person sees while the ranks train: a bar on a terminal, a line now and then elsewhere."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LINES = 10
+"""Lines of a whole training where there is no terminal."""
+
+
+class TrainProgress:
+    """Steps done, loss and samples per second, on standard error.
+
+    Args:
+        steps: in all.
+        shown: False on every rank but one.
+    """
+
+    def __init__(self, steps: int, *, shown: bool) -> None:
+        self.steps = steps
+        self._done = 0
+        self._shown = shown
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not (shown and sys.stderr.isatty()),
+        )
+        self._task = self._bar.add_task("training", total=steps, figures="")
+
+    def advance(self, loss: float, samples_per_second: float) -> None:
+        """Tell of one more step."""
+        self._done += 1
+        figures = f"loss {loss:.4f}  {samples_per_second:,.1f} samples/s"
+        self._bar.update(self._task, advance=1, figures=figures)
+        every = max(1, self.steps // LINES)
+        if self._shown and self._bar.disable and (self._done % every == 0 or self._done in (1, self.steps)):
+            print(f"step {self._done}/{self.steps}  {figures}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        """Show the bar."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Leave the bar as it is."""
+        self._bar.stop()

@@ -1,0 +1,141 @@
+"""The configuration of a training: what `graphpipe train CONFIG.toml key=value ...` reads."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from graphpipe.documents import from_body, read_document, write_document
+from graphpipe.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """How the pipeline is planned."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    planner: str = "graphpipe"
+    """Or `spp`, for a chain of stages."""
+    costs: str = "profile"
+    """`profile` measures the model's operators here; `estimate` computes; else a file of `graphpipe profile`."""
+    micro_batch: int | None = None
+    """Only this micro-batch size; by default all are searched."""
+    mixed_micro_batches: bool = False
+    """Let stages differ in micro-batch size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """How long, and with what randomness."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    batch_size: int
+    """Samples of a mini-batch."""
+    steps: int | None = None
+    """Optimizer steps."""
+    epochs: int | None = None
+    """Passes over the data; with `steps` too, training ends with whichever ends first."""
+    seed: int = 0
+    """Of the initial weights, the order of the data and dropout."""
+    clip_norm: float | None = None
+    """Largest 2-norm of the whole model's gradients."""
+
+    def __post_init__(self) -> None:
+        _at_least_one("train.batch_size", self.batch_size)
+        if self.steps is None and self.epochs is None:
+            raise InvalidInput("neither steps nor epochs is given", where="train", remedy="Give one, or both.")
+        for name, number in (("steps", self.steps), ("epochs", self.epochs)):
+            _at_least_one(f"train.{name}", 1 if number is None else number)
+        if self.clip_norm is not None:
+            _positive("train.clip_norm", self.clip_norm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """Which optimizer."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: Literal["adamw", "adam", "radam", "sgd"] = "adamw"
+    lr: float = 1e-3
+    """Learning rate."""
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    """Of sgd only."""
+
+    def __post_init__(self) -> None:
+        _positive("optimizer.lr", self.lr)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSettings:
+    """How the learning rate changes."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: Literal["constant", "cosine"] = "constant"
+    """`cosine` falls to zero at the last step."""
+    warmup_steps: int = 0
+    """Steps in which it rises from zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Where results go, and where the ranks meet."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    directory: str = "runs"
+    """Every run gets a new folder in it."""
+    name: str = ""
+    """Of the folder; by default the configuration file's."""
+    port: int = 0
+    """Where local ranks meet; 0 is any free one."""
+    timeout_seconds: float = 300.0
+    """How long a rank waits for another that neither answers nor dies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One training."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    task: str
+    """`file.py:function` (beside the configuration file) or `package.module:function`; it returns a Task."""
+    cluster: str
+    """A preset such as `local:4`, or a TOML file."""
+    folder: str = "."
+    """Where the task's file is looked for; by default the configuration file's folder."""
+    train: TrainSettings
+    plan: PlanSettings = field(default_factory=PlanSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    lr_schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+
+    def save(self, path: str | Path) -> None:
+        """Write the configuration, every default spelled out, as a JSON document."""
+        write_document(path, "train", self)
+
+    @staticmethod
+    def load(path: str | Path) -> "TrainConfig":
+        """Read a configuration written by `save`.
+
+        Raises:
+            InvalidInput: the file is not a valid configuration of this schema version.
+        """
+        return read_document(path, "train", lambda body: from_body(TrainConfig, body, str(path)))
+
+
+def _at_least_one(name: str, number: int) -> None:
+    if number < 1:
+        raise InvalidInput(f"is {number}, must be at least 1", where=name)
+
+
+def _positive(name: str, number: float) -> None:
+    if not (math.isfinite(number) and number > 0):
+        raise InvalidInput(f"is {number}, must be positive and finite", where=name)

@@ -1,0 +1,63 @@
+"""What a training came to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from graphpipe.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One optimizer step, as metrics.jsonl has it."""
+
+    step: int
+    """From 1."""
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """The figures of a training, under the names that metrics.json and `--json` have."""
+
+    stages: int
+    depth: int
+    steps: int
+    batch_size: int
+    loss_first: float
+    loss_last: float
+    loss_held_out: float | None
+    """None where the task tells the accuracy instead, or holds nothing out."""
+    accuracy: float | None
+    step_seconds_predicted: float | None
+    step_seconds_measured: float
+    """Median over the steps after the warm-up (the first ten, or a quarter of fewer than forty)."""
+    samples_per_second: float
+    train_seconds: float
+
+
+def train_result(plan: Plan, history: Sequence[Step], loss: float | None, accuracy: float | None) -> TrainResult:
+    """Return the result of these steps.
+
+    Args:
+        plan: what was run.
+        history: at least one step.
+        loss: of the held-out samples.
+        accuracy: on them.
+    """
+    seconds = median(step.seconds for step in history[min(10, len(history) // 4) :])
+    return TrainResult(
+        stages=len(plan.stages),
+        depth=plan.depth,
+        steps=len(history),
+        batch_size=plan.batch_size,
+        loss_first=history[0].loss,
+        loss_last=history[-1].loss,
+        loss_held_out=loss,
+        accuracy=accuracy,
+        step_seconds_predicted=plan.prediction.step_seconds if plan.prediction else None,
+        step_seconds_measured=seconds,
+        samples_per_second=plan.batch_size / seconds,
+        train_seconds=sum(step.seconds for step in history),
+    )

@@ -1,0 +1,90 @@
+"""The user's own code by name: `package.module:function` or `file.py:function`."""
+
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import isfunction
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from graphpipe.errors import GraphPipeError, InvalidInput, nearest
+from graphpipe.model.inputs import Inputs
+
+Model = tuple[nn.Module, Inputs]
+"""A module with example inputs."""
+
+
+def call(word: str, folder: str | Path = ".") -> object:
+    """Return what a function of the user's returns when it is called without arguments.
+
+    Args:
+        word: `package.module:function` or `file.py:function`.
+        folder: where a relative file is looked for, and modules that are not installed.
+
+    Raises:
+        InvalidInput: no such module, file or function (the nearest is named), or its code raises.
+    """
+    place, _, name = word.rpartition(":")
+    if not place or not name.isidentifier():
+        raise InvalidInput(f"'{word}' names no function", remedy="Write package.module:function or file.py:function.")
+    try:
+        module = _load_file(Path(folder) / place) if place.endswith(".py") else _load_module(place, folder)
+        if not callable(function := getattr(module, name, None)):
+            known = [each for each, value in vars(module).items() if isfunction(value) and not each.startswith("_")]
+            raise InvalidInput(f"has no function '{name}'", where=place, remedy=nearest(name, known))
+        return function()
+    except GraphPipeError:
+        raise
+    except (Exception, SystemExit) as error:
+        first = next(iter(str(error).splitlines()), "")
+        raise InvalidInput(
+            f"raised {type(error).__name__}: {first}",
+            where=f"'{word}'",
+            remedy="GRAPHPIPE_DEBUG=1 shows where.",
+        ) from error
+
+
+def call_for_model(word: str, folder: str | Path = ".") -> Model:
+    """Return the model that a function of the user's returns: a tuple, or what has `module` and `example_inputs`.
+
+    Raises:
+        InvalidInput: as `call`, or the function returns something else.
+    """
+    found: Any = call(word, folder)
+    pair: Any = found
+    if not isinstance(found, tuple):
+        pair = (getattr(found, "module", None), getattr(found, "example_inputs", None))
+    if len(pair) == 2 and isinstance(pair[0], nn.Module) and pair[1] is not None:
+        return pair
+    raise InvalidInput(
+        f"returned {type(found).__name__}, must return (module, example inputs)",
+        where=f"'{word}'",
+        remedy="Return a tuple of an nn.Module and its example inputs.",
+    )
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidInput("no such file", where=str(path))
+    _find_modules_in(path.parent)
+    spec = spec_from_file_location(f"user_code.{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by its name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str, folder: str | Path) -> ModuleType:
+    _find_modules_in(Path(folder))
+    return import_module(name)
+
+
+def _find_modules_in(folder: Path) -> None:
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.insert(0, place)

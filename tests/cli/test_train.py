@@ -1,0 +1,126 @@
+"""The main job end to end, on two processes."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cli_cases import TASK, Run
+
+from graphpipe.plan import Plan
+from graphpipe.trace import Trace
+
+RESULT = {
+    *("stages", "depth", "steps", "loss_first", "loss_last", "accuracy"),
+    *("step_seconds_predicted", "step_seconds_measured"),
+}
+FILES = {
+    *("config.json", "plan.json", "costs.json", "trace-predicted.json", "trace-measured.json", "trace-chrome.json"),
+    *("metrics.jsonl", "metrics.json", "weights.pt"),
+}
+
+
+def by_hand(steps: int, lr: float) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return the losses and weights of the same training in plain PyTorch."""
+    scope: dict[str, object] = {"__name__": "tiny"}
+    exec(TASK, scope)
+    torch.manual_seed(0)
+    task = scope["task"]()  # type: ignore[operator]
+    optimizer = torch.optim.AdamW(task.module.parameters(), lr=lr, weight_decay=0.0)
+    losses: list[float] = []
+    batches = [batch for epoch in range(steps) for batch in task.epoch(epoch, 16, 0)]
+    for inputs, targets in batches[:steps]:
+        optimizer.zero_grad()
+        loss = task.loss_fn(task.module(**inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, task.module.state_dict()
+
+
+def test_train_prints_the_result_and_writes_the_run(run: Run, config: Path) -> None:
+    ran = run("train", config, "--json", "train.steps=7")
+    assert ran.code == 0, ran.err
+    result = ran.json
+    assert result.keys() >= RESULT
+    folder = Path(result["directory"])
+    assert folder == Path("runs/tiny-1")
+    assert {path.name for path in folder.iterdir()} == FILES
+    plan, predicted, measured = (
+        Plan.load(folder / "plan.json"),
+        Trace.load(folder / "trace-predicted.json"),
+        Trace.load(folder / "trace-measured.json"),
+    )
+    assert plan.prediction is not None
+    assert plan.prediction.step_seconds == predicted.step_seconds == result["step_seconds_predicted"]
+    assert (predicted.source, measured.source) == ("simulated", "measured")
+    assert measured.plan_fingerprint == plan.fingerprint
+    assert 0 < result["step_seconds_measured"] < 5
+    assert 0 <= result["accuracy"] <= 1
+    for words in ("Layout", "rank", "step 7/7", "Predicted against measured", "held-out accuracy"):
+        assert words in ran.err
+    losses, weights = by_hand(7, lr=0.05)
+    logged = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert logged == pytest.approx(losses, rel=1e-5)
+    assert (result["loss_first"], result["loss_last"]) == (logged[0], logged[-1])
+    trained = torch.load(folder / "weights.pt", weights_only=True)
+    assert trained.keys() == weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_a_failing_rank_is_told_once_with_exit_code_4(run: Run, config: Path) -> None:
+    ran = run("train", config, "task=tiny.py:nan_task", "--json")
+    assert ran.code == 4
+    assert ran.out == ""
+    assert ran.err.count("error: ") == 1
+    assert "NonFiniteLoss: step 0" in ran.err
+    assert "Traceback" not in ran.err
+    assert not Path("runs/tiny-1/metrics.json").exists()
+
+
+def test_a_port_in_use_is_told_before_anything_is_done(run: Run, config: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = run("train", config, f"run.port={port}")
+    assert ran.code == 2
+    assert ran.err.startswith(f"graphpipe: error: port {port} cannot be used: Address already in use")
+    assert not Path("runs").exists()
+
+
+def torchrun(ranks: int, *words: object) -> "subprocess.CompletedProcess[str]":
+    """Run graphpipe as torchrun does on every rank."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "-m", "graphpipe", *words]
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+
+
+def test_torchrun_starts_the_ranks(config: Path) -> None:
+    done = torchrun(2, "train", config, "--json", "train.epochs=1")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result.keys() >= RESULT
+    assert result["steps"] == 4
+    assert {path.name for path in Path(result["directory"]).iterdir()} == FILES
+
+
+def test_torchrun_with_too_many_ranks_says_how_many_to_start(config: Path) -> None:
+    done = torchrun(3, "train", config)
+    assert done.returncode != 0
+    sentence = "graphpipe: error: world size: the plan uses 2 devices, the world has 3 ranks. Start 2 processes"
+    assert done.stderr.count(sentence) == 1
+
+
+def test_a_plan_for_another_batch_or_model_is_refused(run: Run, config: Path) -> None:
+    planned = run("plan", "tiny.py:model", "--cluster", "local:2", "--batch", 8, "-o", "plan.json")
+    assert planned.code == 0
+    ran = run("train", config, "--plan", "plan.json")
+    assert ran.code == 2
+    assert "the plan is for batches of 8, the configuration says 16" in ran.err
+    Path("tiny.py").write_text(TASK.replace("nn.Linear(8, 1)", "nn.Linear(8, 1, bias=False)"))
+    ran = run("train", config, "train.batch_size=8", "--plan", "plan.json")
+    assert ran.code == 2
+    assert "made for another model" in ran.err
+    assert not Path("runs").exists()

@@ -1,0 +1,96 @@
+"""Training configurations: defaults, overrides, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from cli_cases import CONFIG
+
+from graphpipe.errors import InvalidInput
+from graphpipe.run.config_file import read_config
+from graphpipe.run.recipe import build_optimizer, scheduler_factory
+from graphpipe.run.train_config import OptimizerSettings, ScheduleSettings, TrainConfig
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    return tmp_path / "tiny.toml"
+
+
+def test_defaults_and_overrides(file: Path) -> None:
+    config = read_config(file, ["train.steps=50", "plan.planner=spp", "optimizer.lr=1e-2", "run.name='other'"])
+    assert (config.train.steps, config.plan.planner, config.optimizer.lr) == (50, "spp", 0.01)
+    assert (config.run.name, config.run.directory, config.folder) == ("other", "runs", str(file.parent))
+    assert read_config(file).run.name == "tiny"
+
+
+def test_saved_configurations_load_as_they_were(file: Path, tmp_path: Path) -> None:
+    config = read_config(file)
+    config.save(tmp_path / "config.json")
+    assert TrainConfig.load(tmp_path / "config.json") == config
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("train.stps=3", "unknown key 'train.stps'. Did you mean 'steps'?"),
+        ("optimiser.lr=3", "unknown key 'optimiser'. Did you mean 'optimizer'?"),
+        ("train.batch_size=0", "train.batch_size: is 0, must be at least 1"),
+        ("train.batch_size=many", "train.batch_size"),
+        ("optimizer.lr=nan", "optimizer.lr: is nan, must be positive and finite"),
+        ("optimizer.name=adamm", "optimizer.name"),
+        ("train.clip_norm=-1", "train.clip_norm"),
+        ("train=3", "train"),
+        ("task.name=3", "'task' is no section"),
+        ("steps", "'steps' is not an override. Write section.key=value."),
+    ],
+)
+def test_what_cannot_be_used_is_named(file: Path, override: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_config(file, [override])
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "sentence"), [("task = ", "not valid TOML"), ('task = "a"', "cluster")])
+def test_a_bad_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(InvalidInput, match=r"bad\.toml") as caught:
+        read_config(tmp_path / "bad.toml")
+    assert sentence in str(caught.value)
+
+
+def test_neither_steps_nor_epochs(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(CONFIG.replace("steps = 6", ""))
+    with pytest.raises(InvalidInput, match="neither steps nor epochs"):
+        read_config(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("constant", [1 / 3, 2 / 3, 1, 1, 1, 1]), ("cosine", [1 / 3, 2 / 3, 1, 0.75, 0.25, 0])]
+)
+def test_learning_rates(name: str, expected: list[float]) -> None:
+    settings = ScheduleSettings(name=name, warmup_steps=2)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = scheduler_factory(settings, steps=5)(optimizer)
+    rates: list[float] = []
+    for _ in expected:
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx(expected, abs=1e-9)
+
+
+def test_optimizers() -> None:
+    parameters = [torch.zeros(1, requires_grad=True)]
+    settings = OptimizerSettings(name="sgd", lr=0.5, momentum=0.9, weight_decay=0.1)
+    built = build_optimizer(settings, parameters)
+    assert isinstance(built, torch.optim.SGD)
+    assert {key: built.defaults[key] for key in ("lr", "momentum", "weight_decay")} == {
+        "lr": 0.5,
+        "momentum": 0.9,
+        "weight_decay": 0.1,
+    }
+    assert type(build_optimizer(OptimizerSettings(name="radam"), parameters)) is torch.optim.RAdam
+    assert type(build_optimizer(OptimizerSettings(name="adam"), parameters)) is torch.optim.Adam
+    assert type(build_optimizer(OptimizerSettings(), parameters)) is torch.optim.AdamW

@@ -1,0 +1,123 @@
+"""What the verbs print and write, for the input they are meant for."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_cases import STAGES, Run
+
+from graphpipe.costs import CostTable
+from graphpipe.graph import Graph
+from graphpipe.plan import Plan
+from graphpipe.trace import Trace
+
+FIGURES = {
+    *("planner", "search_seconds", "stages", "depth", "micro_batch", "step_seconds", "samples_per_second"),
+    *("bubble_fraction", "peak_bytes"),
+}
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def test_plan_prints_one_object_that_agrees_with_the_file(run: Run, graph: Path, tmp_path: Path) -> None:
+    ran = run("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--json", "-o", tmp_path / "plan.json")
+    assert ran.code == 0
+    assert ran.json.keys() >= FIGURES
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.prediction is not None
+    assert ran.json["stages"] == len(plan.stages) == len(ran.json["stage_list"])
+    assert ran.json["step_seconds"] == plan.prediction.step_seconds
+    assert ran.json["samples_per_second"] == pytest.approx(16 / plan.prediction.step_seconds)
+    assert len(ran.json["peak_bytes"]) == 4
+    assert "stage" in ran.err  # the table goes where the object is not
+
+
+def test_plan_shows_a_table_and_a_timeline(run: Run, graph: Path) -> None:
+    ran = run("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--planner", "spp", "--timeline")
+    assert (ran.code, ran.err) == (0, "")
+    assert "two-branches on summit:1x4: mini-batch 16" in ran.out
+    assert "spp:" in ran.out
+    assert "one character is" in ran.out
+
+
+def test_plan_of_stages_written_by_hand(run: Run, graph: Path, tmp_path: Path) -> None:
+    (tmp_path / "stages.json").write_text(json.dumps(STAGES))
+    ran = run("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--stages", tmp_path / "stages.json", "--json")
+    assert ran.code == 0
+    assert (ran.json["planner"], ran.json["stages"], ran.json["depth"], ran.json["micro_batch"]) == ("hand", 3, 2, 2)
+    assert ran.json["unused_devices"] == ["node0/v100-3"]
+    assert "1 device is left unused: node0/v100-3" in ran.err
+
+
+def test_plan_with_costs_from_a_file(run: Run, plan_file: Path, graph: Path, tmp_path: Path) -> None:
+    costs = Plan.load(plan_file).costs
+    costs.save(tmp_path / "costs.json")
+    words = ("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--json")
+    with_file = run(*words, "--costs", tmp_path / "costs.json").json
+    assert with_file["step_seconds"] == run(*words).json["step_seconds"]
+
+
+def test_simulate_predicts_what_the_plan_says(run: Run, plan_file: Path, tmp_path: Path) -> None:
+    ran = run("simulate", plan_file, "-o", tmp_path / "trace.json", "--chrome", tmp_path / "chrome.json", "--json")
+    assert ran.code == 0
+    plan, trace = Plan.load(plan_file), Trace.load(tmp_path / "trace.json")
+    assert plan.prediction is not None
+    assert ran.json["step_seconds"] == trace.step_seconds == plan.prediction.step_seconds
+    assert tuple(ran.json["peak_bytes"]) == plan.prediction.peak_bytes
+    assert json.loads((tmp_path / "chrome.json").read_text())["traceEvents"]
+
+
+def test_compare_gives_a_row_per_planner(run: Run, graph: Path) -> None:
+    ran = run("compare", graph, "--cluster", "summit:1x4", "--batch", 16, "--planners", "graphpipe,spp", "--json")
+    assert ran.code == 0
+    rows = {row["planner"]: row for row in ran.json["rows"]}
+    assert list(rows) == ["graphpipe", "spp"]
+    assert all(row.keys() >= FIGURES and row["status"] == "ok" for row in rows.values())
+    assert rows["graphpipe"]["step_seconds"] <= rows["spp"]["step_seconds"]
+    assert "against best" in ran.err
+
+
+def test_compare_stops_a_planner_at_its_time_limit(run: Run, graph: Path) -> None:
+    words = ("compare", graph, "--cluster", "summit:8x8", "--batch", 512, "--planners", "graphpipe")
+    ran = run(*words, "--timeout", 0.001, "--json")
+    assert ran.code == 0
+    assert [(row["status"], row["step_seconds"]) for row in ran.json["rows"]] == [("timeout", None)]
+    assert "graphpipe: no plan within 1.00 ms" in ran.err
+
+
+def test_import_reads_a_pipedream_profile(run: Run, tmp_path: Path) -> None:
+    profile = DATA / "pipedream" / "vgg16.graph.txt"
+    if not profile.exists():
+        pytest.skip(f"{profile} is not here")
+    ran = run("import", profile, "--format", "pipedream", "-o", tmp_path / "vgg16.json", "--json")
+    assert ran.code == 0
+    assert ran.json["operators"] == len(Graph.load(tmp_path / "vgg16.json").ops)
+    planned = run("plan", tmp_path / "vgg16.json", "--cluster", "summit:1x4", "--batch", 64, "--json")
+    assert planned.json["stages"] >= 1
+
+
+def test_profile_measures_a_function_of_the_users(run: Run, config: Path, tmp_path: Path) -> None:
+    ran = run("profile", "tiny.py:model", "--cluster", "local:2", "-o", tmp_path / "costs.json", "--json")
+    assert ran.code == 0
+    costs = CostTable.load(tmp_path / "costs.json")
+    assert ran.json["operators"] == len(costs.rows) > 0
+    assert {row.source for row in costs.rows} == {"profiled"}
+    planned = run("plan", "tiny.py:model", "--cluster", "local:2", "--batch", 8, "--costs", tmp_path / "costs.json")
+    assert planned.code == 0
+
+
+def test_help_comes_without_torch() -> None:
+    code = (
+        "import sys; from graphpipe.cli import main; code = main(['--help']); sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for verb in ("plan", "compare", "simulate", "train", "profile", "import"):
+        assert f"\n    {verb} " in done.stdout
+
+
+def test_a_reader_that_stops_reading_is_no_error(plan_file: Path, graph: Path) -> None:
+    command = f"{sys.executable} -m graphpipe simulate {plan_file} --timeline | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
