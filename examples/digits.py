@@ -87,6 +87,7 @@ def model(image_layers: int = 8, text_layers: int = 6) -> tuple[gp.DagModule, di
         {"image": image, "text": text, "head": Head()},
         inputs={"image": ["pixels"], "text": ["tokens"], "head": ["image", "text"]},
         whole_batch=["head"],
+        name="digits",
     )
     inputs, _ = data("train")
     return module, {name: rows[:2] for name, rows in inputs.items()}

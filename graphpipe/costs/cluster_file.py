@@ -8,7 +8,7 @@ cores_per_node = 8                  # optional: when the devices are processes t
 latency = "5 us"
 bandwidth = "50 GB/s"
 
-[inter_node]
+[inter_node]                        # optional with one node
 latency = "15 us"
 bandwidth = "100 Gb/s"              # Gb is bits, GB is bytes
 
@@ -62,12 +62,14 @@ def load(path: str | Path) -> Cluster:
     root.only("name", "overlap", "cores_per_node", "intra_node", "inter_node", "device_types", "nodes", "pair_links")
     types = root.section("device_types")
     try:
+        nodes = root.sections("nodes")
+        needs_inter = "inter_node" in root.table or len(nodes) > 1 or any("count" in node.table for node in nodes)
         return Cluster(
             name=root.text("name", Path(path).stem),
             device_types=tuple(_device_type(name, types.section(name)) for name in types.table),
-            devices=tuple(device for node in root.sections("nodes") for device in _devices(node, list(types.table))),
+            devices=tuple(device for node in nodes for device in _devices(node, list(types.table))),
             intra_node=_link(root.section("intra_node")),
-            inter_node=_link(root.section("inter_node")),
+            inter_node=_link(root.section("inter_node" if needs_inter else "intra_node")),
             pair_links=tuple(_pair_link(pair) for pair in root.sections("pair_links")),
             overlap=root.flag("overlap", True),
             cores_per_node=root.count("cores_per_node") if "cores_per_node" in root.table else None,

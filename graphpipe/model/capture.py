@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph, Input, Origin
-from graphpipe.model.dag_module import DagModule
+from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.grouping import Groups, fuse_tiny, join_output, join_uncuttable
 from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
 from graphpipe.model.measure import SAMPLES, Reading, measure
@@ -88,7 +88,7 @@ def capture_again(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) 
     except InvalidInput as error:
         if origin.method == "export" or not isinstance(error.__cause__, (CannotFollow, ExportFailed)):
             raise
-        reason = f"{type(module).__name__} is captured as declared, one operator per submodule: {error.what}"
+        reason = f"{model_name(module)} is captured as declared, one operator per submodule: {error.what}"
         warnings.warn(reason, stacklevel=3)
         return _capture_by("declared", module, inputs, origin)
 
@@ -134,7 +134,7 @@ def _captured(
                 f"'{name}' is no submodule and no operator", where="whole_batch", remedy=nearest(name, known)
             )
     ops = tuple(replace(op, whole_batch=op.whole_batch or op.name in whole_batch) for op in ops)
-    graph = Graph(name=type(module).__name__, ops=ops, edges=edges, inputs=inputs, origin=origin)
+    graph = Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin)
     nodes = dict(zip(group_names(parts, groups), groups, strict=True))
     return Captured(graph=graph, skeleton=parts.skeleton, values=parts.values, readings=parts.readings, nodes=nodes)
 

@@ -22,6 +22,7 @@ class DagModule(nn.Module):
         inputs: for every submodule, the submodules and model inputs it takes, in order of its arguments.
         whole_batch: submodules that need the whole mini-batch at once (contrastive losses).
         output: the submodule to return, or several to return as a dict by name.
+        name: of the model, in plans and reports.
 
     Raises:
         InvalidInput: no submodules, a name that cannot be used, a submodule without inputs, or a cycle (spelled out).
@@ -34,8 +35,10 @@ class DagModule(nn.Module):
         *,
         whole_batch: Sequence[str] = (),
         output: str | Sequence[str] | None = None,
+        name: str = "DagModule",
     ) -> None:
         super().__init__()
+        self.name = name
         _check(modules, inputs, whole_batch, output)
         self.feeds: dict[str, tuple[str, ...]] = {name: tuple(inputs[name]) for name in _order(inputs)}
         self.input_names = tuple(dict.fromkeys(n for name in inputs for n in inputs[name] if n not in modules))
@@ -63,6 +66,11 @@ class DagModule(nn.Module):
         return {name: values[name] for name in self.output}
 
 
+def model_name(module: nn.Module) -> str:
+    """Return the name of a model: a DagModule's own, otherwise its class."""
+    return module.name if isinstance(module, DagModule) else type(module).__name__
+
+
 def _check(
     modules: Mapping[str, nn.Module],
     inputs: Mapping[str, Sequence[str]],
@@ -75,7 +83,7 @@ def _check(
         if (
             not name.isidentifier()
             or hasattr(nn.Module, name)
-            or name in ("feeds", "input_names", "output", "whole_batch")
+            or name in ("feeds", "input_names", "name", "output", "whole_batch")
         ):
             remedy = "Use letters, digits and underscores, and no name that nn.Module itself uses."
             raise InvalidInput(f"'{name}' cannot name a submodule", where="modules", remedy=remedy)

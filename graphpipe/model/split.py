@@ -7,6 +7,7 @@ from torch import fx, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture import Captured, capture_again, tied
+from graphpipe.model.dag_module import model_name
 from graphpipe.model.operators import own_tensors
 from graphpipe.model.program import StageProgram, ValueSpec
 from graphpipe.model.stage_graph import graph_module, stage_graph
@@ -43,8 +44,8 @@ def _capture_for(module: nn.Module, graph: Graph) -> Captured:
     if graph.origin is None:
         remedy = "Capture the model, and plan for the graph you get."
         raise InvalidInput(f"graph '{graph.name}' was not captured from a module", where="split", remedy=remedy)
-    if type(module).__name__ != graph.name:
-        raise _other_model(f"it is for {graph.name}, this model is {type(module).__name__}")
+    if model_name(module) != graph.name:
+        raise _other_model(f"it is for {graph.name}, this model is {model_name(module)}")
     captured = capture_again(module, graph.inputs, graph.origin)
     if captured.graph.fingerprint != graph.fingerprint:
         raise _other_model(_difference(graph, captured.graph))

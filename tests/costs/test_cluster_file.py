@@ -136,3 +136,17 @@ def test_a_bad_file_is_refused_by_its_key(tmp_path: Path, old: str, new: str, se
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput, match=r"mine\.toml"):
         load(tmp_path, text)
+
+
+def test_one_node_needs_no_link_between_nodes(tmp_path: Path) -> None:
+    head, _, rest = TEXT.partition("[inter_node]")
+    types, _, _ = rest.partition("[[nodes]]")
+    body = head + types[types.index("[device_types") :]
+    one, several = '[[nodes]]\nname = "n"\ndevices = { v100 = 2 }\n', '[[nodes]]\nname = "m"\ndevices = { small = 1 }\n'
+    path = tmp_path / "one.toml"
+    path.write_text(body + one)
+    cluster = Cluster.load(path)
+    assert cluster.inter_node == cluster.intra_node
+    path.write_text(body + one + several)
+    with pytest.raises(InvalidInput, match="'inter_node' is missing"):
+        Cluster.load(path)

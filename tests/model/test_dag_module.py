@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model import DagModule, name_inputs
+from graphpipe.model import DagModule, capture, name_inputs
 
 
 class Add(nn.Module):
@@ -88,3 +88,9 @@ def test_inputs_by_name() -> None:
 def test_bad_inputs_are_refused(inputs: object, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         name_inputs(["x", "y"], inputs)  # type: ignore[arg-type]
+
+
+def test_the_name_is_the_graphs_and_a_plan_knows_its_model_by_it() -> None:
+    named = DagModule({"layer": nn.Linear(2, 2)}, {"layer": ["x"]}, name="mine")
+    assert capture(named, torch.zeros(2, 2)).name == "mine"
+    assert list(named.state_dict()) == ["layer.weight", "layer.bias"]

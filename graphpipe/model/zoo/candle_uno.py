@@ -41,7 +41,7 @@ def build(shape: CandleUnoShape, device: str) -> ZooModel:
         modules: dict[str, nn.Module] = {name: dense_stack(shape.width, shape.width, shape.layers) for name in feeds}
         top = dense_stack(shape.branches * shape.width, shape.width, shape.top_layers)
         modules |= {"concat": Concat(), "top": chain({"layers": top, "growth": nn.Linear(shape.width, 1)})}
-    module = DagModule(modules, inputs=feeds | {"concat": list(feeds), "top": ["concat"]})
+    module = DagModule(modules, inputs=feeds | {"concat": list(feeds), "top": ["concat"]}, name="candle-uno")
     return assemble(module, functional.mse_loss, partial(_growth, shape), device)
 
 

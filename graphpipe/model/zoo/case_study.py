@@ -46,7 +46,7 @@ def build(shape: CaseStudyShape, device: str) -> ZooModel:
         }
         joined = {"concat": Concat(), "head": PooledHead(shape.branches * shape.hidden, shape.classes)}
     inputs = {branch: [modality] for branch, modality in zip(branches, modalities, strict=True)}
-    module = DagModule(modules | joined, inputs=inputs | {"concat": branches, "head": ["concat"]})
+    module = DagModule(modules | joined, inputs=inputs | {"concat": branches, "head": ["concat"]}, name="case-study")
     task = classify_sequences(modalities, shape.classes, shape.sequence, shape.hidden)
     return assemble(module, functional.cross_entropy, task, device)
 

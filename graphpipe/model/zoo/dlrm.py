@@ -53,7 +53,7 @@ def build(shape: DlrmShape, device: str) -> ZooModel:
         modules |= {f"bag{index}": nn.EmbeddingBag(shape.rows, shape.dimension, mode="mean") for index in sparse}
         top = dense_stack(joined_width, shape.width, shape.top_layers)
         modules |= {"concat": Concat(), "top": chain({"layers": top, "click": nn.Linear(shape.width, 1)})}
-    module = DagModule(modules, inputs=feeds | {"concat": list(feeds), "top": ["concat"]})
+    module = DagModule(modules, inputs=feeds | {"concat": list(feeds), "top": ["concat"]}, name="dlrm")
     return assemble(module, functional.binary_cross_entropy_with_logits, partial(_clicks, shape), device)
 
 

@@ -54,6 +54,6 @@ def build(shape: MmtShape, device: str) -> ZooModel:
         }
         joined = {"concat": Concat(), "head": PooledHead(shape.branches * shape.hidden, shape.classes)}
     inputs = {branch: [modality] for branch, modality in zip(branches, modalities, strict=True)}
-    module = DagModule(modules | joined, inputs=inputs | {"concat": branches, "head": ["concat"]})
+    module = DagModule(modules | joined, inputs=inputs | {"concat": branches, "head": ["concat"]}, name="mmt")
     task = classify_sequences(modalities, shape.classes, shape.sequence, shape.hidden)
     return assemble(module, functional.cross_entropy, task, device)

@@ -90,6 +90,7 @@ def build(shape: TwoTowerShape, device: str) -> ZooModel:
         {"image": image, "text": text, "head": head},
         inputs={"image": ["pixels"], "text": ["tokens"], "head": ["image", "text"]},
         whole_batch=["head"],
+        name="two-tower",
     )
     known = patterns(_CLASSES, 3, shape.pixels, shape.pixels)
     return assemble(module, contrastive_loss, partial(_pairs, shape, known), device)
