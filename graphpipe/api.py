@@ -6,15 +6,18 @@ from dataclasses import replace
 
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.analytic import estimate
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
+from graphpipe.plan.bounds import bottleneck_seconds
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
-from graphpipe.plan.options import Options
+from graphpipe.plan.options import Objective, Options
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.registry import planner as planner_named
 from graphpipe.plan.verify import verify
 from graphpipe.simulate import predict, simulate, step_seconds
+
+_EVALUATE = {"step": step_seconds, "bottleneck": bottleneck_seconds}
 
 __all__ = ["estimate", "hand_plan", "plan", "simulate"]
 
@@ -28,6 +31,7 @@ def plan(
     planner: str = "graphpipe",
     micro_batch: int | None = None,
     mixed_micro_batches: bool = False,
+    objective: Objective = "step",
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -39,6 +43,8 @@ def plan(
         planner: `graphpipe`, or `spp` for a sequential pipeline.
         micro_batch: only this micro-batch size; None sweeps.
         mixed_micro_batches: let every stage have its own micro-batch size (kFkB schedule).
+        objective: `step` ranks by simulated step time, warm-up, drain, communication and update included;
+            `bottleneck`, the published objective, by the slowest stage alone.
 
     Raises:
         Infeasible: no plan fits in memory; names the stage of the nearest miss and the bytes it lacks.
@@ -52,7 +58,16 @@ def plan(
             remedy=f"Choose a divisor of {batch_size}.",
         )
     find = planner_named(planner)
-    options = Options(evaluate=step_seconds, micro_batch=micro_batch, mixed_micro_batches=mixed_micro_batches)
+    if objective not in _EVALUATE:
+        raise InvalidInput(
+            f"unknown objective '{objective}'", where="objective", remedy=nearest(objective, [*_EVALUATE])
+        )
+    options = Options(
+        objective=objective,
+        evaluate=_EVALUATE[objective],
+        micro_batch=micro_batch,
+        mixed_micro_batches=mixed_micro_batches,
+    )
     start = time.perf_counter()
     found = find(problem, options)
     return _checked(replace(found, search_seconds=time.perf_counter() - start))

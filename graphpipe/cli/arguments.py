@@ -22,5 +22,11 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", required=True, metavar="C", help="a preset (local:4, summit:8x4) or a TOML file")
     parser.add_argument("--batch", required=True, type=int, metavar="B", help="samples of a mini-batch")
     parser.add_argument("--micro-batch", type=int, metavar="N", help="only this micro-batch size (default: search)")
+    parser.add_argument(
+        "--objective",
+        default="step",
+        choices=("step", "bottleneck"),
+        help="what to minimise: the whole step (default), or the slowest stage alone, as published",
+    )
     parser.add_argument("--mixed-micro-batches", action="store_true", help="let stages differ in micro-batch size")
     parser.add_argument("--costs", metavar="FILE", help="costs written by `graphpipe profile` (default: estimated)")

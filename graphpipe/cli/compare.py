@@ -49,7 +49,12 @@ def run(args: argparse.Namespace) -> int:
 def _outcome(problem: Problem, name: str, args: argparse.Namespace) -> Outcome:
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    options = {"planner": name, "micro_batch": args.micro_batch, "mixed_micro_batches": args.mixed_micro_batches}
+    options = {
+        "planner": name,
+        "micro_batch": args.micro_batch,
+        "mixed_micro_batches": args.mixed_micro_batches,
+        "objective": args.objective,
+    }
     process = context.Process(target=_search, args=(theirs, problem, options), daemon=True)
     process.start()
     theirs.close()

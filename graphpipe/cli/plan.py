@@ -69,4 +69,5 @@ def make_plan(args: argparse.Namespace) -> Plan:
         planner=args.planner or "graphpipe",
         micro_batch=args.micro_batch,
         mixed_micro_batches=args.mixed_micro_batches,
+        objective=args.objective,
     )

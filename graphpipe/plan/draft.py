@@ -22,6 +22,8 @@ class Draft:
     in_flight: tuple[int, ...]
     step_seconds: float
     """Closed form, as `bounds.estimated_step_seconds`, on the slowest device type and links."""
+    bottleneck_seconds: float
+    """Seconds that the slowest stage needs for the mini-batch, never waiting."""
     spare_bytes: tuple[float, ...]
     """Per stage, what the smallest device has left (negative: what it lacks)."""
 
@@ -49,30 +51,33 @@ class Drafter:
         in_flight = in_flight_samples(
             self.problem.batch_size, [part.micro_batch for part in parts], [part.burst for part in parts], successors
         )
+        busy = self._busy(parts, crossing)
+        batch = self.problem.batch_size
+        rounds = [batch / part.micro_batch for part in parts]
         return Draft(
             tuple(parts),
             in_flight,
-            self._step_seconds(parts, crossing, successors),
+            self._step_seconds(busy, rounds, successors),
+            float(max(count * seconds for count, seconds in zip(rounds, busy, strict=True))),
             self._spare_bytes(parts, crossing, in_flight),
         )
 
-    def _step_seconds(
-        self, parts: Sequence[Part], crossing: dict[tuple[int, int], float], successors: list[list[int]]
-    ) -> float:
+    def _busy(self, parts: Sequence[Part], crossing: dict[tuple[int, int], float]) -> Array:
+        """Return the seconds per micro-batch of every stage."""
         busy = self._summed(parts, [self._of(part) for part in parts])
         for (source, target), count in crossing.items():
             way = count / far_bandwidth(self.problem) / min(parts[source].degree, parts[target].degree)
             for stage in (source, target):
                 seconds = way * parts[stage].micro_batch
                 busy[stage] = max(busy[stage], seconds) if self.problem.cluster.overlap else busy[stage] + 2 * seconds
-        longest = [0.0] * len(parts)
-        for stage in reversed(range(len(parts))):
+        return busy
+
+    def _step_seconds(self, busy: Array, rounds: Sequence[float], successors: list[list[int]]) -> float:
+        longest = [0.0] * len(busy)
+        for stage in reversed(range(len(busy))):
             longest[stage] = busy[stage] + max((longest[after] for after in successors[stage]), default=0.0)
-        batch = self.problem.batch_size
-        steady = [
-            seconds / part.micro_batch for seconds, part in zip(busy, parts, strict=True) if part.micro_batch < batch
-        ]
-        return float(batch * max(steady, default=0.0) + max(longest))
+        steady = [count * seconds for count, seconds in zip(rounds, busy, strict=True) if count > 1]
+        return float(max(steady, default=0.0) + max(longest))
 
     def _spare_bytes(
         self, parts: Sequence[Part], crossing: dict[tuple[int, int], float], in_flight: Sequence[int]

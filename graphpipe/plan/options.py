@@ -2,17 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from graphpipe.plan.bounds import estimated_step_seconds
 from graphpipe.plan.plan import Plan
+
+Objective = Literal["step", "bottleneck"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Options common to all planners; a planner ignores what does not concern it."""
 
+    objective: Objective = "step"
+    """`step`: the time of a whole step. `bottleneck`: the published objective, the slowest stage's time per sample."""
     evaluate: Callable[[Plan], float] = estimated_step_seconds
-    """Seconds of one step of a plan; the last candidates are ranked by it."""
+    """What the last candidates are ranked by: seconds of one step of a plan, or of its bottleneck."""
     micro_batch: int | None = None
     """Only this micro-batch size; None sweeps."""
     mixed_micro_batches: bool = False

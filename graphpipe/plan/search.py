@@ -10,7 +10,7 @@ from graphpipe.errors import Infeasible
 from graphpipe.graph.series_parallel import Series, decompose
 from graphpipe.plan.bounds import memory_shortfall
 from graphpipe.plan.draft import Draft, Drafter
-from graphpipe.plan.options import Options
+from graphpipe.plan.options import Objective, Options
 from graphpipe.plan.partition import Part, Problem, assemble
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.settings import SettingTable, micro_batch_sizes
@@ -31,20 +31,25 @@ _MEMORY_MARGIN = 1.02
 
 @dataclass(slots=True)
 class Candidates:
-    """The best drafts so far, by closed-form step time, and the nearest miss where none fits in memory."""
+    """The best drafts so far, by the objective, and the nearest miss where none fits in memory."""
 
+    objective: Objective
     drafts: list[Draft] = field(default_factory=list[Draft])
     shortfall: float = np.inf
     missing: str = ""
 
     @property
     def ceiling(self) -> float:
-        """Seconds of a step from which on a plan cannot become a finalist."""
-        return _CLOSE * self.drafts[0].step_seconds if self.drafts else np.inf
+        """Seconds from which on a plan cannot become a finalist."""
+        return _CLOSE * self.score(self.drafts[0]) if self.drafts else np.inf
 
-    def hopeless(self, step_seconds: float) -> bool:
+    def score(self, draft: Draft) -> float:
+        """Return the seconds that the objective counts."""
+        return draft.step_seconds if self.objective == "step" else draft.bottleneck_seconds
+
+    def hopeless(self, seconds: float) -> bool:
         """Return whether no plan that takes at least this long can become a finalist."""
-        return step_seconds > self.ceiling
+        return seconds > self.ceiling
 
     def offer(self, draft: Draft) -> bool:
         """Take a draft, unless it is too slow or known; return whether it fits in memory."""
@@ -53,8 +58,10 @@ class Candidates:
             self._miss(draft, stage)
             return False
         known = any(draft.parts == other.parts for other in self.drafts)
-        if not self.hopeless(draft.step_seconds) and not known:
-            self.drafts = sorted([*self.drafts, draft], key=lambda draft: draft.step_seconds)[:_FINALISTS]
+        if not self.hopeless(self.score(draft)) and not known:
+            # Of equals the one that leaves more memory (Algorithm 1, line 22).
+            by = sorted([*self.drafts, draft], key=lambda each: (self.score(each), -min(each.spare_bytes)))
+            self.drafts = by[:_FINALISTS]
         return True
 
     def _miss(self, draft: Draft, stage: int) -> None:
@@ -76,7 +83,7 @@ class Search:
     drafter: Drafter
     tail: Tail
     planner: str
-    found: Candidates = field(default_factory=Candidates)
+    found: Candidates
 
     def over(self, table: SettingTable, tree: Series, *, reverse: bool) -> None:
         """Draw partitions of one form of the graph under every setting of a table."""
@@ -95,7 +102,7 @@ class Search:
                 break
             draft = self._draft(draws.parts(position, 0))
             if self.found.offer(draft):
-                fitting[int(setting)] = draft.step_seconds
+                fitting[int(setting)] = self.found.score(draft)
             else:
                 missed[int(setting)] = draft
         self._relaxed(table, shape, targets, sorted(fitting, key=lambda at: fitting[at])[:_FINALISTS])
@@ -106,6 +113,8 @@ class Search:
 
     def _relaxed(self, table: SettingTable, shape: Shape, targets: Array, settings: list[int]) -> None:
         """Draw partitions with a relaxed bottleneck: they may have fewer stages, and fill and drain faster."""
+        if self.found.objective == "bottleneck":
+            return
         best = np.array(settings, dtype=np.intp)
         wider = targets[best, None] * np.array(_RELAXED)
         draws = Draws.of(table.only(best), shape, wider)
@@ -183,7 +192,9 @@ def search(problem: Problem, options: Options, *, planner: str, chain: bool) -> 
         Infeasible: nothing fits in memory.
     """
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
-    run = Search(problem, Drafter(problem, costs, chain), Tail.of(problem.graph), planner)
+    run = Search(
+        problem, Drafter(problem, costs, chain), Tail.of(problem.graph), planner, Candidates(options.objective)
+    )
     if run.tail.before is None:
         run.found.offer(run.drafter.draft([run.tail.part(problem)]))
     else:

@@ -1,0 +1,38 @@
+"""The lower bound: by hand, and below every plan there is."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import best_bottleneck, random_problem, towers
+
+from graphpipe.plan.lower_bound import bottleneck_bound, bottleneck_gap_percent, gap_percent, step_bound
+from graphpipe.plan.options import Options
+from graphpipe.plan.registry import PLANNERS
+from graphpipe.simulate import predict, step_seconds
+
+
+def test_by_hand() -> None:
+    # 4 layers and a join of no cost, 3 ms per sample and layer: 8 samples are 96 ms of work.
+    problem = towers([4], 2, 8, layer=(0.0, 1e-3), join=(0.0, 0.0))
+    assert bottleneck_bound(problem) == pytest.approx(48e-3)
+    # With 16 devices the work is 6 ms each, but one sample's way through 4 layers is 12 ms, half of one 6 ms.
+    many = towers([4], 16, 8, layer=(0.0, 1e-3), join=(0.0, 0.0))
+    assert bottleneck_bound(many) == pytest.approx(6e-3)
+    assert step_bound(many) == pytest.approx(6e-3)
+
+
+@given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4, 8]))
+@settings(max_examples=40, deadline=None)
+def test_no_partition_goes_below(seed: int, micro_batch: int) -> None:
+    problem = random_problem(seed, most_ops=6)
+    assert bottleneck_bound(problem) <= problem.batch_size * best_bottleneck(problem, micro_batch) * (1 + 1e-9)
+
+
+@given(seed=st.integers(0, 10**9), name=st.sampled_from(sorted(PLANNERS)))
+@settings(max_examples=40, deadline=None)
+def test_no_planner_goes_below(seed: int, name: str) -> None:
+    problem = random_problem(seed, most_ops=8)
+    plan = PLANNERS[name](problem, Options())
+    assert step_bound(problem) <= step_seconds(plan) * (1 + 1e-9)
+    assert gap_percent(plan, predict(plan)) >= -1e-6
+    assert bottleneck_gap_percent(plan) >= -1e-6
