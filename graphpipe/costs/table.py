@@ -65,6 +65,9 @@ class CostTable:
     """Time of the optimizer step."""
     task_overhead_seconds: float = 0.0
     """What the runtime itself costs per task on this machine."""
+    kept_for_weight_gradient: float = 1.0
+    """Where the backward is split: share of a sample's activations that stays from the end of the input gradient to the
+    end of the weight gradient. 1, the safe side, frees nothing early; inputs must stay, attention scores need not."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -76,6 +79,10 @@ class CostTable:
                 raise InvalidInput(
                     f"is {getattr(self, field)}, must be finite and not negative", where=f"costs, {field}"
                 )
+        if not 0 <= self.kept_for_weight_gradient <= 1:
+            raise InvalidInput(
+                f"is {self.kept_for_weight_gradient}, must be 0 to 1", where="costs, kept_for_weight_gradient"
+            )
         seen: set[tuple[str, str]] = set()
         for row in self.rows:
             if (row.op, row.device_type) in seen:

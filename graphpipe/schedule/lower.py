@@ -14,6 +14,9 @@ from graphpipe.schedule.tasks import Flow, TaskNumbers
 Step = tuple[int, Action]
 """A device and what it does."""
 
+_LAST = ("B", "W")
+"""After these a micro-batch's gradients of parameters are complete."""
+
 
 def lower(
     plan: Plan,
@@ -25,8 +28,9 @@ def lower(
     """Return the schedule with its transfers and reductions.
 
     A consumer's samples, cut by its own micro-batch size and degree, are received from whichever replicas hold them.
-    The total order is that of a logical clock: a task when it starts, its transfers when it ends. A stage's `Reduce`
-    comes when the last of its replicas has done its last backward.
+    The total order is that of a logical clock: a task when it starts, its transfers when it ends. Where a backward is
+    split, the gradients leave after the input half. A stage's `Reduce` comes when the last of its replicas has done its
+    last backward or weight gradient.
 
     Args:
         plan: a sound plan.
@@ -49,7 +53,7 @@ def lower(
     numbers = TaskNumbers(plan, size)
     tasks, chains = _forward_chains(plan, numbers) if forward_only else _scheduled_chains(schedule, numbers)
     flows = list(numbers.flows(frozenset() if forward_only else gradient_edges))
-    clock = Clock(numbers.ticks)
+    clock = Clock(numbers.ticks(tasks))
     clock.run(chains, ((flow.source, flow.target) for flow in flows))
     check_all_start(plan, clock, chains, tasks)
     order = _total_order(plan, clock, tasks, _transfers(flows, clock, tasks))
@@ -77,7 +81,7 @@ def _forward_chains(plan: Plan, numbers: TaskNumbers) -> tuple[dict[int, Task], 
         forwards = [Task("F", position, index) for index in range(numbers.counts[position])]
         for device in stage.devices:
             numbered = {numbers.number(task, device): task for task in forwards}
-            numbered = {number: task for number, task in numbered.items() if numbers.ticks[number]}
+            numbered = {number: task for number, task in numbered.items() if numbers.samples[number]}
             tasks |= numbered
             chains.append(Chain(device=device, tasks=list(numbered)))
     return tasks, chains
@@ -105,7 +109,7 @@ def _total_order(plan: Plan, clock: Clock, tasks: dict[int, Task], transfers: di
     # At equal times what a task sends comes before what starts then and may need it.
     starts = [(start, 1, number) for number, start in clock.starts.items()]
     ends = [(start + clock.ticks[number], 0, number) for number, start in clock.starts.items()]
-    left = Counter(task.stage for task in tasks.values() if task.kind == "B")
+    left = Counter(task.stage for task in tasks.values() if task.kind in _LAST)
     order: list[Step] = []
     for _, starting, number in sorted(starts + ends):
         task = tasks[number]
@@ -113,7 +117,7 @@ def _total_order(plan: Plan, clock: Clock, tasks: dict[int, Task], transfers: di
             order.append((clock.device_of[number], Compute(task)))
             continue
         order += _messages(transfers.get(number, ()))
-        if task.kind == "B":
+        if task.kind in _LAST:
             left[task.stage] -= 1
             if not left[task.stage] and plan.stages[task.stage].degree > 1:
                 order += [(device, Reduce(task.stage)) for device in plan.stages[task.stage].devices]

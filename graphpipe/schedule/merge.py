@@ -13,7 +13,8 @@ def merge(name: str, plan: Plan, orders: Sequence[Sequence[Task]]) -> Schedule:
     """Return the schedule in which every stage keeps its order of tasks.
 
     A device that hosts one stage has that stage's order. One that hosts several interleaves them by a logical clock
-    (one tick to forward a sample, two to go back): it takes what can start first, a backward before a forward.
+    (one tick to forward a sample, two to go back): it takes what can start first, a backward before a forward, and a
+    weight gradient after both.
 
     Args:
         name: of the schedule.
@@ -40,7 +41,7 @@ def _interleave(
         for device, stages in hosted.items()
         for stage in stages
     ]
-    clock = Clock(numbers.ticks)
+    clock = Clock(numbers.ticks(tasks))
     clock.run(chains, ((flow.source, flow.target) for flow in numbers.flows(None)))
     check_all_start(plan, clock, chains, tasks)
     devices: dict[int, list[Task]] = {device: [] for device in hosted}

@@ -5,12 +5,18 @@ from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.plan import Plan
-from graphpipe.schedule import gpipe, kfkb, one_f_one_b
+from graphpipe.schedule import gpipe, kfkb, one_f_one_b, zb_auto, zb_h1
 from graphpipe.schedule.schedule import Schedule
 from graphpipe.schedule.verify import verify
 
 SCHEDULERS: Mapping[str, Callable[[Plan], Schedule]] = MappingProxyType(
-    {"gpipe": gpipe.build, "1f1b": one_f_one_b.build, "kfkb": kfkb.build}
+    {
+        "gpipe": gpipe.build,
+        "1f1b": one_f_one_b.build,
+        "kfkb": kfkb.build,
+        "zb-h1": zb_h1.build,
+        "zb-auto": zb_auto.build,
+    }
 )
 
 

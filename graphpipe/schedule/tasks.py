@@ -1,6 +1,6 @@
 """The tasks of a plan as numbers, and which samples pass between which: what merging and lowering both stand on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +9,7 @@ from graphpipe.plan.sharding import SampleRange, count_micro_batches, sample_ran
 from graphpipe.schedule.schedule import Task
 
 FORWARD_TICKS, BACKWARD_TICKS = 1, 2
-"""Logical time of the forward and the backward of one sample on one replica."""
+"""Logical time of the forward and the backward of one sample on one replica; each half of a backward takes half."""
 
 Piece = tuple[SampleRange, int]
 """Samples of a task on one replica, and the number of its backward."""
@@ -31,9 +31,11 @@ class Flow:
 # No slots: the derived tables below are cached properties.
 @dataclass(frozen=True)
 class TaskNumbers:
-    """Numbers 0, 1, ... for every task of every replica: first all backwards, then the forwards in the same order.
+    """Numbers 0, 1, ... for every task of every replica: first all backwards, then the forwards in the same order, then
+    the weight gradients.
 
-    Within each half: by stage, then replica, then micro-batch.
+    Within each third: by stage, then replica, then micro-batch. An input gradient has the number of the backward that
+    it is half of: what a backward waits for and sends, an input gradient does. Nothing waits for a weight gradient.
     """
 
     plan: Plan
@@ -53,15 +55,15 @@ class TaskNumbers:
         return tuple(firsts)
 
     @property
-    def half(self) -> int:
-        """The number of backwards, and what the number of a forward exceeds that of its backward by."""
+    def third(self) -> int:
+        """The number of backwards; a forward's number exceeds its backward's by this, a weight gradient's by twice."""
         return self.firsts[-1]
 
     def number(self, task: Task, device: int) -> int:
         """Return the number of a task on one of the devices that host its stage."""
         replica = self.plan.stages[task.stage].devices.index(device)
         backward = self.firsts[task.stage] + replica * self.counts[task.stage] + task.micro_batch
-        return backward if task.kind == "B" else backward + self.half
+        return backward + self.third * {"B": 0, "I": 0, "F": 1, "W": 2}[task.kind]
 
     def pieces(self, stage: int) -> list[Piece]:
         """Return the samples of every task of a stage in ascending order, with the number of its backward.
@@ -82,22 +84,29 @@ class TaskNumbers:
         return tuple(self.pieces(stage) for stage in range(len(self.plan.stages)))
 
     @cached_property
-    def ticks(self) -> list[int]:
-        """Logical duration of each task, by number; 0 for a task without samples."""
-        ticks = [0] * (2 * self.half)
+    def samples(self) -> list[int]:
+        """Samples of each task, by number."""
+        third = [0] * self.third
         for pieces in self.all_pieces:
             for samples, backward in pieces:
-                ticks[backward] = BACKWARD_TICKS * len(samples)
-                ticks[backward + self.half] = FORWARD_TICKS * len(samples)
+                third[backward] = len(samples)
+        return third * 3
+
+    def ticks(self, tasks: Mapping[int, Task]) -> list[int]:
+        """Return the logical duration of each of these tasks, by number; 0 without samples and for any other number."""
+        ticks = [0] * len(self.samples)
+        for number, task in tasks.items():
+            whole = {"F": FORWARD_TICKS, "B": BACKWARD_TICKS}.get(task.kind, BACKWARD_TICKS // 2)
+            ticks[number] = whole * self.samples[number]
         return ticks
 
     def flows(self, gradient_edges: frozenset[int] | None) -> Iterator[Flow]:
         """Yield every flow: the outputs forward, and along `gradient_edges` (None: all) the gradients back."""
-        half = self.half
+        third = self.third
         for position, edge in enumerate(self.plan.edges):
             gradient = gradient_edges is None or position in gradient_edges
             for samples, here, there in _overlaps(self.all_pieces[edge.source], self.all_pieces[edge.target]):
-                yield Flow(position, False, here + half, there + half, samples)
+                yield Flow(position, False, here + third, there + third, samples)
                 if gradient:
                     yield Flow(position, True, there, here, samples)
 

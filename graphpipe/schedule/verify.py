@@ -8,13 +8,16 @@ from graphpipe.plan import Plan
 from graphpipe.plan.sharding import SampleRange, sample_range
 from graphpipe.schedule.schedule import Schedule, Task
 
+_ROUNDING = 1e-6
+
 
 def verify(plan: Plan, schedule: Schedule) -> None:
     """Check a schedule against its plan, which must be sound itself.
 
-    On every device: each task of the stages it hosts once and no other; forwards and backwards of a stage in
-    micro-batch order, each forward before its backward (condition C4 of GraphPipe); never more samples in flight than
-    the stage allows. Over all devices: no deadlock.
+    On every device: each task of the stages it hosts once and no other, a backward being one task or its two halves;
+    forwards, backwards (whole or the input half) and weight gradients (whole backwards or the other half) of a stage in
+    micro-batch order, each after the one it needs (condition C4 of GraphPipe); never more samples in flight than the
+    stage allows, from forward to weight gradient. Over all devices: no deadlock.
 
     Raises:
         InvalidInput: names the device and the task at fault.
@@ -34,14 +37,17 @@ def verify(plan: Plan, schedule: Schedule) -> None:
 
 
 def _check_complete(plan: Plan, hosted: list[int], tasks: tuple[Task, ...], where: str) -> None:
+    times = Counter(tasks)
     expected = {
-        Task(kind, stage, index)
+        task
         for stage in hosted
         for index in range(plan.batch_size // plan.stages[stage].micro_batch)
-        for kind in ("F", "B")
+        for task in _expected(stage, index, times)
     }
-    times = Counter(tasks)
     for task in tasks:
+        whole = Task("B", task.stage, task.micro_batch)
+        if task.kind in ("I", "W") and whole in times:
+            raise InvalidInput(f"lists {task} beside {whole}: a backward is whole or in two halves", where=where)
         if task not in expected:
             raise InvalidInput(f"lists {task}, which is no task of a stage on this device", where=where)
         if times[task] > 1:
@@ -50,28 +56,43 @@ def _check_complete(plan: Plan, hosted: list[int], tasks: tuple[Task, ...], wher
         raise InvalidInput(f"does not list {missing[0]} ({len(missing)} tasks are missing)", where=where)
 
 
+def _expected(stage: int, index: int, listed: Counter[Task]) -> tuple[Task, ...]:
+    forward, whole = Task("F", stage, index), Task("B", stage, index)
+    halves = Task("I", stage, index), Task("W", stage, index)
+    return (forward, *halves) if any(half in listed for half in halves) else (forward, whole)
+
+
 def _check_order(plan: Plan, stage: int, tasks: list[Task], where: str) -> None:
-    allowed, size = plan.stages[stage].in_flight, plan.stages[stage].micro_batch
-    following = {"F": 0, "B": 0}
+    allowed = plan.stages[stage].in_flight
+    # How many micro-batches have gone forward, have sent their gradients, and are complete; B does both of the last.
+    following = {"F": 0, "I": 0, "W": 0}
     for task in tasks:
-        if task.micro_batch != following[task.kind]:
-            raise InvalidInput(f"{task} comes before {task.kind}{stage}.{following[task.kind]}", where=where)
-        following[task.kind] += 1
-        if following["B"] > following["F"]:
-            raise InvalidInput(f"{task} comes before F{stage}.{task.micro_batch}", where=where)
-        samples = (following["F"] - following["B"]) * size
-        if samples > allowed:
+        for kind in ("I", "W") if task.kind == "B" else (task.kind,):
+            if task.micro_batch != following[kind]:
+                raise InvalidInput(f"{task} comes before {task.kind}{stage}.{following[kind]}", where=where)
+            following[kind] += 1
+        for kind, earlier in (("I", "F"), ("W", "I")):
+            if following[kind] > following[earlier]:
+                raise InvalidInput(f"{task} comes before {earlier}{stage}.{task.micro_batch}", where=where)
+        samples = _held_samples(plan, stage, following)
+        if samples > allowed + _ROUNDING:
             raise InvalidInput(
-                f"with {task}, {samples} samples are in flight at stage '{plan.stages[stage].name}', "
+                f"with {task}, {samples:g} samples are in flight at stage '{plan.stages[stage].name}', "
                 f"which allows {allowed}",
                 where=where,
-                remedy="Raise the stage's in_flight or begin its backwards earlier.",
+                remedy="Raise the stage's in_flight or begin its backwards (and weight gradients) earlier.",
             )
+
+
+def _held_samples(plan: Plan, stage: int, done: dict[str, int]) -> float:
+    # Between the halves of its backward a sample counts with the share of its activations that is kept.
+    kept = plan.costs.kept_for_weight_gradient
+    return plan.stages[stage].micro_batch * (done["F"] - done["I"] + kept * (done["I"] - done["W"]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How many forwards and backwards of each stage each of its replicas has done."""
+    """How many forwards and backwards (whole or the input half) of each stage each of its replicas has done."""
 
     plan: Plan
     done: dict[tuple[str, int, int], int]
@@ -82,8 +103,16 @@ class _Progress:
         here = sample_range(
             plan.batch_size, stage.micro_batch, stage.degree, task.micro_batch, stage.devices.index(device)
         )
-        others = plan.predecessors[task.stage] if task.kind == "F" else plan.successors[task.stage]
-        return all(self._holds(task.kind, other, here) for other in others)
+        if task.kind == "F":
+            return all(self._holds("F", other, here) for other in plan.predecessors[task.stage])
+        # What a weight gradient needs is at its own stage.
+        return task.kind == "W" or all(self._holds("B", other, here) for other in plan.successors[task.stage])
+
+    def count(self, task: Task, device: int) -> None:
+        """Count a task as done."""
+        if task.kind != "W":
+            kind = "F" if task.kind == "F" else "B"
+            self.done[kind, task.stage, self.plan.stages[task.stage].devices.index(device)] += 1
 
     def _holds(self, kind: str, stage: int, samples: SampleRange) -> bool:
         # One probe in every share of a replica that the samples touch.
@@ -100,7 +129,7 @@ def _check_progress(plan: Plan, schedule: Schedule) -> None:
     replicas = [(stage, replica) for stage, it in enumerate(plan.stages) for replica in range(it.degree)]
     progress = _Progress(plan, {(kind, *replica): 0 for kind in ("F", "B") for replica in replicas})
     at = [0] * len(schedule.devices)
-    while _sweep(plan, schedule, progress, at):
+    while _sweep(schedule, progress, at):
         pass
     stuck = [(device, tasks[at[device]]) for device, tasks in enumerate(schedule.devices) if at[device] < len(tasks)]
     if stuck:
@@ -112,12 +141,11 @@ def _check_progress(plan: Plan, schedule: Schedule) -> None:
         )
 
 
-def _sweep(plan: Plan, schedule: Schedule, progress: _Progress, at: list[int]) -> bool:
+def _sweep(schedule: Schedule, progress: _Progress, at: list[int]) -> bool:
     moved = False
     for device, tasks in enumerate(schedule.devices):
         while at[device] < len(tasks) and progress.may_start(tasks[at[device]], device):
-            task = tasks[at[device]]
-            progress.done[task.kind, task.stage, plan.stages[task.stage].devices.index(device)] += 1
+            progress.count(tasks[at[device]], device)
             at[device] += 1
             moved = True
     return moved

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from graphpipe.costs import TaskSeconds
+from graphpipe.costs import CostTable, TaskSeconds
 from graphpipe.plan import Plan
 from graphpipe.schedule import Compute, LoweredSchedule, Reduce, Send, Task, Transfer
+from graphpipe.schedule.schedule import Kind
 from graphpipe.simulate.engine import Activity
 
 
@@ -17,6 +18,19 @@ class Update:
 
 Doing = tuple[int, Task] | Transfer | Reduce | Update
 """What an activity is: a task on a device, a transfer, a reduction over all replicas, an optimizer step."""
+
+
+def seconds_of(kind: Kind, seconds: TaskSeconds, costs: CostTable) -> float:
+    """Return the seconds of one task; the runtime's own cost is part of each, a weight gradient alone too."""
+    match kind:
+        case "F":
+            return seconds.forward
+        case "B":
+            return seconds.backward
+        case "I":
+            return seconds.input_gradient
+        case "W":
+            return seconds.weight_gradient + costs.task_overhead_seconds
 
 
 @dataclass(slots=True)
@@ -61,9 +75,8 @@ class Activities:
 
     def _compute(self, device: int, task: Task) -> None:
         needs = self._received.pop((device, task), []) + self._last_of(device)
-        seconds = self._task_seconds(task.stage, device)
-        taken = seconds.forward if task.kind == "F" else seconds.backward
-        number = self._add((device, task), taken, needs, self.plan.cluster.devices[device].node)
+        seconds = seconds_of(task.kind, self._task_seconds(task.stage, device), self.plan.costs)
+        number = self._add((device, task), seconds, needs, self.plan.cluster.devices[device].node)
         self._last[device] = self._last_task[device, task.stage] = number
 
     def _task_seconds(self, stage: int, device: int) -> TaskSeconds:

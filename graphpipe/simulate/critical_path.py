@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from graphpipe.plan import Plan
 from graphpipe.schedule.registry import build
 from graphpipe.schedule.verify import verify
-from graphpipe.simulate.period import Period, Slot
+from graphpipe.simulate.period import KINDS, Period, Slot
 
 Moment = tuple[int, int]
-"""A task of a period, and which period."""
+"""A task of a period by its number, and which period."""
 
 
 def applies(plan: Plan) -> bool:
@@ -51,21 +51,21 @@ def _slot_ends(period: Period) -> dict[Slot, float]:
     rest = {slot: _moments(period, slot) for slot in free}
     heads = [(slot, next(rest[slot])) for slot in free]
     finished: dict[Slot, float] = {}
-    asleep: dict[Moment, list[tuple[Slot, Moment]]] = {}
+    asleep: dict[Moment, list[tuple[Slot, tuple[Moment, float]]]] = {}
     while heads:
-        slot, moment = heads.pop()
+        slot, (moment, seconds) = heads.pop()
         number, turn = moment
         missing = next(((source, turn) for source, _, _ in arrivals[number] if (source, turn) not in ends), None)
         if missing is not None:
-            asleep.setdefault(missing, []).append((slot, moment))
+            asleep.setdefault(missing, []).append((slot, (moment, seconds)))
             continue
         start = free[slot]
-        for source, seconds, channel in arrivals[number]:
+        for source, sending, channel in arrivals[number]:
             # A channel carries what it is given in the order of both its ends.
-            arrived = max(ends[source, turn], channels.get(channel, 0.0)) + seconds
+            arrived = max(ends[source, turn], channels.get(channel, 0.0)) + sending
             channels[channel] = arrived
             start = max(start, arrived)
-        ends[moment] = free[slot] = start + period.seconds[slot][number < period.numbers.half]
+        ends[moment] = free[slot] = start + seconds
         heads += asleep.pop(moment, ())
         if (following := next(rest[slot], None)) is not None:
             heads.append((slot, following))
@@ -82,9 +82,12 @@ def _arrivals(period: Period) -> list[list[tuple[int, float, tuple[Slot, Slot]]]
     return [[(stands[it.source], it.seconds, it.channel) for it in waits] for waits in period.arrivals]
 
 
-def _moments(period: Period, slot: Slot) -> Iterator[Moment]:
+def _moments(period: Period, slot: Slot) -> Iterator[tuple[Moment, float]]:
+    """The tasks of a slot in order, with the seconds each takes."""
     stage, device = period.slots[slot]
-    count, first, half = period.numbers.counts[stage], period.firsts[slot], period.numbers.half
+    count, first, third = period.numbers.counts[stage], period.firsts[slot], period.numbers.third
+    above = {"B": 0, "I": 0, "F": third, "W": 2 * third}
+    seconds = dict(zip(KINDS, period.seconds[slot], strict=True))
     for task in period.schedule.devices[device]:
         turn, index = divmod(task.micro_batch, count)
-        yield first + index + (half if task.kind == "F" else 0), turn
+        yield (first + index + above[task.kind], turn), seconds[task.kind]

@@ -10,18 +10,21 @@ def memory_over_time(plan: Plan, spans: Sequence[Span]) -> tuple[MemorySample, .
     """Return a sample for every change of what a device holds, by device, then time.
 
     From the start a device holds the parameters, gradients and optimizer state of its stages, each replica in whole.
-    A micro-batch's share of activations is held from the start of its forward to the end of its backward.
+    A micro-batch's share of activations is held from the start of its forward to the end of its backward. Where the
+    backward is split, the end of the input half frees what is not `kept_for_weight_gradient`.
     """
     changes: dict[int, list[tuple[float, float]]] = {device: [] for device in plan.used_devices}
     for stage in plan.stages:
         for device in stage.devices:
             changes[device].append((0.0, plan.cost_model.state_bytes(stage.ops)))
     held = [plan.cost_model.activation_bytes(stage.ops) * (stage.micro_batch / stage.degree) for stage in plan.stages]
+    kept = plan.costs.kept_for_weight_gradient
+    freed_by = {"B": 1.0, "I": 1.0 - kept, "W": kept}
     for span in spans:
         if span.kind == "F":
             changes[span.device].append((span.start_seconds, held[span.stage]))
-        elif span.kind == "B":
-            changes[span.device].append((span.end_seconds, -held[span.stage]))
+        elif freed := freed_by.get(span.kind):
+            changes[span.device].append((span.end_seconds, -held[span.stage] * freed))
     return tuple(sample for device, found in changes.items() for sample in _add_up(device, found))
 
 

@@ -7,7 +7,11 @@ from math import lcm
 
 from graphpipe.plan import Plan
 from graphpipe.schedule import Schedule, Task
+from graphpipe.schedule.schedule import Kind
 from graphpipe.schedule.tasks import TaskNumbers
+from graphpipe.simulate.activities import seconds_of
+
+KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 Slot = int
 """A replica of a stage: replicas counted through, stage by stage."""
@@ -53,20 +57,20 @@ class Period:
         return [self.numbers.number(Task("B", stage, 0), device) for stage, device in self.slots]
 
     @cached_property
-    def seconds(self) -> list[tuple[float, float]]:
-        """Seconds of a forward and a backward of each slot."""
-        found: list[tuple[float, float]] = []
+    def seconds(self) -> list[tuple[float, ...]]:
+        """Seconds of a task of each slot, by kind in the order of `KINDS`."""
+        found: list[tuple[float, ...]] = []
         for number, device in self.slots:
             stage = self.plan.stages[number]
             seconds = self.plan.cost_model.task_seconds(stage.ops, device, stage.micro_batch / stage.degree)
-            found.append((seconds.forward, seconds.backward))
+            found.append(tuple(seconds_of(kind, seconds, self.plan.costs) for kind in KINDS))
         return found
 
     @cached_property
     def slot_of(self) -> list[Slot]:
         """The slot of each task number."""
-        half = [slot for slot, (stage, _) in enumerate(self.slots) for _ in range(self.numbers.counts[stage])]
-        return half + half
+        third = [slot for slot, (stage, _) in enumerate(self.slots) for _ in range(self.numbers.counts[stage])]
+        return third * 3
 
     @cached_property
     def arrivals(self) -> list[list[Arrival]]:
@@ -98,7 +102,7 @@ class Period:
         count = self.numbers.counts[self.slots[slot][0]]
         return tuple(
             frozenset((self._place(arrival.source, colours), arrival.seconds) for arrival in self.arrivals[number])
-            for first in (self.firsts[slot], self.firsts[slot] + self.numbers.half)
+            for first in (self.firsts[slot], self.firsts[slot] + self.numbers.third)
             for number in range(first, first + count)
         )
 

@@ -28,7 +28,7 @@ def test_a_sound_schedule_passes():
         (["F0.0 F0.0 F0.1 B0.0 B0.1", SOUND[1]], "device 'd0': lists F0.0 2 times"),
         (["F0.0 F0.1 F1.0 B0.0 B0.1", SOUND[1]], "device 'd0': lists F1.0, which is no task of a stage"),
         (["F0.0 F0.1 F0.2 B0.0 B0.1", SOUND[1]], "device 'd0': lists F0.2, which is no task"),
-        (["F0.0 F0.1 I0.0 B0.0 B0.1", SOUND[1]], "device 'd0': lists I0.0, which is no task"),
+        (["F0.0 F0.1 I0.0 B0.0 B0.1", SOUND[1]], "device 'd0': lists I0.0 beside B0.0"),
         (["F0.1 F0.0 B0.0 B0.1", SOUND[1]], "device 'd0': F0.1 comes before F0.0"),
         (["F0.0 F0.1 B0.1 B0.0", SOUND[1]], "device 'd0': B0.1 comes before B0.0"),
         ([SOUND[0], "B1.0 F1.0 F1.1 B1.1"], "device 'd1': B1.0 comes before F1.0"),

@@ -1,0 +1,50 @@
+"""Memory that a plan leaves unused, as more samples in flight: what zero-bubble schedules fill bubbles with."""
+
+from dataclasses import replace
+from math import inf
+
+from graphpipe.plan import Plan
+
+
+def needed_bytes(plan: Plan) -> dict[int, float]:
+    """Return the bytes that the stages of each device in use need with all their samples in flight."""
+    needed = dict.fromkeys(plan.used_devices, 0.0)
+    for number, stage in enumerate(plan.stages):
+        state = plan.cost_model.state_bytes(stage.ops)
+        for device in stage.devices:
+            needed[device] += state + _sample_bytes(plan, number) * stage.in_flight
+    return needed
+
+
+def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
+    """Return the plan with every stage's `in_flight` raised as far as the memory of its devices goes.
+
+    A device that hosts several stages gives each an equal share of what it has left. No stage gets less than it had.
+
+    Args:
+        plan: a sound plan.
+        limit_bytes: use no more than this of any device. `max(needed_bytes(plan).values())` is the peak that the plan
+            has anyway: so the published systems state equal memory, over all devices.
+    """
+    needed = needed_bytes(plan)
+    hosted = {device: sum(device in stage.devices for stage in plan.stages) for device in needed}
+    capacity = {device: plan.cluster.types[plan.cluster.devices[device].type].memory_bytes for device in needed}
+    spare = {
+        device: max(0.0, min(limit_bytes, capacity[device]) - needed[device]) / hosted[device] for device in needed
+    }
+    stages = [
+        replace(stage, in_flight=stage.in_flight + _more(plan, number, min(spare[device] for device in stage.devices)))
+        for number, stage in enumerate(plan.stages)
+    ]
+    return replace(plan, stages=tuple(stages), prediction=None)
+
+
+def _sample_bytes(plan: Plan, number: int) -> float:
+    """Bytes that a sample in flight at a stage takes on each of its devices, in the mean."""
+    return plan.cost_model.activation_bytes(plan.stages[number].ops) / plan.stages[number].degree
+
+
+def _more(plan: Plan, number: int, spare: float) -> int:
+    stage, each = plan.stages[number], _sample_bytes(plan, number)
+    left = plan.batch_size - stage.in_flight
+    return min(left, int(spare / (each * stage.micro_batch)) * stage.micro_batch) if each else left

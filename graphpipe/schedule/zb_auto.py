@@ -1,0 +1,110 @@
+"""Automatic zero-bubble schedules on a graph of stages: list scheduling with the stages' own seconds, many rules tried.
+
+The plan drawn for H1, in the same memory. Stages 1 and 2 forward once more before they go back: stage 3 never waits.
+No schedule ends before 20: two forwards and all the work of stage 3.
+
+    time ->
+    stage 0   F0 F1 F2       B0 B0 F3 B1 B1 F4 B2 B2 F5 B3 B3 B4 B4 B5 B5
+    stage 1      F0 F1 F2 I0 W0 I1 W1 F3 I2 W2 F4 I3 W3 F5 I4 W4 I5 W5
+    stage 2   F0 F1 F2    B0 B0 F3 B1 B1 F4 B2 B2 F5 B3 B3 B4 B4 B5 B5
+    stage 3         F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 F5 I5 W3 W4 W5
+
+Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 3, does this on a chain, with every stage allowed one
+(ZB-1p) or two (ZB-2p) times the memory of 1F1B. Here a stage may hold its own `in_flight` samples, from the forward to
+the weight gradient: what `room.with_room` makes of the memory that is left on its devices.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.schedule import one_f_one_b, zb_h1
+from graphpipe.schedule.board import Board
+from graphpipe.schedule.greedy import Rule, greedy
+from graphpipe.schedule.replay import replay
+from graphpipe.schedule.schedule import Schedule, Task
+from graphpipe.schedule.stage_work import StageWork, works_of
+
+NAME = "zb-auto"
+
+Change = Callable[[Sequence[StageWork], Rule], Rule]
+_CHANGES: tuple[Change, ...] = (
+    lambda works, rule: replace(rule, balance=not rule.balance),
+    lambda works, rule: replace(rule, weight_patience=0.25),
+    lambda works, rule: replace(rule, weight_patience=0.5),
+    lambda works, rule: replace(rule, weight_patience=1.0),
+    lambda works, rule: replace(rule, alternate=not rule.alternate),
+    lambda works, rule: replace(rule, forward_patience=0.0),
+    lambda works, rule: replace(rule, forward_patience=1.0),
+    lambda works, rule: replace(rule, caps=tuple((work.warm_up + work.room + 1) // 2 for work in works)),
+    lambda works, rule: replace(rule, caps=tuple(min(work.room, work.warm_up + 1) for work in works)),
+)
+_ROUNDS = 2
+
+
+def build(plan: Plan) -> Schedule:
+    """Return the best of the 1F1B schedule (whole backwards), H1, and those of many greedy rules.
+
+    The best ends first; among equals, the one whose slowest stage takes the shortest from its own first task to its own
+    update: without a barrier between steps that is what a step costs in the long run. Times are those of the stages'
+    slowest replicas, with transfers beside the tasks.
+
+    Raises:
+        InvalidInput: a stage's in_flight samples are too few for the stages after it.
+    """
+    works = works_of(plan)
+    boards = [*_known(plan, works), *_searched(works)]
+    if not boards:
+        return replace(one_f_one_b.build(plan), name=NAME)  # If it cannot be either, it says why.
+    return _schedule(plan, min(boards, key=_value))
+
+
+def _value(board: Board) -> tuple[float, float]:
+    # Rounded: what differs in the last bit is equal.
+    return float(f"{board.seconds:.9g}"), board.own_seconds
+
+
+def _known(plan: Plan, works: Sequence[StageWork]) -> Iterator[Board]:
+    lean = [
+        replace(stage, in_flight=work.warm_up * stage.micro_batch)
+        for stage, work in zip(plan.stages, works, strict=True)
+    ]
+    for build_known, form in (
+        (one_f_one_b.build, plan),
+        (one_f_one_b.build, replace(plan, stages=tuple(lean))),
+        (zb_h1.build, plan),
+    ):
+        try:
+            board = replay(works, build_known(form))
+        except InvalidInput:  # The greedy rules may still find a way.
+            continue
+        if board is not None:
+            yield board
+
+
+def _searched(works: Sequence[StageWork]) -> Iterator[Board]:
+    """The best board of greedy rules: one setting after the other is changed, and left so where that is better."""
+    rule = Rule(caps=tuple(work.room for work in works))
+    best, tried = greedy(works, rule), {rule}
+    for change in _CHANGES * _ROUNDS:
+        changed = change(works, rule)
+        if changed not in tried:
+            tried.add(changed)
+            board = greedy(works, changed)
+            if _complete(board) and (not _complete(best) or _value(board) < _value(best)):
+                best, rule = board, changed
+    if _complete(best):
+        yield best
+
+
+def _complete(board: Board) -> bool:
+    return all(seat.weights == seat.work.count for seat in board.seats)
+
+
+def _schedule(plan: Plan, board: Board) -> Schedule:
+    devices: list[list[Task]] = [[] for _ in plan.cluster.devices]
+    for task in board.tasks:
+        for device in plan.stages[task.stage].devices:
+            devices[device].append(task)
+    return Schedule(name=NAME, devices=tuple(map(tuple, devices)))

@@ -1,0 +1,27 @@
+"""A plan made faster by splitting its backwards, within a limit of memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
+from graphpipe.plan import Plan
+from graphpipe.schedule.room import with_room
+
+SPLIT = ("zb-h1", "zb-auto")
+"""The schedules that split the backward."""
+
+
+def with_zero_bubble(plan: Plan, evaluate: Callable[[Plan], float], limit_bytes: float = inf) -> Plan:
+    """Return the plan with the zero-bubble schedule that is fastest on its stages; itself if none is faster.
+
+    Args:
+        plan: a sound plan.
+        evaluate: seconds of one step of a plan under the schedule it names.
+        limit_bytes: use no more memory than this of any device (see `with_room`), beyond what the plan uses already;
+            infinite: what the devices have.
+
+    Raises:
+        InvalidInput: a stage's in_flight samples are too few for the stages after it.
+    """
+    roomy = with_room(plan, limit_bytes)
+    return min([plan, *(replace(roomy, schedule=name) for name in SPLIT)], key=evaluate)

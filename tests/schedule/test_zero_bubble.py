@@ -1,0 +1,150 @@
+"""Schedules whose backwards are split: their order, what the verifier says of them, and what they are lowered to."""
+
+from dataclasses import replace
+
+import pytest
+from builders import Part, chain, make_plan, plans
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.schedule import Compute, Reduce, Schedule, Send, Task, lower, schedule
+from graphpipe.schedule.room import needed_bytes, with_room
+from graphpipe.schedule.verify import verify
+from graphpipe.schedule.zero_bubble import with_zero_bubble
+from graphpipe.simulate import step_seconds
+
+TWO = make_plan([Part(), Part(in_flight=2)], batch_size=2)
+
+
+def line(plan: Plan, device: int) -> str:
+    return " ".join(map(str, schedule(plan).devices[device])).replace(f"{device}.", "")
+
+
+def check(plan: Plan, *lines: str) -> None:
+    verify(plan, Schedule.parse("\n".join(["schedule hand", *(f"{at}: {text}" for at, text in enumerate(lines))])))
+
+
+def test_h1_on_a_chain_holds_back_what_an_earlier_stage_warms_up_more():
+    plan = make_plan([Part(in_flight=3)] * 3, batch_size=5, schedule="zb-h1")
+    assert line(plan, 0) == "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4"
+    assert line(plan, 1) == "F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4"
+    assert line(plan, 2) == "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4"
+
+
+def test_h1_within_the_memory_of_each_stage_holds_nothing_back():
+    plan = make_plan([Part()] * 3, batch_size=4, schedule="zb-h1")
+    assert line(plan, 2) == "F0 I0 W0 F1 I1 W1 F2 I2 W2 F3 I3 W3"
+
+
+def test_h1_on_a_short_branch_holds_back_what_its_own_ancestors_warm_up_more():
+    # 0 -> 1 -> 3 <- 2: at the join stage 0 counts, at stage 2 nobody.
+    plan = make_plan([Part(in_flight=9)] * 4, [(0, 1, 0.0), (1, 3, 0.0), (2, 3, 0.0)], batch_size=9, schedule="zb-h1")
+    assert line(plan, 3).startswith("F0 I0 F1 I1 F2 I2 W0 F3")
+    assert line(plan, 2).startswith("F0 F1 B0 F2 B1")
+
+
+def test_a_stage_without_weights_does_whole_backwards():
+    plan = make_plan([Part(), Part(in_flight=2)], batch_size=3)
+    rows = tuple(replace(row, weight_gradient=replace(row.weight_gradient, lines=())) for row in plan.costs.rows)
+    for name in ("zb-h1", "zb-auto"):
+        frozen = replace(plan, costs=replace(plan.costs, rows=rows), schedule=name)
+        assert line(frozen, 1) == "F0 B0 F1 B1 F2 B2"
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-auto"])
+def test_too_few_samples_in_flight_is_said(name: str):
+    plan = make_plan([Part(in_flight=1), Part(micro_batch=2)], chain(2), batch_size=8, schedule=name)
+    with pytest.raises(InvalidInput, match="wait for each other for ever"):
+        schedule(plan)
+
+
+@pytest.mark.parametrize(
+    ("mine", "message"),
+    [
+        ("F1.0 I1.0 F1.1 I1.1 W1.0", r"does not list W1.1 \(1 tasks are missing\)"),
+        ("F1.0 W1.0 F1.1 B1.1", r"does not list I1.0 \(1 tasks are missing\)"),
+        ("F1.0 I1.0 B1.0 W1.0 F1.1 B1.1", "lists I1.0 beside B1.0: a backward is whole or in two halves"),
+        ("F1.0 W1.0 I1.0 F1.1 B1.1", "W1.0 comes before I1.0"),
+        ("I1.0 F1.0 W1.0 F1.1 B1.1", "I1.0 comes before F1.0"),
+        ("F1.0 F1.1 I1.1 I1.0 W1.0 W1.1", "I1.1 comes before I1.0"),
+        ("F1.0 F1.1 I1.0 I1.1 W1.1 W1.0", "W1.1 comes before W1.0"),
+        ("F1.0 I1.0 F1.1 B1.1 W1.0", "B1.1 comes before B1.0"),
+    ],
+)
+def test_an_unsound_split_is_refused(mine: str, message: str):
+    with pytest.raises(InvalidInput, match=message):
+        check(TWO, "F0.0 F0.1 B0.0 B0.1", mine)
+
+
+def test_whole_and_split_backwards_mix():
+    check(TWO, "F0.0 F0.1 I0.0 W0.0 B0.1", "F1.0 I1.0 F1.1 I1.1 W1.0 W1.1")
+
+
+def test_a_sample_is_in_flight_until_its_weight_gradient():
+    plan = make_plan([Part(in_flight=2)], batch_size=3)
+    waiting = "F0.0 I0.0 F0.1 I0.1 F0.2 I0.2 W0.0 W0.1 W0.2"
+    with pytest.raises(InvalidInput, match=r"with F0.2, 3 samples are in flight at stage 's0', which allows 2"):
+        check(plan, waiting)
+    half = replace(plan, costs=replace(plan.costs, kept_for_weight_gradient=0.5))
+    check(half, waiting)  # 0.5 + 0.5 + 1
+
+
+def test_gradients_leave_after_the_input_half_and_sums_come_after_the_last_weights():
+    plan = make_plan([Part(micro_batch=2, degree=2)] * 2, batch_size=4)
+    first, second = "F0.0 F0.1 B0.0 B0.1", "F1.0 I1.0 W1.0 F1.1 I1.1 W1.1"
+    text = f"schedule hand\n0: {first}\n1: {first}\n2: {second}\n3: {second}\n"
+    mine = lower(plan, Schedule.parse(text)).devices[2]
+    sent = [action.transfer for action in mine if isinstance(action, Send)]
+    assert [(transfer.source_task, transfer.target_task) for transfer in sent] == [
+        (Task("I", 1, 0), Task("B", 0, 0)),
+        (Task("I", 1, 1), Task("B", 0, 1)),
+    ]
+    assert mine.index(Send(sent[0])) == mine.index(Compute(Task("I", 1, 0))) + 1
+    assert mine[-1] == Reduce(1)
+    assert [action for action in mine if isinstance(action, Reduce)] == [Reduce(1)]
+
+
+def test_a_plan_uses_the_memory_its_devices_have_left():
+    # State 4 x 10; 7 bytes a sample, over two replicas for stage 1; 2 and 2 samples in flight, 16 in the batch.
+    parts = [Part(saved_bytes=7, parameter_bytes=10), Part(saved_bytes=7, micro_batch=2, degree=2, in_flight=2)]
+    plan = make_plan(parts, batch_size=16)
+    assert needed_bytes(plan) == {0: 40 + 4 * 7, 1: 7, 2: 7}
+    assert [stage.in_flight for stage in with_room(plan, 68).stages] == [4, 16]
+    assert [stage.in_flight for stage in with_room(plan, 75).stages] == [5, 16]
+    assert [stage.in_flight for stage in with_room(plan, 24).stages] == [4, 6]
+    assert [stage.in_flight for stage in with_room(plan).stages] == [16, 16]
+
+
+def test_stages_of_a_device_share_what_it_has_left():
+    plan = make_plan([Part(saved_bytes=1, devices=(0,), in_flight=2), Part(saved_bytes=2, devices=(0,))], batch_size=9)
+    assert [stage.in_flight for stage in with_room(plan, 4 + 8).stages] == [6, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.sampled_from(["zb-h1", "zb-auto"]), st.sampled_from([1.0, 0.5]), st.booleans())
+def test_every_split_schedule_is_sound(plan: Plan, name: str, kept: float, roomy: bool):
+    plan = replace(plan, schedule=name, costs=replace(plan.costs, kept_for_weight_gradient=kept))
+    plan = with_room(plan) if roomy else plan
+    found = schedule(plan)  # Verified.
+    assert Schedule.parse(str(found)) == found
+    lowered = lower(plan, found)
+    for device, tasks in enumerate(found.devices):
+        assert tasks == tuple(action.task for action in lowered.devices[device] if isinstance(action, Compute))
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(batch_size=8, micro_batches=(1, 2), schedules=("1f1b",)), st.sampled_from([0.0, 30.0, 1e9]))
+def test_zero_bubble_is_never_slower_and_stays_within_memory(plan: Plan, more: float):
+    needed = needed_bytes(plan)
+    limit = max(needed.values()) + more
+    found = with_zero_bubble(plan, step_seconds, limit)
+    assert step_seconds(found) <= step_seconds(plan)
+    assert max(needed_bytes(found).values()) <= limit + 1e-6
+    assert all(new.in_flight >= old.in_flight for new, old in zip(found.stages, plan.stages, strict=True))
+
+
+def test_the_share_that_is_kept_is_a_share():
+    with pytest.raises(InvalidInput, match=r"kept_for_weight_gradient: is 1\.5, must be 0 to 1"):
+        replace(TWO.costs, kept_for_weight_gradient=1.5)
