@@ -15,6 +15,8 @@ from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.registry import planner as planner_named
 from graphpipe.plan.verify import verify
+from graphpipe.schedule.room import with_room
+from graphpipe.schedule.zero_bubble import with_zero_bubble
 from graphpipe.simulate import predict, simulate, step_seconds
 
 _EVALUATE = {"step": step_seconds, "bottleneck": bottleneck_seconds}
@@ -32,6 +34,7 @@ def plan(
     micro_batch: int | None = None,
     mixed_micro_batches: bool = False,
     objective: Objective = "step",
+    zero_bubble: bool = False,
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -45,6 +48,7 @@ def plan(
         mixed_micro_batches: let every stage have its own micro-batch size (kFkB schedule).
         objective: `step` ranks by simulated step time, warm-up, drain, communication and update included;
             `bottleneck`, the published objective, by the slowest stage alone.
+        zero_bubble: also consider schedules that split the backward, and the memory that is left for them.
 
     Raises:
         Infeasible: no plan fits in memory; names the stage of the nearest miss and the bytes it lacks.
@@ -67,9 +71,12 @@ def plan(
         evaluate=_EVALUATE[objective],
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
+        variants=_with_h1 if zero_bubble else lambda plan: (plan,),
     )
     start = time.perf_counter()
     found = find(problem, options)
+    if zero_bubble:
+        found = with_zero_bubble(found, step_seconds)
     return _checked(replace(found, search_seconds=time.perf_counter() - start))
 
 
@@ -98,6 +105,11 @@ def hand_plan(
     """
     problem = _problem(graph, costs, cluster, batch_size)
     return _checked(plan_by_hand(problem, HandPlan(stages=tuple(stages), schedule=schedule)))
+
+
+def _with_h1(plan: Plan) -> tuple[Plan, ...]:
+    """The plan, and its quickest zero-bubble schedule to compute: the automatic one is left to the winner."""
+    return plan, replace(with_room(plan), schedule="zb-h1")
 
 
 def _problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int) -> Problem:

@@ -1,6 +1,6 @@
 """What a caller may ask of any planner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,8 @@ class Options:
     """`step`: the time of a whole step. `bottleneck`: the published objective, the slowest stage's time per sample."""
     evaluate: Callable[[Plan], float] = estimated_step_seconds
     """What the last candidates are ranked by: seconds of one step of a plan, or of its bottleneck."""
+    variants: Callable[[Plan], Sequence[Plan]] = lambda plan: (plan,)
+    """The same stages under other schedules, the plan itself among them: the last candidates are ranked with all."""
     micro_batch: int | None = None
     """Only this micro-batch size; None sweeps."""
     mixed_micro_batches: bool = False

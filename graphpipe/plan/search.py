@@ -199,7 +199,7 @@ def search(problem: Problem, options: Options, *, planner: str, chain: bool) -> 
         run.found.offer(run.drafter.draft([run.tail.part(problem)]))
     else:
         _sweep(run, costs, decompose(run.tail.before), options)
-    return min(run.finalists(), key=options.evaluate)
+    return min((variant for plan in run.finalists() for variant in options.variants(plan)), key=options.evaluate)
 
 
 def _sweep(run: Search, costs: CostModel, tree: Series, options: Options) -> None:
