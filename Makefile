@@ -24,6 +24,10 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m bench
 
+# One benchmark: `make bench-figure6`, `make bench-table1`, ... (names in bench/__main__.py).
+bench-%: $(READY)
+	$(BIN)/python -m bench $*
+
 # The environment is complete only once `ready` exists, so an interrupted install is simply redone.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

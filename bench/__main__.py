@@ -1,5 +1,21 @@
-"""`python -m bench`: every benchmark."""
+"""`python -m bench [NAME ...]`: the benchmarks, all of them or those named."""
 
-from bench import planning
+import sys
+from importlib import import_module
 
-planning.main()
+NAMES = ("planning", "figure6", "table1", "sweeps", "profiles")
+
+
+def main(names: list[str]) -> int:
+    """Run benchmarks by name."""
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        print(f"unknown benchmark '{unknown[0]}'; known: {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    for name in names or NAMES:
+        import_module(f"bench.{name}").main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -7,11 +7,10 @@ table is lost. Published ratios stand beside ours; the machine model was not tun
 from typing import Any
 
 import graphpipe as gp
+from bench.case import SIMULATED, plan_row
 from bench.record import save
 from bench.tables import bars, geometric_mean, markdown, ratio_rows
 from graphpipe.model.zoo import zoo
-from graphpipe.plan.lower_bound import bottleneck_bound
-from graphpipe.plan.partition import Problem
 
 PER_DEVICE = {"mmt": (4, 8, 16, 32), "dlrm": (32, 64, 128, 256), "candle-uno": (32, 64, 128, 256)}
 DEVICES = (4, 8, 16, 32)
@@ -21,41 +20,14 @@ PUBLISHED = {
     "candle-uno": (0.92, 1.23, 1.23, 1.24),
 }
 """GraphPipe over PipeDream, digitised, at 4, 8, 16, 32 devices."""
-PLANNERS: dict[str, dict[str, Any]] = {
-    "graphpipe": {"planner": "graphpipe"},
-    "published": {"planner": "graphpipe", "objective": "bottleneck", "schedules": ("1f1b",)},
-    "pipedream": {"planner": "pipedream"},
-    "piper": {"planner": "piper"},
-}
+SHOWN = ("graphpipe", "1f1b", "published", "pipedream", "piper")
 CAPTION = (
     "Samples per second, **simulated** on the analytic V100 model of the `summit` preset (nothing was measured). "
-    "`graphpipe` is the default planner, `published` the paper's objective (bottleneck) with synchronous 1F1B, "
+    "`graphpipe` also considers zero-bubble schedules, "
+    "`1f1b` does not, `published` is the paper's objective (bottleneck) with synchronous 1F1B, "
     "`pipedream` and `piper` as the paper's evaluation runs them. The mini-batch varies because the published table "
     "of mini-batches is lost. `bound` is a proven upper bound on the throughput of any plan."
 )
-
-
-def _row(graph: gp.Graph, model: str, devices: int, batch: int, name: str) -> dict[str, Any]:
-    cluster = gp.Cluster.preset(f"summit:{devices // 4}x4")
-    costs = gp.estimate(graph, cluster)
-    row: dict[str, Any] = {"model": model, "devices": devices, "batch": batch, "planner": name}
-    row["bound_samples_per_second"] = batch / bottleneck_bound(Problem(graph, costs, cluster, batch))
-    try:
-        plan = gp.plan(graph, costs, cluster, batch_size=batch, **PLANNERS[name])
-    except gp.Infeasible as reason:
-        return row | {"status": "infeasible", "reason": str(reason)}
-    assert plan.prediction is not None
-    return row | {
-        "status": "ok",
-        "samples_per_second": batch / plan.prediction.step_seconds,
-        "search_seconds": plan.search_seconds,
-        "stages": len(plan.stages),
-        "depth": plan.depth,
-        "micro_batch": plan.stages[0].micro_batch,
-        "schedule": plan.schedule,
-        "bubble_fraction": plan.prediction.bubble_fraction,
-        "peak_bytes": max(plan.prediction.peak_bytes),
-    }
 
 
 def _line(rows: list[dict[str, Any]], model: str, devices: int, each: int) -> list[object]:
@@ -69,7 +41,7 @@ def _line(rows: list[dict[str, Any]], model: str, devices: int, each: int) -> li
         ours, theirs = rate(name), rate(other)
         return f"{ours / theirs:.2f}" if ours and theirs else "-"
 
-    shown = [f"{rate(name):.0f}" if rate(name) else case[name]["status"] for name in PLANNERS]
+    shown = [f"{rate(name):.0f}" if rate(name) else case[name]["status"] for name in SHOWN]
     bound = case["graphpipe"]["bound_samples_per_second"]
     published = PUBLISHED[model][DEVICES.index(devices)]
     ours = rate("graphpipe")
@@ -85,9 +57,9 @@ def main() -> None:
         graph = gp.capture(*zoo(model))
         for devices in DEVICES:
             for each in PER_DEVICE[model]:
-                rows += [_row(graph, model, devices, devices * each, name) for name in PLANNERS]
+                rows += [plan_row(graph, model, devices, devices * each, name) for name in SHOWN]
     lines = [_line(rows, m, d, each) for m in PER_DEVICE for d in DEVICES for each in PER_DEVICE[m]]
-    header = ["model", "devices", "samples/device", *PLANNERS, "graphpipe / pipedream", "published / pipedream",
+    header = ["model", "devices", "samples/device", *SHOWN, "graphpipe / pipedream", "published / pipedream",
               "paper's ratio", "graphpipe / published", "of the bound"]  # fmt: skip
     markdown("figure6", "Figure 6: throughput", CAPTION, header, lines)
     against, published = ratio_rows(rows, "graphpipe", "pipedream"), ratio_rows(rows, "graphpipe", "published")
@@ -105,7 +77,7 @@ def main() -> None:
     for line in lines:
         print(*line, sep="\t")
     print(targets)
-    print(f"saved {save('figure6', rows, targets=targets, simulated='summit preset, analytic V100')}")
+    print(f"saved {save('figure6', rows, targets=targets, simulated=SIMULATED)}")
 
 
 if __name__ == "__main__":
