@@ -19,7 +19,12 @@ from graphpipe.schedule.room import with_room
 from graphpipe.schedule.zero_bubble import with_zero_bubble
 from graphpipe.simulate import predict, simulate, step_seconds
 
-_EVALUATE = {"step": step_seconds, "bottleneck": bottleneck_seconds}
+
+def _bottleneck_of_batch(plan: Plan) -> float:
+    return plan.batch_size * bottleneck_seconds(plan)
+
+
+_EVALUATE = {"step": step_seconds, "bottleneck": _bottleneck_of_batch}
 
 __all__ = ["estimate", "hand_plan", "plan", "simulate"]
 

@@ -32,5 +32,5 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
             misses.append(miss)
     if not finalists:
         raise misses[0]
-    best = min(finalists, key=options.evaluate)
+    best = options.best(finalists)
     return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best

@@ -1,10 +1,10 @@
 """What a caller may ask of any planner."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from graphpipe.plan.bounds import estimated_step_seconds
+from graphpipe.plan.bounds import bottleneck_seconds, estimated_step_seconds
 from graphpipe.plan.plan import Plan
 
 Objective = Literal["step", "bottleneck"]
@@ -24,3 +24,18 @@ class Options:
     """Only this micro-batch size; None sweeps."""
     mixed_micro_batches: bool = False
     """Let every stage have its own micro-batch size, with kFkB (GraphPipe, section 6)."""
+
+    def best(self, plans: Iterable[Plan]) -> Plan:
+        """Return the plan that `evaluate` finds best, the earlier of equals; at least one is given.
+
+        No step is shorter than what its slowest device has to do: where that alone is no better than the best so far,
+        the plan need not be evaluated.
+        """
+        found: tuple[float, Plan] | None = None
+        for plan in plans:
+            if found is None or plan.batch_size * bottleneck_seconds(plan) < found[0]:
+                seconds = self.evaluate(plan)
+                if found is None or seconds < found[0]:
+                    found = seconds, plan
+        assert found is not None, "there is a plan to choose"
+        return found[1]

@@ -22,6 +22,7 @@ from graphpipe.units import format_bytes
 Array = NDArray[np.float64]
 _RELAXED = (1.06, 1.2, 1.5)
 """Multiples of the best target at which partitions are drawn: a worse bottleneck can mean a shallower pipeline."""
+_RELAXED_SETTINGS = 4
 _FINALISTS = 8
 _CLOSE = 1.15
 """Candidates within this factor of the best estimate are worth keeping."""
@@ -105,7 +106,7 @@ class Search:
                 fitting[int(setting)] = self.found.score(draft)
             else:
                 missed[int(setting)] = draft
-        self._relaxed(table, shape, targets, sorted(fitting, key=lambda at: fitting[at])[:_FINALISTS])
+        self._relaxed(table, shape, targets, sorted(fitting, key=lambda at: fitting[at])[:_RELAXED_SETTINGS])
         self._within_memory(table, shape, missed)
 
     def _draft(self, parts: list[Part]) -> Draft:
@@ -199,7 +200,7 @@ def search(problem: Problem, options: Options, *, planner: str, chain: bool) -> 
         run.found.offer(run.drafter.draft([run.tail.part(problem)]))
     else:
         _sweep(run, costs, decompose(run.tail.before), options)
-    return min((variant for plan in run.finalists() for variant in options.variants(plan)), key=options.evaluate)
+    return options.best(variant for plan in run.finalists() for variant in options.variants(plan))
 
 
 def _sweep(run: Search, costs: CostModel, tree: Series, options: Options) -> None:
