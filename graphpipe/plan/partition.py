@@ -62,9 +62,12 @@ def assemble(
     successors: list[list[int]] = [[] for _ in parts]
     for source, target, _ in edges:
         successors[source].append(target)
-    in_flight = in_flight_samples(
-        problem.batch_size, [part.micro_batch for part in parts], [part.burst for part in parts], successors
-    )
+    if schedule == "gpipe":  # All forwards come before the first backward.
+        in_flight = (problem.batch_size,) * len(parts)
+    else:
+        in_flight = in_flight_samples(
+            problem.batch_size, [part.micro_batch for part in parts], [part.burst for part in parts], successors
+        )
     stages = tuple(
         Stage(
             name=f"s{position}",

@@ -4,15 +4,30 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.plan.dapple import plan_dapple
+from graphpipe.plan.gpipe import plan_gpipe
 from graphpipe.plan.graphpipe import plan_graphpipe
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Problem
+from graphpipe.plan.pipedream import plan_pipedream
+from graphpipe.plan.pipedream_2bw import plan_pipedream_2bw
+from graphpipe.plan.piper import plan_piper
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.spp import plan_spp
 
 Planner = Callable[[Problem, Options], Plan]
 
-PLANNERS: Mapping[str, Planner] = MappingProxyType({"graphpipe": plan_graphpipe, "spp": plan_spp})
+PLANNERS: Mapping[str, Planner] = MappingProxyType(
+    {
+        "graphpipe": plan_graphpipe,
+        "spp": plan_spp,
+        "pipedream": plan_pipedream,
+        "piper": plan_piper,
+        "gpipe": plan_gpipe,
+        "dapple": plan_dapple,
+        "pipedream-2bw": plan_pipedream_2bw,
+    }
+)
 
 
 def planner(name: str) -> Planner:

@@ -1,0 +1,77 @@
+"""What the baseline planners share: sweeping micro-batch sizes, and finishing partitions into plans that fit."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from graphpipe.costs import CostModel
+from graphpipe.errors import Infeasible
+from graphpipe.graph import Graph
+from graphpipe.plan.bounds import memory_shortfall
+from graphpipe.plan.downsets import Downsets
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Part, Problem, assemble
+from graphpipe.plan.plan import Plan
+from graphpipe.plan.settings import micro_batch_sizes
+from graphpipe.plan.stage_loads import Landscape
+from graphpipe.plan.tail import Tail
+from graphpipe.units import format_bytes
+
+Draw = Callable[[Landscape, int], Iterable[list[Part]]]
+"""Given a landscape and a micro-batch size: the partitions that a planner finds best by its own objective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A published planner of sequential pipelines, run synchronously.
+
+    It finds its partition for every micro-batch size by its own objective; the caller's measure chooses among sizes.
+    """
+
+    name: str
+    draw: Draw
+    schedule: str = "1f1b"
+    downsets: Callable[[Graph], Downsets] = Downsets.chain
+
+    def plan(self, problem: Problem, options: Options) -> Plan:
+        """Return the best plan.
+
+        Raises:
+            Infeasible: nothing fits in memory, or the graph has too many downsets.
+        """
+        tail = Tail.of(problem.graph)
+        drawn = self._partitions(problem, tail, options)
+        plans = [plan for parts in drawn for plan in self._finished(problem, tail, parts)]
+        fitting = [plan for plan in plans if memory_shortfall(plan) <= 0]
+        if not fitting:
+            missing = min(map(memory_shortfall, plans))
+            raise Infeasible(
+                f"no partition of '{problem.graph.name}' that {self.name} finds over {len(problem.cluster.devices)} "
+                f"devices fits in memory: the nearest misses by {format_bytes(missing)} ({missing:.0f} bytes)",
+                remedy="Use more devices, devices with more memory, a smaller batch, or another planner.",
+            )
+        return min(fitting, key=options.evaluate)
+
+    def _partitions(self, problem: Problem, tail: Tail, options: Options) -> Iterable[list[Part]]:
+        if tail.before is None:
+            return [[]]
+        costs = CostModel(problem.graph, problem.costs, problem.cluster)
+        landscape = Landscape.of(problem, costs, tail.before, self.downsets(tail.before))
+        sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
+        return [parts for size in sizes for parts in self.draw(landscape, size)]
+
+    def _finished(self, problem: Problem, tail: Tail, parts: list[Part]) -> list[Plan]:
+        """Return the plans of a partition: one, or one per stage that may lend its device to the whole-batch tail."""
+        if not tail.ops:
+            return [self._assembled(problem, parts, {})]
+        hosts: list[dict[int, int]] = [{len(parts): host} for host in tail.hosts(problem, parts)]
+        if sum(part.degree for part in parts) < len(problem.cluster.devices):
+            hosts.append({})
+        return [self._assembled(problem, [*parts, tail.part(problem)], host) for host in hosts]
+
+    def _assembled(self, problem: Problem, parts: list[Part], hosts: dict[int, int]) -> Plan:
+        return assemble(problem, parts, planner=self.name, schedule=self.schedule, chain=True, hosts=hosts)
+
+
+def degrees_of(problem: Problem, micro_batch: int) -> tuple[int, ...]:
+    """Return the data-parallel degrees that a micro-batch splits over."""
+    return tuple(degree for degree in range(1, len(problem.cluster.devices) + 1) if micro_batch % degree == 0)

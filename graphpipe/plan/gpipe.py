@@ -1,0 +1,34 @@
+"""`gpipe`: GPipe's blocks of equal time, and its schedule: all forwards, then all backwards.
+
+    operators   o1 o2 o3 | o4 o5 | o6 o7 o8 o9        S blocks, the slowest as fast as can be
+    devices       0 1      2 3        4 5             the same data-parallel degree everywhere
+
+References:
+    Huang et al.: GPipe: efficient training of giant neural networks using pipeline parallelism. NeurIPS 2019.
+    Kim et al.: torchgpipe: on-the-fly pipeline parallelism for training giant models. 2020, section 3 (balancing).
+"""
+
+from collections.abc import Iterable
+
+from graphpipe.plan.baseline import Baseline, degrees_of
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Part, Problem
+from graphpipe.plan.plan import Plan
+from graphpipe.plan.stage_loads import Landscape, StageLoads
+
+
+def plan_gpipe(problem: Problem, options: Options) -> Plan:
+    """Return the best block partition over all micro-batch sizes and degrees.
+
+    Blocks are balanced by computing time alone, as torchgpipe does; every stage keeps the mini-batch in flight.
+
+    Raises:
+        Infeasible: nothing fits in memory.
+    """
+    return Baseline(name="gpipe", draw=_draw, schedule="gpipe").plan(problem, options)
+
+
+def _draw(landscape: Landscape, micro_batch: int) -> Iterable[list[Part]]:
+    for degree in degrees_of(landscape.problem, micro_batch):
+        loads = StageLoads(landscape, micro_batch, (degree,), traffic="none", all_reduce="none", whole_batch_held=True)
+        yield landscape.parts(loads.ladder().solve(), micro_batch)

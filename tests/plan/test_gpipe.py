@@ -1,0 +1,65 @@
+"""GPipe's and the equal-block planners' shared laws, and GPipe's blocks against every block partition."""
+
+import pytest
+from baseline_oracles import Pipeline, best, busy_problem, compute, planned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import towers
+
+from graphpipe.errors import Infeasible
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Problem
+from graphpipe.plan.registry import PLANNERS
+from graphpipe.plan.verify import verify
+from graphpipe.simulate import predict
+
+BASELINES = ["pipedream", "piper", "gpipe", "dapple", "pipedream-2bw"]
+
+
+def slowest(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:
+    return max(compute(problem, micro_batch, ops, degree) for ops, degree in pipeline)
+
+
+@given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4, 16]), tight=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_blocks_are_balanced_best(seed: int, micro_batch: int, tight: bool) -> None:
+    problem = busy_problem(seed, tight=tight)
+    found, plan = planned("gpipe", problem, micro_batch, slowest)
+    assert found == pytest.approx(best(problem, micro_batch, slowest, even=True, whole=True), rel=1e-9)
+    if plan:
+        verify(plan)
+
+
+def test_every_stage_holds_the_mini_batch_and_all_forwards_come_first() -> None:
+    problem = towers([7], 4, 8, parameter_bytes=1e9)
+    plan = PLANNERS["gpipe"](problem, Options(micro_batch=1))
+    assert plan.schedule == "gpipe"
+    assert [len(stage.ops) for stage in plan.stages] == [2, 2, 2, 2]
+    assert {stage.in_flight for stage in plan.stages} == {8}
+    held = 8 * plan.cost_model.activation_bytes(plan.stages[0].ops) + plan.cost_model.state_bytes(plan.stages[0].ops)
+    assert predict(plan).peak_bytes[plan.stages[0].devices[0]] == pytest.approx(held)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_whole_batch_join_is_hosted_by_a_stage_that_feeds_it(name: str) -> None:
+    plan = PLANNERS[name](towers([2, 2], 4, 16, whole_batch=True), Options())
+    verify(plan)
+    assert (plan.stages[-1].ops, plan.stages[-1].micro_batch) == (("join",), 16)
+    assert all(stage.in_flight == 16 for stage in plan.stages)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_what_cannot_fit_says_how_much_it_misses(name: str) -> None:
+    with pytest.raises(Infeasible, match=rf"that {name} finds over 4 devices fits in memory: the nearest misses by"):
+        PLANNERS[name](towers([2, 2], 4, 8, parameter_bytes=1e9, memory_bytes=3e9), Options())
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("seed", range(4))
+def test_costs_scaled_scale_the_price_and_a_device_more_never_raises_it(name: str, seed: int) -> None:
+    once, thrice = (busy_problem(seed, most_ops=6, devices=2, scale=scale) for scale in (1.0, 3.0))
+    more = busy_problem(seed, most_ops=6, devices=3)
+    found = planned(name, once, 2, slowest)[0]
+    assert planned(name, thrice, 2, slowest)[0] == pytest.approx(3 * found, rel=1e-9)
+    if name == "gpipe":  # The others have prices of their own; see their tests.
+        assert planned(name, more, 2, slowest)[0] <= found * (1 + 1e-9)

@@ -1,0 +1,48 @@
+"""PipeDream-2BW's planner: equal blocks, one width, against every such partition."""
+
+import pytest
+from baseline_oracles import Pipeline, all_reduce, best, busy_problem, compute, cuts, planned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import towers
+
+from graphpipe.plan.partition import Problem
+from graphpipe.plan.verify import verify
+
+
+def slowest(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:
+    ends = cuts(problem, pipeline)
+    return max(
+        max(
+            compute(problem, micro_batch, ops, width),
+            all_reduce(problem, ops, width) / problem.batch_size,
+            ends[at] / width,
+            ends[at + 1] / width,
+        )
+        for at, (ops, width) in enumerate(pipeline)
+    )
+
+
+@given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4, 16]), tight=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_width_and_depth_are_chosen_best(seed: int, micro_batch: int, tight: bool) -> None:
+    problem = busy_problem(seed, tight=tight)
+    found, plan = planned("pipedream-2bw", problem, micro_batch, slowest)
+    assert found == pytest.approx(best(problem, micro_batch, slowest, even=True), rel=1e-9)
+    if plan:
+        verify(plan)
+        assert len({stage.degree for stage in plan.stages}) == 1
+
+
+def test_identical_layers_make_identical_blocks() -> None:
+    problem = towers([8], 4, 16, join=(0.0, 0.0), parameter_bytes=1e9)
+    _, plan = planned("pipedream-2bw", problem, 2, slowest)
+    assert plan is not None
+    layers = [sum(op != "join" for op in stage.ops) for stage in plan.stages]
+    assert layers == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_device_more_never_raises_the_price(seed: int) -> None:
+    fewer, more = (busy_problem(seed, most_ops=6, devices=devices) for devices in (2, 3))
+    assert planned("pipedream-2bw", more, 2, slowest)[0] <= planned("pipedream-2bw", fewer, 2, slowest)[0] * (1 + 1e-9)
