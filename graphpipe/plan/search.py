@@ -8,12 +8,15 @@ from numpy.typing import NDArray
 from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
 from graphpipe.graph.series_parallel import Series, decompose
+from graphpipe.plan.baseline import degrees_of
 from graphpipe.plan.bounds import memory_shortfall
+from graphpipe.plan.downsets import Downsets
 from graphpipe.plan.draft import Draft, Drafter
 from graphpipe.plan.options import Objective, Options
 from graphpipe.plan.partition import Part, Problem, assemble
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.settings import SettingTable, micro_batch_sizes
+from graphpipe.plan.stage_loads import Landscape, StageLoads
 from graphpipe.plan.sweep import Draws, Shape, best_targets
 from graphpipe.plan.tail import Tail
 from graphpipe.plan.tree import bundled, width
@@ -27,6 +30,7 @@ _FINALISTS = 8
 _CLOSE = 1.15
 """Candidates within this factor of the best estimate are worth keeping."""
 _MEMORY_ROUNDS = 5
+_FEW_DOWNSETS = 200
 _MEMORY_MARGIN = 1.02
 
 
@@ -149,6 +153,21 @@ class Search:
             if not missed:
                 return
 
+    def exhaust(self, sizes: list[int]) -> None:
+        """Draw the best of all partitions of a small graph, also those that no form of its tree contains."""
+        assert self.tail.before is not None
+        try:
+            downsets = Downsets.of(self.tail.before, _FEW_DOWNSETS)
+        except Infeasible:
+            return
+        land = Landscape.of(self.problem, self.drafter.costs, self.tail.before, downsets)
+        for size in sizes:
+            degrees = tuple(degree for degree in degrees_of(self.problem, size) if degree.bit_count() == 1)
+            ceiling = self.found.ceiling / self.problem.batch_size
+            parts = land.parts(StageLoads(land, size, degrees).ladder(ceiling).solve(), size)
+            if parts:
+                self.found.offer(self._draft(parts))
+
     def finalists(self) -> list[Plan]:
         """Return the plans of the best drafts: one each, or one per way to give the whole-batch tail a device.
 
@@ -213,6 +232,8 @@ def _sweep(run: Search, costs: CostModel, tree: Series, options: Options) -> Non
     widths = [1] if run.drafter.chain else sorted({1, *(2**k for k in range(1, 20) if 2**k < widest), widest})
     units = [2**k for k in reversed(range(len(problem.cluster.devices).bit_length()))]
     tables = [SettingTable.of(problem, costs, unit, sizes, frozenset(tree.ops)) for unit in units]
+    if not run.drafter.chain:
+        run.exhaust(sizes)
     for groups in widths:
         narrowed = bundled(tree, groups)
         for reverse in (False, True) if groups == widest > 1 else (False,):
