@@ -12,7 +12,7 @@ from graphpipe.plan.partition import Problem
 
 PLANNERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "graphpipe": {"planner": "graphpipe", "zero_bubble": True},
+        "graphpipe": {"planner": "graphpipe", "schedule": "auto"},
         "1f1b": {"planner": "graphpipe"},
         "published": {"planner": "graphpipe", "objective": "bottleneck"},
         "pipedream": {"planner": "pipedream"},

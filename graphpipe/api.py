@@ -15,8 +15,7 @@ from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.registry import planner as planner_named
 from graphpipe.plan.verify import verify
-from graphpipe.schedule.room import with_room
-from graphpipe.schedule.zero_bubble import with_zero_bubble
+from graphpipe.schedule.choice import candidates, check_choice, scheduled
 from graphpipe.simulate import predict, simulate, step_seconds
 
 
@@ -39,7 +38,7 @@ def plan(
     micro_batch: int | None = None,
     mixed_micro_batches: bool = False,
     objective: Objective = "step",
-    zero_bubble: bool = False,
+    schedule: str = "1f1b",
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -53,11 +52,13 @@ def plan(
         mixed_micro_batches: let every stage have its own micro-batch size (kFkB schedule).
         objective: `step` ranks by simulated step time, warm-up, drain, communication and update included;
             `bottleneck`, the published objective, by the slowest stage alone.
-        zero_bubble: also consider schedules that split the backward, and the memory that is left for them.
+        schedule: `1f1b`, `gpipe`, `zb-h1`, `zb-auto`, or `auto` for the one with the shortest step, which may use all
+            the memory there is. Planners with a schedule of their own keep it under `1f1b`.
 
     Raises:
         Infeasible: no plan fits in memory; names the stage of the nearest miss and the bytes it lacks.
-        InvalidInput: an unknown planner, a batch or micro-batch out of range, costs of another graph.
+        InvalidInput: an unknown planner, objective or schedule, a batch or micro-batch out of range, costs of another
+            graph.
     """
     problem = _problem(graph, costs, cluster, batch_size)
     if micro_batch is not None and (micro_batch < 1 or batch_size % micro_batch):
@@ -71,17 +72,18 @@ def plan(
         raise InvalidInput(
             f"unknown objective '{objective}'", where="objective", remedy=nearest(objective, [*_EVALUATE])
         )
+    check_choice(schedule)
     options = Options(
         objective=objective,
         evaluate=_EVALUATE[objective],
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
-        variants=_with_h1 if zero_bubble else lambda plan: (plan,),
+        variants=lambda plan: candidates(plan, schedule),
     )
     start = time.perf_counter()
     found = find(problem, options)
-    if zero_bubble:
-        found = with_zero_bubble(found, step_seconds)
+    if schedule != "1f1b" and not mixed_micro_batches:
+        found = scheduled(found, schedule, step_seconds)
     return _checked(replace(found, search_seconds=time.perf_counter() - start))
 
 
@@ -110,11 +112,6 @@ def hand_plan(
     """
     problem = _problem(graph, costs, cluster, batch_size)
     return _checked(plan_by_hand(problem, HandPlan(stages=tuple(stages), schedule=schedule)))
-
-
-def _with_h1(plan: Plan) -> tuple[Plan, ...]:
-    """The plan, and its quickest zero-bubble schedule to compute: the automatic one is left to the winner."""
-    return plan, replace(with_room(plan), schedule="zb-h1")
 
 
 def _problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int) -> Problem:

@@ -19,7 +19,7 @@ class Options:
     evaluate: Callable[[Plan], float] = estimated_step_seconds
     """What the last candidates are ranked by: seconds of one step of a plan, or of its bottleneck."""
     variants: Callable[[Plan], Sequence[Plan]] = lambda plan: (plan,)
-    """The same stages under other schedules, the plan itself among them: the last candidates are ranked with all."""
+    """The same stages under other schedules, the plan itself among them: the best candidates are ranked with all."""
     micro_batch: int | None = None
     """Only this micro-batch size; None sweeps."""
     mixed_micro_batches: bool = False

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
-from graphpipe.graph.series_parallel import Series, decompose
+from graphpipe.graph.series_parallel import Leaf, Series, decompose
 from graphpipe.plan.baseline import degrees_of
 from graphpipe.plan.bounds import memory_shortfall
 from graphpipe.plan.downsets import Downsets
@@ -27,6 +27,8 @@ _RELAXED = (1.06, 1.2, 1.5)
 """Multiples of the best target at which partitions are drawn: a worse bottleneck can mean a shallower pipeline."""
 _RELAXED_SETTINGS = 4
 _FINALISTS = 8
+_SCHEDULED = 5
+"""Finalists that are also tried under other schedules."""
 _CLOSE = 1.15
 """Candidates within this factor of the best estimate are worth keeping."""
 _MEMORY_ROUNDS = 5
@@ -219,7 +221,9 @@ def search(problem: Problem, options: Options, *, planner: str, chain: bool) -> 
         run.found.offer(run.drafter.draft([run.tail.part(problem)]))
     else:
         _sweep(run, costs, decompose(run.tail.before), options)
-    return options.best(variant for plan in run.finalists() for variant in options.variants(plan))
+    finalists = run.finalists()
+    others = (other for plan in finalists[:_SCHEDULED] for other in options.variants(plan) if other is not plan)
+    return options.best([*finalists, *others])
 
 
 def _sweep(run: Search, costs: CostModel, tree: Series, options: Options) -> None:
@@ -234,8 +238,11 @@ def _sweep(run: Search, costs: CostModel, tree: Series, options: Options) -> Non
     tables = [SettingTable.of(problem, costs, unit, sizes, frozenset(tree.ops)) for unit in units]
     if not run.drafter.chain:
         run.exhaust(sizes)
-    for groups in widths:
-        narrowed = bundled(tree, groups)
-        for reverse in (False, True) if groups == widest > 1 else (False,):
-            for table in tables:
-                run.over(table, narrowed, reverse=reverse)
+    assert run.tail.before is not None
+    in_order = Series(tuple(Leaf(name) for name in run.tail.before.order))
+    forms = [(in_order, False)] + [(bundled(tree, groups), False) for groups in widths]
+    if widths[-1] > 1:
+        forms.append((tree, True))
+    for form, reverse in forms:
+        for table in tables:
+            run.over(table, form, reverse=reverse)

@@ -39,6 +39,23 @@ def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
     return replace(plan, stages=tuple(stages), prediction=None)
 
 
+def with_slack(plan: Plan) -> Plan:
+    """Return the plan with one more micro-batch in flight per stage that follows, as far as memory goes.
+
+    1F1B's samples in flight keep a pipeline busy when messages take no time. Where they do, a backward comes back
+    late by the messages of its round trip, and every stage waits; one micro-batch more per hop covers it.
+    """
+    hops = [0] * len(plan.stages)
+    for stage in reversed(range(len(plan.stages))):
+        hops[stage] = max((1 + hops[after] for after in plan.successors[stage]), default=0)
+    most = with_room(plan).stages
+    stages = tuple(
+        replace(stage, in_flight=min(stage.in_flight + count * stage.micro_batch, limit.in_flight))
+        for stage, count, limit in zip(plan.stages, hops, most, strict=True)
+    )
+    return replace(plan, stages=stages, prediction=None)
+
+
 def _sample_bytes(plan: Plan, number: int) -> float:
     """Bytes that a sample in flight at a stage takes on each of its devices, in the mean."""
     return plan.cost_model.activation_bytes(plan.stages[number].ops) / plan.stages[number].degree
