@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from graphpipe.cli import compare, import_graph, plan, profile, simulate, train
+from graphpipe.cli import compare, import_graph, plan, profile, rehearse, simulate, train
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
 
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
@@ -15,6 +15,7 @@ VERBS = {
     "plan": plan,
     "compare": compare,
     "simulate": simulate,
+    "rehearse": rehearse,
     "train": train,
     "profile": profile,
     "import": import_graph,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _pytree as pytree
@@ -125,6 +126,11 @@ class _Writes(TorchDispatchMode):
 def memory_key(tensor: Tensor) -> int:
     """Return a number that is equal for tensors sharing memory, as long as one of them is alive."""
     return tensor.untyped_storage()._cdata
+
+
+def running_node() -> Node | None:
+    """Return the operation whose backward runs in this thread; None outside a backward."""
+    return torch._C._current_autograd_node()
 
 
 def same_memory(one: Tensor, other: Tensor) -> bool:

@@ -29,7 +29,7 @@ class Stage:
     """Samples whose forward may have run before their backward ends, over all replicas."""
     burst: int = 1
     """k of kFkB: micro-batches forwarded, then backwarded, in a row."""
-    memory_policy: Literal["keep"] = "keep"
+    memory_policy: Literal["keep", "recompute"] = "keep"
     backend: Literal["eager"] = "eager"
 
     @property

@@ -1,6 +1,6 @@
 """From a plan to a worker: every replica of this rank made, placed and given the parameters of replica 0."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from graphpipe.model.program import StageProgram
 from graphpipe.plan import Plan
@@ -8,6 +8,7 @@ from graphpipe.run import share
 from graphpipe.run.channels import Channels
 from graphpipe.run.inbox import Inbox
 from graphpipe.run.placement import Placement
+from graphpipe.run.recompute import Forgetful
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.values import EdgeSpecs
@@ -16,21 +17,45 @@ from graphpipe.run.world import World
 
 
 def build_worker(
-    plan: Plan, programs: Sequence[StageProgram], specs: EdgeSpecs, placement: Placement, world: World, record: bool
-) -> Worker:
-    """Return this rank's worker; every rank must call this. A rank's first replica of a stage is the user's module."""
+    plan: Plan,
+    programs: Sequence[StageProgram],
+    specs: EdgeSpecs,
+    placement: Placement,
+    world: World,
+    *,
+    split: Collection[int],
+    record: bool,
+    debug: bool,
+) -> Worker[StageReplica]:
+    """Return this rank's worker; every rank must call this. A rank's first replica of a stage is the user's module.
+
+    Args:
+        plan: says what is where.
+        programs: by stage.
+        specs: the values on every edge.
+        placement: of the plan on the ranks.
+        world: this rank.
+        split: stages whose backward comes in two halves.
+        record: measure when everything happens.
+        debug: assert that no replica has more samples in flight than the plan says.
+    """
     replicas: dict[tuple[int, int], StageReplica] = {}
     leading: set[int] = set()
     for seat in placement.seats(world.rank):
         program = programs[seat.stage] if seat.stage not in leading else programs[seat.stage].replicate()
         leading.add(seat.stage)
         program.module.to(world.device)
+        stage = plan.stages[seat.stage]
         replicas[seat.stage, seat.device] = StageReplica(
             seat=seat,
-            stage_name=plan.stages[seat.stage].name,
+            stage_name=stage.name,
             program=program,
             device=world.device,
             inbox=Inbox(world.device),
+            forgetful=Forgetful(program.module) if stage.memory_policy == "recompute" else None,
+            splits=seat.stage in split,
+            room=stage.in_flight / stage.degree if debug else None,
+            kept=plan.costs.kept_for_weight_gradient,
         )
     worker = Worker(
         placement=placement,
@@ -40,25 +65,33 @@ def build_worker(
         channels=Channels(world),
         recorder=Recorder(world=world, on=record),
     )
-    _open_groups(plan, placement, world)
+    open_groups(plan, placement, world)
     for stage in range(len(plan.stages)):
         align(worker, stage, parameters=True)
     return worker
 
 
-def align(worker: Worker, stage: int, *, parameters: bool) -> None:
+def match_modes(worker: Worker[StageReplica]) -> None:
+    """Put every further replica of a stage into the modes that the user has set on the first."""
+    for leader in worker.leaders():
+        for follower in worker.of_stage(leader.seat.stage)[1:]:
+            share.copy_modes(leader.module, follower.module)
+
+
+def align(worker: Worker[StageReplica], stage: int, *, parameters: bool) -> None:
     """Give all replicas of a stage the buffers (and parameters) of its replica 0."""
     ranks = worker.placement.ranks(stage)
     held = worker.of_stage(stage)
     if not held or len(ranks) == 1:
         return
-    module = held[0].program.module
+    module = held[0].module
     if len(set(ranks)) > 1:
         share.broadcast(worker.world, share.state(module) if parameters else module.buffers(), ranks[0], ranks)
     for follower in held[1:]:
-        share.copy(module, follower.program.module)
+        share.copy(module, follower.module)
 
 
-def _open_groups(plan: Plan, placement: Placement, world: World) -> None:
+def open_groups(plan: Plan, placement: Placement, world: World) -> None:
+    """Make the groups that replicas of a stage reduce their gradients in; every rank must call this."""
     for stage in range(len(plan.stages)):
         world.open_group(placement.ranks(stage))

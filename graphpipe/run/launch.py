@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -15,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
-from graphpipe.run.world import LOOPBACK
+from graphpipe.run.world import LOOPBACK, loopback_store
 
 
 def launch(entry: Sequence[str] | str, nproc: int, *, arguments: Sequence[str] = (), port: int = 0) -> None:
@@ -34,15 +35,20 @@ def launch(entry: Sequence[str] | str, nproc: int, *, arguments: Sequence[str] =
     """
     command = [sys.executable, "-m", "graphpipe.run.entry", entry] if isinstance(entry, str) else list(entry)
     check_port(port)
-    with tempfile.TemporaryDirectory(prefix="graphpipe") as logs, _environment(nproc), _quiet():
+    with (
+        tempfile.TemporaryDirectory(prefix="graphpipe") as logs,
+        _meeting(port, logs) as (endpoint, options),
+        _environment(nproc),
+        _quiet(),
+    ):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=nproc,
             run_id="graphpipe",
             rdzv_backend="c10d",
-            rdzv_endpoint=f"{LOOPBACK}:{port}" if port else f"{logs}/meeting",
-            rdzv_configs={} if port else {"store_type": "file"},
+            rdzv_endpoint=endpoint,
+            rdzv_configs=options,
             local_addr=LOOPBACK,
             max_restarts=0,
             shutdown_timeout=5,
@@ -77,6 +83,11 @@ def check_port(port: int) -> None:
             ) from None
 
 
+def loopback_interface() -> str:
+    """Return the name under which this system knows the loopback interface."""
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
 def first_cause(failures: Mapping[int, ProcessFailure]) -> GraphPipeError:
     """Return what failed first: not a rank that lost a peer or was stopped for another's sake, if there is another."""
     rank, failure = min(failures.items(), key=lambda item: (_is_consequence(item[1]), item[1].timestamp, item[0]))
@@ -106,6 +117,19 @@ def _recorded(failure: ProcessFailure) -> str:
 
 
 @contextmanager
+def _meeting(port: int, folder: str) -> Generator[tuple[str, dict[str, Any]]]:
+    # Where the agent finds itself, and what it must know of it. A store that the agent made would listen everywhere.
+    if not port:
+        yield f"{folder}/meeting", {"store_type": "file"}
+        return
+    store = loopback_store(0, port, timedelta(seconds=60))
+    try:
+        yield f"{LOOPBACK}:{port}", {"is_host": False}
+    finally:
+        del store
+
+
+@contextmanager
 def _environment(nproc: int) -> Generator[None]:
     # What the ranks inherit. Without a thread limit every rank would use all cores; gloo looks up the host's name
     # and listens on its address unless it is given an interface. The agent's store would listen everywhere: rank 0
@@ -113,7 +137,7 @@ def _environment(nproc: int) -> Generator[None]:
     wanted = {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)),
-        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "GLOO_SOCKET_IFNAME": loopback_interface(),
     }
     added = [name for name in wanted if name not in os.environ]
     os.environ.update({name: wanted[name] for name in added})

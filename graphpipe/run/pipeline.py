@@ -18,8 +18,9 @@ from graphpipe.plan import Plan
 from graphpipe.run import outputs, share
 from graphpipe.run.agree import agree
 from graphpipe.run.batch import Batch, check_rows
-from graphpipe.run.build import align, build_worker
+from graphpipe.run.build import align, build_worker, match_modes
 from graphpipe.run.evaluate import evaluating, lower_forward
+from graphpipe.run.held import Held
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, RankLayout, layout
 from graphpipe.run.tally import check_finite, tally
@@ -47,6 +48,7 @@ class Pipeline:
         device: where this rank computes; None is `cuda:LOCAL_RANK` where there is CUDA, else the CPU.
         check_finite: look for NaN and infinity in what every stage computes, to name the first stage.
         record: measure when everything happens, for `trace`; costs a barrier per step.
+        debug: assert that no replica of a stage has more samples in flight than the plan says.
         timeout_seconds: how long to wait for a peer that neither answers nor dies.
 
     Raises:
@@ -67,12 +69,14 @@ class Pipeline:
         device: torch.device | str | None = None,
         check_finite: bool = True,
         record: bool = False,
+        debug: bool = False,
         timeout_seconds: float = 300.0,
     ) -> None:
         self.plan = plan
         self.steps = 0
-        """Steps done."""
+        """Steps done; with the seed they decide a step's random numbers."""
         self._loss_fn, self._seed, self._check_finite = loss_fn, seed, check_finite
+        self._model = model if isinstance(model, nn.Module) else None
         self._programs = split(model, plan) if isinstance(model, nn.Module) else tuple(model)
         self._output_stage = [program.is_output for program in self._programs].index(True)
         self._schedule = schedule(plan)
@@ -83,7 +87,10 @@ class Pipeline:
         with self._world.closing_on_error():
             placement = Placement.of(plan, self._world.size)
             agree(self._world, plan, specs, seed)
-            self._worker = build_worker(plan, self._programs, specs, placement, self._world, record)
+            split_stages = {task.stage for tasks in self._schedule.devices for task in tasks if task.kind == "I"}
+            self._worker = build_worker(
+                plan, self._programs, specs, placement, self._world, split=split_stages, record=record, debug=debug
+            )
             trainable = [parameter for parameter in self._parameters().values() if parameter.requires_grad]
             self._update = Update.of(trainable, optimizer, lr_scheduler, clip_norm)
 
@@ -104,7 +111,7 @@ class Pipeline:
         with self._failing():
             worker.recorder.begin()
             self._update.clear()
-            worker.match_modes()
+            match_modes(worker)
             worker.run(self._lowered, batch, self._loss_fn)
             clip = self._update.clip_norm is not None
             result = tally(self._world, plan, [*worker.replicas.values()], self._output_stage, with_norms=clip)
@@ -166,9 +173,29 @@ class Pipeline:
         """Return what every rank hosts."""
         return layout(self._worker.placement)
 
+    def backwards(self) -> dict[str, str]:
+        """Return how the backward of each stage of this rank was done in the last step, where it comes in two halves.
+
+        By stage name: `split`, or `whole: ` and why the stage's operations cannot be split; empty before a step.
+        """
+        told = {leader.stage_name: leader.whole for leader in self._worker.leaders()}
+        return {name: f"whole: {why}" if why else "split" for name, why in told.items() if why is not None}
+
     def gradients(self) -> dict[str, Tensor | None]:
         """Return the last step's gradients (clipped, if so) of this rank's parameters, by their names in the model."""
         return {name: parameter.grad for name, parameter in self._parameters().items()}
+
+    def held(self) -> Held:
+        """Return what this rank holds from step to step, for `Checkpoints`."""
+        return Held(
+            world=self._world,
+            plan=self.plan,
+            seed=self._seed,
+            model=self._model,
+            programs=self._programs,
+            worker=self._worker,
+            update=self._update,
+        )
 
     def close(self) -> None:
         """Leave the other ranks, in peace: all ranks call this."""

@@ -3,9 +3,10 @@
 import resource
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
@@ -29,12 +30,24 @@ class Recorder:
     def begin(self) -> None:
         """Forget the last step, and start the clock together with all other ranks."""
         if self.on:
-            self.spans.clear()
-            self.memory.clear()
-            if self.world.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(self.world.device)
+            self._forget()
             self.world.barrier()
             self.began = self._now()
+
+    def begin_at_once(self, margin_seconds: float) -> None:
+        """Do the same where all ranks share a machine and so a clock: begin at a moment that suits all.
+
+        A barrier of many ranks on few cores lets them go one after another.
+        """
+        self._forget()
+        self.began = max(self.world.exchange(time.perf_counter())) + margin_seconds
+        time.sleep(max(0.0, self.began - time.perf_counter()))
+
+    def _forget(self) -> None:
+        self.spans.clear()
+        self.memory.clear()
+        if self.world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.world.device)
 
     def end(self, devices: tuple[int, ...]) -> None:
         """Stop the clock, and note the peak memory where it can be told which device's it is."""
@@ -67,30 +80,37 @@ class Recorder:
             )
         )
 
-    def gather(self, plan: Plan) -> Trace:
-        """Return the trace of all ranks; every rank must call this."""
-        own = {
+    def own(self) -> dict[str, Any]:
+        """Return what this rank did in the last step, as JSON can hold it."""
+        return {
             "seconds": self.step_seconds,
             "spans": [to_body(span) for span in self.spans],
             "memory": [to_body(sample) for sample in self.memory],
         }
-        ranks = self.world.exchange(own)
-        spans = [from_body(Span, body, "trace") for rank in ranks for body in rank["spans"]]
-        return Trace(
-            source="measured",
-            plan_fingerprint=plan.fingerprint,
-            batch_size=plan.batch_size,
-            device_names=tuple(device.name for device in plan.cluster.devices),
-            used_devices=plan.used_devices,
-            step_seconds=max(rank["seconds"] for rank in ranks),
-            spans=tuple(sorted(spans, key=lambda span: (span.device, span.start_seconds))),
-            memory=tuple(from_body(MemorySample, body, "trace") for rank in ranks for body in rank["memory"]),
-        )
+
+    def gather(self, plan: Plan) -> Trace:
+        """Return the trace of all ranks; every rank must call this."""
+        return assemble(plan, self.world.exchange(self.own()), "measured")
 
     def _now(self) -> float:
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
         return time.perf_counter()
+
+
+def assemble(plan: Plan, ranks: Sequence[Mapping[str, Any]], source: Literal["measured", "emulated"]) -> Trace:
+    """Return the trace of what each rank says of one step (see `Recorder.own`)."""
+    spans = [from_body(Span, body, "trace") for rank in ranks for body in rank["spans"]]
+    return Trace(
+        source=source,
+        plan_fingerprint=plan.fingerprint,
+        batch_size=plan.batch_size,
+        device_names=tuple(device.name for device in plan.cluster.devices),
+        used_devices=plan.used_devices,
+        step_seconds=max(rank["seconds"] for rank in ranks),
+        spans=tuple(sorted(spans, key=lambda span: (span.device, span.start_seconds))),
+        memory=tuple(from_body(MemorySample, body, "trace") for rank in ranks for body in rank["memory"]),
+    )
 
 
 def _peak_bytes(device: torch.device) -> float:

@@ -1,31 +1,26 @@
-"""One replica of a stage at work: the forward and backward of a micro-batch, and what is kept between them."""
+"""One replica of a stage at work: the tasks of its micro-batches, and what is kept between them."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from graphpipe.model.program import StageProgram
 from graphpipe.plan.sharding import SampleRange
 from graphpipe.run.batch import Batch
+from graphpipe.run.flight import Computed, Flight
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction, all_finite, mean_loss
 from graphpipe.run.placement import Seat
+from graphpipe.run.recompute import Forgetful
 from graphpipe.run.rng import seeded
-from graphpipe.run.values import check_outputs, enter, gradient_of
+from graphpipe.run.shelf import Shelf
+from graphpipe.run.split_backward import WeightHalf
+from graphpipe.run.values import check_outputs, enter
 from graphpipe.schedule import Task
 
-
-@dataclass(slots=True)
-class Flight:
-    """A micro-batch between its forward and its backward."""
-
-    received: dict[int, Values]
-    """What was received, by edge: leaves, where a gradient goes back."""
-    outputs: Values
-    loss: Tensor | None
-    """Weighed by the micro-batch's share of the mini-batch, so that replicas and micro-batches are summed."""
+_ROUNDING = 1e-6
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +32,20 @@ class StageReplica:
     program: StageProgram
     device: torch.device
     inbox: Inbox
+    forgetful: Forgetful | None = None
+    """Given, forwards are forgotten, and computed again for the backward."""
+    splits: bool = False
+    """Whether backwards come in two halves."""
+    room: float | None = None
+    """Samples that may be in flight, which is asserted; None asserts nothing."""
+    kept: float = 1.0
+    """What a sample counts for between the two halves of its backward: the share of its activations that is kept."""
     flights: dict[int, Flight] = field(default_factory=dict[int, Flight])
+    """Between forward and backward."""
+    halves: dict[int, WeightHalf] = field(default_factory=dict[int, WeightHalf])
+    """Between the two halves of a backward."""
+    held: dict[int, float] = field(default_factory=dict[int, float])
+    """Samples in flight, by micro-batch: from the forward to the end of the backward, of both its halves."""
     outgoing: dict[int, Values] = field(default_factory=dict[int, Values])
     """What the last task has to send, by edge: transfers come right after the task that made them."""
     outgoing_task: Task | None = None
@@ -47,67 +55,115 @@ class StageReplica:
     """False once an output of this step was NaN or infinite."""
     results: list[tuple[SampleRange, Any]] = field(default_factory=list[tuple[SampleRange, Any]])
     """The model's outputs and their samples (evaluation only)."""
+    frees: bool | None = None
+    """Whether the input half may let go of what the weight half does not read; None before the first was tried."""
+    whole: str | None = None
+    """Why a backward in two halves was done whole in the first; empty if it was not; None before there was one."""
+
+    @property
+    def module(self) -> nn.Module:
+        """All that the stage computes with."""
+        return self.program.module
 
     def begin(self) -> None:
         """Forget the last step, and whatever an interrupted one left behind."""
         self.flights.clear()
+        self.halves.clear()
+        self.held.clear()
         self.inbox.parcels.clear()
         self.outgoing, self.outgoing_task = {}, None
         self.results = []
         self.loss, self.finite = 0.0, True
 
-    def forward(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
-        """Compute the stage on these samples, with random numbers that depend on the task alone."""
+    def do(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
+        """Do a task of these samples, and hold what it has to send."""
+        match task.kind:
+            case "F":
+                self.outgoing = self._forward(task, rows, batch, loss_fn)
+            case "B":
+                self.outgoing = self._backward(task)
+            case "I":
+                self.outgoing = self._input_half(task)
+            case "W":
+                self.outgoing = {}
+                self._weight_half(task)
+        self.outgoing_task = task
+
+    def _forward(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> dict[int, Values]:
         received = self.inbox.take(task)
         if batch.training:
+            self._take_off(task, len(rows))
             self._collect_gradients(received)
+        flight = Flight(
+            received=received,
+            share=len(rows) / batch.size,
+            compute=lambda: self._compute(task, received, rows, batch, loss_fn),
+            forgetful=self.forgetful if batch.training else None,
+            shelf=Shelf(trial=self.frees is not True) if self.splits and batch.training else None,
+        )
+        outputs, result, loss = flight.forward()
+        self._note(outputs, loss, flight.share, check_finite=batch.check_finite)
+        if batch.training:
+            self.flights[task.micro_batch] = flight
+        elif self.program.is_output:
+            self.results.append((rows, result))
+        sends = self.program.sends.items()
+        return {edge: {spec.name: outputs[spec.name].detach() for spec in specs} for edge, specs in sends}
+
+    def _backward(self, task: Task) -> dict[int, Values]:
+        flight = self.flights.pop(task.micro_batch)
+        flight.backward(self._sum_over_consumers(task))
+        del self.held[task.micro_batch]
+        return flight.gradients()
+
+    def _input_half(self, task: Task) -> dict[int, Values]:
+        flight = self.flights.pop(task.micro_batch)
+        half = flight.input_half(self._sum_over_consumers(task), check=self.whole is None)
+        self.halves[task.micro_batch], self.whole = half, half.whole
+        self.held[task.micro_batch] *= self.kept
+        return flight.gradients()
+
+    def _weight_half(self, task: Task) -> None:
+        half = self.halves.pop(task.micro_batch)
+        half.run()
+        if self.frees is None and half.shelf is not None:
+            self.frees = not half.shelf.mistaken
+        del self.held[task.micro_batch]
+
+    def _compute(
+        self,
+        task: Task,
+        received: dict[int, Values],
+        rows: SampleRange,
+        batch: Batch,
+        loss_fn: LossFunction | None,
+    ) -> Computed:
+        # Random numbers depend on the task alone.
         values = {name: batch.input_rows(name, rows, self.device) for name in self.program.model_inputs}
         for by_name in received.values():
             values |= {name: enter(value) for name, value in by_name.items()}
+        if self.forgetful is not None:  # The stage may write into its inputs, which are needed once more.
+            values = {name: value.clone() for name, value in values.items()}
         loss = None
         with seeded(self.device, *batch.key, task.stage, task.micro_batch, self.seat.replica):
             outputs, result = self.program(values)
             check_outputs(outputs, self.program.sends, len(rows), self.stage_name)
             if self.program.is_output and loss_fn is not None:
                 loss = mean_loss(loss_fn, result, batch.target_rows(rows, self.device))
-        share = len(rows) / batch.size
-        self._note(outputs, loss, share, check_finite=batch.check_finite)
-        if batch.training:
-            self.flights[task.micro_batch] = Flight(received, outputs, None if loss is None else loss * share)
-        elif self.program.is_output:
-            self.results.append((rows, result))
-        self.outgoing_task, self.outgoing = task, self._outputs_by_edge(outputs)
+        return Computed(outputs, result, loss)
 
-    def backward(self, task: Task) -> None:
-        """Add this micro-batch's gradients to the parameters', and hold those of what was received for sending."""
-        flight = self.flights.pop(task.micro_batch)
-        roots: list[Tensor] = []
-        gradients: list[Tensor | None] = []
-        for name, gradient in self._sum_over_consumers(task).items():
-            if flight.outputs[name].requires_grad:
-                roots.append(flight.outputs[name])
-                gradients.append(gradient)
-        if flight.loss is not None and flight.loss.requires_grad:
-            roots.append(flight.loss)
-            gradients.append(None)
-        if roots:
-            torch.autograd.backward(roots, gradients)
-        self.outgoing_task = task
-        self.outgoing = {
-            edge: {name: gradient_of(leaf) for name, leaf in by_name.items() if leaf.requires_grad}
-            for edge, by_name in flight.received.items()
-        }
+    def _take_off(self, task: Task, samples: int) -> None:
+        self.held[task.micro_batch] = samples
+        held = sum(self.held.values())
+        assert self.room is None or held <= self.room + _ROUNDING, (
+            f"stage '{self.stage_name}', replica {self.seat.replica}: with {task} {held:g} samples are in flight, "
+            f"the plan allows {self.room:g}"
+        )
 
     def _collect_gradients(self, received: dict[int, Values]) -> None:
         for edge, by_name in received.items():
             for spec in self.program.receives[edge]:
                 by_name[spec.name].requires_grad_(spec.requires_grad)
-
-    def _outputs_by_edge(self, outputs: Values) -> dict[int, Values]:
-        return {
-            edge: {spec.name: outputs[spec.name].detach() for spec in specs}
-            for edge, specs in self.program.sends.items()
-        }
 
     def _sum_over_consumers(self, task: Task) -> Values:
         # In ascending order of edges, so that the sum is the same wherever the consumers run.

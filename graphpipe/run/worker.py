@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -9,20 +10,50 @@ from graphpipe.model.program import ValueSpec
 from graphpipe.plan.sharding import SampleRange, sample_range
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
-from graphpipe.run.inbox import Values
+from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
-from graphpipe.run.placement import Placement
+from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.reduce import sum_between_ranks, sum_within_rank
-from graphpipe.run.replica import StageReplica
-from graphpipe.run.share import copy_modes
 from graphpipe.run.values import EdgeSpecs
 from graphpipe.run.world import World
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Task, Transfer
 
 
+class Replica(Protocol):
+    """What a worker asks of a replica of a stage: it computes, or pretends to."""
+
+    inbox: Inbox
+    """Where what it receives is put."""
+    outgoing: dict[int, Values]
+    """What its last task has to send, by edge."""
+    outgoing_task: Task | None
+    """Its last task."""
+
+    @property
+    def seat(self) -> Seat:
+        """Which replica of which stage it is."""
+        ...
+
+    @property
+    def module(self) -> nn.Module:
+        """Its parameters, whose gradients are reduced."""
+        ...
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        ...
+
+    def do(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
+        """Do a task of these samples."""
+        ...
+
+
+AnyReplica = TypeVar("AnyReplica", bound=Replica)
+
+
 @dataclass(slots=True, kw_only=True)
-class Worker:
+class Worker(Generic[AnyReplica]):
     """One rank: the stage replicas it hosts and its connections to the others.
 
     A transfer between two devices of this rank is a copy; the sending side makes it, and the receiving side has
@@ -31,7 +62,7 @@ class Worker:
 
     placement: Placement
     world: World
-    replicas: dict[tuple[int, int], StageReplica]
+    replicas: dict[tuple[int, int], AnyReplica]
     """By stage and device."""
     specs: EdgeSpecs
     channels: Channels
@@ -50,23 +81,17 @@ class Worker:
         """Return the actions of this rank's devices, merged as the total order has them."""
         return ((device, act) for device, act in lowered.order if self.placement.rank_of[device] == self.world.rank)
 
-    def of_stage(self, stage: int) -> list[StageReplica]:
+    def of_stage(self, stage: int) -> list[AnyReplica]:
         """Return the replicas of a stage on this rank, in replica order."""
         return sorted(
             (replica for (number, _), replica in self.replicas.items() if number == stage),
             key=lambda replica: replica.seat.replica,
         )
 
-    def leaders(self) -> list[StageReplica]:
+    def leaders(self) -> list[AnyReplica]:
         """Return the first replica of every stage on this rank: its optimizer changes these, others copy them."""
         stages = sorted({stage for stage, _ in self.replicas})
         return [self.of_stage(stage)[0] for stage in stages]
-
-    def match_modes(self) -> None:
-        """Put every further replica of a stage into the modes that the user has set on the first."""
-        for leader in self.leaders():
-            for follower in self.of_stage(leader.seat.stage)[1:]:
-                copy_modes(leader.program.module, follower.program.module)
 
     def _do(self, device: int, action: Action, batch: Batch, loss_fn: LossFunction | None) -> None:
         match action:
@@ -90,10 +115,7 @@ class Worker:
             with self.recorder.span(device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
                 message.wait()
         with self.recorder.span(device, task.kind, task.stage, task.micro_batch):
-            if task.kind == "F":
-                replica.forward(task, rows, batch, loss_fn)
-            else:
-                replica.backward(task)
+            replica.do(task, rows, batch, loss_fn)
 
     def _send(self, transfer: Transfer, batch: Batch) -> None:
         source = self.replicas[transfer.source_task.stage, transfer.source_device]
@@ -137,7 +159,7 @@ class Worker:
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas."""
         ranks, name = self.placement.ranks(stage), self.placement.plan.stages[stage].name
-        modules: list[nn.Module] = [replica.program.module for replica in self.of_stage(stage)]
+        modules: list[nn.Module] = [replica.module for replica in self.of_stage(stage)]
         if len(set(ranks)) > 1:
             sum_between_ranks(self.world, modules[0], ranks, name)
         else:

@@ -167,7 +167,7 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         with translate_loss("the rank at MASTER_ADDR"):
             if os.environ["MASTER_ADDR"] == LOOPBACK and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                 rank = int(os.environ["RANK"])
-                store = _loopback_store(rank, int(os.environ["MASTER_PORT"]), timeout)
+                store = loopback_store(rank, int(os.environ["MASTER_PORT"]), timeout)
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
             else:
                 dist.init_process_group(backend, timeout=timeout)
@@ -181,8 +181,12 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         ) from None
 
 
-def _loopback_store(rank: int, port: int, timeout: timedelta) -> dist.TCPStore:
-    # Torch's own would listen on every interface.
+def loopback_store(rank: int, port: int, timeout: timedelta) -> dist.TCPStore:
+    """Return the store that ranks of this machine meet at; rank 0 hosts it. Torch's own listens on every interface.
+
+    Raises:
+        RuntimeError: the port is in use (EADDRINUSE).
+    """
     if rank:
         return dist.TCPStore(LOOPBACK, port, timeout=timeout)
     try:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from graphpipe.model.skeleton import fake_twin
 from graphpipe.model.torch_private import (
@@ -14,6 +15,7 @@ from graphpipe.model.torch_private import (
     leaf,
     make_plain,
     recording,
+    running_node,
     same_memory,
     unflatten,
 )
@@ -71,3 +73,14 @@ def test_a_recorded_call_is_one_operator_that_names_what_it_wrote() -> None:
     assert isinstance(call, OpaqueCall)
     assert (call.path, call.tensor_slots, call.mutated) == ("writes", [0, 1], [1])
     assert "_call_impl" not in vars(root.get_submodule("writes"))
+
+
+def test_the_running_operation_is_the_one_whose_saved_tensors_are_read() -> None:
+    readers: list[object] = []
+    x = torch.ones(3, requires_grad=True)
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: readers.append(running_node()) or tensor):
+        y = x.exp()
+        z = y.sin()
+    z.sum().backward()
+    assert readers == [z.grad_fn, y.grad_fn]
+    assert running_node() is None

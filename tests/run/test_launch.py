@@ -57,6 +57,16 @@ def test_ranks_listen_on_the_loopback_interface_only(tmp_path: Path) -> None:
     assert len(heard[0]) == len(heard[1]) + 1
 
 
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
+def test_a_chosen_port_is_open_on_the_loopback_interface_only(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch("run_jobs:listen_at", 2, arguments=[str(tmp_path), str(port)], port=port)
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["0100007F", "0100007F"]
+    check_port(port)
+
+
 def test_consequences_are_not_causes() -> None:
     lost, stopped, guilty = (
         ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="")

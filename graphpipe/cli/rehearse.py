@@ -1,0 +1,90 @@
+"""`graphpipe rehearse`: run one process per device with emulated compute, and compare with the simulator."""
+
+import argparse
+from dataclasses import dataclass
+
+from graphpipe.api import simulate
+from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.output import Output
+from graphpipe.costs import Cluster
+from graphpipe.documents import to_body, write_document
+from graphpipe.plan import Plan
+from graphpipe.schedule import schedule
+from graphpipe.units import format_seconds, parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What came of it, under the names that `--json` prints."""
+
+    ranks: int
+    steps: int
+    scale: float
+    step_seconds_planned: float
+    """Predicted for the plan's own cluster, unscaled."""
+    step_seconds_predicted: float
+    """Predicted with this machine's links, scaled."""
+    step_seconds_measured: float
+    """Median."""
+    difference: float
+    """Measured against predicted: 0.05 is 5 % longer."""
+    changes: tuple[str, ...]
+    """What was cut to fit this machine."""
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the verb."""
+    parser = add_verb(subparsers, "rehearse", "run a plan with real processes and messages; compute sleeps")
+    parser.add_argument("plan", metavar="PLAN", help="a file written by `graphpipe plan -o`")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the trace of the step of median length")
+    parser.add_argument("--summary", metavar="FILE", help="write what was predicted and measured")
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time, after one (default: 5)")
+    parser.add_argument("--scale", type=float, metavar="X", help="stretch all times (default: as this machine needs)")
+    parser.add_argument("--most-bytes", default="16 KiB", metavar="BYTES", help="cut larger messages (16 KiB)")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="for all of it (300)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rehearse, show and save."""
+    from graphpipe.run.rehearse import rehearse
+    from graphpipe.run.stand_in import Limits, changes, stand_in, suitable_scale
+
+    output = Output(args.json)
+    plan = Plan.load(args.plan)
+    order, planned = schedule(plan), simulate(plan)
+    limits = Limits(
+        scale=suitable_scale(planned) if args.scale is None else args.scale,
+        most_bytes=parse_bytes(args.most_bytes, "--most-bytes"),
+    )
+    stand = stand_in(plan, limits, Cluster.preset("local:1").intra_node)
+    predicted = simulate(stand, order)
+    output.show(f"rehearsing on {len(plan.used_devices)} local processes, {args.steps + 1} steps")
+    measured = rehearse(stand, order, predicted, steps=args.steps, timeout_seconds=args.timeout)
+    result = Rehearsal(
+        ranks=len(plan.used_devices),
+        steps=args.steps,
+        scale=limits.scale,
+        step_seconds_planned=planned.step_seconds,
+        step_seconds_predicted=predicted.step_seconds,
+        step_seconds_measured=measured.step_seconds,
+        difference=measured.step_seconds / predicted.step_seconds - 1.0,
+        changes=tuple(changes(plan, limits)),
+    )
+    if args.output:
+        measured.save(args.output)
+    if args.summary:
+        write_document(args.summary, "rehearsal", result)
+    output.show(*_lines(result))
+    output.emit(to_body(result))
+    return 0
+
+
+def _lines(result: Rehearsal) -> list[str]:
+    scale = f"{result.scale:.3g} times longer than planned" if result.scale != 1 else "as planned"
+    return [
+        f"step measured {format_seconds(result.step_seconds_measured)}, "
+        f"predicted {format_seconds(result.step_seconds_predicted)}: {result.difference:+.1%}",
+        f"every task slept {scale} (the plan's step: {format_seconds(result.step_seconds_planned)})",
+        *result.changes,
+    ]

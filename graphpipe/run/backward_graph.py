@@ -1,0 +1,93 @@
+"""The graph that autograd recorded of a micro-batch, and where it comes apart into two halves.
+
+    loss -> linear2 -> gelu -> linear1 -> received      the trunk: all that leads to a received value
+               |                  |
+            weight2            weight1                  twigs: what leaves the trunk, towards parameters alone
+
+An operation of the trunk with twigs forks: it runs twice, along the trunk in the input half and towards its twigs in
+the weight half. Everything else runs once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node
+
+Edges = tuple[GradientEdge, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardGraph:
+    """The operations that a backward runs."""
+
+    roots: Edges
+    children: dict[Node, Edges]
+    """Where each operation passes gradients on to; children come before parents."""
+    trunk: frozenset[Node]
+
+    @staticmethod
+    def of(roots: Sequence[GradientEdge], inputs: Iterable[Node]) -> "BackwardGraph":
+        """Return the graph below `roots`; the trunk leads to `inputs`."""
+        children = _walk(roots)
+        trunk = set(inputs) & children.keys()
+        for node, edges in children.items():
+            if any(edge.node in trunk for edge in edges):
+                trunk.add(node)
+        return BackwardGraph(roots=tuple(roots), children=children, trunk=frozenset(trunk))
+
+    def forks(self) -> dict[Node, Edges]:
+        """Return the twigs of every operation of the trunk that has some."""
+        found: dict[Node, Edges] = {}
+        for node, edges in self.children.items():
+            twigs = tuple(dict.fromkeys(edge for edge in edges if edge.node not in self.trunk))
+            if twigs and node in self.trunk:
+                found[node] = twigs
+        return found
+
+    def arrivals(self) -> dict[Node, Edges]:
+        """Return the edges by which gradients come to each operation, once each."""
+        found: dict[Node, dict[GradientEdge, None]] = {}
+        for edge in self.roots:
+            found.setdefault(edge.node, {})[edge] = None
+        for edges in self.children.values():
+            for edge in edges:
+                found.setdefault(edge.node, {})[edge] = None
+        return {node: tuple(edges) for node, edges in found.items()}
+
+    def why_whole(self) -> str:
+        """Return why this graph cannot be cut in two; empty if it can.
+
+        In the weight half a fork runs alone, asked for the gradients of its twigs. If another fork, further down the
+        trunk, led to the same twig, autograd would run the trunk between them again and count that part twice.
+        """
+        forks = self.forks()
+        for node in forks:
+            if isinstance(node, BackwardCFunction):
+                return f"{node.name()}, a function with its own backward, uses parameters beside received values"
+        twigs = [twig for edges in forks.values() for twig in edges]
+        below = {edge for node in _walk(twigs) for edge in self.children[node]}
+        if len(set(twigs)) < len(twigs) or not below.isdisjoint(twigs):
+            return "several operations use one parameter"
+        return ""
+
+    def check_complete(self) -> None:
+        """Assert that both halves together reach all that the whole backward reaches."""
+        outside = [root for root in self.roots if root.node not in self.trunk]
+        reached = _walk([*outside, *(twig for twigs in self.forks().values() for twig in twigs)])
+        assert self.trunk | reached.keys() == self.children.keys(), "a split backward would leave out a parameter"
+
+
+def _walk(roots: Iterable[GradientEdge]) -> dict[Node, Edges]:
+    # Depth first, in post-order; without recursion, because graphs are deeper than Python's stack.
+    found: dict[Node, Edges] = {}
+    finished: dict[Node, Edges] = {}
+    stack = [root.node for root in roots]
+    while stack:
+        node = stack[-1]
+        if node in found:
+            finished.setdefault(stack.pop(), found[node])
+        else:
+            found[node] = tuple(GradientEdge(child, slot) for child, slot in node.next_functions if child is not None)
+            stack += [edge.node for edge in found[node] if edge.node not in found]
+    return finished

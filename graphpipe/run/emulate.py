@@ -1,0 +1,102 @@
+"""Emulated compute: a replica that sleeps as long as its tasks would take, and sends tensors of their size."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.model.program import ValueSpec
+from graphpipe.plan import Plan
+from graphpipe.plan.sharding import SampleRange
+from graphpipe.run.batch import Batch
+from graphpipe.run.channels import Channels
+from graphpipe.run.inbox import Inbox, Values
+from graphpipe.run.losses import LossFunction
+from graphpipe.run.placement import Placement, Seat
+from graphpipe.run.recorder import Recorder
+from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.worker import Worker
+from graphpipe.run.world import World
+from graphpipe.schedule import Task
+
+Seconds = Mapping[tuple[int, int, str], float]
+"""How long tasks take, by device, stage and kind."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EmulatedReplica:
+    """A replica (see `worker.Replica`) without a model."""
+
+    seat: Seat
+    inbox: Inbox
+    seconds: Mapping[str, float]
+    """By kind of task."""
+    receives: EdgeSpecs
+    sends: EdgeSpecs
+    module: nn.Module
+    outgoing: dict[int, Values] = field(default_factory=dict[int, Values])
+    outgoing_task: Task | None = None
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        self.inbox.parcels.clear()
+        self.outgoing, self.outgoing_task = {}, None
+
+    def do(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
+        """Sleep, then hold tensors of the right size for sending."""
+        self.inbox.take(task)
+        sleep(self.seconds[task.kind])
+        edges = {"F": self.sends, "B": self.receives, "I": self.receives, "W": {}}[task.kind]
+        self.outgoing = {edge: {spec.name: _rows(spec, len(rows)) for spec in specs} for edge, specs in edges.items()}
+        self.outgoing_task = task
+
+
+def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: World) -> Worker[EmulatedReplica]:
+    """Return a worker whose replicas only pretend to compute."""
+    specs = {number: (_spec(number, edge.bytes_per_sample),) for number, edge in enumerate(plan.edges)}
+    replicas: dict[tuple[int, int], EmulatedReplica] = {}
+    for seat in placement.seats(world.rank):
+        replicas[seat.stage, seat.device] = EmulatedReplica(
+            seat=seat,
+            inbox=Inbox(world.device),
+            seconds={kind: seconds.get((seat.device, seat.stage, kind), 0.0) for kind in "FBIW"},
+            receives={n: specs[n] for n, edge in enumerate(plan.edges) if edge.target == seat.stage},
+            sends={n: specs[n] for n, edge in enumerate(plan.edges) if edge.source == seat.stage},
+            module=_parameters(plan, seat.stage),
+        )
+    return Worker(
+        placement=placement,
+        world=world,
+        replicas=replicas,
+        specs=specs,
+        channels=Channels(world),
+        recorder=Recorder(world=world, on=True),
+    )
+
+
+def sleep(seconds: float) -> None:
+    """Sleep until `seconds` have passed since the call."""
+    end = time.perf_counter() + seconds
+    while (left := end - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+def _spec(edge: int, count: float) -> ValueSpec:
+    # Bytes without meaning; that a gradient comes back is all that counts.
+    size = max(1, round(count))
+    return ValueSpec(name=f"edge {edge}", sample_shape=(size,), dtype=torch.uint8, requires_grad=True)
+
+
+def _rows(spec: ValueSpec, rows: int) -> Tensor:
+    return torch.zeros((rows, *spec.sample_shape), dtype=spec.dtype)
+
+
+def _parameters(plan: Plan, stage: int) -> nn.Module:
+    # One vector as large as all parameters, whose gradient is there from the start.
+    model = plan.cost_model
+    count = float(model.trainable_bytes[model.positions(plan.stages[stage].ops)].sum())
+    vector = nn.Parameter(torch.zeros(round(count / 4)))
+    vector.grad = torch.zeros_like(vector)
+    return nn.ParameterList([vector] if len(vector) else [])

@@ -1,0 +1,86 @@
+"""A micro-batch between its forward and its backward, and what a stage keeps of it."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphpipe.run.inbox import Values
+from graphpipe.run.recompute import Forgetful
+from graphpipe.run.shelf import Shelf
+from graphpipe.run.split_backward import WeightHalf, input_half
+from graphpipe.run.values import gradient_of
+
+
+class Computed(NamedTuple):
+    """What a stage has computed of a micro-batch."""
+
+    outputs: Values
+    result: Any
+    """The model's output, at its output stage."""
+    loss: Tensor | None
+    """Mean over the samples of the micro-batch on this replica."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """A micro-batch under way."""
+
+    received: dict[int, Values]
+    """What was received, by edge: leaves, where a gradient goes back."""
+    share: float
+    """Its part of the mini-batch: weighed with it, losses of replicas and micro-batches are summed."""
+    compute: Callable[[], Computed]
+    forgetful: Forgetful | None
+    """Given, what the forward computes is forgotten, and computed again for the backward."""
+    shelf: Shelf | None
+    """Given, the backward comes in two halves."""
+    _computed: Computed | None = None
+    _buffers: Values = field(default_factory=Values)
+
+    def forward(self) -> Computed:
+        """Compute, and keep what the backward needs."""
+        if self.forgetful is None:
+            self._computed = self._record()
+            return self._computed
+        computed, self._buffers = self.forgetful.first(self.compute)
+        return computed
+
+    def backward(self, arrived: Values) -> None:
+        """Add gradients to the parameters' and to those of what was received, given those of the outputs."""
+        roots, gradients = self._roots(arrived)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+
+    def input_half(self, arrived: Values, *, check: bool) -> WeightHalf:
+        """Do the half of the backward that concerns what was received, and return the other half."""
+        assert self.shelf is not None
+        roots, gradients = self._roots(arrived)
+        leaves = [leaf for by_name in self.received.values() for leaf in by_name.values() if leaf.requires_grad]
+        return input_half(roots, gradients, leaves, self.shelf, check=check)
+
+    def gradients(self) -> dict[int, Values]:
+        """Return the gradients of what was received, by edge."""
+        return {
+            edge: {name: gradient_of(leaf) for name, leaf in by_name.items() if leaf.requires_grad}
+            for edge, by_name in self.received.items()
+        }
+
+    def _roots(self, arrived: Values) -> tuple[list[Tensor], list[Tensor]]:
+        # Where the backward begins. An output whose gradient nobody sends, or that has no graph, is no root.
+        if self._computed is None:
+            assert self.forgetful is not None
+            self._computed = self.forgetful.again(self._record, self._buffers)
+        outputs, _, loss = self._computed
+        roots = {name: outputs[name] for name in arrived if outputs[name].requires_grad}
+        gradients = [arrived[name] for name in roots]
+        if loss is None or not loss.requires_grad:
+            return [*roots.values()], gradients
+        return [*roots.values(), loss * self.share], [*gradients, torch.ones_like(loss)]
+
+    def _record(self) -> Computed:
+        with nullcontext() if self.shelf is None else self.shelf.keeping():
+            return self.compute()

@@ -1,0 +1,179 @@
+"""A rehearsal: the real runtime, with real processes and messages in the real order; compute alone is emulated."""
+
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from graphpipe.errors import GraphPipeError, InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.run.batch import Batch
+from graphpipe.run.build import open_groups
+from graphpipe.run.emulate import Seconds, emulated_worker, sleep
+from graphpipe.run.launch import loopback_interface
+from graphpipe.run.placement import Placement
+from graphpipe.run.recorder import assemble
+from graphpipe.run.world import join
+from graphpipe.schedule import Schedule, lower
+from graphpipe.trace import Trace
+
+GRACE_SECONDS = 2.0
+"""After a rank has failed, the others have this long to say what they know."""
+
+MARGIN_SECONDS = 0.5
+"""Within this time every rank is ready for the next step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every rank of a rehearsal is told."""
+
+    plan: Plan
+    schedule: Schedule
+    seconds: Seconds
+    steps: int
+    timeout_seconds: float
+    folder: str
+
+
+def rehearse(
+    plan: Plan, schedule: Schedule, predicted: Trace, *, steps: int = 5, timeout_seconds: float = 120.0
+) -> Trace:
+    """Run the plan with one process per device in use, each task asleep for its predicted seconds.
+
+    Args:
+        plan: as `stand_in.stand_in` makes it; its bytes are moved.
+        schedule: of the plan.
+        predicted: says how long tasks and optimizer steps take.
+        steps: how many are timed, after one that is not.
+        timeout_seconds: for everything.
+
+    Returns:
+        The trace of the step of median length.
+
+    Raises:
+        InvalidInput: less than one step.
+        GraphPipeError: a rank failed, or the time is over. No process is left.
+    """
+    if steps < 1:
+        raise InvalidInput(f"is {steps}, must be at least 1", where="steps")
+    # The first span of a kind stands for all: micro-batches are of one size.
+    seconds = {
+        (span.device, span.stage, span.kind): span.end_seconds - span.start_seconds
+        for span in predicted.spans
+        if span.kind in ("F", "B", "I", "W", "optimizer")
+    }
+    with tempfile.TemporaryDirectory(prefix="graphpipe") as folder:
+        job = Job(
+            plan=plan,
+            schedule=schedule,
+            seconds=seconds,
+            steps=steps,
+            timeout_seconds=timeout_seconds,
+            folder=folder,
+        )
+        ranks = _run(job, len(plan.used_devices))
+    lengths = [max(rank[step]["seconds"] for rank in ranks) for step in range(steps)]
+    step = lengths.index(median_low(lengths))
+    return assemble(plan, [rank[step] for rank in ranks], "emulated")
+
+
+def _run(job: Job, size: int) -> list[list[dict[str, Any]]]:
+    """Return what every rank recorded of every step."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["graphpipe.run.rehearse"])
+    processes = [context.Process(target=_rank, args=(job, rank, size), daemon=True) for rank in range(size)]
+    try:
+        for process in processes:
+            process.start()
+        _wait(processes, job)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+            if process.pid is not None:
+                process.join()
+    return [json.loads((Path(job.folder) / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def _wait(processes: Sequence[BaseProcess], job: Job) -> None:
+    end = time.monotonic() + job.timeout_seconds
+    while running := [process for process in processes if process.exitcode is None]:
+        wait([process.sentinel for process in running], max(0.0, end - time.monotonic()))
+        if any(process.exitcode for process in processes):
+            wait([process.sentinel for process in processes if process.exitcode is None], GRACE_SECONDS)
+            raise _first_cause(processes, Path(job.folder))
+        if time.monotonic() > end:
+            raise GraphPipeError(
+                f"did not end within {job.timeout_seconds:g} s, {len(running)} of {len(processes)} ranks still ran",
+                where="rehearsal",
+                remedy="Allow more time, rehearse fewer steps, or scale the times down.",
+            )
+
+
+def _first_cause(processes: Sequence[BaseProcess], folder: Path) -> GraphPipeError:
+    # A rank that lost a peer fails as a consequence.
+    said = {rank: folder / f"{rank}.error" for rank, process in enumerate(processes) if process.exitcode}
+    texts = {rank: path.read_text() if path.exists() else "" for rank, path in said.items()}
+    rank = min(texts, key=lambda rank: (texts[rank].startswith("Peer"), rank))
+    what = texts[rank] or f"ended with exit code {processes[rank].exitcode}"
+    return GraphPipeError(what.rstrip("."), where=f"rank {rank}", remedy="The other ranks were stopped.")
+
+
+def _rank(job: Job, rank: int, size: int) -> None:
+    try:
+        recorded = _steps(job, rank, size)
+        (Path(job.folder) / f"{rank}.json").write_text(json.dumps(recorded))
+    except Exception as error:
+        (Path(job.folder) / f"{rank}.error").write_text(f"{type(error).__name__}: {error}")
+        os._exit(1)
+
+
+def _steps(job: Job, rank: int, size: int) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    store = dist.FileStore(f"{job.folder}/meeting", size)
+    timeout = timedelta(seconds=job.timeout_seconds)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    world, plan = join("cpu", job.timeout_seconds), job.plan
+    placement = Placement.of(plan, size)
+    open_groups(plan, placement, world)
+    worker = emulated_worker(plan, job.seconds, placement, world)
+    lowered = lower(plan, job.schedule)
+    devices = placement.devices(rank)
+    recorded: list[dict[str, Any]] = []
+    for step in range(job.steps + 1):
+        worker.recorder.begin_at_once(MARGIN_SECONDS)
+        worker.run(lowered, _batch(plan, step), None)
+        for device in devices:
+            first = min(stage for stage, it in enumerate(plan.stages) if device in it.devices)
+            with worker.recorder.span(device, "optimizer", first):
+                sleep(job.seconds[device, first, "optimizer"])
+        worker.recorder.end(devices)
+        recorded.append(worker.recorder.own() | {"memory": []})
+    world.leave()
+    return recorded[1:]
+
+
+def _batch(plan: Plan, step: int) -> Batch:
+    return Batch(
+        inputs={},
+        targets=None,
+        size=plan.batch_size,
+        micro_batches=tuple(stage.micro_batch for stage in plan.stages),
+        key=(0, step),
+        training=True,
+        check_finite=False,
+    )

@@ -1,0 +1,108 @@
+"""The plan that a rehearsal runs in place of another: the same stages and schedule on this machine's own means."""
+
+import os
+from dataclasses import dataclass, replace
+
+from graphpipe.costs import Cluster, CostTable, Curve
+from graphpipe.costs.cluster import Link
+from graphpipe.costs.table import OpCost
+from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan, StageEdge
+from graphpipe.trace import Trace
+
+LEAST_TASK_SECONDS = 10e-3
+"""Shorter sleeps are not kept to well."""
+ACTION_SECONDS = 150e-6
+"""What the runtime takes of a core for a task or one end of a transfer."""
+LARGEST_LOAD = 0.07
+"""Share of this machine's cores that the ranks may take in all, so that none waits for a core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a rehearsal changes."""
+
+    scale: float = 1.0
+    """Every task takes this many times its predicted seconds."""
+    most_bytes: float = 16 * 1024
+    """Larger messages are cut to this size, and gradients to be reduced, if any stage has more, shrink at all stages
+    alike: many ranks share one machine's memory bandwidth."""
+
+    def __post_init__(self) -> None:
+        for field in ("scale", "most_bytes"):
+            if not 0 < getattr(self, field) < float("inf"):
+                raise InvalidInput(f"is {getattr(self, field)}, must be positive and finite", where=field)
+
+
+def stand_in(plan: Plan, limits: Limits, link: Link) -> Plan:
+    """Return the plan with times scaled, bytes cut to the limits, and `link` between all its devices.
+
+    Transfers go on beside the tasks, and every device has a core of its own: sleeping needs none.
+    """
+    shrink = min(1.0, limits.most_bytes / max(1.0, *_gradient_bytes(plan)))
+    ops = tuple(replace(op, parameter_bytes=op.parameter_bytes * shrink) for op in plan.graph.ops)
+    graph = replace(plan.graph, ops=ops)
+    cluster: Cluster = replace(
+        plan.cluster, intra_node=link, inter_node=link, pair_links=(), overlap=True, cores_per_node=None
+    )
+    return replace(
+        plan,
+        graph=graph,
+        cluster=cluster,
+        costs=_scaled(plan.costs, limits.scale, shrink, graph.fingerprint),
+        edges=tuple(_cut(plan, edge, limits.most_bytes) for edge in plan.edges),
+        prediction=None,
+    )
+
+
+def suitable_scale(predicted: Trace) -> float:
+    """Return the smallest scale, at least 1, at which this machine can keep to a predicted step's times."""
+    tasks = [span.end_seconds - span.start_seconds for span in predicted.spans if span.kind in ("F", "B", "I", "W")]
+    shortest = min((seconds for seconds in tasks if seconds > 0), default=LEAST_TASK_SECONDS)
+    working = len(predicted.spans) * ACTION_SECONDS / (os.cpu_count() or 1)
+    return max(1.0, LEAST_TASK_SECONDS / shortest, working / LARGEST_LOAD / predicted.step_seconds)
+
+
+def changes(plan: Plan, limits: Limits) -> list[str]:
+    """Return a sentence for everything that the limits cut."""
+    found: list[str] = []
+    cut = [edge for edge in plan.edges if _cut(plan, edge, limits.most_bytes) != edge]
+    if cut:
+        found.append(f"messages on {len(cut)} of {len(plan.edges)} edges are cut to {limits.most_bytes:,.0f} bytes")
+    most = max(_gradient_bytes(plan))
+    if most > limits.most_bytes:
+        found.append(f"reduced gradients are cut to 1/{most / limits.most_bytes:,.0f} of their bytes")
+    return found
+
+
+def _gradient_bytes(plan: Plan) -> list[float]:
+    model = plan.cost_model
+    return [float(model.trainable_bytes[model.positions(stage.ops)].sum()) for stage in plan.stages]
+
+
+def _cut(plan: Plan, edge: StageEdge, most: float) -> StageEdge:
+    # A message holds at most the rows of one task at either end.
+    source, target = plan.stages[edge.source], plan.stages[edge.target]
+    rows = min(source.micro_batch // source.degree, target.micro_batch // target.degree)
+    return replace(edge, bytes_per_sample=min(edge.bytes_per_sample, most // rows))
+
+
+def _scaled(costs: CostTable, scale: float, shrink: float, fingerprint: str) -> CostTable:
+    def scaled(curve: Curve) -> Curve:
+        return Curve(lines=tuple((fixed * scale, slope * scale) for fixed, slope in curve.lines))
+
+    def row(cost: OpCost) -> OpCost:
+        return replace(
+            cost,
+            forward=scaled(cost.forward),
+            input_gradient=scaled(cost.input_gradient),
+            weight_gradient=scaled(cost.weight_gradient),
+        )
+
+    return replace(
+        costs,
+        graph_fingerprint=fingerprint,
+        rows=tuple(map(row, costs.rows)),
+        optimizer_seconds_per_parameter_byte=costs.optimizer_seconds_per_parameter_byte * scale / shrink,
+        task_overhead_seconds=costs.task_overhead_seconds * scale,
+    )

@@ -1,0 +1,85 @@
+"""A chain with dropout and BatchNorm, cut into stages that share devices or forget what they compute."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from run_models import cross_entropy
+from run_plans import StageLine, hand_split, plan_of
+from run_splits import in_halves
+from torch import Tensor, nn
+
+from graphpipe.documents import to_body
+from graphpipe.model import DagModule
+from graphpipe.run import Pipeline
+
+BATCH = 8
+INTERLEAVED: list[StageLine] = [(["a"], [0], 2), (["b"], [1], 2), (["c"], [0], 2), (["d"], [1], 2)]
+
+
+class Running(nn.Module):
+    """Scales by a buffer that every forward changes, and that the result depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.ones(()))
+        self.calls: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return x / self.calls.clone()
+
+
+def chain(dropout: float = 0.0) -> DagModule:
+    """a -> b -> c -> d."""
+    torch.manual_seed(0)
+    return DagModule(
+        {
+            "a": nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8)),
+            "b": nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(dropout)),
+            "c": nn.Sequential(Running(), nn.Linear(8, 8), nn.GELU(), nn.Dropout(dropout)),
+            "d": nn.Linear(8, 3),
+        },
+        inputs={"a": ["x"], "b": ["a"], "c": ["b"], "d": ["c"]},
+    )
+
+
+def chain_batch(seed: int = 1) -> tuple[dict[str, Tensor], Tensor]:
+    """Return inputs and targets of `chain`."""
+    generator = torch.Generator().manual_seed(seed)
+    return {"x": torch.randn(BATCH, 6, generator=generator)}, torch.randint(0, 3, (BATCH,), generator=generator)
+
+
+def chain_pipeline(
+    stages: list[StageLine],
+    schedule: str = "1f1b",
+    *,
+    recompute: tuple[int, ...] = (),
+    in_flight: int = BATCH,
+    dropout: float = 0.3,
+    **options: Any,
+) -> tuple[Pipeline, DagModule]:
+    """Return a pipeline of `chain` whose stages in `recompute` forget, and the model."""
+    model, (inputs, _) = chain(dropout), chain_batch()
+    plan = in_halves(plan_of(model, inputs, stages, BATCH, schedule), schedule)
+    policy = dict.fromkeys(recompute, "recompute")
+    changed = (
+        replace(stage, memory_policy=policy.get(number, "keep"), in_flight=in_flight)
+        for number, stage in enumerate(plan.stages)
+    )
+    plan = replace(plan, stages=tuple(changed))
+    return Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, debug=True, **options), model
+
+
+def train_chain(
+    stages: list[StageLine], schedule: str, recompute: tuple[int, ...] = (), **options: Any
+) -> dict[str, Any]:
+    """Train two steps; return the losses, the last gradients, and the whole model's state."""
+    adamw = lambda parameters: torch.optim.AdamW(parameters, lr=0.05)  # noqa: E731
+    pipeline, model = chain_pipeline(stages, schedule, recompute=recompute, optimizer=adamw, record=True, **options)
+    with pipeline:
+        losses = [pipeline.step(*chain_batch(seed=step)) for step in range(2)]
+        gradients = {name: gradient.clone() for name, gradient in pipeline.gradients().items() if gradient is not None}
+        trace = to_body(pipeline.trace())
+        pipeline.sync_model()
+    return {"losses": losses, "gradients": gradients, "state": dict(model.state_dict()), "trace": trace}

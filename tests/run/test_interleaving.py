@@ -1,0 +1,54 @@
+"""A device that hosts several stages of one chain: 0 and 2 here, 1 and 3 there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from run_chain import INTERLEAVED, chain, chain_batch, chain_pipeline, train_chain
+from run_models import cross_entropy
+from run_ranks import run_ranks, values
+
+from graphpipe.documents import from_body
+from graphpipe.schedule import lower, schedule
+from graphpipe.trace import Trace
+
+
+@pytest.mark.parametrize("order", ["1f1b", "zb-h1"])
+def test_two_ranks_with_two_stages_each_train_like_one(order: str, tmp_path: Path) -> None:
+    alone = train_chain(INTERLEAVED, order)
+    ranks = values(run_ranks(train_chain, 2, tmp_path, INTERLEAVED, order))
+    for rank in ranks:
+        assert rank["losses"] == alone["losses"]
+        for what in ("gradients", "state"):
+            for name, tensor in rank[what].items():
+                assert torch.equal(tensor, alone[what][name]), name
+    assert ranks[0]["gradients"].keys() | ranks[1]["gradients"].keys() == alone["gradients"].keys()
+    trace = from_body(Trace, ranks[0]["trace"], "trace")
+    assert {(span.device, span.stage) for span in trace.spans if span.kind == "F"} == {(0, 0), (1, 1), (0, 2), (1, 3)}
+
+
+def test_gradients_equal_those_of_the_unpartitioned_model() -> None:
+    pipeline, _ = chain_pipeline([(names, on, 8) for names, on, _ in INTERLEAVED], dropout=0.0)
+    twin, (inputs, targets) = chain(), chain_batch()
+    loss = cross_entropy(twin(**inputs), targets)
+    loss.backward()
+    assert pipeline.step(inputs, targets) == pytest.approx(loss.item(), rel=1e-6)
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(pipeline.gradients()[name], parameter.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_a_device_begins_its_later_stage_before_its_earlier_one_is_through() -> None:
+    pipeline, _ = chain_pipeline(INTERLEAVED, in_flight=4)
+    tasks = [str(task) for task in schedule(pipeline.plan).devices[0]]
+    assert tasks.index("F2.0") < tasks.index("B0.0") < tasks.index("F0.3")
+
+
+def test_more_samples_in_flight_than_the_plan_says_are_noticed() -> None:
+    pipeline, _ = chain_pipeline([(["a", "b"], [0], 2), (["c", "d"], [1], 2)], in_flight=4)
+    assert pipeline.step(*chain_batch()) > 0  # 1F1B keeps to two micro-batches
+    greedy, _ = chain_pipeline([(["a", "b"], [0], 2), (["c", "d"], [1], 2)], "gpipe")
+    pipeline._lowered = lower(pipeline.plan, schedule(greedy.plan))
+    with pytest.raises(
+        AssertionError, match=r"stage 'a\+b', replica 0: with F0.2 6 samples are in flight, .* allows 4"
+    ):
+        pipeline.step(*chain_batch())

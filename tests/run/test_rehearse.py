@@ -1,0 +1,136 @@
+"""A rehearsal does every task of the plan in real processes, and takes as long as the simulator says."""
+
+import json
+import multiprocessing
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from builders import Part, make_plan
+
+from graphpipe.cli import main
+from graphpipe.costs.cluster import Link
+from graphpipe.errors import GraphPipeError, InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.run.rehearse import rehearse
+from graphpipe.run.stand_in import LEAST_TASK_SECONDS, Limits, changes, stand_in, suitable_scale
+from graphpipe.schedule import schedule
+from graphpipe.simulate import simulate
+from graphpipe.trace import Trace
+
+LOOPBACK = Link(latency_seconds=1e-4, bandwidth_bytes_per_second=1e9)
+WAYS = [(0, 1, 1000.0), (0, 2, 8.0), (1, 3, 8.0), (2, 3, 8.0)]
+
+
+def branches(schedule: str = "1f1b") -> Plan:
+    """Two branches of unequal micro-batches, one of them replicated: five devices."""
+    parts = [
+        Part(micro_batch=2, parameter_bytes=8.0),
+        Part(micro_batch=4, degree=2, parameter_bytes=1e6),
+        Part(micro_batch=2),
+        Part(micro_batch=2),
+    ]
+    return make_plan(parts, WAYS, batch_size=8, schedule=schedule, optimizer_seconds_per_parameter_byte=1e-6)
+
+
+def test_a_stand_in_scales_times_and_cuts_bytes() -> None:
+    plan, limits = branches(), Limits(scale=0.5, most_bytes=1000.0)
+    stand = stand_in(plan, limits, LOOPBACK)
+    for stage in plan.stages:
+        before = plan.cost_model.task_seconds(stage.ops, 0, 2)
+        after = stand.cost_model.task_seconds(stage.ops, 0, 2)
+        assert after.forward == before.forward / 2
+        assert after.backward == before.backward / 2
+        assert stand.cost_model.optimizer_seconds(stage.ops) == pytest.approx(
+            plan.cost_model.optimizer_seconds(stage.ops) / 2
+        )
+    assert [edge.bytes_per_sample for edge in stand.edges] == [500.0, 8.0, 8.0, 8.0]  # two samples in a message
+    assert [op.parameter_bytes for op in stand.graph.ops] == pytest.approx([0.008, 1000.0, 0.0, 0.0])
+    assert stand.cluster.link(0, 4) == LOOPBACK
+    assert changes(plan, limits) == [
+        "messages on 1 of 4 edges are cut to 1,000 bytes",
+        "reduced gradients are cut to 1/1,000 of their bytes",
+    ]
+
+
+def test_limits_that_nothing_reaches_change_nothing() -> None:
+    plan, limits = branches(), Limits(most_bytes=1e7)
+    assert changes(plan, limits) == []
+    stand = stand_in(plan, limits, plan.cluster.intra_node)
+    assert simulate(stand).step_seconds == simulate(plan).step_seconds
+    with pytest.raises(InvalidInput, match="scale: is 0, must be positive"):
+        Limits(scale=0)
+
+
+def test_the_scale_makes_tasks_long_enough() -> None:
+    short = stand_in(branches(), Limits(scale=1e-3, most_bytes=1.0), LOOPBACK)
+    scale = suitable_scale(simulate(short))
+    shortest = min(s.end_seconds - s.start_seconds for s in simulate(short).spans if s.kind in "FB")
+    assert scale * shortest >= LEAST_TASK_SECONDS * 0.999
+    assert suitable_scale(simulate(branches())) == 1.0
+
+
+def check(plan: Plan, predicted: Trace, found: Trace) -> None:
+    order = schedule(plan)
+    for device, tasks in enumerate(order.devices):
+        done = [span for span in found.spans if span.device == device and span.kind in "FBIW"]
+        assert [f"{span.kind}{span.stage}.{span.micro_batch}" for span in done] == [str(task) for task in tasks]
+        assert all(before.end_seconds <= after.start_seconds for before, after in pairwise(done))
+    planned = {
+        (s.device, s.kind, s.stage): s.end_seconds - s.start_seconds for s in predicted.spans if s.kind in "FBIW"
+    }
+    for span in found.spans:
+        if span.kind in "FBIW":
+            assert span.end_seconds - span.start_seconds >= planned[span.device, span.kind, span.stage]
+    assert found.source == "emulated"
+    assert found.plan_fingerprint == predicted.plan_fingerprint
+    # Latencies may be shorter than the simulator's; on a busy machine everything takes longer.
+    assert 0.98 <= found.step_seconds / predicted.step_seconds < 1.6
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_a_rehearsal_does_what_the_schedule_says_and_takes_as_long_as_predicted(name: str) -> None:
+    stand = stand_in(branches(name), Limits(scale=0.01, most_bytes=1000.0), LOOPBACK)
+    order = schedule(stand)
+    predicted = simulate(stand, order)
+    found = rehearse(stand, order, predicted, steps=3, timeout_seconds=60)
+    check(stand, predicted, found)
+    moved = [span.bytes for span in found.spans if span.kind == "receive" and span.device in (1, 2) and span.peer == 0]
+    assert sum(moved) == 8 * 500  # every sample once, to one of the replicas
+    assert {span.kind for span in found.spans if span.device == 1} >= {"reduce", "optimizer", "receive"}
+    assert multiprocessing.active_children() == []
+
+
+def test_a_rank_that_fails_ends_the_rehearsal_and_is_named() -> None:
+    stand = stand_in(make_plan([Part(), Part()], batch_size=2), Limits(scale=0.001), LOOPBACK)
+    predicted = simulate(stand)
+    spans = tuple(span for span in predicted.spans if (span.kind, span.device) != ("optimizer", 1))
+    with pytest.raises(GraphPipeError, match=r"rank 1: KeyError: \(1, 1, 'optimizer'\). The other ranks were stopped"):
+        rehearse(stand, schedule(stand), replace(predicted, spans=spans), steps=1, timeout_seconds=30)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_rehearsal_that_takes_too_long_ends() -> None:
+    stand = stand_in(make_plan([Part(), Part()], batch_size=2), Limits(), LOOPBACK)
+    with pytest.raises(GraphPipeError, match=r"rehearsal: did not end within 0.5 s, 2 of 2 ranks still ran"):
+        rehearse(stand, schedule(stand), simulate(stand), timeout_seconds=0.5)
+    assert multiprocessing.active_children() == []
+    with pytest.raises(InvalidInput, match="steps: is 0"):
+        rehearse(stand, schedule(stand), simulate(stand), steps=0)
+
+
+def test_the_verb_prints_and_saves_the_difference(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = {name: tmp_path / f"{name}.json" for name in ("plan", "trace", "summary")}
+    make_plan([Part(), Part()], batch_size=2).save(files["plan"])
+    given = ["rehearse", str(files["plan"]), "-o", str(files["trace"]), "--summary", str(files["summary"])]
+    assert main([*given, "--steps", "1", "--scale", "0.02", "--json"]) == 0
+    printed = json.loads(capfd.readouterr().out)
+    assert printed["step_seconds_planned"] == pytest.approx(9.0)
+    assert printed["step_seconds_predicted"] == pytest.approx(0.18, rel=1e-3)
+    measured = printed["step_seconds_measured"]
+    assert printed["difference"] == pytest.approx(measured / printed["step_seconds_predicted"] - 1)
+    assert json.loads(files["summary"].read_text())["ranks"] == 2
+    assert Trace.load(files["trace"]).step_seconds == measured
+    assert main(["rehearse", str(files["plan"]), "--scale", "-1"]) == 2
+    assert "scale: is -1.0, must be positive and finite" in capfd.readouterr().err

@@ -1,0 +1,194 @@
+"""A backward in two halves gives, bit for bit, the gradients of the whole one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_models import STAGES, cross_entropy, fan_batch
+from run_plans import hand_split, plan_of
+from run_ranks import run_ranks, values
+from run_splits import Case, Wrap, cases, fan_pipeline, in_halves, losses_and_gradients, whole_cases
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from graphpipe.model import DagModule
+from graphpipe.run import Pipeline
+from graphpipe.run.backward_graph import BackwardGraph
+from graphpipe.run.shelf import Shelf
+from graphpipe.run.split_backward import WeightHalf, input_half
+
+Gradients = list[Tensor | None]
+
+
+def forward(case: Case, shelf: Shelf) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the roots of the backward and what was received."""
+    torch.manual_seed(1)
+    received = [x.clone().requires_grad_() if flag else x for x, flag in zip(case.inputs, case.received, strict=True)]
+    with shelf.keeping():
+        result = case.module(*received)
+    outputs: Sequence[Tensor] = result if isinstance(result, tuple) else (result,)
+    return [out for out in outputs if out.requires_grad], [x for x in received if x.requires_grad]
+
+
+def seeds(roots: list[Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(root.shape, generator=generator) for root in roots]
+
+
+def whole(case: Case) -> tuple[Gradients, Gradients]:
+    case.module.zero_grad()
+    roots, received = forward(case, Shelf(trial=False))
+    torch.autograd.backward(roots, seeds(roots))
+    return [x.grad for x in received], [p.grad for p in case.module.parameters()]
+
+
+def halves(case: Case, *, trial: bool = False) -> tuple[Gradients, Gradients, WeightHalf]:
+    case.module.zero_grad()
+    shelf = Shelf(trial=trial)
+    roots, received = forward(case, shelf)
+    half = input_half(roots, seeds(roots), received, shelf, check=True)
+    early: Gradients = [x.grad for x in received]
+    if not half.whole:
+        assert all(p.grad is None for p in case.module.parameters())
+    half.run()
+    return early, [p.grad for p in case.module.parameters()], half
+
+
+def assert_equal(found: Gradients, wanted: Gradients) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or other is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", cases())
+def test_halves_equal_the_whole(name: str) -> None:
+    case = cases()[name]
+    received, parameters = whole(case)
+    for trial in (True, name == "a checkpoint"):
+        early, late, half = halves(case, trial=trial)
+        assert half.whole == ""
+        assert half.shelf is not None
+        assert half.shelf.mistaken == (name == "a checkpoint")
+        assert_equal(early, received)
+        assert_equal(late, parameters)
+
+
+@pytest.mark.parametrize("name", whole_cases())
+def test_what_cannot_be_split_is_done_whole_in_the_first_half(name: str) -> None:
+    case = whole_cases()[name]
+    received, parameters = whole(case)
+    early, late, half = halves(case)
+    assert half.whole.startswith(name.strip())
+    assert_equal(early, received)
+    assert_equal(late, parameters)
+
+
+def test_hooks_fire_and_change_gradients_once() -> None:
+    fired: list[str] = []
+
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            hidden.register_hook(lambda gradient: gradient * 2)
+            return self.second(torch.relu(hidden))
+
+    module = Hooked()
+    module.first.weight.register_hook(lambda gradient: gradient * 3)
+    module.second.register_full_backward_hook(lambda *_: fired.append("module"))
+    for name, parameter in module.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
+    case = Case(module, (torch.randn(6, 8),))
+    received, parameters = whole(case)
+    expected = sorted(fired)
+    fired.clear()
+    early, late, _ = halves(case)
+    assert sorted(fired) == expected == ["first.bias", "first.weight", "module", "second.bias", "second.weight"]
+    assert_equal(early, received)
+    assert_equal(late, parameters)
+
+
+def test_what_only_the_input_half_reads_is_freed_after_it() -> None:
+    rows, width, hidden = 16, 8, 32
+    module = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+    shelf = Shelf(trial=False)
+    roots, received = forward(Case(module, (torch.randn(rows, width),)), shelf)
+    inputs, weights = 4 * rows * (width + hidden), 4 * 2 * width * hidden
+    before_gelu = 4 * rows * hidden
+    assert shelf.nbytes == pytest.approx(inputs + before_gelu + weights, abs=4 * width * hidden)
+    full = shelf.nbytes
+    half = input_half(roots, seeds(roots), received, shelf, check=True)
+    assert shelf.nbytes == full - before_gelu
+    half.run()
+    assert shelf.nbytes == 0
+
+
+def test_a_graph_that_loses_a_parameter_is_noticed() -> None:
+    roots, received = forward(cases()["layers"], Shelf(trial=False))
+    graph = BackwardGraph.of([get_gradient_edge(root) for root in roots], [get_gradient_edge(received[0]).node])
+    graph.check_complete()
+    fork, twigs = next(iter(graph.forks().items()))
+    rest = tuple(edge for edge in graph.children[fork] if edge not in twigs[:1])
+    with pytest.raises(AssertionError, match="would leave out a parameter"):
+        replace(graph, children=graph.children | {fork: rest}).check_complete()
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-auto"])
+@pytest.mark.parametrize("cut", STAGES)
+def test_zero_bubble_schedules_train_like_1f1b(cut: str, schedule: str) -> None:
+    wanted, found = losses_and_gradients(cut, "1f1b"), losses_and_gradients(cut, schedule)
+    assert found["losses"] == wanted["losses"]
+    assert found["gradients"].keys() == wanted["gradients"].keys()
+    for name, gradient in wanted["gradients"].items():
+        assert torch.equal(found["gradients"][name], gradient), name
+    assert wanted["backwards"] == {}
+    # A source has nobody waiting for its input half: its backwards come whole.
+    assert found["backwards"] == {"+".join(ops): "split" for ops, _, _ in STAGES[cut] if "stem" not in ops}
+
+
+def test_ranks_equal_one_rank(tmp_path: Path) -> None:
+    alone: dict[str, Any] = losses_and_gradients("four", "zb-h1")
+    for rank in values(run_ranks(losses_and_gradients, 4, tmp_path, "four", "zb-h1")):
+        assert rank["losses"] == alone["losses"]
+        assert rank["backwards"].items() <= alone["backwards"].items()
+        for name, gradient in rank["gradients"].items():
+            assert torch.equal(gradient, alone["gradients"][name]), name
+
+
+def test_a_stage_that_cannot_be_split_trains_and_says_why() -> None:
+    torch.manual_seed(0)
+    twice = nn.Linear(8, 8)
+    model = DagModule(
+        {"a": nn.Linear(5, 8), "b": Wrap(lambda m, x: m.a(torch.tanh(m.a(x))), a=twice), "c": nn.Linear(8, 3)},
+        inputs={"a": ["x"], "b": ["a"], "c": ["b"]},
+    )
+    (inputs, targets), gradients = fan_batch(), []
+    for order in ("1f1b", "zb-h1"):
+        stages = [(["a"], [0], 4), (["b"], [1], 4), (["c"], [2], 4)]
+        example = {"x": inputs["x"]}
+        plan = in_halves(plan_of(model, example, stages, 12, order), order)
+        pipeline = Pipeline(plan, hand_split(model, plan, example), cross_entropy, debug=True)
+        pipeline.step(example, targets)
+        gradients.append({name: gradient.clone() for name, gradient in pipeline.gradients().items()})
+    assert pipeline.backwards() == {"b": "whole: several operations use one parameter", "c": "split"}
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradients[1][name], gradient), name
+
+
+def test_a_step_after_a_failed_one_starts_afresh() -> None:
+    def broken(output: Tensor, targets: Tensor) -> Tensor:
+        raise KeyError("labels")
+
+    pipeline = fan_pipeline("four", "zb-h1", dropout=0.0)
+    wanted = pipeline.step(*fan_batch())
+    healthy, pipeline._loss_fn = pipeline._loss_fn, broken
+    with pytest.raises(KeyError, match="labels"):
+        pipeline.step(*fan_batch())
+    pipeline._loss_fn = healthy
+    assert pipeline.step(*fan_batch()) == wanted
