@@ -8,7 +8,6 @@ from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
-from graphpipe.plan.bounds import bottleneck_seconds
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.options import Objective, Options
 from graphpipe.plan.partition import Problem
@@ -18,12 +17,7 @@ from graphpipe.plan.verify import verify
 from graphpipe.schedule.choice import candidates, check_choice, scheduled
 from graphpipe.simulate import predict, simulate, step_seconds
 
-
-def _bottleneck_of_batch(plan: Plan) -> float:
-    return plan.batch_size * bottleneck_seconds(plan)
-
-
-_EVALUATE = {"step": step_seconds, "bottleneck": _bottleneck_of_batch}
+_OBJECTIVES = ("step", "bottleneck")
 
 __all__ = ["estimate", "hand_plan", "plan", "simulate"]
 
@@ -51,7 +45,7 @@ def plan(
         micro_batch: only this micro-batch size; None sweeps.
         mixed_micro_batches: let every stage have its own micro-batch size (kFkB schedule).
         objective: `step` ranks by simulated step time, warm-up, drain, communication and update included;
-            `bottleneck`, the published objective, by the slowest stage alone.
+            `bottleneck`, the published objective, by the slowest stage alone (and only micro-batch sizes by step time).
         schedule: `1f1b`, `gpipe`, `zb-h1`, `zb-auto`, or `auto` for the one with the shortest step, which may use all
             the memory there is. Planners with a schedule of their own keep it under `1f1b`.
 
@@ -68,14 +62,14 @@ def plan(
             remedy=f"Choose a divisor of {batch_size}.",
         )
     find = planner_named(planner)
-    if objective not in _EVALUATE:
+    if objective not in _OBJECTIVES:
         raise InvalidInput(
-            f"unknown objective '{objective}'", where="objective", remedy=nearest(objective, [*_EVALUATE])
+            f"unknown objective '{objective}'", where="objective", remedy=nearest(objective, [*_OBJECTIVES])
         )
     check_choice(schedule)
     options = Options(
         objective=objective,
-        evaluate=_EVALUATE[objective],
+        evaluate=step_seconds,
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
         variants=lambda plan: candidates(plan, schedule),

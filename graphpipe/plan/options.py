@@ -15,9 +15,10 @@ class Options:
     """Options common to all planners; a planner ignores what does not concern it."""
 
     objective: Objective = "step"
-    """`step`: the time of a whole step. `bottleneck`: the published objective, the slowest stage's time per sample."""
+    """What candidates of one micro-batch size are ranked by. `step`: the time of a whole step. `bottleneck`: the
+    published objective, the slowest stage's time per sample; only micro-batch sizes are then compared by step time."""
     evaluate: Callable[[Plan], float] = estimated_step_seconds
-    """What the last candidates are ranked by: seconds of one step of a plan, or of its bottleneck."""
+    """Seconds of one step of a plan."""
     variants: Callable[[Plan], Sequence[Plan]] = lambda plan: (plan,)
     """The same stages under other schedules, the plan itself among them: the best candidates are ranked with all."""
     micro_batch: int | None = None

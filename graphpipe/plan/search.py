@@ -1,6 +1,6 @@
 """The search that the graph planner and the chain planner share: shapes of the graph x settings x targets."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
 from graphpipe.graph.series_parallel import Leaf, Series, decompose
 from graphpipe.plan.baseline import degrees_of
-from graphpipe.plan.bounds import memory_shortfall
+from graphpipe.plan.bounds import bottleneck_seconds, memory_shortfall
 from graphpipe.plan.downsets import Downsets
 from graphpipe.plan.draft import Draft, Drafter
 from graphpipe.plan.options import Objective, Options
@@ -33,6 +33,8 @@ _CLOSE = 1.15
 """Candidates within this factor of the best estimate are worth keeping."""
 _MEMORY_ROUNDS = 5
 _FEW_DOWNSETS = 200
+_INTERVALS = 4096
+"""Operators times devices up to which the intervals of one order are searched exactly."""
 _MEMORY_MARGIN = 1.02
 
 
@@ -156,17 +158,24 @@ class Search:
                 return
 
     def exhaust(self, sizes: list[int]) -> None:
-        """Draw the best of all partitions of a small graph, also those that no form of its tree contains."""
+        """Draw the best of all partitions of a small graph, also those that no form of its tree contains.
+
+        Of a larger one, the best of all its intervals in order, for the micro-batch sizes of the best drafts: what the
+        chain planners among the baselines find.
+        """
         assert self.tail.before is not None
+        graph, devices = self.tail.before, len(self.problem.cluster.devices)
         try:
-            downsets = Downsets.of(self.tail.before, _FEW_DOWNSETS)
+            downsets = Downsets.of(graph, _FEW_DOWNSETS)
         except Infeasible:
-            return
-        land = Landscape.of(self.problem, self.drafter.costs, self.tail.before, downsets)
+            if len(graph.ops) * devices > _INTERVALS:
+                return
+            downsets = Downsets.chain(graph)
+            sizes = sorted({part.micro_batch for draft in self.found.drafts for part in draft.parts} & {*sizes})
+        land = Landscape.of(self.problem, self.drafter.costs, graph, downsets)
         for size in sizes:
-            degrees = tuple(degree for degree in degrees_of(self.problem, size) if degree.bit_count() == 1)
-            ceiling = self.found.ceiling / self.problem.batch_size
-            parts = land.parts(StageLoads(land, size, degrees).ladder(ceiling).solve(), size)
+            loads = StageLoads(land, size, degrees_of(self.problem, size))
+            parts = land.parts(loads.ladder(self.found.ceiling / self.problem.batch_size).solve(), size)
             if parts:
                 self.found.offer(self._draft(parts))
 
@@ -213,6 +222,8 @@ def search(problem: Problem, options: Options, *, planner: str, chain: bool) -> 
     Raises:
         Infeasible: nothing fits in memory.
     """
+    if options.objective == "bottleneck" and options.micro_batch is None:
+        return _best_of_sizes(problem, options, planner, chain)
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
     run = Search(
         problem, Drafter(problem, costs, chain), Tail.of(problem.graph), planner, Candidates(options.objective)
@@ -222,8 +233,24 @@ def search(problem: Problem, options: Options, *, planner: str, chain: bool) -> 
     else:
         _sweep(run, costs, decompose(run.tail.before), options)
     finalists = run.finalists()
+    if options.objective == "bottleneck":
+        return min(finalists, key=bottleneck_seconds)
     others = (other for plan in finalists[:_SCHEDULED] for other in options.variants(plan) if other is not plan)
     return options.best([*finalists, *others])
+
+
+def _best_of_sizes(problem: Problem, options: Options, planner: str, chain: bool) -> Plan:
+    """Search every micro-batch size for its best bottleneck, as the published planner does, and compare the steps."""
+    found: list[Plan] = []
+    misses: list[Infeasible] = []
+    for size in micro_batch_sizes(problem.batch_size):
+        try:
+            found.append(search(problem, replace(options, micro_batch=size), planner=planner, chain=chain))
+        except Infeasible as miss:
+            misses.append(miss)
+    if not found:
+        raise misses[0]
+    return options.best(found)
 
 
 def _sweep(run: Search, costs: CostModel, tree: Series, options: Options) -> None:
@@ -236,8 +263,6 @@ def _sweep(run: Search, costs: CostModel, tree: Series, options: Options) -> Non
     widths = [1] if run.drafter.chain else sorted({1, *(2**k for k in range(1, 20) if 2**k < widest), widest})
     units = [2**k for k in reversed(range(len(problem.cluster.devices).bit_length()))]
     tables = [SettingTable.of(problem, costs, unit, sizes, frozenset(tree.ops)) for unit in units]
-    if not run.drafter.chain:
-        run.exhaust(sizes)
     assert run.tail.before is not None
     in_order = Series(tuple(Leaf(name) for name in run.tail.before.order))
     forms = [(in_order, False)] + [(bundled(tree, groups), False) for groups in widths]
@@ -246,3 +271,5 @@ def _sweep(run: Search, costs: CostModel, tree: Series, options: Options) -> Non
     for form, reverse in forms:
         for table in tables:
             run.over(table, form, reverse=reverse)
+    if not run.drafter.chain:
+        run.exhaust(sizes)

@@ -172,8 +172,9 @@ class StageLoads:
         capacity = min(land.problem.cluster.types[kind].memory_bytes for kind in kinds)
         spare = (capacity - land.state_bytes[at] + land.state_bytes[below])[:, None]
         kept = (land.saved_bytes[at] - land.saved_bytes[below] + received)[:, None] / np.array(self.degrees)
-        kept = np.maximum(kept, 1e-300)
-        samples = np.floor(spare / kept * (1 + 1e-9))
+        samples = np.full(np.broadcast_shapes(spare.shape, kept.shape), float(UNLIMITED))
+        np.divide(spare, kept, out=samples, where=kept > spare / UNLIMITED)
+        samples = np.floor(samples * (1 + 1e-9))
         whole = self.whole_batch_held or land.before_tail
         fewer = np.zeros_like(samples) if whole else np.maximum(samples // self.micro_batch, 0)
         return np.where(samples >= batch, UNLIMITED, fewer).astype(np.int64)
