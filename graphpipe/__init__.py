@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from graphpipe.model import DagModule, capture
     from graphpipe.model.profile import profile
     from graphpipe.run import Pipeline
+    from graphpipe.run.checkpoint import Checkpoints
     from graphpipe.run.task import Task
 
 # What needs torch is imported when it is first used: planning alone starts in a fraction of a second.
 _WITH_TORCH = {
+    "Checkpoints": "graphpipe.run.checkpoint",
     "DagModule": "graphpipe.model",
     "Pipeline": "graphpipe.run",
     "Task": "graphpipe.run.task",
@@ -45,6 +47,7 @@ def __getattr__(name: str) -> Any:
 __version__ = "0.1.0"
 __all__ = [
     "CheckpointCorrupt",
+    "Checkpoints",
     "Cluster",
     "CostTable",
     "DagModule",

@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from graphpipe.cli import compare, import_graph, plan, profile, rehearse, simulate, train
+from graphpipe.cli import compare, export, import_graph, plan, profile, rehearse, report, simulate, train
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
 
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
@@ -17,7 +17,9 @@ VERBS = {
     "simulate": simulate,
     "rehearse": rehearse,
     "train": train,
+    "export": export,
     "profile": profile,
+    "report": report,
     "import": import_graph,
 }
 

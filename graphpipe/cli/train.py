@@ -22,6 +22,7 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("config", metavar="CONFIG.toml", help="what to train, and how")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings, such as train.steps=50")
     parser.add_argument("--plan", metavar="FILE", help="a plan for this model, instead of making one")
+    parser.add_argument("--resume", metavar="RUN", help="the folder of a run, to train on from its last checkpoint")
     parser.set_defaults(run=run)
 
 
@@ -41,9 +42,10 @@ def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
 
     output = Output(args.json)
     check_port(config.run.port)
-    directory, plan = prepare(config, load(config), args.plan, output)
+    directory, plan = prepare(config, load(config), args.plan, output, resume=args.resume)
     output.show(f"training on {len(plan.used_devices)} local processes, into {directory}")
-    launch("graphpipe.run.train:work", len(plan.used_devices), arguments=[str(directory)], port=config.run.port)
+    arguments = [str(directory), *(["resume"] if args.resume else [])]
+    launch("graphpipe.run.train:work", len(plan.used_devices), arguments=arguments, port=config.run.port)
     conclude(directory, plan, output)
     return 0
 
@@ -61,7 +63,9 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
     world = join(None, config.run.timeout_seconds)
     with world.closing_on_error():
         try:
-            directory, plan = prepare(config, task, args.plan, output, world.size) if world.rank == 0 else (None, None)
+            directory, plan = None, None
+            if world.rank == 0:
+                directory, plan = prepare(config, task, args.plan, output, ranks=world.size, resume=args.resume)
         except GraphPipeError:
             world.exchange(None)
             raise
@@ -70,7 +74,7 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
             world.close()
             return FAILED
         directory, plan = Path(told["directory"]), from_body(Plan, told["plan"], "the plan of rank 0")
-        train(config, task, plan, directory)
+        train(config, task, plan, directory, resume=bool(args.resume))
         if world.rank == 0:
             conclude(directory, plan, output)
         world.leave()

@@ -14,6 +14,9 @@ from graphpipe.model.profile import profile
 from graphpipe.plan import Plan
 from graphpipe.report import layout_table, measured_table, plan_table, summarise, summary_lines
 from graphpipe.run import train as files
+from graphpipe.run.checkpoint import settle
+from graphpipe.run.checkpoint_part import PLAN
+from graphpipe.run.checkpoint_training import TRAINING, TrainingState
 from graphpipe.run.placement import Placement
 from graphpipe.run.recipe import build_optimizer
 from graphpipe.run.task import Task, load_task
@@ -33,9 +36,15 @@ def load(config: TrainConfig) -> Task:
 
 
 def prepare(
-    config: TrainConfig, task: Task, plan_file: str | None, output: Output, ranks: int | None = None
+    config: TrainConfig,
+    task: Task,
+    plan_file: str | None,
+    output: Output,
+    *,
+    ranks: int | None = None,
+    resume: str | None = None,
 ) -> tuple[Path, Plan]:
-    """Profile, plan and predict; show it, and save it in a new folder.
+    """Profile, plan and predict; show it, and save it in a new folder, or in that of the run to resume.
 
     Args:
         config: of the training.
@@ -43,22 +52,27 @@ def prepare(
         plan_file: a plan to use instead of making one.
         output: where it is shown.
         ranks: that are there already; None: as many as the plan uses will be started.
+        resume: the folder of a run, whose last checkpoint's plan is used if it is for this cluster.
 
     Returns:
         The folder, and the plan with its prediction.
 
     Raises:
         Infeasible: no plan fits in memory.
-        InvalidInput: the plan is for another model, batch or number of ranks; or costs or cluster cannot be used.
+        InvalidInput: the plan is for another model, batch or number of ranks; costs or cluster cannot be used; or
+            there is no checkpoint to resume from.
+        CheckpointCorrupt: every checkpoint is damaged.
     """
-    files.count_steps(config, task)
+    steps = files.count_steps(config, task)
+    if resume:
+        plan_file = plan_file or _resumed_plan(config, Path(resume), steps, output)
     found = _load_plan(config, task, plan_file) if plan_file else _make_plan(config, task, output)
     Placement.of(found, ranks or len(found.used_devices))
     trace = simulate(found)
     assert found.prediction is not None
     output.show(plan_table(found, found.prediction), layout_table(found))
     output.show(*summary_lines(summarise(found, found.prediction)))
-    directory = _new_directory(config.run)
+    directory = Path(resume) if resume else _new_directory(config.run)
     config.save(directory / files.CONFIG)
     found.save(directory / files.PLAN)
     found.costs.save(directory / files.COSTS)
@@ -124,6 +138,20 @@ def _load_plan(config: TrainConfig, task: Task, path: str) -> Plan:
         )
     split(task.module, loaded)
     return replace(loaded, prediction=predict(loaded))
+
+
+def _resumed_plan(config: TrainConfig, run: Path, steps: int, output: Output) -> str | None:
+    # The plan the run had, if it is for the cluster there is now.
+    checkpoint = settle(run / files.CHECKPOINTS)
+    training = TrainingState.load(checkpoint / TRAINING)
+    training.check(seed=config.train.seed, batch_size=config.train.batch_size, where=str(checkpoint))
+    training.check_unfinished(steps, where=str(checkpoint))
+    output.show(f"resuming after step {training.step} from {checkpoint}")
+    plan_file = checkpoint / PLAN
+    if Plan.load(plan_file).cluster == resolve(config.cluster):
+        return str(plan_file)
+    output.show(f"the run was planned for another cluster than {config.cluster}: planning again")
+    return None
 
 
 def _new_directory(settings: RunSettings) -> Path:

@@ -6,8 +6,10 @@ from typing import Literal
 
 from rich.table import Table
 
+from graphpipe.report.fitting import Column, FittingTable
 from graphpipe.report.look import new_table
 from graphpipe.report.summary import Summary
+from graphpipe.report.words import KIND_WORDS, signed_seconds
 from graphpipe.trace import Comparison
 from graphpipe.units import format_bytes, format_seconds
 
@@ -24,30 +26,41 @@ class Outcome:
     """Why there is no plan."""
 
 
-def compare_table(outcomes: Sequence[Outcome]) -> Table:
+COLUMNS = (
+    Column(heading="planner", right=False),
+    Column(heading="step"),
+    Column(heading="against best"),
+    Column(heading="samples/s", spare=1),
+    Column(heading="stages", spare=5),
+    Column(heading="depth", spare=4),
+    Column(heading="micro-batch", spare=6),
+    Column(heading="bubble", spare=2),
+    Column(heading="peak", spare=1),
+    Column(heading="search", spare=3),
+)
+
+
+def compare_table(outcomes: Sequence[Outcome]) -> FittingTable:
     """Return a row per planner; the fastest plan of all is 1.00x."""
-    table = new_table()
-    table.add_column("planner")
-    for heading in ("step", "against best", "samples/s", "stages", "depth", "micro-batch", "bubble", "peak", "search"):
-        table.add_column(heading, justify="right")
     best = min((outcome.summary.step_seconds for outcome in outcomes if outcome.summary), default=0.0)
-    for outcome in outcomes:
-        if (found := outcome.summary) is None:
-            table.add_row(outcome.planner, outcome.status)
-            continue
-        table.add_row(
-            outcome.planner,
-            format_seconds(found.step_seconds),
-            f"{found.step_seconds / best:.2f}x" if best else "-",
-            f"{found.samples_per_second:,.1f}",
-            str(found.stages),
-            str(found.depth),
-            str(found.micro_batch),
-            f"{found.bubble_fraction:.1%}",
-            format_bytes(max(found.peak_bytes)),
-            format_seconds(found.search_seconds),
-        )
-    return table
+    return FittingTable(columns=COLUMNS, rows=[_row(outcome, best) for outcome in outcomes])
+
+
+def _row(outcome: Outcome, best: float) -> list[str]:
+    if (found := outcome.summary) is None:
+        return [outcome.planner, outcome.status]
+    return [
+        outcome.planner,
+        format_seconds(found.step_seconds),
+        f"{found.step_seconds / best:.2f}x" if best else "-",
+        f"{found.samples_per_second:,.1f}",
+        str(found.stages),
+        str(found.depth),
+        str(found.micro_batch),
+        f"{found.bubble_fraction:.1%}",
+        format_bytes(max(found.peak_bytes)),
+        format_seconds(found.search_seconds),
+    ]
 
 
 def measured_table(comparison: Comparison, stage_names: Sequence[str], rows: int = 8) -> Table:
@@ -55,22 +68,15 @@ def measured_table(comparison: Comparison, stage_names: Sequence[str], rows: int
     table = new_table("Predicted against measured")
     for heading in ("what", "predicted", "measured", "times", "difference in all"):
         table.add_column(heading, justify="left" if heading == "what" else "right")
-    whole = comparison.measured_step_seconds - comparison.predicted_step_seconds
+    change = signed_seconds(comparison.measured_step_seconds - comparison.predicted_step_seconds)
     predicted, measured = comparison.predicted_step_seconds, comparison.measured_step_seconds
-    table.add_row("step", format_seconds(predicted), format_seconds(measured), "1", _signed(whole), end_section=True)
+    table.add_row("step", format_seconds(predicted), format_seconds(measured), "1", change, end_section=True)
     for one in comparison.differences[:rows]:
         table.add_row(
-            f"{_WORDS.get(one.kind, one.kind)}, {stage_names[one.stage]}",
+            f"{KIND_WORDS[one.kind]}, {stage_names[one.stage]}",
             format_seconds(one.predicted_seconds),
             format_seconds(one.measured_seconds),
             str(one.count),
-            _signed(one.total_seconds),
+            signed_seconds(one.total_seconds),
         )
     return table
-
-
-_WORDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
-
-
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"

@@ -17,11 +17,12 @@ class TrainProgress:
     Args:
         steps: in all.
         shown: False on every rank but one.
+        done: steps before this run of it, which goes on from a checkpoint.
     """
 
-    def __init__(self, steps: int, *, shown: bool) -> None:
+    def __init__(self, steps: int, *, shown: bool, done: int = 0) -> None:
         self.steps = steps
-        self._done = 0
+        self._done = self._before = done
         self._shown = shown
         self._bar = Progress(
             TextColumn("training"),
@@ -32,7 +33,7 @@ class TrainProgress:
             console=Console(stderr=True),
             disable=not (shown and sys.stderr.isatty()),
         )
-        self._task = self._bar.add_task("training", total=steps, figures="")
+        self._task = self._bar.add_task("training", total=steps, completed=done, figures="")
 
     def advance(self, loss: float, samples_per_second: float) -> None:
         """Tell of one more step."""
@@ -40,7 +41,11 @@ class TrainProgress:
         figures = f"loss {loss:.4f}  {samples_per_second:,.1f} samples/s"
         self._bar.update(self._task, advance=1, figures=figures)
         every = max(1, self.steps // LINES)
-        if self._shown and self._bar.disable and (self._done % every == 0 or self._done in (1, self.steps)):
+        if (
+            self._shown
+            and self._bar.disable
+            and (self._done % every == 0 or self._done in (self._before + 1, self.steps))
+        ):
             print(f"step {self._done}/{self.steps}  {figures}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:

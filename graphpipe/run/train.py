@@ -3,53 +3,62 @@
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TextIO
-
-import torch
 
 from graphpipe.documents import to_body, write_text
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
+from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.checkpoint_export import CHECKPOINTS, save_weights
+from graphpipe.run.data_position import Position, Reader
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.progress import TrainProgress
 from graphpipe.run.recipe import build_optimizer, scheduler_factory
-from graphpipe.run.task import Batch, Task, load_task
+from graphpipe.run.task import Task, load_task
 from graphpipe.run.train_config import TrainConfig
+from graphpipe.run.train_log import read_log, write_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
 from graphpipe.trace import Trace
 
 CONFIG, PLAN, COSTS = "config.json", "plan.json", "costs.json"
 PREDICTED, MEASURED, CHROME = "trace-predicted.json", "trace-measured.json", "trace-chrome.json"
-LOG, METRICS, WEIGHTS = "metrics.jsonl", "metrics.json", "weights.pt"
+LOG, METRICS, WEIGHTS = "metrics.jsonl", "metrics.json", "model.safetensors"
 TRACED = 5
 """The last steps, of which the one with the median time is kept as the measured trace."""
 
 
-def work(directory: str) -> None:
-    """Train on this rank what a run's folder describes: its config.json and plan.json."""
+def work(directory: str, resume: str = "") -> None:
+    """Train on this rank what a run's folder describes: its config.json and plan.json.
+
+    Args:
+        directory: of the run.
+        resume: anything but nothing goes on from the run's newest good checkpoint.
+    """
     config = TrainConfig.load(Path(directory) / CONFIG)
     plan = Plan.load(Path(directory) / PLAN)
-    train(config, load_task(config.task, config.folder, config.train.seed), plan, Path(directory))
+    task = load_task(config.task, config.folder, config.train.seed)
+    train(config, task, plan, Path(directory), resume=bool(resume))
 
 
-def train(config: TrainConfig, task: Task, plan: Plan, directory: Path) -> TrainResult:
+def train(config: TrainConfig, task: Task, plan: Plan, directory: Path, *, resume: bool = False) -> TrainResult:
     """Train, evaluate and save; every rank calls this, and rank 0 writes the files.
 
-    Writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step)
-    and weights.pt (the state_dict of the whole model).
+    Writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step),
+    model.safetensors (the state_dict of the whole model), and every rank its part of the checkpoints.
 
     Raises:
-        InvalidInput: the plan does not fit the model or the world, or the data does not fit the plan.
+        InvalidInput: the plan does not fit the model or the world, the data not the plan, the checkpoint not the run.
+        CheckpointCorrupt: every checkpoint to resume from is damaged.
         NonFiniteLoss: the loss is NaN or infinite; no weight has been changed by it.
         PeerLost, PeerStalled: another rank is gone.
     """
     main = int(os.environ.get("RANK", "0")) == 0
     steps = count_steps(config, task)
+    history = read_log(directory / LOG) if resume else []
     with (
         Pipeline(
             plan,
@@ -62,11 +71,22 @@ def train(config: TrainConfig, task: Task, plan: Plan, directory: Path) -> Train
             record=True,
             timeout_seconds=config.run.timeout_seconds,
         ) as pipeline,
-        TrainProgress(steps, shown=main) as progress,
-        (directory / LOG).open("w", encoding="utf-8") if main else nullcontext() as log,
+        Checkpoints(pipeline, directory / CHECKPOINTS, keep=config.train.keep) as checkpoints,
     ):
-        history, traces = _steps(config, task, pipeline, progress, log)
+        position = Position()
+        if resume:
+            training = checkpoints.load()
+            training.check_unfinished(steps, where=str(directory))
+            position = training.position
+        history = [step for step in history if step.step <= pipeline.steps]
+        reader = Reader(task=task, batch_size=config.train.batch_size, seed=config.train.seed, position=position)
+        with (
+            TrainProgress(steps, shown=main, done=pipeline.steps) as progress,
+            write_log(directory / LOG, history) if main else nullcontext() as log,
+        ):
+            traces = _steps(config, pipeline, reader, checkpoints, progress, history, log)
         result = train_result(plan, history, *_evaluate(task, pipeline))
+        checkpoints.wait()
         pipeline.sync_model()
         if main:
             _save(directory, task, traces, result)
@@ -95,11 +115,18 @@ def count_steps(config: TrainConfig, task: Task) -> int:
 
 
 def _steps(
-    config: TrainConfig, task: Task, pipeline: Pipeline, progress: TrainProgress, log: TextIO | None
-) -> tuple[list[Step], list[Trace]]:
-    history: list[Step] = []
+    config: TrainConfig,
+    pipeline: Pipeline,
+    reader: Reader,
+    checkpoints: Checkpoints,
+    progress: TrainProgress,
+    history: list[Step],
+    log: TextIO | None,
+) -> list[Trace]:
+    """Train up to the last step, extending the history; return the traces of the last steps."""
     traces: list[Trace] = []
-    for number, (inputs, targets) in zip(range(1, progress.steps + 1), _batches(config, task), strict=False):
+    every = config.train.checkpoint_every
+    for number, (inputs, targets) in zip(range(pipeline.steps + 1, progress.steps + 1), reader, strict=False):
         start = time.perf_counter()
         loss = pipeline.step(inputs, targets)
         history.append(Step(step=number, loss=loss, seconds=time.perf_counter() - start))
@@ -108,12 +135,9 @@ def _steps(
             print(json.dumps(to_body(history[-1])), file=log, flush=True)
         if number > progress.steps - TRACED:
             traces.append(pipeline.trace())
-    return history, traces
-
-
-def _batches(config: TrainConfig, task: Task) -> Iterator[Batch]:
-    for epoch in count():
-        yield from task.epoch(epoch, config.train.batch_size, config.train.seed)
+        if every is not None and (number % every == 0 or number == progress.steps):
+            checkpoints.save(reader.position)
+    return traces
 
 
 def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | None]:
@@ -126,10 +150,8 @@ def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | Non
     return None, float(task.accuracy(pipeline.evaluate(inputs)[1], targets))
 
 
-def _save(directory: Path, task: Task, traces: list[Trace], result: TrainResult) -> None:
+def _save(directory: Path, task: Task, traces: Sequence[Trace], result: TrainResult) -> None:
     by_time = sorted(traces, key=lambda trace: trace.step_seconds)
     by_time[len(by_time) // 2].save(directory / MEASURED)
-    weights = directory / WEIGHTS
-    torch.save(task.module.state_dict(), f"{weights}.part")
-    os.replace(f"{weights}.part", weights)
+    save_weights(task.module, directory / WEIGHTS)
     write_text(directory / METRICS, json.dumps(to_body(result), indent=1) + "\n")

@@ -43,12 +43,18 @@ class TrainSettings:
     """Of the initial weights, the order of the data and dropout."""
     clip_norm: float | None = None
     """Largest 2-norm of the whole model's gradients."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, with one more at the end; by default none is made."""
+    keep: int = 2
+    """Checkpoints that stay."""
 
     def __post_init__(self) -> None:
         _at_least_one("train.batch_size", self.batch_size)
         if self.steps is None and self.epochs is None:
             raise InvalidInput("neither steps nor epochs is given", where="train", remedy="Give one, or both.")
-        for name, number in (("steps", self.steps), ("epochs", self.epochs)):
+        _at_least_one("train.keep", self.keep)
+        counts = {"steps": self.steps, "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
+        for name, number in counts.items():
             _at_least_one(f"train.{name}", 1 if number is None else number)
         if self.clip_norm is not None:
             _positive("train.clip_norm", self.clip_norm)

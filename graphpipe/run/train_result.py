@@ -50,7 +50,7 @@ def train_result(plan: Plan, history: Sequence[Step], loss: float | None, accura
     return TrainResult(
         stages=len(plan.stages),
         depth=plan.depth,
-        steps=len(history),
+        steps=history[-1].step,
         batch_size=plan.batch_size,
         loss_first=history[0].loss,
         loss_last=history[-1].loss,

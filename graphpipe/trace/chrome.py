@@ -1,7 +1,10 @@
 """Traces in the Chrome trace-event format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
 A process per trace, so that a prediction stands above its measurement; in it a thread per device for what it computes,
-one for every direction in which it transfers, one for its reductions, and a counter of its memory.
+one for every direction in which it transfers, one for its reductions, and a counter of its memory. An arrow (a flow)
+leads from every send to its receive.
+
+The format: "Trace Event Format", Google, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
 import json
@@ -38,14 +41,50 @@ def _trace_events(process: int, trace: Trace) -> list[Event]:
     thread = {lane: number for number, lane in enumerate(lanes, start=1)}
     name = f"{trace.source}: {trace.step_seconds * 1e3:.3g} ms, {trace.batch_size} samples"
     events = [_name("process_name", process, 0, name)]
+    events.append(_event("M", "process_sort_index", process, 0, args={"sort_index": process}))
     for lane in lanes:
         events.append(_name("thread_name", process, thread[lane], _lane_name(trace, lane)))
         events.append(_event("M", "thread_sort_index", process, thread[lane], args={"sort_index": thread[lane]}))
     events += [_span_event(process, thread[_lane(span)], span) for span in trace.spans]
+    for number, (send, receive) in enumerate(_transfers(trace)):
+        events += _arrow(f"{process}.{number}", process, (thread[_lane(send)], send), (thread[_lane(receive)], receive))
     for sample in trace.memory:
         counter = f"memory of {trace.device_names[sample.device]}"
         events.append(_event("C", counter, process, 0, ts=sample.seconds * 1e6, args={"bytes": sample.bytes}))
     return events
+
+
+def _transfers(trace: Trace) -> list[tuple[Span, Span]]:
+    """Return every send with its receive: between two devices, messages arrive in the order they are sent."""
+    sent: dict[tuple[int, int], list[Span]] = {}
+    received: dict[tuple[int, int], list[Span]] = {}
+    for span in trace.spans:
+        if span.kind == "send":
+            sent.setdefault((span.device, span.peer), []).append(span)
+        elif span.kind == "receive":
+            received.setdefault((span.peer, span.device), []).append(span)
+    pairs: list[tuple[Span, Span]] = []
+    for channel, sends in sent.items():
+        receives = received.get(channel, [])
+        if len(receives) == len(sends):  # Else one side was not recorded, and who belongs to whom cannot be told.
+            pairs += zip(sorted(sends, key=_end), sorted(receives, key=_end), strict=True)
+    return pairs
+
+
+def _end(span: Span) -> tuple[float, float]:
+    return span.end_seconds, span.start_seconds
+
+
+def _arrow(name: str, process: int, tail: tuple[int, Span], head: tuple[int, Span]) -> list[Event]:
+    # An end is tied to the span that its thread is in at its time, and an arrow does not point into the past.
+    (from_thread, send), (to_thread, receive) = tail, head
+    start = send.start_seconds
+    end = min(max(start, receive.start_seconds), receive.end_seconds)
+    common: Event = {"id": name, "cat": "transfer"}
+    return [
+        _event("s", "transfer", process, from_thread, ts=min(start, end) * 1e6, **common),
+        _event("f", "transfer", process, to_thread, ts=end * 1e6, bp="e", **common),
+    ]
 
 
 def _lane(span: Span) -> Lane:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_cases import TASK, Run
+from safetensors.torch import load_file
 
 from graphpipe.plan import Plan
 from graphpipe.trace import Trace
@@ -19,7 +20,7 @@ RESULT = {
 }
 FILES = {
     *("config.json", "plan.json", "costs.json", "trace-predicted.json", "trace-measured.json", "trace-chrome.json"),
-    *("metrics.jsonl", "metrics.json", "weights.pt"),
+    *("metrics.jsonl", "metrics.json", "model.safetensors"),
 }
 
 
@@ -66,7 +67,7 @@ def test_train_prints_the_result_and_writes_the_run(run: Run, config: Path) -> N
     logged = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert logged == pytest.approx(losses, rel=1e-5)
     assert (result["loss_first"], result["loss_last"]) == (logged[0], logged[-1])
-    trained = torch.load(folder / "weights.pt", weights_only=True)
+    trained = load_file(folder / "model.safetensors")
     assert trained.keys() == weights.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-6)

@@ -16,7 +16,7 @@ from graphpipe.report import (
     summary_lines,
     timeline,
 )
-from graphpipe.report.plan_table import _abbreviate, _span
+from graphpipe.report.names import abbreviate, span_of_names
 from graphpipe.trace import Span, Trace, compare
 
 # Two branches of one second per sample forward and two backward, joined; micro-batches of 2 of 4; stage 2 twice.
@@ -73,10 +73,10 @@ def test_layout_tells_replicas() -> None:
 
 
 def test_operators_are_abbreviated_by_branch() -> None:
-    assert _abbreviate(["a.0", "a.1", "a.2", "b.0", "b.1", "head"]) == "a.0 .. 2 (3)\nb.0, b.1\nhead"
-    assert _abbreviate([f"{branch}.0" for branch in "abcdef"]) == "a.0\nb.0\nc.0\nand 3 more (6 in all)"
-    assert _span("node0/v100-1", "node0/v100-12") == "node0/v100-1 .. 12"
-    assert _span("node4", "node9") == "node4 .. node9"
+    assert abbreviate(["a.0", "a.1", "a.2", "b.0", "b.1", "head"]) == "a.0 .. 2 (3)\nb.0, b.1\nhead"
+    assert abbreviate([f"{branch}.0" for branch in "abcdef"]) == "a.0\nb.0\nc.0\nand 3 more (6 in all)"
+    assert span_of_names("node0/v100-1", "node0/v100-12") == "node0/v100-1 .. 12"
+    assert span_of_names("node4", "node9") == "node4 .. node9"
 
 
 def test_compare_table_measures_against_the_best() -> None:

@@ -1,11 +1,18 @@
 """The Chrome export: what the viewers need, nothing overlapping within a thread."""
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders import plans
+from hypothesis import given, settings
 
 from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.simulate import simulate
 from graphpipe.trace import MemorySample, Span, SpanKind, Trace, save_chrome, to_chrome
 
 
@@ -63,6 +70,94 @@ def test_every_trace_is_a_process():
     events = to_chrome([TRACE, TRACE])["traceEvents"]
     names = [(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"]
     assert names == [(0, "simulated: 4 ms, 2 samples"), (1, "simulated: 4 ms, 2 samples")]
+
+
+def arrows(trace: Trace) -> list[tuple[str, float, str, float]]:
+    """Return (thread, microseconds) of both ends of every flow."""
+    events = to_chrome([trace])["traceEvents"]
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    tails = {event["id"]: event for event in events if event["ph"] == "s"}
+    heads = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert tails.keys() == heads.keys()
+    ends = [(tails[name], heads[name]) for name in tails]
+    return [(threads[tail["tid"]], tail["ts"], threads[head["tid"]], head["ts"]) for tail, head in ends]
+
+
+def test_an_arrow_leads_from_every_send_to_its_receive():
+    assert arrows(TRACE) == [("a to b", 1000, "b from a", 1000)]
+
+
+def test_arrows_join_messages_in_their_order_and_never_point_back():
+    # Measured: the receiver waits from the start, and the second message is the shorter one.
+    spans = (
+        span(0, "send", 0.001, 0.002, peer=1),
+        span(0, "send", 0.002, 0.003, micro_batch=1, peer=1),
+        span(1, "receive", 0.000, 0.0021, peer=0),
+        span(1, "receive", 0.0021, 0.0031, micro_batch=1, peer=0),
+    )
+    assert arrows(replace(TRACE, spans=spans)) == [
+        ("a to b", pytest.approx(1000), "b from a", pytest.approx(1000)),
+        ("a to b", pytest.approx(2000), "b from a", pytest.approx(2100)),
+    ]
+
+
+def test_sends_without_receives_have_no_arrows():
+    assert arrows(replace(TRACE, spans=(span(0, "send", 0.0, 0.001, peer=1),))) == []
+
+
+REQUIRED = {
+    "M": {"args"},
+    "X": {"ts", "dur", "cat", "args"},
+    "C": {"ts", "args"},
+    "s": {"ts", "id", "cat"},
+    "f": {"ts", "id", "cat", "bp"},
+}
+"""What the trace event format asks of every phase, beside ph, name, pid and tid."""
+
+
+def check_format(document: dict[str, Any]) -> None:
+    """Check a document against the trace event format, as its viewers read it."""
+    assert set(document) == {"traceEvents", "displayTimeUnit"}
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in document["traceEvents"]:
+        assert event.keys() == {"ph", "name", "pid", "tid"} | REQUIRED[event["ph"]]
+        assert isinstance(event["name"], str)
+        assert type(event["pid"]) is type(event["tid"]) is int
+        assert event.get("ts", 0) >= 0
+        assert event.get("dur", 0) >= 0
+        if event["ph"] == "X":
+            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+        elif event["ph"] == "C":
+            assert all(isinstance(value, int | float) for value in event["args"].values())
+        elif event["ph"] == "M":
+            assert event["name"] in ("process_name", "process_sort_index", "thread_name", "thread_sort_index")
+            assert set(event["args"]) == {"sort_index" if event["name"].endswith("sort_index") else "name"}
+    for found in slices.values():
+        found.sort()
+        assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(found))
+    for event in document["traceEvents"]:
+        if event["ph"] in "sf":  # A flow ends in a slice, or it is not shown.
+            inside = slices[event["pid"], event["tid"]]
+            assert any(start - 1e-6 <= event["ts"] <= end + 1e-6 for start, end in inside)
+            assert event.get("bp", "e") == "e"
+
+
+def test_the_format_is_that_of_trace_events():
+    check_format(json.loads(json.dumps(to_chrome([TRACE, replace(TRACE, source="measured")]), allow_nan=False)))
+
+
+@given(plans(batch_size=8))
+@settings(max_examples=25, deadline=None)
+def test_any_simulated_step_is_in_the_format_with_an_arrow_per_transfer(plan: Plan):
+    trace = simulate(plan)
+    document = to_chrome([trace])
+    check_format(document)
+    sends = sum(span.kind == "send" for span in trace.spans)
+    assert sum(event["ph"] == "s" for event in document["traceEvents"]) == sends
+    ends = {event["id"]: event["ts"] for event in document["traceEvents"] if event["ph"] == "f"}
+    starts = {event["id"]: event["ts"] for event in document["traceEvents"] if event["ph"] == "s"}
+    assert all(starts[name] <= ends[name] for name in starts)
 
 
 def test_the_file_is_the_object(tmp_path: Path):

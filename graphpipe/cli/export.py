@@ -1,0 +1,25 @@
+"""`graphpipe export`: the weights of a checkpoint as one file for plain PyTorch."""
+
+import argparse
+
+from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.output import Output
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the verb."""
+    parser = add_verb(subparsers, "export", "write the weights of a checkpoint as one safetensors file")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run (its last one)")
+    parser.add_argument("-o", "--output", metavar="FILE", default="model.safetensors", help="what to write")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export."""
+    from graphpipe.run.checkpoint_export import export
+
+    output = Output(args.json)
+    checkpoint = export(args.checkpoint, args.output)
+    output.show(f"written to {args.output}: the model of {checkpoint}")
+    output.emit({"checkpoint": str(checkpoint), "output": args.output})
+    return 0

@@ -1,0 +1,63 @@
+"""`graphpipe report`: a plan, its predicted step and what a run made of it, as one HTML page or a picture."""
+
+import argparse
+from pathlib import Path
+
+from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.output import Output
+from graphpipe.cli.report_files import read_subject
+from graphpipe.errors import InvalidInput
+from graphpipe.report.mermaid import mermaid
+from graphpipe.report.subject import Subject
+
+PICTURES = (".png", ".svg")
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the verb."""
+    parser = add_verb(subparsers, "report", "show plans, traces and runs as one HTML page, or as a picture")
+    parser.add_argument("files", nargs="+", metavar="PLAN|TRACE|RUN", help="a plan, its traces, or the folder of a run")
+    parser.add_argument("-o", "--output", metavar="FILE", help="report.html, or a picture: .png or .svg")
+    parser.add_argument("--compare", metavar="FILE", help="what `graphpipe compare --json` printed")
+    parser.add_argument("--mermaid", action="store_true", help="print the stage graph for a README")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, and write the report."""
+    output = Output(args.json)
+    suffix = Path(args.output).suffix.lower() if args.output else None
+    if suffix not in (None, ".html", *PICTURES):
+        what = f"'{args.output}' ends neither with .html nor with {' or '.join(PICTURES)}"
+        raise InvalidInput(what, where="--output", remedy="The name's end says what is written.")
+    if suffix is None and not args.mermaid:
+        raise InvalidInput("nothing to write", remedy="Give -o report.html, -o report.png or --mermaid.")
+    subject = read_subject(args.files, args.compare)
+    shown = _write(subject, args.output, suffix) if suffix else []
+    chart = _mermaid(subject) if args.mermaid else None
+    if suffix:
+        output.show(f"wrote {args.output}: {', '.join(shown)}")
+    if chart and not args.json:
+        print(chart, end="")
+    output.emit({"output": args.output, "shows": shown, "mermaid": chart, "plan_hash": subject.plan_hash})
+    return 0
+
+
+def _write(subject: Subject, path: str, suffix: str) -> list[str]:
+    try:
+        if suffix in PICTURES:
+            from graphpipe.report.still import write_still
+
+            return write_still(subject, path)
+        from graphpipe.report.html import write_html
+
+        return write_html(subject, path)
+    except ModuleNotFoundError as error:
+        remedy = "Install it: pip install 'graphpipe-torch[report]'."
+        raise InvalidInput(f"{error.name}, which draws, is not installed", where="--output", remedy=remedy) from None
+
+
+def _mermaid(subject: Subject) -> str:
+    if subject.plan is None:
+        raise InvalidInput("a trace has no stage graph", where="--mermaid", remedy="Give the plan too.")
+    return mermaid(subject.plan)

@@ -1,0 +1,117 @@
+"""What `graphpipe report` is given, read: plans, traces, folders of runs, comparisons of planners."""
+
+import json
+import platform
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphpipe.api import simulate
+from graphpipe.documents import from_body, read_json
+from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.report import Outcome, Summary
+from graphpipe.report.subject import Subject
+from graphpipe.trace import Trace
+
+if TYPE_CHECKING:
+    from graphpipe.run.train_result import Step
+
+PROGRAMS = ("graphpipe-torch", "torch", "numpy", "plotly", "matplotlib")
+
+
+def read_subject(paths: list[str], planners: str | None) -> Subject:
+    """Return what a report is about: what the files hold, and the predicted step of a plan where they hold none.
+
+    Args:
+        paths: plans, traces, and folders of runs; one plan, one prediction and one run in all.
+        planners: a file of `graphpipe compare --json`.
+
+    Raises:
+        InvalidInput: a file cannot be used, or they do not belong together.
+    """
+    found: dict[str, Any] = {}
+    for path in paths:
+        for part, value in _run_parts(Path(path)) if Path(path).is_dir() else _file_part(path):
+            if part in found:
+                raise InvalidInput(f"a second {part}", where=path, remedy="A report is about one plan and one run.")
+            found[part] = value
+    plan: Plan | None = found.get("plan")
+    title = f"{plan.graph.name} on {plan.cluster.name}" if plan else f"A step of {Path(paths[0]).name}"
+    rows = tuple(_outcomes(planners)) if planners else ()
+    subject = Subject(title=title, planners=rows, versions=_versions(), **found)
+    return replace(subject, predicted=simulate(plan)) if plan and not subject.predicted else subject
+
+
+def _file_part(path: str) -> Iterator[tuple[str, Any]]:
+    content = read_json(path)
+    kind = content.get("graphpipe") if isinstance(content, dict) else None
+    if kind == "plan":
+        yield "plan", Plan.load(path)
+    elif kind == "trace":
+        trace = Trace.load(path)
+        yield "predicted" if trace.source == "simulated" else "measured", trace
+    else:
+        what = f"is a graphpipe {kind} file" if kind else "is no graphpipe file"
+        raise InvalidInput(f"{what}, not a plan or a trace", where=path)
+
+
+def _run_parts(directory: Path) -> Iterator[tuple[str, Any]]:
+    """Yield what there is in a run's folder: a run that was cut short has no measured trace."""
+    from graphpipe.run import train as files
+
+    if not (directory / files.PLAN).exists():
+        raise InvalidInput(f"has no {files.PLAN}", where=str(directory), remedy="Give the folder of a training run.")
+    yield "plan", Plan.load(directory / files.PLAN)
+    for part, name in (("predicted", files.PREDICTED), ("measured", files.MEASURED)):
+        if (directory / name).exists():
+            yield part, Trace.load(directory / name)
+    if (directory / files.LOG).exists():
+        yield "steps", tuple(_steps(directory / files.LOG))
+    if (directory / files.CONFIG).exists():
+        settings = read_json(directory / files.CONFIG)
+        yield (
+            "settings",
+            {name: value for name, value in settings.items() if name not in ("graphpipe", "schema_version")},
+        )
+
+
+def _steps(path: Path) -> "Iterator[Step]":
+    from graphpipe.run.train_result import Step
+
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield from_body(Step, json.loads(line), f"{path}, line {number}")
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                return  # A run that was cut short while writing.
+            raise InvalidInput(f"not valid JSON: {error.msg}", where=f"{path}, line {number}") from None
+
+
+def _outcomes(path: str) -> Iterator[Outcome]:
+    content = read_json(path)
+    rows: list[Any] | None = content.get("rows") if isinstance(content, dict) else None
+    if not isinstance(rows, list):
+        raise InvalidInput("has no rows", where=path, remedy="Write it with `graphpipe compare ... --json > FILE`.")
+    names = {field.name for field in fields(Summary)}
+    for number, row in enumerate(rows):
+        where = f"{path}, row {number}"
+        if not isinstance(row, dict):
+            raise InvalidInput("is no object", where=where)
+        figures = {name: row[name] for name in names & row.keys()}
+        summary = from_body(Summary, figures, where) if row.get("status") == "ok" else None
+        outcome = {"planner": row.get("planner"), "status": row.get("status"), "reason": row.get("reason") or ""}
+        yield replace(from_body(Outcome, outcome, where), summary=summary)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for program in PROGRAMS:
+        try:
+            found[program] = version(program)
+        except PackageNotFoundError:
+            found[program] = "not installed"
+    return found

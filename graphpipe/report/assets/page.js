@@ -1,0 +1,64 @@
+// Shows the figures: each when it comes near the window, in the page's colours, and again when these change.
+(() => {
+  "use strict";
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const touch = window.matchMedia("(pointer: coarse)");
+  const settings = { responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset+autosize" };
+  const figures = new Map();
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+  const figureNames = (data) => data.filter((trace) => trace.name).length;
+
+  // The parts of a layout that follow the page.
+  function themed(layout, data) {
+    const ink = colour("ink"), soft = colour("soft"), line = colour("line"), panel = colour("panel");
+    const whole = structuredClone(layout);
+    whole.paper_bgcolor = whole.plot_bgcolor = "rgba(0,0,0,0)";
+    whole.font = { color: ink, size: 12, family: "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif" };
+    whole.margin = { l: 50, r: 12, t: 12, b: 44, ...whole.margin };
+    whole.hoverlabel = { bgcolor: panel, bordercolor: soft, font: { color: ink, size: 12 }, align: "left" };
+    whole.legend = { orientation: "h", y: 1, yanchor: "bottom", x: 0, ...whole.legend };
+    for (const axis of ["xaxis", "yaxis"]) {
+      whole[axis] = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, ...whole[axis] };
+    }
+    for (const one of whole.annotations ?? []) {
+      if (one.showarrow) one.arrowcolor = soft;
+      if (one.name === "label") one.bgcolor = panel;
+    }
+    // In a narrow window a long legend would leave no room for the figure.
+    if (window.innerWidth < 600 && figureNames(data) > 6) whole.showlegend = false;
+    // A finger on a figure scrolls the page.
+    if (touch.matches) whole.dragmode = false;
+    return whole;
+  }
+
+  async function show(element, figure) {
+    const layout = themed(figure.layout, figure.data);
+    layout.height = figure.height;
+    if (figure.drawn) {
+      for (const axis of ["xaxis", "yaxis"]) layout[axis].range = element.layout[axis].range;
+    }
+    if (figure.kind === "timeline") await GraphPipeTimeline.show(element, figure, layout, settings);
+    else await Plotly.react(element, figure.data, layout, settings);
+    figure.drawn = true;
+    element.dataset.drawn = "yes";
+  }
+
+  const watcher = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      watcher.unobserve(target);
+      show(target, figures.get(target));
+    }
+  }, { rootMargin: "400px" });
+
+  for (const script of document.querySelectorAll("script[data-figure]")) {
+    const element = document.getElementById(script.dataset.figure);
+    figures.set(element, JSON.parse(script.textContent));
+    watcher.observe(element);
+  }
+  dark.addEventListener("change", () => {
+    for (const [element, figure] of figures) if (figure.drawn) show(element, figure);
+  });
+})();

@@ -1,0 +1,148 @@
+"""Memory: what every device holds over time, and what a stage's bytes are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from graphpipe.plan import Plan
+from graphpipe.report.figure import Figure
+from graphpipe.report.palette import HUES
+from graphpipe.report.subject import Subject
+from graphpipe.trace import MemorySample, Trace
+from graphpipe.units import format_bytes
+
+MOST_POINTS = 2_000
+"""Of one device's curve."""
+GIB = 2.0**30
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """What one device of a stage holds at the most, in bytes."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """What its operators keep for the backward pass, for all samples in flight."""
+    buffers: float
+    """Tensors received from other stages, kept as long."""
+
+
+def stage_bytes(plan: Plan, stage: int) -> StageBytes:
+    """Return where a stage's bytes are, by the plan's cost model."""
+    model, it = plan.cost_model, plan.stages[stage]
+    at = model.positions(it.ops)
+    weights, trainable = float(model.parameter_bytes[at].sum()), float(model.trainable_bytes[at].sum())
+    beside = max(0.0, model.state_bytes(it.ops) - weights)
+    samples = it.in_flight / it.degree
+    saved = float(model.saved_bytes[at].sum())
+    return StageBytes(
+        weights=weights,
+        gradients=min(trainable, beside),
+        optimizer=max(0.0, beside - trainable),
+        activations=saved * samples,
+        buffers=(model.activation_bytes(it.ops) - saved) * samples,
+    )
+
+
+def thin(samples: Sequence[MemorySample], most: int = MOST_POINTS) -> list[MemorySample]:
+    """Return at most `most` samples of one device: of every bucket in time the lowest and the highest."""
+    if len(samples) <= most:
+        return list(samples)
+    size = -(-2 * len(samples) // most)
+    kept: list[MemorySample] = []
+    for at in range(0, len(samples), size):
+        bucket = samples[at : at + size]
+        ends = {min(bucket, key=lambda one: one.bytes), max(bucket, key=lambda one: one.bytes)}
+        kept += sorted(ends, key=lambda one: one.seconds)
+    return kept
+
+
+def memory_figure(subject: Subject) -> Figure:
+    """Return the bytes of every device over time, and, where there is a plan, its limit."""
+    figure = go.Figure()
+    seconds = subject.step_seconds
+    for trace in subject.traces:
+        add = _add_curves if trace.source == "simulated" else _add_peaks
+        add(figure, trace, _by_device(trace))
+    peak = max((max(trace.peak_bytes) for trace in subject.traces), default=0.0) / GIB
+    limits = sorted(_limits(subject.plan)) if subject.plan else []
+    for limit in limits:
+        figure.add_scatter(
+            x=[0.0, seconds],
+            y=[limit / GIB] * 2,
+            mode="lines",
+            line={"dash": "dash", "color": "#d62728"},
+            name=f"limit {format_bytes(limit)}",
+        )
+    # A limit far above would flatten all curves: it comes into sight with a double click.
+    near = [limit / GIB for limit in limits if limit / GIB <= 2.5 * peak]
+    figure.update_yaxes(range=[0, 1.08 * max([peak, *near])], title="GiB", rangemode="tozero")
+    figure.update_xaxes(range=[0, seconds], ticksuffix="s", exponentformat="SI")
+    figure.update_layout(dragmode="zoom", showlegend=sum(len(trace.used_devices) for trace in subject.traces) <= 16)
+    return Figure(figure=figure, height=340)
+
+
+def stage_bytes_figure(plan: Plan) -> Figure:
+    """Return a bar per stage of where the bytes of one of its devices are."""
+    bars = [stage_bytes(plan, stage) for stage in range(len(plan.stages))]
+    names = [stage.name for stage in plan.stages]
+    figure = go.Figure()
+    for number, part in enumerate(PARTS):
+        amounts = [getattr(bar, part) for bar in bars]
+        figure.add_bar(
+            y=names,
+            x=[amount / GIB for amount in amounts],
+            orientation="h",
+            name=part,
+            marker={"color": f"#{HUES[number]}"},
+            hovertext=[f"{part}: {format_bytes(amount)}" for amount in amounts],
+            hovertemplate="%{y}, %{hovertext}<extra></extra>",
+        )
+    figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
+    figure.update_xaxes(title="GiB per device", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", type="category", fixedrange=True)
+    return Figure(figure=figure, height=130 + 26 * len(names))
+
+
+def _add_curves(figure: go.Figure, trace: Trace, by_device: Mapping[int, Sequence[MemorySample]]) -> None:
+    for number, (device, samples) in enumerate(by_device.items()):
+        some = thin(samples)
+        figure.add_scatter(
+            x=[*(sample.seconds for sample in some), trace.step_seconds],
+            y=[*(sample.bytes / GIB for sample in some), some[-1].bytes / GIB],
+            mode="lines",
+            line={"shape": "hv", "width": 1.6, "color": f"#{HUES[number % len(HUES)]}"},
+            name=trace.device_names[device],
+            hovertemplate="%{fullData.name}: %{y:.3g} GiB at %{x:.4s}s<extra></extra>",
+        )
+
+
+def _add_peaks(figure: go.Figure, trace: Trace, by_device: Mapping[int, Sequence[MemorySample]]) -> None:
+    # A run knows the peak, not its moment: it stands at the end of the step.
+    peaks = {device: max(sample.bytes for sample in samples) for device, samples in by_device.items()}
+    names = [f"{trace.device_names[device]}: {format_bytes(peak)}" for device, peak in peaks.items()]
+    figure.add_scatter(
+        x=[trace.step_seconds] * len(peaks),
+        y=[peak / GIB for peak in peaks.values()],
+        mode="markers",
+        marker={"size": 9, "symbol": "diamond-open", "color": "#d62728", "line": {"width": 2}},
+        cliponaxis=False,
+        name=f"{trace.source} peaks",
+        hovertext=names,
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _by_device(trace: Trace) -> dict[int, list[MemorySample]]:
+    found: dict[int, list[MemorySample]] = {}
+    for sample in trace.memory:
+        found.setdefault(sample.device, []).append(sample)
+    return found
+
+
+def _limits(plan: Plan) -> set[float]:
+    return {plan.cluster.types[plan.cluster.devices[device].type].memory_bytes for device in plan.used_devices}

@@ -1,0 +1,25 @@
+"""The stage graph in Mermaid, which Markdown renderers draw.
+
+flowchart TD
+    s0["s0<br>2 devices<br>micro 2 × 4"]
+    s0 -->|64.0 KiB| s1
+"""
+
+from graphpipe.plan import Plan
+from graphpipe.report.palette import ink, stage_colour
+from graphpipe.report.stage_boxes import stage_lines
+from graphpipe.units import format_bytes
+
+
+def mermaid(plan: Plan) -> str:
+    """Return the flowchart: a box per stage, bytes per sample on the arrows."""
+    lines = ["flowchart TD"]
+    for number, stage in enumerate(plan.stages):
+        text = "<br>".join(line.replace('"', "#quot;") for line in stage_lines(stage))
+        lines.append(f'    stage{number}["{text}"]')
+    for edge in plan.edges:
+        lines.append(f"    stage{edge.source} -->|{format_bytes(edge.bytes_per_sample)}| stage{edge.target}")
+    for number in range(len(plan.stages)):
+        fill = stage_colour(number)
+        lines.append(f"    style stage{number} fill:{fill},color:{ink(fill)},stroke:none")
+    return "\n".join(lines) + "\n"

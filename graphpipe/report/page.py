@@ -1,0 +1,116 @@
+"""A self-contained HTML page of panels: headings, figures and tables, with nothing fetched from anywhere."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from string import Template
+
+from plotly.offline import get_plotlyjs
+
+from graphpipe.report.figure import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One section of the page."""
+
+    name: str
+    """Of the section's element: letters and hyphens."""
+    title: str
+    body: str
+    """HTML."""
+
+
+def page(title: str, lead: str, panels: Sequence[Panel]) -> str:
+    """Return the whole document.
+
+    Args:
+        title: plain text.
+        lead: HTML under the title.
+        panels: in order.
+    """
+    links = "".join(f'<li><a href="#{panel.name}">{html.escape(panel.title)}</a></li>' for panel in panels)
+    sections = "".join(
+        f'<section id="{panel.name}" aria-labelledby="{panel.name}-title">'
+        f'<h2 id="{panel.name}-title">{html.escape(panel.title)}</h2>{panel.body}</section>'
+        for panel in panels
+    )
+    return Template(_asset("page.html")).substitute(
+        title=html.escape(title),
+        lead=lead,
+        links=links,
+        sections=sections,
+        style=_asset("page.css"),
+        plotly=get_plotlyjs(),
+        scripts=_asset("timeline.js") + _asset("page.js"),
+    )
+
+
+def figure(name: str, label: str, content: Figure) -> str:
+    """Return a figure's HTML: the page draws it when it comes into sight.
+
+    Args:
+        name: of its element.
+        label: what it shows, for who cannot see it.
+        content: the figure.
+    """
+    controls = _CONTROLS if content.kind == "timeline" else ""
+    size = f"height:{content.height}px;min-width:{content.least_width}px"
+    size += f";max-width:{content.most_width}px" if content.most_width else ""
+    return (
+        f'{controls}<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(label)}">'
+        f'<div class="figure" id="{name}" style="{size}"></div>'
+        f'</div><script type="application/json" data-figure="{name}">{content.script()}</script>'
+    )
+
+
+def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
+    """Return a table of plain text; the first `words` columns are words, the others numbers."""
+    kinds = [' class="word"' if number < words else ' class="number"' for number in range(len(headings))]
+    head = "".join(
+        f'<th scope="col"{kind}>{html.escape(text)}</th>' for kind, text in zip(kinds, headings, strict=True)
+    )
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{html.escape(text)}</td>" for kind, text in zip(kinds, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<h3>{html.escape(caption)}</h3>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def note(text: str) -> str:
+    """Return a paragraph of plain text."""
+    return f'<p class="note">{html.escape(text)}</p>'
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Return what each colour means, from (colour, meaning)."""
+    items = "".join(
+        f'<li><span class="swatch" style="background:{colour}"></span>{html.escape(meaning)}</li>'
+        for colour, meaning in entries
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+_CONTROLS = (
+    '<div class="controls" role="group" aria-label="Part of the step in sight">'
+    + "".join(
+        f'<button type="button" data-zoom="{what}">{text}</button>'
+        for what, text in (
+            ("in", "Zoom in"),
+            ("out", "Zoom out"),
+            ("earlier", "Earlier"),
+            ("later", "Later"),
+            ("all", "Whole step"),
+        )
+    )
+    + "</div>"
+)
+
+
+def _asset(name: str) -> str:
+    return (files("graphpipe.report") / "assets" / name).read_text(encoding="utf-8")

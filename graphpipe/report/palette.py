@@ -1,0 +1,64 @@
+"""Which colour is what: a hue per stage, a shade of it per kind of task, greys for what is no task."""
+
+from collections.abc import Sequence
+
+from graphpipe.trace import SpanKind
+
+HUES = ("4e79a7", "f28e2b", "59a14f", "b07aa1", "76b7b2", "e15759", "edc948", "9c755f", "ff9da7", "8f8fbf")
+"""Repeated when there are more stages."""
+_SHADES = {"F": 0.4, "B": -0.12, "I": 0.1, "W": -0.4}
+"""Towards white when positive, towards black when negative."""
+_OTHERS = {"send": "8a929c", "receive": "a9b0b8", "reduce": "d37295", "optimizer": "6a5aa8"}
+IDLE = {
+    "warm-up": "rgba(128,128,128,0.12)",
+    "bubble": "rgba(214,39,40,0.22)",
+    "drain": "rgba(128,128,128,0.12)",
+}
+"""What a device does when it does nothing: before its first task, between its tasks, after its last. Half transparent,
+so that they suit a dark and a light page."""
+
+
+def code(kind: str, stage: int) -> int:
+    """Return the position in `colours()` of a kind of span (or of idleness) of a stage."""
+    if kind in _SHADES:
+        return stage % len(HUES) * len(_SHADES) + list(_SHADES).index(kind)
+    return len(HUES) * len(_SHADES) + [*_OTHERS, *IDLE].index(kind)
+
+
+def colours() -> list[str]:
+    """Return every colour, in order of `code`."""
+    tasks = [task_colour(kind, stage) for stage in range(len(HUES)) for kind in _SHADES]
+    return [*tasks, *(f"#{colour}" for colour in _OTHERS.values()), *IDLE.values()]
+
+
+def kinds() -> list[str]:
+    """Return the kind of span, or of idleness, of every colour, in order of `code`."""
+    return [*(kind for _ in HUES for kind in _SHADES), *_OTHERS, *IDLE]
+
+
+def colour(kind: str, stage: int) -> str:
+    """Return the colour of a kind of span of a stage."""
+    return colours()[code(kind, stage)]
+
+
+def stage_colour(stage: int) -> str:
+    """Return the hue of a stage, for its box."""
+    return f"#{HUES[stage % len(HUES)]}"
+
+
+def task_colour(kind: SpanKind | str, stage: int) -> str:
+    """Return the shade of a kind of task of a stage."""
+    shade = _SHADES[kind]
+    towards, share = (255, shade) if shade > 0 else (0, -shade)
+    parts = (round(part + (towards - part) * share) for part in _parts(HUES[stage % len(HUES)]))
+    return "#" + "".join(f"{part:02x}" for part in parts)
+
+
+def ink(background: str) -> str:
+    """Return black or white: what is read better on a colour `#rrggbb`."""
+    red, green, blue = _parts(background.removeprefix("#"))
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
+
+
+def _parts(colour: str) -> Sequence[int]:
+    return [int(colour[at : at + 2], 16) for at in (0, 2, 4)]

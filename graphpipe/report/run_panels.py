@@ -1,0 +1,47 @@
+"""The panels about what came of it: how a run went, and what other planners would have planned."""
+
+from graphpipe.report.comparison import Outcome
+from graphpipe.report.page import figure, note, table
+from graphpipe.report.planners_figure import planners_figure
+from graphpipe.report.subject import Subject
+from graphpipe.report.training_figure import loss_figure, throughput_figure
+from graphpipe.units import format_bytes, format_seconds
+
+
+def training_panel(subject: Subject) -> str | None:
+    """Return loss and throughput of a run."""
+    if not subject.steps:
+        return None
+    rates = throughput_figure(subject.steps, subject.batch_size)
+    return figure("loss-figure", "Loss of every step", loss_figure(subject.steps)) + figure(
+        "throughput-figure", "Samples per second of every step", rates
+    )
+
+
+def planners_panel(subject: Subject) -> str | None:
+    """Return planners side by side."""
+    if not subject.planners:
+        return None
+    rates = {row.planner: row.summary.samples_per_second for row in subject.planners if row.summary}
+    headings = ("planner", "status", "step", "samples/s", "of the best", "stages", "depth", "bubble", "peak", "search")
+    rows = [_row(outcome, max(rates.values(), default=0.0)) for outcome in subject.planners]
+    chart = figure("planners-figure", "Throughput of each planner; the table says the same", planners_figure(rates))
+    reasons = "".join(note(f"{row.planner}: {row.reason}") for row in subject.planners if row.reason)
+    return (chart if rates else "") + table("What each planner found", headings, rows, words=2) + reasons
+
+
+def _row(outcome: Outcome, best: float) -> list[str]:
+    if (found := outcome.summary) is None:
+        return [outcome.planner, outcome.status, *["-"] * 8]
+    return [
+        outcome.planner,
+        outcome.status,
+        format_seconds(found.step_seconds),
+        f"{found.samples_per_second:,.1f}",
+        f"{found.samples_per_second / best:.0%}" if best else "-",
+        str(found.stages),
+        str(found.depth),
+        f"{found.bubble_fraction:.1%}",
+        format_bytes(max(found.peak_bytes)),
+        format_seconds(found.search_seconds),
+    ]

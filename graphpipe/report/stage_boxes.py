@@ -1,0 +1,20 @@
+"""The boxes of the stage graph: where they stand, how large they are, what is written in them."""
+
+from graphpipe.plan import Plan, Stage
+from graphpipe.report.layers import layered
+
+HALF_WIDTH, HALF_HEIGHT = 0.43, 0.27
+"""Of a box, where the middles of two neighbours are 1 apart."""
+
+
+def stage_places(plan: Plan) -> list[tuple[float, float]]:
+    """Return (x, y) of the middle of each stage's box; y grows downwards, boxes are at least 1 apart."""
+    found = layered(len(plan.stages), [(edge.source, edge.target) for edge in plan.edges])
+    return [(place, float(layer)) for layer, place in found]
+
+
+def stage_lines(stage: Stage) -> list[str]:
+    """Return what stands in a stage's box: its name, its devices, its micro-batch."""
+    devices = "1 device" if stage.degree == 1 else f"{stage.degree} devices"
+    each = f"{stage.degree} × {stage.micro_batch // stage.degree}" if stage.degree > 1 else str(stage.micro_batch)
+    return [stage.name, devices, f"micro {each}"]

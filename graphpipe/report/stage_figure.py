@@ -1,0 +1,70 @@
+"""The stage graph: a box per stage, an arrow per edge, data flowing down."""
+
+import plotly.graph_objects as go
+
+from graphpipe.plan import Plan, Stage
+from graphpipe.report.figure import Figure
+from graphpipe.report.palette import ink, stage_colour
+from graphpipe.report.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
+from graphpipe.units import format_bytes
+
+ROW_PIXELS, LEAST_COLUMN_PIXELS, MOST_COLUMN_PIXELS = 112, 92, 230
+
+
+def stage_figure(plan: Plan) -> Figure:
+    """Return the figure."""
+    places = stage_places(plan)
+    figure = go.Figure()
+    for number, (x, y) in enumerate(places):
+        fill = stage_colour(number)
+        figure.add_shape(type="rect", x0=x - HALF_WIDTH, x1=x + HALF_WIDTH, y0=y - HALF_HEIGHT, y1=y + HALF_HEIGHT)
+        figure.update_shapes({"fillcolor": fill, "line": {"width": 0}}, selector=-1)
+        name, *more = stage_lines(plan.stages[number])
+        text = "<br>".join([f"<b>{name}</b>", *more])
+        figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"color": ink(fill), "size": 11})
+    for edge in plan.edges:
+        _add_arrow(figure, places[edge.source], places[edge.target], format_bytes(edge.bytes_per_sample))
+    figure.add_scatter(
+        x=[x for x, _ in places],
+        y=[y for _, y in places],
+        mode="markers",
+        marker={"size": 46, "opacity": 0.0},
+        hovertext=[_hover(plan, stage) for stage in plan.stages],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+    across, down = [x for x, _ in places], [y for _, y in places]
+    figure.update_xaxes(visible=False, range=[min(across) - 0.6, max(across) + 0.6], fixedrange=True)
+    figure.update_yaxes(visible=False, range=[max(down) + 0.45, -0.45], fixedrange=True)
+    figure.update_layout(showlegend=False, margin={"l": 4, "r": 4, "t": 4, "b": 4})
+    columns = max(across) - min(across) + 1
+    return Figure(
+        figure=figure,
+        height=round((max(down) + 1) * ROW_PIXELS) + 8,
+        least_width=round(columns * LEAST_COLUMN_PIXELS),
+        most_width=round(columns * MOST_COLUMN_PIXELS),
+    )
+
+
+def _add_arrow(figure: go.Figure, source: tuple[float, float], target: tuple[float, float], label: str) -> None:
+    ends = {"x": target[0], "y": target[1] - HALF_HEIGHT, "ax": source[0], "ay": source[1] + HALF_HEIGHT}
+    frame = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
+    figure.add_annotation(ends | frame, text="", showarrow=True, arrowhead=2, arrowsize=1.1, arrowwidth=1.4)
+    # Nearer to the source: arrows that meet at their target do not cover each other's labels.
+    middle = {"x": ends["ax"] + 0.38 * (ends["x"] - ends["ax"]), "y": ends["ay"] + 0.38 * (ends["y"] - ends["ay"])}
+    figure.add_annotation(middle, text=label, showarrow=False, font={"size": 10}, name="label")
+
+
+def _hover(plan: Plan, stage: Stage) -> str:
+    devices = [plan.cluster.devices[device].name for device in stage.devices]
+    lines = [
+        f"<b>{stage.name}</b>",
+        f"{len(stage.ops)} operators: {_few(stage.ops)}",
+        f"devices: {_few(devices)}",
+        f"micro-batch: {stage.micro_batch} samples over {stage.degree} replicas",
+        f"in flight: {stage.in_flight} samples",
+    ]
+    return "<br>".join(lines)
+
+
+def _few(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:2])} .. {names[-1]}"

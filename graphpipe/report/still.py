@@ -1,0 +1,128 @@
+"""The timeline and the stage graph as still pictures, for papers."""
+
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.report.palette import code, colours, ink, stage_colour
+from graphpipe.report.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
+from graphpipe.report.subject import Subject
+from graphpipe.report.timeline_rows import Columns, Row, timeline_rows
+from graphpipe.units import format_bytes
+
+MOST_LABELLED = 10_000
+WIDTH_INCHES = 7.2
+
+
+def write_still(subject: Subject, path: str | Path) -> list[str]:
+    """Write the pictures into one file, the stage graph over the timeline; its suffix says in which format.
+
+    Returns:
+        What the picture shows.
+
+    Raises:
+        InvalidInput: the file cannot be written, or there is nothing to draw.
+    """
+    parts: list[tuple[str, float]] = []
+    if subject.plan:
+        depth = 1 + max(y for _, y in stage_places(subject.plan))
+        parts.append(("stage graph", 0.95 * depth))
+    if subject.step_seconds:
+        rows = sum(not row.transfers for row in timeline_rows(subject)[0])
+        parts.append(("timeline", 0.7 + min(8.0, 0.28 * rows)))
+    if not parts:
+        raise InvalidInput("no plan, and a step in which nothing takes time: nothing to draw")
+    with rc_context({"font.size": 8, "svg.hashsalt": "graphpipe"}):
+        heights = [height for _, height in parts]
+        figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained", dpi=200)
+        axes = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for (name, _), where in zip(parts, axes, strict=True):
+            if name == "timeline":
+                _draw_timeline(where, subject)
+            elif subject.plan:
+                _draw_stages(where, subject.plan)
+        _save(figure, Path(path))
+    return [name for name, _ in parts]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    # No date inside: the same plan gives the same file.
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata=metadata)
+    except OSError as error:
+        raise InvalidInput(f"cannot write: {error.strerror}", where=str(path)) from None
+
+
+def _draw_stages(axes: Axes, plan: Plan) -> None:
+    places = stage_places(plan)
+    for edge in plan.edges:
+        (x0, y0), (x1, y1) = places[edge.source], places[edge.target]
+        ends = ((x0, y0 + HALF_HEIGHT), (x1, y1 - HALF_HEIGHT))
+        arrow = FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=9, color="0.4", shrinkA=0, shrinkB=0)
+        axes.add_patch(arrow)
+        at = [start + 0.38 * (end - start) for start, end in zip(*ends, strict=True)]
+        background = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+        axes.text(
+            at[0], at[1], format_bytes(edge.bytes_per_sample), fontsize=6, ha="center", va="center", bbox=background
+        )
+    for number, (x, y) in enumerate(places):
+        fill = stage_colour(number)
+        corner = (x - HALF_WIDTH, y - HALF_HEIGHT)
+        axes.add_patch(Rectangle(corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, color=fill, linewidth=0))
+        text = "\n".join(stage_lines(plan.stages[number]))
+        axes.text(x, y, text, fontsize=6.5, ha="center", va="center", color=ink(fill))
+    across, down = [x for x, _ in places], [y for _, y in places]
+    axes.set(xlim=(min(across) - 0.6, max(across) + 0.6), ylim=(max(down) + 0.4, -0.4))
+    axes.set_axis_off()
+
+
+def _draw_timeline(axes: Axes, subject: Subject) -> None:
+    rows, columns = timeline_rows(subject)
+    seconds = subject.step_seconds
+    level, at = 0.0, list[float]()
+    for row in rows:
+        at.append(level)
+        level += _height(row)
+    _draw_spans(axes, columns, at, [_height(row) for row in rows])
+    if len(columns.row) <= MOST_LABELLED:
+        _label_tasks(axes, columns, at, rows, seconds)
+    tasks = [(place, row) for place, row in zip(at, rows, strict=True) if not row.transfers]
+    several = len(subject.traces) > 1
+    names = [f"{row.device} {row.source}" if several else row.device for _, row in tasks]
+    axes.set_yticks([place + 0.45 for place, _ in tasks], names, fontsize=6 if len(tasks) < 24 else 4)
+    axes.set(xlim=(0, seconds), ylim=(level, -0.1), xlabel="seconds")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_spans(axes: Axes, columns: Columns, at: list[float], heights: list[float]) -> None:
+    # One artist per row and colour. Idleness is the white of the paper.
+    shades, idle = colours(), code("warm-up", 0)
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for place, shade, start, end in zip(columns.row, columns.code, columns.start, columns.end, strict=True):
+        if shade < idle:
+            found.setdefault((place, shade), []).append((start, end - start))
+    for (place, shade), bars in found.items():
+        axes.broken_barh(bars, (at[place], 0.9 * heights[place]), facecolor=shades[shade], edgecolor="white", lw=0.2)
+
+
+def _label_tasks(axes: Axes, columns: Columns, at: list[float], rows: list[Row], seconds: float) -> None:
+    digits = len(str(max(columns.micro_batch, default=0)))
+    shades = colours()
+    for number, place in enumerate(columns.row):
+        length, micro_batch = columns.end[number] - columns.start[number], columns.micro_batch[number]
+        if micro_batch < 0 or rows[place].transfers or length < 0.009 * digits * seconds:
+            continue
+        middle, shade = columns.start[number] + length / 2, ink(shades[columns.code[number]])
+        axes.text(middle, at[place] + 0.45, str(micro_batch), fontsize=5, ha="center", va="center", color=shade)
+
+
+def _height(row: Row) -> float:
+    return 0.35 if row.transfers else 1.0

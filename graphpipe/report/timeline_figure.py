@@ -1,0 +1,74 @@
+"""The timeline's figure: plotly's heatmap, whose cells `assets/timeline.js` fills for the times in sight.
+
+A cell is a pixel column of a row, so that a step of 200,000 tasks costs no more to draw than one of 100: zooming in
+fills the cells anew, and what is too short to be seen shows as what takes most of its pixel.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import plotly.graph_objects as go
+
+from graphpipe.report.figure import Figure
+from graphpipe.report.palette import colours, ink, kinds
+from graphpipe.report.subject import Subject
+from graphpipe.report.timeline_rows import Row, timeline_rows
+from graphpipe.report.words import KIND_WORDS
+
+TASK_HEIGHT, TRANSFER_HEIGHT, GAP = 1.0, 0.4, 0.3
+MARGIN_PIXELS = 70
+
+
+def timeline_figure(subject: Subject) -> Figure:
+    """Return the figure; its `extra` is what `assets/timeline.js` reads."""
+    rows, columns = timeline_rows(subject)
+    bounds = _bounds(rows)
+    codes = len(colours())
+    scale = [pair for number, colour in enumerate(colours()) for pair in _step(number, codes, colour)]
+    heatmap = go.Heatmap(colorscale=scale, zmin=-0.5, zmax=codes - 0.5, showscale=False, hovertemplate="%{text}")
+    marks = go.Scatter(mode="text", hoverinfo="skip", showlegend=False)
+    figure = go.Figure([heatmap, marks])
+    tasks = [(number, row) for number, row in enumerate(rows) if not row.transfers]
+    several = len(subject.traces) > 1
+    figure.update_yaxes(
+        range=[bounds[-1][1], 0],
+        fixedrange=True,
+        tickvals=[sum(bounds[number]) / 2 for number, _ in tasks],
+        ticktext=[f"{row.device} {row.source}" if several else row.device for _, row in tasks],
+        showgrid=False,
+        zeroline=False,
+    )
+    seconds = subject.step_seconds
+    figure.update_xaxes(range=[0, seconds], minallowed=0, maxallowed=seconds, ticksuffix="s", exponentformat="SI")
+    figure.update_layout(dragmode="zoom")
+    height = round(bounds[-1][1] * _pixels(len(tasks))) + MARGIN_PIXELS
+    extra: dict[str, Any] = {
+        "rows": [asdict(row) | {"from": top, "to": bottom} for row, (top, bottom) in zip(rows, bounds, strict=True)],
+        "columns": asdict(columns),
+        "stages": [subject.stage_name(stage) for stage in range(1 + max(columns.stage, default=0))],
+        "devices": subject.traces[0].device_names,
+        "words": [KIND_WORDS[kind] for kind in kinds()],
+        "ink": [ink(colour) if colour.startswith("#") else "" for colour in colours()],
+        "seconds": seconds,
+    }
+    return Figure(figure=figure, height=height, kind="timeline", extra=extra)
+
+
+def _bounds(rows: list[Row]) -> list[tuple[float, float]]:
+    """Return top and bottom of every row, with a gap above each device."""
+    bounds: list[tuple[float, float]] = []
+    at, before = 0.0, ""
+    for row in rows:
+        at += GAP if row.device != before else 0.0
+        bounds.append((at, at + (TRANSFER_HEIGHT if row.transfers else TASK_HEIGHT)))
+        at, before = bounds[-1][1], row.device
+    return bounds
+
+
+def _step(number: int, count: int, colour: str) -> list[tuple[float, str]]:
+    return [(number / count, colour), ((number + 1) / count, colour)]
+
+
+def _pixels(rows: int) -> float:
+    """Return the height of a row of tasks: less when there are many."""
+    return min(34.0, max(13.0, 640.0 / rows))

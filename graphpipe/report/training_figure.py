@@ -1,0 +1,44 @@
+"""How a run went: loss and throughput, step by step."""
+
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+
+from graphpipe.report.figure import Figure
+from graphpipe.report.palette import HUES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from graphpipe.run.train_result import Step
+
+MOST_POINTS = 4_000
+
+
+def loss_figure(steps: "Sequence[Step]") -> Figure:
+    """Return the loss of every step (of some 4,000 evenly spaced ones, of a longer run)."""
+    some = _some(steps)
+    return _curve([step.step for step in some], [step.loss for step in some], "loss", HUES[0])
+
+
+def throughput_figure(steps: "Sequence[Step]", batch_size: int) -> Figure:
+    """Return the samples per second of every step."""
+    some = [step for step in _some(steps) if step.seconds > 0]
+    rates = [batch_size / step.seconds for step in some]
+    figure = _curve([step.step for step in some], rates, "samples/s", HUES[2])
+    figure.figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def _some(steps: "Sequence[Step]") -> "Sequence[Step]":
+    return steps[:: -(-len(steps) // MOST_POINTS)]
+
+
+def _curve(x: list[int], y: list[float], name: str, colour: str) -> Figure:
+    figure = go.Figure()
+    template = f"step %{{x}}: %{{y:.5~g}} {name}<extra></extra>"
+    figure.add_scatter(x=x, y=y, mode="lines", line={"color": f"#{colour}"}, name=name, hovertemplate=template)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title=name)
+    figure.update_layout(showlegend=False, dragmode="zoom")
+    return Figure(figure=figure, height=280)

@@ -1,0 +1,27 @@
+"""What kinds of spans are called, and differences with their sign."""
+
+from graphpipe.units import format_seconds
+
+KIND_WORDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "send": "send",
+    "receive": "receive",
+    "reduce": "reduction of gradients",
+    "optimizer": "optimizer",
+    "warm-up": "waits: warm-up",
+    "bubble": "waits: bubble",
+    "drain": "waits: drain",
+}
+
+
+def source_word(source: str) -> str:
+    """Return what the page calls a trace's source."""
+    return {"simulated": "predicted", "emulated": "rehearsed"}.get(source, source)
+
+
+def signed_seconds(seconds: float) -> str:
+    """Return seconds with their sign: +1.52 ms."""
+    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"

@@ -1,0 +1,122 @@
+"""One rank's part of a checkpoint: taken in memory between two steps, then written while training goes on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from graphpipe.documents import write_document
+from graphpipe.plan import Plan
+from graphpipe.run.checkpoint_folder import sync
+from graphpipe.run.checkpoint_manifest import Contents, TensorEntry, measure
+from graphpipe.run.checkpoint_model import ModelTensors
+from graphpipe.run.checkpoint_optimizer import OptimizerState, describe
+from graphpipe.run.checkpoint_tensors import copies, write_tensors
+from graphpipe.run.checkpoint_training import TRAINING, TrainingState
+from graphpipe.run.held import Held
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Copies of all that a rank saves: nothing that training does later changes them."""
+
+    tensors: Mapping[str, Tensor]
+    optimizer: OptimizerState | None
+    slots: Mapping[str, Tensor]
+    shared: "Shared | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What rank 0 saves for all."""
+
+    training: TrainingState
+    plan: Plan
+    aliases: dict[str, str]
+
+
+def take(held: Held, training: TrainingState) -> Snapshot:
+    """Copy what this rank saves.
+
+    Raises:
+        InvalidInput: the optimizer keeps what a checkpoint cannot hold.
+    """
+    model = ModelTensors.of(held)
+    saved = model.saved_by(held)
+    optimizer, slots = _optimizer(held, saved)
+    shared = Shared(training=training, plan=held.plan, aliases=model.aliases) if held.world.rank == 0 else None
+    return Snapshot(tensors=copies(saved), optimizer=optimizer, slots=copies(slots), shared=shared)
+
+
+def parameter_names(held: Held) -> dict[int, str]:
+    """Return the names, in the user's model, of the parameters that this rank's optimizer changes, by identity."""
+    return {
+        id(parameter): leader.program.parameter_names[local]
+        for leader in held.worker.leaders()
+        for local, parameter in leader.module.named_parameters()
+    }
+
+
+def write(part: Path, rank: int, snapshot: Snapshot) -> None:
+    """Write a rank's files, and last a list of them that `written` reads; all is on the disk at the end.
+
+    Raises:
+        InvalidInput: a tensor has a dtype that cannot be saved.
+        OSError: something cannot be written.
+    """
+    tensors = _write_tensors(part / f"model-{rank:02}.safetensors", snapshot.tensors)
+    slots = _write_tensors(part / f"optimizer-{rank:02}.safetensors", snapshot.slots)
+    names = {entry.file for entry in (*tensors.values(), *slots.values())}
+    if snapshot.optimizer is not None:
+        names.add(name := f"optimizer-{rank:02}.json")
+        write_document(part / name, "optimizer", snapshot.optimizer)
+    if snapshot.shared is not None:
+        names |= {TRAINING, PLAN}
+        write_document(part / TRAINING, "training", snapshot.shared.training)
+        snapshot.shared.plan.save(part / PLAN)
+    for name in names:
+        sync(part / name)
+    contents = Contents(
+        files={name: measure(part / name) for name in sorted(names)},
+        tensors=tensors,
+        slots=slots,
+        aliases=snapshot.shared.aliases if snapshot.shared else {},
+    )
+    contents.save(_list_of(part, rank))
+
+
+def written(part: Path, ranks: int) -> bool:
+    """True once every rank has written its part."""
+    return all(_list_of(part, rank).exists() for rank in range(ranks))
+
+
+def collect(part: Path, ranks: int) -> Contents:
+    """Return what all ranks have written, and remove their lists of it."""
+    lists = [_list_of(part, rank) for rank in range(ranks)]
+    contents = Contents.union(Contents.load(path) for path in lists)
+    for path in lists:
+        path.unlink()
+    return contents
+
+
+def _optimizer(held: Held, saved: Mapping[str, Tensor]) -> tuple[OptimizerState | None, dict[str, Tensor]]:
+    # Of a rank's parameters only those it saves itself: replicas have the same state.
+    if held.update.optimizer is None:
+        return None, {}
+    state, slots = describe(held.update.optimizer, held.update.scheduler, parameter_names(held))
+    kept = {name: each for name, each in state.parameters.items() if name in saved}
+    if not kept:
+        return None, {}
+    state = OptimizerState(kind=state.kind, groups=state.groups, parameters=kept, scheduler=state.scheduler)
+    return state, {name: tensor for name, tensor in slots.items() if name.rpartition(":")[0] in kept}
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
+    return write_tensors(path, tensors) if tensors else {}
+
+
+def _list_of(part: Path, rank: int) -> Path:
+    return part / f"written-{rank:02}.json"

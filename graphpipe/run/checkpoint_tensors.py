@@ -1,0 +1,80 @@
+"""Tensors to safetensors files and back, by name."""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from graphpipe.errors import CheckpointCorrupt, InvalidInput
+from graphpipe.run.checkpoint_manifest import TensorEntry
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return a tensor's dtype as the manifest names it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors as they are now, on the CPU, contiguous and sharing no memory with anything."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
+    """Write contiguous CPU tensors that share no memory to a file, and return where each is.
+
+    Raises:
+        InvalidInput: the format has no such dtype.
+        OSError: the file cannot be written.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except KeyError as error:
+        raise InvalidInput(f"a safetensors file holds no {error.args[0]}", where=str(path)) from None
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+    path.chmod(0o644)
+    return {
+        name: TensorEntry(file=path.name, dtype=dtype_name(tensor), shape=tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    }
+
+
+def read_tensors(checkpoint: Path, entries: Mapping[str, TensorEntry]) -> dict[str, Tensor]:
+    """Return these tensors of a checkpoint; nothing else is read.
+
+    Raises:
+        CheckpointCorrupt: a file is no safetensors file, or a tensor in it is not what the manifest says.
+    """
+    by_file: defaultdict[str, list[str]] = defaultdict(list)
+    for name, entry in entries.items():
+        by_file[entry.file].append(name)
+    found: dict[str, Tensor] = {}
+    for file, names in by_file.items():
+        try:
+            with safe_open(checkpoint / file, framework="pt") as reader:
+                found |= {name: reader.get_tensor(name) for name in names}
+        except (SafetensorError, OSError) as error:
+            raise CheckpointCorrupt(f"cannot be read: {error}", where=str(checkpoint / file)) from None
+        for name in names:
+            _check(found[name], entries[name], f"{checkpoint / file}, tensor '{name}'")
+    return found
+
+
+def _check(tensor: Tensor, entry: TensorEntry, where: str) -> None:
+    shape, dtype = tuple(tensor.shape), dtype_name(tensor)
+    if (shape, dtype) != (entry.shape, entry.dtype):
+        raise CheckpointCorrupt(
+            f"is {dtype}{list(shape)}, the manifest says {entry.dtype}{list(entry.shape)}", where=where
+        )

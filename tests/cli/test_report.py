@@ -1,0 +1,133 @@
+"""`graphpipe report`: what it reads, what it writes, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_cases import Run
+
+from graphpipe.plan import Plan
+
+
+@pytest.fixture
+def trace_file(run: Run, plan_file: Path, tmp_path: Path) -> Path:
+    """Return the predicted trace of the plan file."""
+    assert run("simulate", plan_file, "-o", tmp_path / "trace.json").code == 0
+    return tmp_path / "trace.json"
+
+
+def test_a_plan_is_reported_with_its_predicted_step(run: Run, plan_file: Path, tmp_path: Path) -> None:
+    ran = run("report", plan_file, "-o", tmp_path / "report.html", "--json")
+    assert ran.code == 0
+    assert ran.json["shows"] == ["Stages", "Timeline", "Memory", "Model", "Where this comes from"]
+    assert ran.json["plan_hash"] == Plan.load(plan_file).fingerprint
+    assert ran.json["plan_hash"] in (tmp_path / "report.html").read_text()
+
+
+def test_a_trace_alone_and_with_its_plan(run: Run, plan_file: Path, trace_file: Path, tmp_path: Path) -> None:
+    alone = run("report", trace_file, "-o", tmp_path / "report.html")
+    assert alone.code == 0
+    assert alone.out.endswith("report.html: Timeline, Memory, Where this comes from\n")
+    both = run("report", trace_file, plan_file, "-o", tmp_path / "report.html")
+    assert "Stages, Timeline" in both.out
+
+
+def test_a_rehearsal_is_compared_with_the_prediction(
+    run: Run, plan_file: Path, trace_file: Path, tmp_path: Path
+) -> None:
+    content = json.loads(trace_file.read_text()) | {"source": "emulated"}
+    (tmp_path / "emulated.json").write_text(json.dumps(content))
+    ran = run("report", plan_file, tmp_path / "emulated.json", "-o", tmp_path / "report.html", "--json")
+    assert "Predicted against measured" in ran.json["shows"]
+
+
+def test_planners_from_compare(run: Run, graph: Path, plan_file: Path, tmp_path: Path) -> None:
+    words = ("compare", graph, "--cluster", "summit:1x4", "--batch", 16, "--planners", "graphpipe,spp", "--json")
+    (tmp_path / "compare.json").write_text(run(*words).out)
+    report = ("report", plan_file, "-o", tmp_path / "report.html", "--json", "--compare", tmp_path / "compare.json")
+    assert "Planners" in run(*report).json["shows"]
+    assert "spp" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_pictures(run: Run, plan_file: Path, tmp_path: Path, suffix: str) -> None:
+    ran = run("report", plan_file, "-o", tmp_path / f"report.{suffix}", "--json")
+    assert (ran.code, ran.json["shows"]) == (0, ["stage graph", "timeline"])
+    assert (tmp_path / f"report.{suffix}").stat().st_size > 5_000
+
+
+def test_mermaid_is_all_of_standard_output(run: Run, plan_file: Path) -> None:
+    ran = run("report", plan_file, "--mermaid")
+    assert ran.code == 0
+    assert ran.out.startswith("flowchart TD\n")
+    assert ran.out.count("[") == len(Plan.load(plan_file).stages)
+
+
+def test_a_run_shows_its_training(run: Run, config: Path, tmp_path: Path) -> None:
+    trained = run("train", config, "--json")
+    assert trained.code == 0
+    directory = Path(trained.json["directory"])
+    ran = run("report", directory, "-o", tmp_path / "report.html", "--json")
+    assert ran.code == 0
+    assert {"Predicted against measured", "Training"} <= set(ran.json["shows"])
+    text = (tmp_path / "report.html").read_text()
+    assert "train.batch_size" in text
+    # A run that was cut short while it wrote its sixth step, before it measured.
+    (directory / "trace-measured.json").unlink()
+    log = directory / "metrics.jsonl"
+    log.write_text(log.read_text()[:-20])
+    ran = run("report", directory, "-o", tmp_path / "report.html", "--json")
+    assert ran.code == 0
+    assert "Training" in ran.json["shows"]
+    assert "Predicted against measured" not in ran.json["shows"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["PLAN"], "nothing to write"),
+        (["PLAN", "-o", "report.pdf"], "ends neither with .html nor with .png or .svg"),
+        (["PLAN", "PLAN", "-o", "report.html"], "a second plan"),
+        (["missing.json", "-o", "report.html"], "cannot read"),
+        (["GRAPH", "-o", "report.html"], "is a graphpipe graph file, not a plan or a trace"),
+        (["EMPTY", "-o", "report.html"], "has no plan.json"),
+        (["TRACE", "--mermaid"], "a trace has no stage graph"),
+        (["PLAN", "-o", "report.html", "--compare", "PLAN"], "has no rows"),
+        (["PLAN", "-o", "report.html", "--compare", "ROWS"], "field status"),
+    ],
+)
+def test_what_cannot_be_reported_is_said(
+    run: Run, graph: Path, plan_file: Path, trace_file: Path, tmp_path: Path, words: list[str], says: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "rows.json").write_text('{"rows": [{"planner": "spp"}]}')
+    files = {"PLAN": plan_file, "GRAPH": graph, "TRACE": trace_file}
+    files |= {"EMPTY": tmp_path / "empty", "ROWS": tmp_path / "rows.json"}
+    ran = run("report", *(files.get(word, word) for word in words))
+    assert ran.code == 2
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    assert not Path("report.html").exists()
+
+
+def in_a_process(code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_other_verbs_start_without_the_drawing_libraries() -> None:
+    done = in_a_process("import sys, graphpipe.cli; sys.exit(any(x in sys.modules for x in ('plotly', 'matplotlib')))")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_missing_library_is_named_with_the_remedy(plan_file: Path, tmp_path: Path) -> None:
+    words = ["report", str(plan_file), "-o", str(tmp_path / "report.html")]
+    without = "import sys; sys.modules['plotly'] = None; from graphpipe.cli import main; "
+    done = in_a_process(f"{without} sys.exit(main({words!r}))")
+    assert done.returncode == 2
+    assert "which draws, is not installed. Install it: pip install 'graphpipe-torch[report]'." in done.stderr
+    assert not (tmp_path / "report.html").exists()
+    mermaid = in_a_process(f"{without} sys.exit(main({[*words[:2], '--mermaid']!r}))")
+    assert mermaid.returncode == 0
+    assert mermaid.stdout.startswith("flowchart TD")

@@ -1,0 +1,125 @@
+"""`graphpipe train --resume` and `graphpipe export`: a run broken off, resumed, and its weights."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cli_cases import CONFIG, TASK, Run
+from safetensors.torch import load_file
+
+from graphpipe.plan import Plan
+
+WORDS = ("train", "tiny.toml", "train.checkpoint_every=3", "lr_schedule.name=cosine")
+BROKEN = """
+
+class Broken(Exception):
+    pass
+
+
+def breaking(number, batch_size, seed):
+    for count, batch in enumerate(epoch(number, batch_size, seed)):
+        if number == 1 and count == 1:
+            raise Broken("the power is gone")
+        yield batch
+
+
+def breaking_task():
+    import dataclasses
+    return dataclasses.replace(task(), epoch=breaking)
+"""
+DROPOUT = TASK.replace('"a": nn.Linear(4, 8)', '"a": nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2))')
+
+
+def losses(run: str | Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def weights(run: str | Path) -> dict[str, torch.Tensor]:
+    return load_file(Path(run) / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run that broke off after step 5, with a checkpoint of step 3."""
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "tiny.py").write_text(DROPOUT + BROKEN)
+    (folder / "tiny.toml").write_text(CONFIG)
+    words = [sys.executable, "-m", "graphpipe", *WORDS, "task=tiny.py:breaking_task"]
+    ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert ran.returncode == 4
+    assert "Broken: the power is gone" in ran.stderr
+    return folder
+
+
+@pytest.fixture
+def broken(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy it, into the working directory."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    assert [path.name for path in Path("runs/tiny-1/checkpoints").glob("step-*")] == ["step-00000003"]
+    assert [step for step, _ in losses("runs/tiny-1")] == [1, 2, 3, 4, 5]
+
+
+def test_a_broken_run_resumes_as_if_it_had_never_broken(run: Run, broken: None) -> None:
+    resumed = run(*WORDS, "--resume", "runs/tiny-1", "--json")
+    assert resumed.code == 0, resumed.err
+    assert "resuming after step 3 from runs/tiny-1/checkpoints/step-00000003" in resumed.err
+    assert "step 4/6" in resumed.err
+    assert resumed.json["steps"] == 6
+    assert resumed.json["directory"] == "runs/tiny-1"
+    assert run(*WORDS).code == 0  # unbroken, in runs/tiny-2
+    assert losses("runs/tiny-1") == losses("runs/tiny-2")
+    assert [step for step, _ in losses("runs/tiny-1")] == [1, 2, 3, 4, 5, 6]
+    for name, tensor in weights("runs/tiny-2").items():
+        assert torch.equal(weights("runs/tiny-1")[name], tensor), name
+
+    again = run(*WORDS, "--resume", "runs/tiny-1")
+    assert again.code == 2
+    assert "the training is complete: 6 of 6 steps are done. Choose more train.steps" in again.err
+    exported = run("export", "runs/tiny-1", "-o", "exported.safetensors", "--json")
+    assert exported.json == {
+        "checkpoint": "runs/tiny-1/checkpoints/step-00000006",
+        "output": "exported.safetensors",
+    }
+    assert {n: t.tolist() for n, t in load_file("exported.safetensors").items()} == {
+        n: t.tolist() for n, t in weights("runs/tiny-1").items()
+    }
+
+
+def test_torchrun_resumes_on_one_process_what_two_began(broken: None) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "-m", "graphpipe"]
+    words = [*command, *WORDS, "cluster=local:1", "--resume", "runs/tiny-1", "--json"]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the run was planned for another cluster than local:1: planning again" in done.stderr
+    assert json.loads(done.stdout)["steps"] == 6
+    assert len(Plan.load("runs/tiny-1/plan.json").used_devices) == 1
+    assert [step for step, _ in losses("runs/tiny-1")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_cannot_be_resumed(run: Run, broken: None) -> None:
+    before = sorted(str(path) for path in Path("runs").rglob("*"))
+    for words, said in (
+        (["--resume", "runs/none"], "runs/none/checkpoints: holds no checkpoint"),
+        (["--resume", "runs/tiny-1", "train.seed=1"], "was trained with seed 0, this run has seed 1"),
+        (["--resume", "runs/tiny-1", "train.batch_size=8"], "was trained with mini-batches of 16, this run has"),
+        (["--resume", "runs/tiny-1", "train.steps=3"], "the training is complete: 3 of 3 steps are done"),
+    ):
+        ran = run(*WORDS, *words)
+        assert (ran.code, ran.err.count("error: ")) == (2, 1), ran.err
+        assert said in ran.err
+    Path("tiny.py").write_text(DROPOUT.replace("nn.Linear(8, 1)", "nn.Linear(8, 1, bias=False)"))
+    ran = run(*WORDS, "--resume", "runs/tiny-1")
+    assert ran.code == 2
+    assert "made for another model" in ran.err
+    file = Path("runs/tiny-1/checkpoints/step-00000003/model-00.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    ran = run(*WORDS, "--resume", "runs/tiny-1")
+    assert ran.code == 4
+    assert "model-00.safetensors: holds" in ran.err
+    assert sorted(str(path) for path in Path("runs").rglob("*")) == before

@@ -1,0 +1,123 @@
+"""The report's page, as text: panels, numbers, and nothing from elsewhere."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from subjects import PLAN, PREDICTED, slower, whole_subject
+
+from graphpipe.errors import InvalidInput
+from graphpipe.report.html import write_html
+from graphpipe.report.subject import Subject
+
+EVERY_PANEL = [
+    *("Stages", "Timeline", "Predicted against measured", "Memory", "Training", "Planners", "Model"),
+    "Where this comes from",
+]
+VOID = {"meta", "link", "br", "input"}
+
+
+class Outline(HTMLParser):
+    """Which elements there are, and whether each is closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "dd", "h1", "h3"):
+            self.cells.append(data)
+
+
+def write(subject: Subject, path: Path) -> tuple[list[str], str]:
+    panels = write_html(subject, path)
+    return panels, path.read_text(encoding="utf-8")
+
+
+def test_every_part_has_its_panel(tmp_path: Path) -> None:
+    panels, text = write(whole_subject(), tmp_path / "report.html")
+    assert panels == EVERY_PANEL
+    outline = Outline(text)
+    assert outline.open == []
+    ids = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [attributes["href"] for tag, attributes in outline.tags if tag == "a"]
+    assert all(link and link[1:] in ids for link in links)
+    assert [tag for tag, _ in outline.tags if tag == "h1"] == ["h1"]
+    assert {"header", "nav", "main"} <= {tag for tag, _ in outline.tags}
+
+
+def test_nothing_is_fetched(tmp_path: Path) -> None:
+    _, text = write(whole_subject(), tmp_path / "report.html")
+    for tag, attributes in Outline(text).tags:
+        for name in ("src", "href", "srcset", "data"):
+            value = attributes.get(name) or ""
+            assert value.startswith(("#", "data:")) or not value, f"<{tag} {name}={value}>"
+
+
+def test_names_are_text_and_not_markup(tmp_path: Path) -> None:
+    _, text = write(whole_subject(), tmp_path / "report.html")
+    assert "test <on> test" in "".join(Outline(text).cells)
+    assert "<on>" not in text
+
+
+def test_figures_agree_with_the_values(tmp_path: Path) -> None:
+    _, text = write(whole_subject(), tmp_path / "report.html")
+    cells = Outline(text).cells
+    assert PLAN.fingerprint in cells
+    step = PREDICTED.step_seconds
+    assert f"{step:.1f} s" in cells
+    assert f"{8 / step:,.1f} samples/s" in cells
+    assert "the prediction is 20.0% too short" in text  # 1 / 1.25 - 1
+    assert "spp: stage s0 lacks 3 bytes" in text
+    assert cells[cells.index("train.batch_size") :][:4] == ["train.batch_size", "8", "train.clip_norm", "not set"]
+
+
+def test_figures_are_json_with_finite_numbers(tmp_path: Path) -> None:
+    _, text = write(whole_subject(), tmp_path / "report.html")
+    scripts = re.findall(r'<script type="application/json" data-figure="([a-z-]+)">(.*?)</script>', text)
+    figures = {name: json.loads(body) for name, body in scripts}
+    assert figures.keys() == {
+        *("stage-graph", "timeline-figure", "memory-figure", "stage-bytes", "loss-figure", "throughput-figure"),
+        *("planners-figure", "operator-graph"),
+    }
+    assert all("NaN" not in body for _, body in scripts)
+    labels = [one["text"] for one in figures["stage-graph"]["layout"]["annotations"]]
+    assert "4 B" in labels
+    assert "<b>s2</b><br>2 devices<br>micro 2 × 1" in labels
+
+
+def test_a_trace_alone_has_its_timeline_and_memory(tmp_path: Path) -> None:
+    panels, _ = write(Subject(title="trace", predicted=PREDICTED), tmp_path / "report.html")
+    assert panels == ["Timeline", "Memory", "Where this comes from"]
+    panels, _ = write(Subject(title="trace", measured=slower(PREDICTED, 2.0)), tmp_path / "report.html")
+    assert panels == ["Timeline", "Memory", "Where this comes from"]
+
+
+def test_a_step_that_takes_no_time_has_no_timeline(tmp_path: Path) -> None:
+    nothing = replace(PREDICTED, spans=(), step_seconds=0.0)
+    assert write(Subject(title="trace", predicted=nothing), tmp_path / "a.html")[0] == ["Where this comes from"]
+    empty = replace(nothing, step_seconds=1.0, memory=())
+    assert "Timeline" in write(Subject(title="trace", predicted=empty), tmp_path / "a.html")[0]
+
+
+def test_a_trace_of_another_plan_is_refused() -> None:
+    other = replace(PLAN, batch_size=16)
+    with pytest.raises(InvalidInput, match="do not belong together: by plan hash, the predicted trace has"):
+        Subject(title="", plan=other, predicted=PREDICTED)
+    with pytest.raises(InvalidInput, match="neither a plan nor a trace"):
+        Subject(title="")

@@ -1,0 +1,52 @@
+"""Where bytes are, and curves that stay true when they are thinned."""
+
+from itertools import pairwise
+
+import pytest
+from builders import Part, make_plan
+from subjects import PLAN, whole_subject
+
+from graphpipe.report.memory_figure import MOST_POINTS, PARTS, memory_figure, stage_bytes, thin
+from graphpipe.trace import MemorySample
+
+
+def test_parts_add_up_to_what_the_cost_model_says() -> None:
+    for number, stage in enumerate(PLAN.stages):
+        parts = stage_bytes(PLAN, number)
+        model = PLAN.cost_model
+        held = model.activation_bytes(stage.ops) * stage.in_flight / stage.degree
+        assert sum(getattr(parts, part) for part in PARTS) == pytest.approx(model.state_bytes(stage.ops) + held)
+
+
+def test_parts_by_hand() -> None:
+    # AdamW in fp32 holds four times the parameters; s0 keeps 3 bytes for each of its 4 samples in flight.
+    parts = stage_bytes(PLAN, 0)
+    assert PLAN.stages[0].in_flight == 4
+    assert (parts.weights, parts.gradients, parts.optimizer) == (64.0, 64.0, 128.0)
+    assert (parts.activations, parts.buffers) == (12.0, 0.0)
+    # s2 receives 4 bytes per sample of s0; each of its two replicas holds half of the 2 samples in flight.
+    assert stage_bytes(PLAN, 2).buffers == 4.0
+
+
+def test_a_curve_of_any_length_keeps_its_peaks() -> None:
+    samples = [MemorySample(device=0, seconds=float(at), bytes=float(at % 97)) for at in range(50_000)]
+    samples[31_007] = MemorySample(device=0, seconds=31_007.0, bytes=1e6)
+    thinned = thin(samples)
+    assert len(thinned) <= MOST_POINTS
+    assert all(before.seconds < after.seconds for before, after in pairwise(thinned))
+    assert samples[31_007] in thinned
+    assert min(sample.bytes for sample in thinned) == 0.0
+    assert thin(samples[:MOST_POINTS]) == samples[:MOST_POINTS]
+
+
+def test_a_limit_far_above_is_there_but_out_of_sight() -> None:
+    figure = memory_figure(whole_subject()).figure
+    limit = next(trace for trace in figure.data if trace.name.startswith("limit"))
+    assert limit.y[0] == pytest.approx(1e9 / 2**30)
+    assert figure.layout.yaxis.range[1] < limit.y[0] / 100
+    assert {trace.name for trace in figure.data} >= {"d0", "d1", "d2", "d3", "measured peaks"}
+
+
+def test_a_stage_without_parameters_holds_no_state() -> None:
+    parts = stage_bytes(make_plan([Part()]), 0)
+    assert (parts.weights, parts.gradients, parts.optimizer) == (0.0, 0.0, 0.0)

@@ -1,0 +1,88 @@
+"""The timeline's columns: every span once, every gap named, samples as the runtime divides them."""
+
+from subjects import PLAN, PREDICTED, slower, whole_subject
+
+from graphpipe.report.palette import code, colours, ink, kinds
+from graphpipe.report.subject import Subject
+from graphpipe.report.timeline_rows import timeline_rows
+from graphpipe.trace import Span, Trace
+
+
+def trace_of(*tasks: tuple[str, float, float]) -> Trace:
+    """Return a trace of one device and 10 seconds."""
+    return Trace(
+        source="simulated",
+        plan_fingerprint="p",
+        batch_size=4,
+        device_names=("d0",),
+        used_devices=(0,),
+        step_seconds=10.0,
+        spans=tuple(
+            Span(device=0, kind=kind, stage=0, micro_batch=at, start_seconds=start, end_seconds=end)  # type: ignore[arg-type]
+            for at, (kind, start, end) in enumerate(tasks)
+        ),
+    )
+
+
+def idleness(trace: Trace) -> list[tuple[str, float, float]]:
+    _, columns = timeline_rows(Subject(title="", predicted=trace))
+    found = zip(columns.code, columns.stage, columns.start, columns.end, strict=True)
+    return [(kinds()[shade], start, end) for shade, stage, start, end in found if stage < 0]
+
+
+def test_gaps_are_warm_up_then_bubbles_then_drain() -> None:
+    trace = trace_of(("F", 1.0, 2.0), ("F", 2.0, 3.0), ("B", 5.0, 8.0))
+    assert idleness(trace) == [("warm-up", 0.0, 1.0), ("bubble", 3.0, 5.0), ("drain", 8.0, 10.0)]
+
+
+def test_a_busy_device_is_never_idle() -> None:
+    assert idleness(trace_of(("F", 0.0, 4.0), ("B", 4.0, 10.0))) == []
+    # A task inside another one (clocks of a measurement) leaves no gap.
+    assert idleness(trace_of(("F", 0.0, 9.0), ("B", 1.0, 2.0), ("W", 9.0, 10.0))) == []
+
+
+def test_idle_and_busy_seconds_add_up_to_the_step() -> None:
+    rows, columns = timeline_rows(whole_subject())
+    for number, row in enumerate(rows):
+        if not row.transfers:
+            lengths = [e - s for r, s, e in zip(columns.row, columns.start, columns.end, strict=True) if r == number]
+            step = PREDICTED.step_seconds * (1.25 if row.source == "measured" else 1.0)
+            assert abs(sum(lengths) - step) < 1e-6
+
+
+def test_predicted_stands_above_measured_with_transfers_between() -> None:
+    rows, columns = timeline_rows(whole_subject())
+    first = [(row.source, row.transfers) for row in rows if row.device == "d0"]
+    assert first == [("predicted", False), ("predicted", True), ("measured", False), ("measured", True)]
+    spans = sum(stage >= 0 for stage in columns.stage)
+    assert spans == 2 * len(PREDICTED.spans)
+
+
+def test_samples_are_those_of_the_replica() -> None:
+    rows, columns = timeline_rows(Subject(title="", plan=PLAN, predicted=PREDICTED))
+    found = {
+        (rows[row].device, micro_batch): (first, count)
+        for row, stage, micro_batch, first, count in zip(
+            columns.row, columns.stage, columns.micro_batch, columns.first_sample, columns.samples, strict=True
+        )
+        if stage == 2 and count
+    }
+    # Micro-batches of 2 over two replicas: one sample each.
+    assert found["d2", 0] == (0, 1)
+    assert found["d3", 0] == (1, 1)
+    assert found["d3", 3] == (7, 1)
+
+
+def test_a_measured_trace_alone_is_shown() -> None:
+    rows, _ = timeline_rows(Subject(title="", measured=slower(PREDICTED, 2.0)))
+    assert {row.source for row in rows} == {"measured"}
+
+
+def test_every_code_has_its_colour_and_kind() -> None:
+    assert len(colours()) == len(kinds())
+    for stage in (0, 7, 13):
+        for kind in ("F", "B", "I", "W", "send", "optimizer", "bubble"):
+            assert kinds()[code(kind, stage)] == kind
+    assert code("F", 3) == code("F", 13) != code("F", 4)
+    assert len(set(colours()[:40])) == 40
+    assert (ink("#ffffff"), ink("#101010")) == ("#000000", "#ffffff")

@@ -1,0 +1,66 @@
+"""The position in the data: what follows it is what would have followed."""
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from graphpipe.documents import from_body, to_body
+from graphpipe.run.data_position import Position, Reader
+from graphpipe.run.random_state import RandomState
+from graphpipe.run.task import Batch, Task
+
+BATCHES = 3
+
+
+def epoch(number: int, batch_size: int, seed: int) -> Iterator[Batch]:
+    """Draw from every generator there is: as the epoch begins, and at every mini-batch."""
+    order = torch.randperm(100)
+    for _ in range(BATCHES):
+        drawn = [*torch.rand(1).tolist(), random.gauss(0, 1), np.random.normal(), random.random(), np.random.rand()]
+        yield {"x": torch.tensor([number, batch_size, seed, *drawn], dtype=torch.float64)}, order[:5]
+
+
+TASK = Task(module=nn.Identity(), example_inputs=torch.zeros(1), loss_fn=nn.functional.mse_loss, epoch=epoch)
+
+
+def seed_all() -> None:
+    torch.manual_seed(1)
+    random.seed(2)
+    np.random.seed(3)
+
+
+def plain(batches: Iterator[Batch]) -> list[object]:
+    return [(inputs["x"].tolist(), targets.tolist()) for inputs, targets in batches]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("done", range(1, 2 * BATCHES + 2))
+def test_a_reader_goes_on_from_any_position(done: int) -> None:
+    seed_all()
+    wanted = plain(islice(iter(Reader(task=TASK, batch_size=4, seed=5, position=Position())), 8))
+    assert len({str(batch) for batch in wanted}) == 8
+    seed_all()
+    first = Reader(task=TASK, batch_size=4, seed=5, position=Position())
+    assert plain(islice(iter(first), done)) == wanted[:done]
+    position = from_body(Position, to_body(first.position), "position")
+    assert (position.epoch, position.batch) == ((done - 1) // BATCHES, (done - 1) % BATCHES + 1)
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    second = Reader(task=TASK, batch_size=4, seed=5, position=position)
+    assert plain(islice(iter(second), 8 - done)) == wanted[done:]
+
+
+def test_a_random_state_survives_json_with_a_number_in_store() -> None:
+    seed_all()
+    random.gauss(0, 1)
+    np.random.normal()
+    state = from_body(RandomState, to_body(RandomState.now()), "random")
+    wanted = [torch.rand(3).tolist(), random.gauss(0, 1), np.random.normal(), random.random()]
+    seed_all()
+    state.restore()
+    assert [torch.rand(3).tolist(), random.gauss(0, 1), np.random.normal(), random.random()] == wanted

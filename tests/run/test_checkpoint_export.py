@@ -1,0 +1,86 @@
+"""Exported weights are what plain PyTorch loads into the unpartitioned model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from run_checkpoints import Tied, train_tied
+from run_ranks import run_ranks, values
+from safetensors.torch import load_file
+from torch import Tensor
+
+from graphpipe.errors import CheckpointCorrupt, InvalidInput
+from graphpipe.run.checkpoint_export import export, save_weights
+from graphpipe.run.checkpoint_folder import find
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
+    """Return a run of two ranks, and the state of its whole model."""
+    run = tmp_path_factory.mktemp("run")
+    states = values(run_ranks(train_tied, 2, run / "ranks", str(run / "checkpoints")))
+    return run, states[0]
+
+
+def test_plain_pytorch_loads_the_export(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
+    run, trained = saved
+    output = tmp_path / "new" / "model.safetensors"
+    assert export(run, output).name == "step-00000002"
+    model = Tied()
+    model.load_state_dict(load_file(output))  # strict: every name of it, and no other
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, trained[name]), name
+    assert int(trained["right.1.num_batches_tracked"]) == 4
+    assert [path.name for path in output.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_a_checkpoint_holds_every_tensor_once(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    found = find(saved[0] / "checkpoints")
+    files = [load_file(path) for path in sorted(found.path.glob("model-*"))]
+    names = [name for file in files for name in file]
+    assert sorted(names) == sorted(found.contents.tensors) == sorted(saved[1].keys() - {"left.decode.weight"})
+    assert found.contents.aliases == {"left.decode.weight": "left.encode.weight"}
+    assert {"unused.weight", "head.weight"} < set(files[0])
+    assert {"right.1.running_mean"} < set(files[1])
+
+
+def test_any_one_checkpoint_can_be_exported(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
+    first = saved[0] / "checkpoints" / "step-00000001"
+    assert export(first, tmp_path / "first.safetensors") == first
+    assert not torch.equal(load_file(tmp_path / "first.safetensors")["head.weight"], saved[1]["head.weight"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_own_distributed_checkpoint_reads_the_files(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    reader = dcp.HuggingFaceStorageReader(str(find(saved[0] / "checkpoints").path))
+    wanted = {name: torch.full_like(each, 9) for name, each in saved[1].items() if name != "left.decode.weight"}
+    dcp.load(wanted, storage_reader=reader, no_dist=True)
+    for name, tensor in wanted.items():
+        assert torch.equal(tensor, saved[1][name]), name
+
+
+def test_what_cannot_be_exported(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="holds no checkpoint"):
+        export(tmp_path, tmp_path / "model.safetensors")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=r"cannot be used: (Not a directory|File exists)"):
+        export(saved[0], tmp_path / "file" / "model.safetensors")
+    damaged = tmp_path / "step-00000002"
+    damaged.mkdir()
+    (damaged / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointCorrupt, match=r"manifest\.json: not a graphpipe checkpoint file"):
+        export(damaged, tmp_path / "model.safetensors")
+
+
+def test_dtypes(tmp_path: Path) -> None:
+    module = torch.nn.Module()
+    for dtype in (torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64):
+        module.register_buffer(f"of_{str(dtype)[6:]}", torch.arange(6).view(2, 3).T.to(dtype))
+    save_weights(module, tmp_path / "model.safetensors")
+    found = load_file(tmp_path / "model.safetensors")
+    assert {name: each.dtype for name, each in found.items()} == {n: b.dtype for n, b in module.named_buffers()}
+    assert all(torch.equal(found[name], each) for name, each in module.named_buffers())
+    module.register_buffer("wide", torch.zeros(1, dtype=torch.complex128))
+    with pytest.raises(InvalidInput, match=r"a safetensors file holds no torch\.complex128"):
+        save_weights(module, tmp_path / "model.safetensors")

@@ -1,0 +1,287 @@
+"""What happens to checkpoints on disk: damage, kills at any moment, full disks, and what stays."""
+
+import itertools
+import multiprocessing
+import os
+import random
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from run_checkpoints import fill_the_disk, pipeline_of, save_for_ever
+from run_models import fan_batch
+from run_ranks import run_ranks, values
+from safetensors.torch import load_file, save_file
+
+from graphpipe.errors import CheckpointCorrupt, InvalidInput
+from graphpipe.run import checkpoint as saving
+from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.checkpoint_folder import checkpoints_in, find
+from graphpipe.run.checkpoint_manifest import MANIFEST, Contents, measure, verify_checkpoint
+
+MODEL = "model-00.safetensors"
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the checkpoints of steps 2 and 3."""
+    folder = tmp_path_factory.mktemp("made")
+    pipeline, _ = pipeline_of("shared", norm=True)
+    checkpoints = Checkpoints(pipeline, folder, keep=2)
+    for _ in range(3):
+        pipeline.step(*fan_batch())
+        checkpoints.save()
+    checkpoints.wait()
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """Return a copy of it."""
+    return Path(shutil.copytree(made, tmp_path / "checkpoints"))
+
+
+def flip(path: Path, position: int = -1, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def other_dtype(path: Path) -> None:
+    save_file({name: each.double() for name, each in load_file(path).items()}, path)
+
+
+def other_shape(path: Path) -> None:
+    save_file({name: each.unsqueeze(0) for name, each in load_file(path).items()}, path)
+
+
+def test_two_stay_and_nothing_else(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]
+    files = {path.name for path in (folder / "step-00000003").iterdir()}
+    assert files == {MODEL, "optimizer-00.safetensors", "optimizer-00.json", "training.json", "plan.json", MANIFEST}
+    assert find(folder).path.name == "step-00000003"
+
+
+@pytest.mark.parametrize(
+    ("damage", "file"),
+    [
+        *itertools.product((flip, shorten, Path.unlink), (MODEL, "optimizer-00.json", "training.json", MANIFEST)),
+        *((damage, "optimizer-00.safetensors") for damage in (flip, shorten, Path.unlink, other_dtype, other_shape)),
+    ],
+)
+def test_damage_names_the_file_and_the_checkpoint_before_is_used(
+    damage: Callable[[Path], None], file: str, folder: Path
+) -> None:
+    damage(folder / "step-00000003" / file)
+    with pytest.raises(CheckpointCorrupt, match=f"step-00000003/{file}: "):
+        verify_checkpoint(folder / "step-00000003")
+    pipeline, _ = pipeline_of("replicas", norm=True)
+    with pytest.warns(UserWarning, match=f"{file}: .* Using the checkpoint before it: .*step-00000002"):
+        assert Checkpoints(pipeline, folder).load().step == 2
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003.damaged-1"]
+
+
+def test_every_flipped_bit_is_found(folder: Path) -> None:
+    checkpoint, generator = folder / "step-00000003", random.Random(0)
+    for path in sorted(checkpoint.iterdir()):
+        whole = path.read_bytes()
+        for _ in range(60):
+            flip(path, generator.randrange(len(whole)), generator.randrange(8))
+            with pytest.raises(CheckpointCorrupt):
+                verify_checkpoint(checkpoint)
+            path.write_bytes(whole)
+    verify_checkpoint(checkpoint)
+
+
+def test_when_all_are_damaged_the_newest_is_named(folder: Path) -> None:
+    for checkpoint in checkpoints_in(folder):
+        flip(checkpoint / MODEL)
+    with pytest.raises(CheckpointCorrupt, match=r"step-00000003/model-00.safetensors: .*None of the 2 checkpoints"):
+        find(folder)
+
+
+@pytest.mark.parametrize("change", [other_dtype, other_shape])
+def test_a_tensor_that_the_manifest_does_not_describe_is_named(change: Callable[[Path], None], folder: Path) -> None:
+    checkpoint = folder / "step-00000003"
+    change(checkpoint / MODEL)
+    contents = Contents.load(checkpoint / MANIFEST)
+    files = contents.files | {MODEL: measure(checkpoint / MODEL)}
+    replace(contents, files=files).save(checkpoint / MANIFEST)
+    verify_checkpoint(checkpoint)
+    with pytest.raises(CheckpointCorrupt, match=f"{MODEL}, tensor '.*': is float.*, the manifest says float32"):
+        Checkpoints(pipeline_of("shared", norm=True)[0], folder).load()
+
+
+def test_files_outside_the_folder_are_not_read(folder: Path) -> None:
+    checkpoint = folder / "step-00000003"
+    contents = Contents.load(checkpoint / MANIFEST)
+    outside = f"../step-00000002/{MODEL}"
+    replace(contents, files=contents.files | {outside: measure(checkpoint / outside)}).save(checkpoint / MANIFEST)
+    with pytest.raises(CheckpointCorrupt, match=r"names '\.\./step-00000002/model-00\.safetensors'"):
+        verify_checkpoint(checkpoint)
+
+
+def test_nothing_is_unpickled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("unpickled")
+
+    pipeline, _ = pipeline_of("replicas", norm=True)
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    assert Checkpoints(pipeline, folder).load().step == 3
+
+
+def test_the_same_step_may_be_saved_twice(folder: Path) -> None:
+    pipeline, model = pipeline_of("shared", norm=True)
+    checkpoints = Checkpoints(pipeline, folder)
+    checkpoints.load()
+    with torch.no_grad():
+        model.get_parameter("head.score.bias").fill_(5.0)
+    checkpoints.save()
+    checkpoints.wait()
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]
+    assert load_file(find(folder).path / MODEL)["head.score.bias"].tolist() == [5.0, 5.0, 5.0]
+
+
+def test_another_trainings_folder_is_refused(folder: Path) -> None:
+    pipeline, _ = pipeline_of("shared", norm=True)
+    pipeline.step(*fan_batch())
+    with pytest.raises(InvalidInput, match="holds a checkpoint of step 3, this one is of step 1"):
+        Checkpoints(pipeline, folder).save()
+    assert find(folder).path.name == "step-00000003"
+
+
+class Stop(Exception):
+    """The machine stops here."""
+
+
+def operations(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> None:
+    """Call a function before everything that changes what is on the disk."""
+
+    def wrap(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args: object, **kwargs: object) -> object:
+            before()
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
+        wrap(os, name)
+    wrap(Path, "open")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_stop_before_any_operation_leaves_a_good_checkpoint(
+    again: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, _ = pipeline_of("shared", norm=True)
+    Checkpoints(pipeline, folder).load()
+    if not again:
+        pipeline.step(*fan_batch())
+    steps: set[str] = set()
+    for last in itertools.count():
+        copy = Path(shutil.copytree(folder, tmp_path / f"stopped-{last}"))
+        calls = itertools.count()
+
+        def stop(calls: Iterator[int] = calls, last: int = last) -> None:
+            if next(calls) >= last:  # nothing is done any more
+                raise Stop
+
+        with monkeypatch.context() as patch, suppress(Stop):
+            operations(patch, stop)
+            checkpoints = Checkpoints(pipeline, copy)
+            checkpoints.save()
+            checkpoints.wait()
+            steps.add("complete")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # none is even damaged
+            steps.add(find(copy).path.name)
+        shutil.rmtree(copy)
+        if "complete" in steps:
+            break
+    assert last > 20
+    wanted = {"step-00000003", "step-00000003.replaced"} if again else {"step-00000003", "step-00000004"}
+    assert steps == {"complete", *wanted}
+
+
+def test_a_kill_at_any_moment_loses_no_complete_checkpoint(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo", "graphpipe.run"])
+    generator = random.Random(0)
+    folder, log = tmp_path / "checkpoints", tmp_path / "log"
+    interrupted = 0
+    for _ in range(KILLS):
+        before = log.stat().st_size if log.exists() else 0
+        process = context.Process(target=save_for_ever, args=(str(folder), str(log)))
+        process.start()
+        while not log.exists() or log.stat().st_size == before:
+            assert process.is_alive()
+            time.sleep(0.005)
+        time.sleep(generator.uniform(0, 0.1))
+        process.kill()
+        process.join()
+        interrupted += any(folder.glob("*.part"))
+        complete = int(log.read_text().splitlines()[-1].split()[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = find(folder)
+        assert complete <= int(found.path.name[5:13]) <= complete + 1
+    assert interrupted > KILLS // 4, "hardly any kill hit a save"
+
+
+def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_is_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for said, steps in values(run_ranks(fill_the_disk, 2, tmp_path / "ranks", "shared", str(folder))):
+        assert said.startswith(
+            f"InvalidInput: {folder}/step-00000002.part/model-01.safetensors: cannot be used: File too"
+        )
+        assert steps == "3"
+    assert [path.name for path in checkpoints_in(folder)] == ["step-00000003", "step-00000001"]
+    verify_checkpoint(folder / "step-00000003")
+
+
+def test_training_goes_on_while_a_checkpoint_of_the_moment_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    write = saving.write
+
+    def slowly(*args: object) -> None:
+        assert gate.wait(20)
+        write(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(saving, "write", slowly)
+    pipeline, model = pipeline_of("replicas", norm=True)
+    checkpoints = Checkpoints(pipeline, tmp_path)
+    pipeline.step(*fan_batch())
+    then = {name: each.clone() for name, each in model.state_dict().items()}
+    checkpoints.save()
+    pipeline.step(*fan_batch())
+    assert checkpoints_in(tmp_path) == []
+    gate.set()
+    checkpoints.save()  # waits for the first
+    assert checkpoints_in(tmp_path)[-1].name == "step-00000001"
+    checkpoints.wait()
+    assert checkpoints_in(tmp_path)[0].name == "step-00000002"
+    shutil.rmtree(tmp_path / "step-00000002")
+    checkpoints.load()
+    assert pipeline.steps == 1
+    for name, each in model.state_dict().items():
+        assert torch.equal(each, then[name]), name

@@ -1,0 +1,70 @@
+"""A training that is broken off and resumed is the training that was never broken off."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_checkpoints import resume, tied_pipeline, train_and_save, train_tied, unbroken
+from run_ranks import run_ranks, values
+
+from graphpipe.run.checkpoint import Checkpoints
+
+SAVED = [2, 4]
+
+
+def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Compare bit for bit, from the last checkpoint on."""
+    assert found["step"] == SAVED[-1]
+    assert found["losses"] == wanted["losses"][SAVED[-1] :]
+    assert found["state"].keys() == wanted["state"].keys()
+    for name, tensor in wanted["state"].items():
+        assert torch.equal(found["state"][name], tensor), name
+
+
+def assert_close(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found["losses"] == pytest.approx(wanted["losses"][SAVED[-1] :], rel=1e-6)
+    for name, tensor in wanted["state"].items():
+        torch.testing.assert_close(found["state"][name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("cut", ["four", "replicas", "mixed"])
+def test_one_process_resumes_bit_for_bit(cut: str, tmp_path: Path) -> None:
+    options = {"dropout": 0.3, "norm": True}
+    train_and_save(cut, str(tmp_path), SAVED, options)
+    assert_equal(resume(cut, str(tmp_path), options), unbroken(cut, **options))
+
+
+@pytest.mark.parametrize(("cut", "ranks"), [("shared", 2), ("replicas", 4)])
+def test_several_processes_resume_bit_for_bit(cut: str, ranks: int, tmp_path: Path) -> None:
+    options = {"dropout": 0.3, "norm": True}
+    folder = str(tmp_path / "checkpoints")
+    values(run_ranks(train_and_save, ranks, tmp_path / "first", cut, folder, SAVED, options))
+    wanted = unbroken(cut, **options)  # several ranks equal one bit for bit
+    for rank in values(run_ranks(resume, ranks, tmp_path / "second", cut, folder, options)):
+        assert_equal(rank, wanted)
+
+
+@pytest.mark.parametrize("cut", ["four", "mixed", "whole"])
+def test_another_plan_resumes_what_two_processes_saved(cut: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoints")
+    values(run_ranks(train_and_save, 2, tmp_path / "ranks", "shared", folder, SAVED, {}))
+    assert_close(resume(cut, folder, {}), unbroken("shared"))
+
+
+def test_several_processes_resume_what_one_saved(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoints")
+    train_and_save("four", folder, SAVED, {})
+    wanted = unbroken("four")
+    for rank in values(run_ranks(resume, 4, tmp_path / "ranks", "replicas", folder, {})):
+        assert_close(rank, wanted)
+
+
+def test_a_captured_model_resumes_with_tied_frozen_and_unused_parameters(tmp_path: Path) -> None:
+    trained = train_tied(str(tmp_path))
+    pipeline, model = tied_pipeline(seed=7)
+    assert not torch.equal(model.unused.weight, trained["unused.weight"])
+    Checkpoints(pipeline, tmp_path).load()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, trained[name]), name
+    assert model.left.decode.weight is model.left.encode.weight
