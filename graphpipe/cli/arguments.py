@@ -4,6 +4,7 @@ import argparse
 from typing import TypeAlias
 
 from graphpipe.cli.model_word import MODEL_HELP
+from graphpipe.schedule.choice import CHOICES
 
 # argparse has no public name for it.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
@@ -27,6 +28,12 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         default="step",
         choices=("step", "bottleneck"),
         help="what to minimise: the whole step (default), or the slowest stage alone, as published",
+    )
+    parser.add_argument(
+        "--schedule",
+        default="1f1b",
+        metavar="S",
+        help=f"{', '.join(CHOICES)} (default 1f1b; auto takes the one with the shortest step)",
     )
     parser.add_argument("--mixed-micro-batches", action="store_true", help="let stages differ in micro-batch size")
     parser.add_argument("--costs", metavar="FILE", help="costs written by `graphpipe profile` (default: estimated)")

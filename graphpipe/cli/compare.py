@@ -54,6 +54,7 @@ def _outcome(problem: Problem, name: str, args: argparse.Namespace) -> Outcome:
         "micro_batch": args.micro_batch,
         "mixed_micro_batches": args.mixed_micro_batches,
         "objective": args.objective,
+        "schedule": args.schedule,
     }
     process = context.Process(target=_search, args=(theirs, problem, options), daemon=True)
     process.start()

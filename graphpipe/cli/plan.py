@@ -70,4 +70,5 @@ def make_plan(args: argparse.Namespace) -> Plan:
         micro_batch=args.micro_batch,
         mixed_micro_batches=args.mixed_micro_batches,
         objective=args.objective,
+        schedule=args.schedule,
     )

@@ -109,6 +109,7 @@ def _make_plan(config: TrainConfig, task: Task, output: Output) -> Plan:
         planner=settings.planner,
         micro_batch=settings.micro_batch,
         mixed_micro_batches=settings.mixed_micro_batches,
+        schedule=settings.schedule,
     )
 
 

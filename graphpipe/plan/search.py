@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 _RELAXED = (1.06, 1.2, 1.5)
 """Multiples of the best target at which partitions are drawn: a worse bottleneck can mean a shallower pipeline."""
 _RELAXED_SETTINGS = 4
-_FINALISTS = 8
+_FINALISTS = 12
 _SCHEDULED = 5
 """Finalists that are also tried under other schedules."""
 _CLOSE = 1.15

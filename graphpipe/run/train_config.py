@@ -25,6 +25,8 @@ class PlanSettings:
     """Only this micro-batch size; by default all are searched."""
     mixed_micro_batches: bool = False
     """Let stages differ in micro-batch size."""
+    schedule: str = "1f1b"
+    """Or `gpipe`, `zb-h1`, `zb-auto`; `auto` takes the one with the shortest predicted step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,16 @@
 """What a list scheduler knows of a plan: the seconds of each stage's tasks, and which task waits for which messages."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import NamedTuple
 
-from graphpipe.plan import Plan, StageEdge
+from graphpipe.plan import Plan
 from graphpipe.plan.in_flight import in_flight_samples
 from graphpipe.schedule.schedule import Kind
+
+MessageSeconds = Callable[[int, int], float]
+"""Of a position in `Plan.edges` and a number of samples."""
 
 
 class Message(NamedTuple):
@@ -52,10 +56,11 @@ def works_of(plan: Plan) -> tuple[StageWork, ...]:
     """Return the work of every stage."""
     sizes = [stage.micro_batch for stage in plan.stages]
     needed = in_flight_samples(plan.batch_size, sizes, [1] * len(sizes), plan.successors)
-    return tuple(_work_of(plan, stage, samples) for stage, samples in enumerate(needed))
+    seconds = cache(partial(_seconds, plan))
+    return tuple(_work_of(plan, stage, samples, seconds) for stage, samples in enumerate(needed))
 
 
-def _work_of(plan: Plan, number: int, needed: int) -> StageWork:
+def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSeconds) -> StageWork:
     stage, costs = plan.stages[number], plan.cost_model
     tasks = [costs.task_seconds(stage.ops, device, stage.micro_batch / stage.degree) for device in stage.devices]
     weight = max(task.weight_gradient for task in tasks) if plan.predecessors[number] else 0.0
@@ -74,13 +79,17 @@ def _work_of(plan: Plan, number: int, needed: int) -> StageWork:
             "I": max(task.input_gradient for task in tasks),
             "W": weight + plan.costs.task_overhead_seconds if weight else 0.0,
         },
-        outputs=tuple(tuple(_messages(plan, number, index, forward=True)) for index in range(count)),
-        gradients=tuple(tuple(_messages(plan, number, index, forward=False)) for index in range(count)),
+        outputs=tuple(tuple(_messages(plan, number, index, message_seconds, forward=True)) for index in range(count)),
+        gradients=tuple(
+            tuple(_messages(plan, number, index, message_seconds, forward=False)) for index in range(count)
+        ),
         tail_seconds=costs.all_reduce_seconds(gradients, stage.devices) + costs.optimizer_seconds(stage.ops),
     )
 
 
-def _messages(plan: Plan, number: int, index: int, *, forward: bool) -> Iterator[Message]:
+def _messages(
+    plan: Plan, number: int, index: int, message_seconds: MessageSeconds, *, forward: bool
+) -> Iterator[Message]:
     size = plan.stages[number].micro_batch
     start, stop = index * size, (index + 1) * size
     for position, edge in enumerate(plan.edges):
@@ -89,10 +98,11 @@ def _messages(plan: Plan, number: int, index: int, *, forward: bool) -> Iterator
             step = plan.stages[other].micro_batch
             for there in range(start // step, -(-stop // step)):
                 samples = min(stop, (there + 1) * step) - max(start, there * step)
-                yield Message(other, there, _seconds(plan, edge, samples), 2 * position + forward)
+                yield Message(other, there, message_seconds(position, samples), 2 * position + forward)
 
 
-def _seconds(plan: Plan, edge: StageEdge, samples: int) -> float:
+def _seconds(plan: Plan, position: int, samples: int) -> float:
+    edge = plan.edges[position]
     source, target = plan.stages[edge.source], plan.stages[edge.target]
     count = edge.bytes_per_sample * samples / max(source.degree, target.degree)
     return max(

@@ -121,3 +121,9 @@ def test_a_reader_that_stops_reading_is_no_error(plan_file: Path, graph: Path) -
     command = f"{sys.executable} -m graphpipe simulate {plan_file} --timeline | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_plan_chooses_a_schedule_when_asked(run: Run, graph: Path) -> None:
+    on = ("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--json")
+    plain, chosen = (run(*on, "--schedule", name).json for name in ("1f1b", "auto"))
+    assert chosen["step_seconds"] <= plain["step_seconds"]
