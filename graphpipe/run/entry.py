@@ -39,4 +39,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        # Connections to dead peers may abort the process when they are torn down: leave without.
+        os._exit(code)

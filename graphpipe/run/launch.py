@@ -95,9 +95,10 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> GraphPipeError:
 
 
 def _is_consequence(failure: ProcessFailure) -> int:
-    if failure.exitcode == -signal.SIGTERM:
-        return 2
-    return int(_recorded(failure).startswith(("PeerLost", "PeerStalled")))
+    # What a rank wrote counts more than how it ended: it may be stopped while it is still on its way out.
+    if text := _recorded(failure):
+        return int(text.startswith(("PeerLost", "PeerStalled")))
+    return 2 if failure.exitcode == -signal.SIGTERM else 0
 
 
 def _describe(failure: ProcessFailure) -> str:

@@ -78,6 +78,9 @@ def test_consequences_are_not_causes() -> None:
         "rank 2: exited with code 3. The other ranks were stopped."
     )
     assert str(first_cause({0: lost, 1: stopped})).startswith("rank 0: PeerLost: rank 2 died.")
+    # A rank that had written its cause was stopped, for a peer that missed it, before it was out.
+    stopped.error_file_data = {"message": {"message": "InvalidInput: is spoiled", "extraInfo": {}}}
+    assert str(first_cause({0: lost, 1: stopped})).startswith("rank 1: InvalidInput: is spoiled.")
 
 
 def test_a_port_in_use_is_refused() -> None:
