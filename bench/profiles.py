@@ -15,7 +15,7 @@ from graphpipe.graph.pipedream import read_pipedream
 DATA = Path(__file__).parents[2] / "shared" / "data" / "pipedream"
 DEVICES = (4, 8, 16, 64)
 SHOWN = ("1f1b", "graphpipe", "spp", "pipedream", "piper", "gpipe", "dapple", "pipedream-2bw")
-LIMIT_SECONDS = 120.0
+LIMIT_SECONDS = 30.0
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from graphpipe.model.zoo import zoo
 PER_DEVICE = {"mmt": 16, "dlrm": 128, "candle-uno": 128}
 DEVICES = (8, 16, 32)
 SHOWN = ("1f1b", "published", "spp", "pipedream", "piper", "gpipe", "dapple", "pipedream-2bw")
-LIMIT_SECONDS = 300.0
+LIMIT_SECONDS = 60.0
 
 
 def _cell(graph: gp.Graph, model: str, devices: int, name: str) -> dict[str, Any]:
