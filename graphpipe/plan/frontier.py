@@ -15,8 +15,8 @@ sources to the sinks, with one array instead of one memo entry per device count:
                counts are split by a min-plus convolution over m. A branch may also close its last stage first.
     base       the open stage takes a whole parallel block.
 
-So the join shares a stage with the tails of any of its branches, and small branches ride along whole, which the
-published recursion, whose stages are themselves series-parallel subgraphs, cannot express. Loads are fractions of
+So the join shares a stage with the tails of any of its branches, and small branches ride along whole, which a
+recursion whose stages are themselves two-terminal subgraphs cannot express. Loads are fractions of
 what a stage may have, one row for time and (where memory is tight) one for memory; a stage fits when neither exceeds 1.
 All arrays have the shape [rows, settings, targets, devices + 1, degrees], so one walk answers every setting and target.
 """
@@ -27,51 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series
+from graphpipe.plan.loads import SLACK, Float, Loads, Shares
 
-Array = NDArray[np.float64]
-Shares = NDArray[np.float32]
 Mask = NDArray[np.bool_]
-Float = np.float32
-"""Loads are shares of a limit: seven digits are plenty, and half the memory traffic."""
-_SLACK = Float(1 + 1e-5)
-
-
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """Loads of operators and of cuts, for every setting (micro-batch size) and target."""
-
-    index: dict[str, int]
-    """Position of each operator below."""
-    seconds: Array
-    """[operators, settings, degrees]: stage time one operator adds per micro-batch; infinite where not allowed."""
-    targets: Array
-    """[settings, targets]: seconds a stage may take per micro-batch."""
-    memory: Array | None
-    """[operators, settings, degrees]: share of a device's memory one operator adds; None to leave memory out."""
-    classes: tuple[int, ...]
-    """Equal numbers for operators of equal loads."""
-    cut_seconds_per_byte: Array
-    """[settings, degrees]: seconds per micro-batch to send one byte per sample out of a stage."""
-    overlap: bool
-    """True: a cut only needs to fit by itself; False: its time adds to the stages on both sides."""
-
-    @property
-    def rows(self) -> int:
-        """1 for time alone, 2 for time and memory."""
-        return 1 if self.memory is None else 2
-
-    def of(self, op: str) -> Shares:
-        """Return the load of an operator, of shape [rows, settings, targets, 1, degrees]."""
-        time = self.seconds[self.index[op]][:, None, :] / self.targets[..., None]
-        if self.memory is None:
-            return time[None, :, :, None, :].astype(Float)
-        memory = np.broadcast_to(self.memory[self.index[op]][:, None, :], time.shape)
-        return np.stack((time, memory))[:, :, :, None, :].astype(Float)
-
-    def of_cut(self, count: float) -> Shares:
-        """Return the time fraction of sending `count` bytes per sample, of shape [settings, targets, 1, degrees]."""
-        share = self.cut_seconds_per_byte[:, None, :] * count / self.targets[..., None]
-        return share[:, :, None, :].astype(Float)
 
 
 @dataclass(slots=True)
@@ -205,9 +163,9 @@ class Frontier:
     def _step(self, load: Shares, cut: float) -> _Step:
         crossing = self._loads.of_cut(cut)
         if self._loads.overlap:
-            fits = (_worst(load) <= _SLACK) & (crossing <= _SLACK)
+            fits = (_worst(load) <= SLACK) & (crossing <= SLACK)
         else:
-            fits = (_worst(load) <= _SLACK) & (load[0] + crossing <= _SLACK)
+            fits = (_worst(load) <= SLACK) & (load[0] + crossing <= SLACK)
         # A stage that nothing has joined yet is closed already.
         closed = (_worst(load) == 0.0).any(-1)
         for k, degree in enumerate(self._degrees):

@@ -14,7 +14,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     1. The graph is decomposed into series and parallel parts, and swept as it is, turned around, and with its
        branches bundled into fewer and fewer groups, down to a chain.
     2. For every form, micro-batch size and least data-parallel degree, the smallest feasible time per sample is
-       searched (Algorithm 1, lines 1-8) with the partition programme of `frontier` (lines 9-31).
+       searched (the outer search of Algorithm 1) with the partition programme of `frontier` (its recursion).
     3. The partitions found, and some with a relaxed bottleneck but fewer stages, get their samples in flight from
        Algorithm 2 and are ranked by step time. The published planner ranks by the bottleneck alone and breaks ties by
        memory; ranking by step time counts warm-up and drain too.

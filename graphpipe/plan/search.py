@@ -1,6 +1,6 @@
 """The search that the graph planner and the chain planner share: shapes of the graph x settings x targets."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,10 @@ from graphpipe.errors import Infeasible
 from graphpipe.graph.series_parallel import Leaf, Series, decompose
 from graphpipe.plan.baseline import degrees_of
 from graphpipe.plan.bounds import bottleneck_seconds, memory_shortfall
+from graphpipe.plan.candidates import Candidates
 from graphpipe.plan.downsets import Downsets
 from graphpipe.plan.draft import Draft, Drafter
-from graphpipe.plan.options import Objective, Options
+from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Part, Problem, assemble
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.settings import SettingTable, micro_batch_sizes
@@ -26,62 +27,13 @@ Array = NDArray[np.float64]
 _RELAXED = (1.06, 1.2, 1.5)
 """Multiples of the best target at which partitions are drawn: a worse bottleneck can mean a shallower pipeline."""
 _RELAXED_SETTINGS = 4
-_FINALISTS = 12
 _SCHEDULED = 5
 """Finalists that are also tried under other schedules."""
-_CLOSE = 1.15
-"""Candidates within this factor of the best estimate are worth keeping."""
 _MEMORY_ROUNDS = 5
 _FEW_DOWNSETS = 200
 _INTERVALS = 4096
 """Operators times devices up to which the intervals of one order are searched exactly."""
 _MEMORY_MARGIN = 1.02
-
-
-@dataclass(slots=True)
-class Candidates:
-    """The best drafts so far, by the objective, and the nearest miss where none fits in memory."""
-
-    objective: Objective
-    drafts: list[Draft] = field(default_factory=list[Draft])
-    shortfall: float = np.inf
-    missing: str = ""
-
-    @property
-    def ceiling(self) -> float:
-        """Seconds from which on a plan cannot become a finalist."""
-        return _CLOSE * self.score(self.drafts[0]) if self.drafts else np.inf
-
-    def score(self, draft: Draft) -> float:
-        """Return the seconds that the objective counts."""
-        return draft.step_seconds if self.objective == "step" else draft.bottleneck_seconds
-
-    def hopeless(self, seconds: float) -> bool:
-        """Return whether no plan that takes at least this long can become a finalist."""
-        return seconds > self.ceiling
-
-    def offer(self, draft: Draft) -> bool:
-        """Take a draft, unless it is too slow or known; return whether it fits in memory."""
-        stage = int(np.argmin(draft.spare_bytes))
-        if draft.spare_bytes[stage] < 0:
-            self._miss(draft, stage)
-            return False
-        known = any(draft.parts == other.parts for other in self.drafts)
-        if not self.hopeless(self.score(draft)) and not known:
-            # Of equals the one that leaves more memory (Algorithm 1, line 22).
-            by = sorted([*self.drafts, draft], key=lambda each: (self.score(each), -min(each.spare_bytes)))
-            self.drafts = by[:_FINALISTS]
-        return True
-
-    def _miss(self, draft: Draft, stage: int) -> None:
-        ops = draft.parts[stage].ops
-        names = ", ".join(ops[:3]) + (f", ... ({len(ops)} operators)" if len(ops) > 3 else "")
-        self.note(-draft.spare_bytes[stage], f"stage 's{stage}' ({names})")
-
-    def note(self, shortfall: float, where: str) -> None:
-        """Remember the nearest miss: bytes lacking, and where."""
-        if shortfall < self.shortfall:
-            self.shortfall, self.missing = shortfall, where
 
 
 @dataclass(frozen=True, slots=True)

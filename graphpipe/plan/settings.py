@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
-from graphpipe.plan.frontier import Loads
+from graphpipe.plan.loads import Loads
 from graphpipe.plan.partition import Problem
 
 Array = NDArray[np.float64]

@@ -38,7 +38,7 @@ class Shape:
 def best_targets(table: SettingTable, shape: Shape, ceiling: float, in_flight: Array | None = None) -> Array:
     """Return for every setting the smallest feasible seconds per sample, within a percent; infinite if none.
 
-    GraphPipe searches the target by bisection (Algorithm 1, lines 1-8); here a few targets are tried at once for
+    GraphPipe searches the target by bisection (section 5, Algorithm 1); here a few targets are tried at once for
     every setting, and the interval between the last that fails and the first that holds is divided again.
 
     Args:

@@ -1,0 +1,51 @@
+"""What operators and cuts add to a stage, as shares of what a stage may have."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Shares = NDArray[np.float32]
+Float = np.float32
+"""Loads are shares of a limit: seven digits are plenty, and half the memory traffic."""
+SLACK = Float(1 + 1e-5)
+"""A stage fits up to here: sums of shares are rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Loads of operators and of cuts, for every setting (micro-batch size) and target."""
+
+    index: dict[str, int]
+    """Position of each operator below."""
+    seconds: Array
+    """[operators, settings, degrees]: stage time one operator adds per micro-batch; infinite where not allowed."""
+    targets: Array
+    """[settings, targets]: seconds a stage may take per micro-batch."""
+    memory: Array | None
+    """[operators, settings, degrees]: share of a device's memory one operator adds; None to leave memory out."""
+    classes: tuple[int, ...]
+    """Equal numbers for operators of equal loads."""
+    cut_seconds_per_byte: Array
+    """[settings, degrees]: seconds per micro-batch to send one byte per sample out of a stage."""
+    overlap: bool
+    """True: a cut only needs to fit by itself; False: its time adds to the stages on both sides."""
+
+    @property
+    def rows(self) -> int:
+        """1 for time alone, 2 for time and memory."""
+        return 1 if self.memory is None else 2
+
+    def of(self, op: str) -> Shares:
+        """Return the load of an operator, of shape [rows, settings, targets, 1, degrees]."""
+        time = self.seconds[self.index[op]][:, None, :] / self.targets[..., None]
+        if self.memory is None:
+            return time[None, :, :, None, :].astype(Float)
+        memory = np.broadcast_to(self.memory[self.index[op]][:, None, :], time.shape)
+        return np.stack((time, memory))[:, :, :, None, :].astype(Float)
+
+    def of_cut(self, count: float) -> Shares:
+        """Return the time fraction of sending `count` bytes per sample, of shape [settings, targets, 1, degrees]."""
+        share = self.cut_seconds_per_byte[:, None, :] * count / self.targets[..., None]
+        return share[:, :, None, :].astype(Float)
