@@ -138,7 +138,8 @@ class Search:
             Infeasible: nothing fits in memory; the nearest miss is named.
         """
         drawn = [plan for draft in self.found.drafts for plan in self._plans(draft)]
-        plans = [plan for plan in drawn if memory_shortfall(plan) <= 0]
+        # Drafts that fit exactly may miss by a rounded byte here.
+        plans = [plan for plan in drawn if memory_shortfall(plan) <= 1.0]
         if not plans:
             for plan in drawn:
                 # Each stage fits a device, but not the whole-batch tail and its host together.
