@@ -66,6 +66,28 @@ def estimated_step_seconds(plan: Plan) -> float:
     return plan.batch_size * max(steady.values(), default=0.0) + max(longest)
 
 
+def least_step_seconds(plan: Plan) -> float:
+    """Return seconds below which no schedule of a plan's stages can take its step.
+
+    A stage begins when the first micro-batch has come forwards through the longest way to it, then has all its own
+    work to do; and after its last input gradient the longest way back is still to go, beside its weight gradients.
+    """
+    costs, batch = plan.cost_model, plan.batch_size
+    before, after, least = [0.0] * len(plan.stages), [0.0] * len(plan.stages), 0.0
+    for stage, here in enumerate(plan.stages):
+        samples = here.micro_batch / here.degree
+        tasks = [costs.task_seconds(here.ops, device, samples) for device in here.devices]
+        arrival = max((before[other] for other in plan.predecessors[stage]), default=0.0)
+        leaving = max((after[other] for other in plan.predecessors[stage]), default=0.0)
+        count = batch // here.micro_batch
+        work = count * max(task.forward + task.backward for task in tasks)
+        until_last = count * max(task.forward + task.input_gradient for task in tasks)
+        least = max(least, arrival + max(work, until_last + leaving))
+        before[stage] = arrival + min(task.forward for task in tasks)
+        after[stage] = leaving + min(task.input_gradient for task in tasks)
+    return least
+
+
 def memory_shortfall(plan: Plan) -> float:
     """Return how many bytes the fullest device lacks (negative: has to spare)."""
     needs: dict[int, float] = {}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from graphpipe.plan.bounds import bottleneck_seconds, estimated_step_seconds
+from graphpipe.plan.bounds import estimated_step_seconds, least_step_seconds
 from graphpipe.plan.plan import Plan
 
 Objective = Literal["step", "bottleneck"]
@@ -29,12 +29,12 @@ class Options:
     def best(self, plans: Iterable[Plan]) -> Plan:
         """Return the plan that `evaluate` finds best, the earlier of equals; at least one is given.
 
-        No step is shorter than what its slowest device has to do: where that alone is no better than the best so far,
-        the plan need not be evaluated.
+        Where the least time any schedule of its stages takes is no better than the best so far, a plan need not be
+        evaluated.
         """
         found: tuple[float, Plan] | None = None
         for plan in plans:
-            if found is None or plan.batch_size * bottleneck_seconds(plan) < found[0]:
+            if found is None or least_step_seconds(plan) < found[0]:
                 seconds = self.evaluate(plan)
                 if found is None or seconds < found[0]:
                     found = seconds, plan

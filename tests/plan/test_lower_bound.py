@@ -5,9 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import best_bottleneck, random_problem, towers
 
+from graphpipe.plan.bounds import least_step_seconds
+from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.lower_bound import bottleneck_bound, bottleneck_gap_percent, gap_percent, step_bound
 from graphpipe.plan.options import Options
 from graphpipe.plan.registry import PLANNERS
+from graphpipe.schedule.choice import CHOICES, scheduled
 from graphpipe.simulate import predict, step_seconds
 
 
@@ -36,3 +39,20 @@ def test_no_planner_goes_below(seed: int, name: str) -> None:
     assert step_bound(problem) <= step_seconds(plan) * (1 + 1e-9)
     assert gap_percent(plan, predict(plan)) >= -1e-6
     assert bottleneck_gap_percent(plan) >= -1e-6
+
+
+@given(seed=st.integers(0, 10**9), name=st.sampled_from(sorted(PLANNERS)), choice=st.sampled_from(CHOICES))
+@settings(max_examples=60, deadline=None)
+def test_no_schedule_of_a_plan_goes_below_its_least(seed: int, name: str, choice: str) -> None:
+    plan = PLANNERS[name](random_problem(seed, most_ops=8), Options())
+    assert least_step_seconds(plan) <= step_seconds(scheduled(plan, choice, step_seconds)) * (1 + 1e-9)
+
+
+def test_the_least_of_a_chain_by_hand() -> None:
+    # Two stages of 1 ms forwards and 1 + 1 ms back per sample: the second waits 1 ms and works 8 x 3 ms.
+    problem = towers([1], 2, 8, layer=(0.0, 1e-3), join=(0.0, 1e-3))
+    stages = (
+        HandStage(ops=("b0.0",), devices=(0,), micro_batch=1),
+        HandStage(ops=("join",), devices=(1,), micro_batch=1),
+    )
+    assert least_step_seconds(plan_by_hand(problem, HandPlan(stages=stages))) == pytest.approx(25e-3)
