@@ -48,22 +48,22 @@ def bottleneck_seconds(plan: Plan) -> float:
 
 
 def estimated_step_seconds(plan: Plan) -> float:
-    """Return the step time in closed form: steady state at the bottleneck, plus filling and draining.
+    """Return the step time in closed form: the longest path of stages once, and the slowest device for the rest.
 
-    T = B TPS_max + max over stage paths of the sum of b TPS; it matches the authors' published dumps. A stage that
-    takes the mini-batch whole never is in steady state: it counts on its path only.
+        T = max over stage paths of sum b TPS  +  max over devices of sum (B - b) TPS
+
+    The authors' published dumps print T = B TPS_max + m sum TPS, which counts the bottleneck's first micro-batch
+    twice; that would rank a shallow plan of large micro-batches behind a deep one that is slower.
     """
     rates = [seconds_per_sample(plan, stage) for stage in range(len(plan.stages))]
     longest = [0.0] * len(plan.stages)
-    for stage, before in enumerate(plan.predecessors):
-        own = plan.stages[stage].micro_batch * rates[stage]
-        longest[stage] = own + max((longest[other] for other in before), default=0.0)
-    steady: dict[int, float] = {}
-    for stage, rate in zip(plan.stages, rates, strict=True):
+    rest: dict[int, float] = {}
+    for number, stage in enumerate(plan.stages):
+        own = stage.micro_batch * rates[number]
+        longest[number] = own + max((longest[other] for other in plan.predecessors[number]), default=0.0)
         for device in stage.devices:
-            if stage.micro_batch < plan.batch_size:
-                steady[device] = steady.get(device, 0.0) + rate
-    return plan.batch_size * max(steady.values(), default=0.0) + max(longest)
+            rest[device] = rest.get(device, 0.0) + (plan.batch_size - stage.micro_batch) * rates[number]
+    return max(rest.values()) + max(longest)
 
 
 def least_step_seconds(plan: Plan) -> float:

@@ -76,8 +76,8 @@ class Drafter:
         longest = [0.0] * len(busy)
         for stage in reversed(range(len(busy))):
             longest[stage] = busy[stage] + max((longest[after] for after in successors[stage]), default=0.0)
-        steady = [count * seconds for count, seconds in zip(rounds, busy, strict=True) if count > 1]
-        return float(max(steady, default=0.0) + max(longest))
+        rest = max((count - 1) * seconds for count, seconds in zip(rounds, busy, strict=True))
+        return float(rest + max(longest))
 
     def _spare_bytes(
         self, parts: Sequence[Part], crossing: dict[tuple[int, int], float], in_flight: Sequence[int]
