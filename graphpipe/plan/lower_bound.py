@@ -1,6 +1,7 @@
 """A proven lower bound on the step time of every plan of a problem, and how far a plan is from it."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
 from graphpipe.plan.bounds import bottleneck_seconds
@@ -15,18 +16,30 @@ def bottleneck_bound(problem: Problem) -> float:
 
     - work: every operator's device-seconds for the mini-batch, at the batch size where it is most efficient, and the
       optimizer's, shared evenly by all devices;
-    - the largest operator: it is in one stage, at best on all devices at once.
+    - the largest operator: it is in one stage, on the number of devices that is best for it alone, which synchronise its
+      gradient over the fastest link there is and each update it.
 
-    An operator's time grows more slowly than its samples (its curve is convex with a fixed part), so the device-seconds
-    of a mini-batch are least when one device computes it whole; the seconds of one operator on all devices are least
-    when each computes its share at once.
+    An operator's time per sample falls with the samples, so the device-seconds of a mini-batch are least when one device
+    computes it whole; its seconds on d devices are least when each computes its share at once.
     """
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
     devices, batch = len(problem.cluster.devices), problem.batch_size
     update = float(costs.trainable_bytes.sum()) * problem.costs.optimizer_seconds_per_parameter_byte
     whole = _fastest(problem, costs, batch)
-    shared = _fastest(problem, costs, batch / devices)
-    return max((float(whole.sum()) + update) / devices, float(shared.max()))
+    return max((float(whole.sum()) + update) / devices, float(_least_alone(problem, costs).max()))
+
+
+def _least_alone(problem: Problem, costs: CostModel) -> NDArray[np.float64]:
+    """Seconds per mini-batch of every operator's device if it had a stage of its own, of the best degree."""
+    cluster = problem.cluster
+    links = [cluster.intra_node, cluster.inter_node, *(pair.link for pair in cluster.pair_links)]
+    bandwidth = max(link.bandwidth_bytes_per_second for link in links)
+    update = costs.trainable_bytes * problem.costs.optimizer_seconds_per_parameter_byte
+    least = np.full(len(problem.graph.ops), np.inf)
+    for degree in range(1, min(len(cluster.devices), problem.batch_size) + 1):
+        reduced = 2 * (degree - 1) / degree * costs.trainable_bytes / bandwidth
+        least = np.minimum(least, _fastest(problem, costs, problem.batch_size / degree) + reduced + update)
+    return least
 
 
 def step_bound(problem: Problem) -> float:
@@ -57,7 +70,7 @@ def bottleneck_gap_percent(plan: Plan) -> float:
     return 100.0 * (plan.batch_size * bottleneck_seconds(plan) / bound - 1.0) if bound else 0.0
 
 
-def _fastest(problem: Problem, costs: CostModel, samples: float) -> np.ndarray:
+def _fastest(problem: Problem, costs: CostModel, samples: float) -> NDArray[np.float64]:
     """Seconds, forward and backward, of every operator on its fastest device type."""
     types = sorted({device.type for device in problem.cluster.devices})
     return np.min([np.sum(costs.seconds(kind, samples), axis=0) for kind in types], axis=0)
