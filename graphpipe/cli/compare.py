@@ -1,16 +1,19 @@
-"""`graphpipe compare`: planners side by side, each in a process of its own so that a time limit holds."""
+"""`graphpipe compare`: planners side by side."""
 
 import argparse
-import signal
+import sys
 from dataclasses import fields
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from graphpipe.api import plan
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
+from graphpipe.cli.race import End, race
 from graphpipe.documents import to_body
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput
 from graphpipe.plan.partition import Problem
@@ -18,7 +21,7 @@ from graphpipe.plan.registry import PLANNERS, planner
 from graphpipe.report import Outcome, Summary, compare_table, summarise
 from graphpipe.units import format_seconds
 
-INFEASIBLE = 3
+INFEASIBLE, FAILED = 3, 4
 
 
 def add(subparsers: Subparsers) -> None:
@@ -31,7 +34,11 @@ def add(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan with each planner in turn, and show a row for each; 3 if none of them finds a plan."""
+    """Plan with each planner, side by side on the cores there are, and show a row for each.
+
+    Returns:
+        0; without any plan 3 if the planners find that nothing fits, 4 if one of them failed.
+    """
     output = Output(args.json)
     if not args.timeout > 0:
         raise InvalidInput(f"is {args.timeout}, must be positive", where="--timeout")
@@ -39,58 +46,66 @@ def run(args: argparse.Namespace) -> int:
     for name in names:
         planner(name)
     problem = read_problem(args)
-    outcomes = [_outcome(problem, name, args) for name in names]
-    output.show(compare_table(outcomes))
-    output.show(*(f"{outcome.planner}: {outcome.reason}" for outcome in outcomes if outcome.reason))
-    output.emit({"rows": [_row(outcome) for outcome in outcomes]})
-    return INFEASIBLE if all(outcome.status == "infeasible" for outcome in outcomes) else 0
-
-
-def _outcome(problem: Problem, name: str, args: argparse.Namespace) -> Outcome:
-    context = get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
     options = {
-        "planner": name,
         "micro_batch": args.micro_batch,
         "mixed_micro_batches": args.mixed_micro_batches,
         "objective": args.objective,
         "schedule": args.schedule,
     }
-    process = context.Process(target=_search, args=(theirs, problem, options), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        ours.recv()  # It has started: the clock runs for the search alone.
-        if not ours.poll(args.timeout):
-            reason = f"no plan within {format_seconds(args.timeout)}"
-            return Outcome(planner=name, status="timeout", reason=reason)
-        found = ours.recv()
-    except EOFError:
-        process.join()
-        raise GraphPipeError(f"the process of planner '{name}' died with code {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join()
-    if isinstance(found, Exception):
-        raise found
-    return found
+    with _progress() as bar:
+        task = bar.add_task("planners", total=len(names), name="")
+        ends = race(
+            names,
+            partial(_search, problem, options),
+            timeout=args.timeout,
+            ended=lambda name: bar.update(task, advance=1, name=f"{name} has ended"),
+        )
+    refused = [end.what for end in ends if isinstance(end.what, InvalidInput)]
+    if len(refused) == len(ends):
+        raise refused[0]
+    outcomes = [_outcome(name, end, args.timeout) for name, end in zip(names, ends, strict=True)]
+    output.show(compare_table(outcomes))
+    output.show(*(f"{outcome.planner}: {outcome.reason}" for outcome in outcomes if outcome.reason))
+    output.emit({"rows": [_row(outcome) for outcome in outcomes]})
+    statuses = {outcome.status for outcome in outcomes}
+    if statuses & {"ok", "timeout"}:
+        return 0
+    return FAILED if "failed" in statuses else INFEASIBLE
 
 
-def _search(answer: Connection, problem: Problem, options: dict[str, Any]) -> None:
-    """Send the outcome, or the error, of one planner."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent is interrupted too, and ends this process.
-    name = options["planner"]
-    answer.send("started")
-    try:
-        found = plan(problem.graph, problem.costs, problem.cluster, batch_size=problem.batch_size, **options)
-        assert found.prediction is not None
-        answer.send(Outcome(planner=name, status="ok", summary=summarise(found, found.prediction)))
-    except Infeasible as error:
-        answer.send(Outcome(planner=name, status="infeasible", reason=str(error)))
-    except GraphPipeError as error:
-        answer.send(error)
-    except Exception as error:
-        answer.send(GraphPipeError(f"planner '{name}' failed: {type(error).__name__}: {error}"))
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("planning"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[name]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def _search(problem: Problem, options: dict[str, Any], name: str) -> Summary:
+    found = plan(problem.graph, problem.costs, problem.cluster, batch_size=problem.batch_size, planner=name, **options)
+    assert found.prediction is not None
+    return summarise(found, found.prediction)
+
+
+def _outcome(name: str, end: End, timeout: float) -> Outcome:
+    match end:
+        case End("done", Summary() as summary):
+            return Outcome(planner=name, status="ok", summary=summary)
+        case End("raised", Infeasible() as error):
+            return Outcome(planner=name, status="infeasible", reason=str(error))
+        case End("raised", GraphPipeError() as error):
+            return Outcome(planner=name, status="failed", reason=str(error))
+        case End("raised", error):
+            return Outcome(planner=name, status="failed", reason=f"{type(error).__name__}: {error}")
+        case End("timeout"):
+            return Outcome(planner=name, status="timeout", reason=f"no plan within {format_seconds(timeout)}")
+        case _:
+            return Outcome(planner=name, status="failed", reason=f"its process died with code {end.what}")
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class Outcome:
     """What one planner came to."""
 
     planner: str
-    status: Literal["ok", "infeasible", "timeout"]
+    status: Literal["ok", "infeasible", "timeout", "failed"]
     summary: Summary | None = None
     """None unless ok."""
     reason: str = ""

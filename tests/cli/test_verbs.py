@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import race_work
 from cli_cases import STAGES, Run
 
+from graphpipe.cli import compare
 from graphpipe.costs import CostTable
 from graphpipe.graph import Graph
 from graphpipe.plan import Plan
@@ -84,6 +86,20 @@ def test_compare_stops_a_planner_at_its_time_limit(run: Run, graph: Path) -> Non
     assert ran.code == 0
     assert [(row["status"], row["step_seconds"]) for row in ran.json["rows"]] == [("timeout", None)]
     assert "graphpipe: no plan within 1.00 ms" in ran.err
+
+
+def test_compare_has_a_row_for_a_planner_that_fails(run: Run, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_search", race_work.search)
+    words = ("compare", graph, "--cluster", "summit:1x4", "--batch", 16, "--json")
+    ran = run(*words, "--planners", "spp,graphpipe,piper")
+    assert ran.code == 0
+    assert [(row["status"], row["reason"]) for row in ran.json["rows"]] == [
+        ("failed", "RuntimeError: no luck"),
+        ("ok", None),
+        ("failed", "its process died with code 9"),
+    ]
+    assert "spp: RuntimeError: no luck" in ran.err
+    assert run(*words, "--planners", "spp,piper").code == 4
 
 
 def test_import_reads_a_pipedream_profile(run: Run, tmp_path: Path) -> None:
