@@ -59,15 +59,13 @@ def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: 
 
 
 def _gradient_needs(graph: Graph) -> dict[str, _Need]:
-    needs: dict[str, _Need] = {}
-    for name in graph.order:
-        before = [needs[other] for other in graph.predecessors[name]]
-        op = graph[name]
-        needs[name] = _Need(
-            input_gradient=any(need.input_gradient or need.weight_gradient for need in before),
+    return {
+        op.name: _Need(
+            input_gradient=any(before in graph.differentiable for before in graph.predecessors[op.name]),
             weight_gradient=op.trainable and op.parameter_bytes > 0,
         )
-    return needs
+        for op in graph.ops
+    }
 
 
 def _op_cost(op: Op, kind: DeviceType, need: _Need) -> OpCost:

@@ -146,6 +146,22 @@ class Graph:
         return _topological_order(self)
 
     @cached_property
+    def differentiable(self) -> frozenset[str]:
+        """Names of the operators to whose outputs a gradient comes back: they or operators before them train.
+
+        An operator trains if it has parameters that are not all frozen. A graph that tells of no parameters at all
+        (written by hand) trains everywhere.
+        """
+        silent = not any(op.parameters or op.parameter_bytes for op in self.ops)
+        found: set[str] = set()
+        for name in self.order:
+            op = self[name]
+            trains = op.trainable and (silent or bool(op.parameters) or op.parameter_bytes > 0)
+            if trains or any(before in found for before in self.predecessors[name]):
+                found.add(name)
+        return frozenset(found)
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON of this graph."""
         return fingerprint(self)

@@ -26,15 +26,17 @@ def update_seconds(plan: Plan, stage: int) -> float:
 
 
 def _transfer_seconds(plan: Plan, stage: int) -> list[float]:
-    """Seconds per micro-batch of one way over each edge of a stage; both ways where they cost compute time."""
+    """Seconds per micro-batch of one way over each edge of a stage; both ways where they cost compute time
+    and a gradient comes back."""
     here = plan.stages[stage]
     found = [0.0]
-    for edge in plan.edges:
+    for position, edge in enumerate(plan.edges):
         if stage in (edge.source, edge.target) and edge.bytes_per_sample:
             other = plan.stages[edge.target if edge.source == stage else edge.source]
             count = edge.bytes_per_sample * here.micro_batch / min(here.degree, other.degree)
             way = max(plan.cost_model.transfer_seconds(count, here.devices[0], device) for device in other.devices)
-            found.append(way if plan.cluster.overlap else 2 * way)
+            ways = 1 if plan.cluster.overlap or position not in plan.gradient_edges else 2
+            found.append(ways * way)
     return found
 
 
@@ -78,7 +80,7 @@ def least_step_seconds(plan: Plan) -> float:
         samples = here.micro_batch / here.degree
         tasks = [costs.task_seconds(here.ops, device, samples) for device in here.devices]
         arrival = max((before[other] for other in plan.predecessors[stage]), default=0.0)
-        leaving = max((after[other] for other in plan.predecessors[stage]), default=0.0)
+        leaving = max((after[other] for other in plan.gradient_targets[stage]), default=0.0)
         count = batch // here.micro_batch
         work = count * max(task.forward + task.backward for task in tasks)
         until_last = count * max(task.forward + task.input_gradient for task in tasks)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from graphpipe.costs import CostModel
 from graphpipe.plan.in_flight import in_flight_samples
 from graphpipe.plan.partition import Part, Problem, crossing_bytes
+from graphpipe.plan.plan import one_way_pairs
 from graphpipe.plan.settings import far_bandwidth, stage_seconds
 
 Array = NDArray[np.float64]
@@ -65,11 +66,13 @@ class Drafter:
     def _busy(self, parts: Sequence[Part], crossing: dict[tuple[int, int], float]) -> Array:
         """Return the seconds per micro-batch of every stage."""
         busy = self._summed(parts, [self._of(part) for part in parts])
+        one_way = one_way_pairs(self.problem.graph, [part.ops for part in parts])
         for (source, target), count in crossing.items():
+            ways = 1 if (source, target) in one_way else 2
             way = count / far_bandwidth(self.problem) / min(parts[source].degree, parts[target].degree)
             for stage in (source, target):
-                seconds = way * parts[stage].micro_batch
-                busy[stage] = max(busy[stage], seconds) if self.problem.cluster.overlap else busy[stage] + 2 * seconds
+                once = way * parts[stage].micro_batch
+                busy[stage] = max(busy[stage], once) if self.problem.cluster.overlap else busy[stage] + ways * once
         return busy
 
     def _step_seconds(self, busy: Array, rounds: Sequence[float], successors: list[list[int]]) -> float:

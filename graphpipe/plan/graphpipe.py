@@ -1,6 +1,7 @@
 """`graphpipe`: the graph planner (Jeon et al., GraphPipe, ASPLOS 2025, sections 5 and 6)."""
 
 from graphpipe.errors import Infeasible
+from graphpipe.plan.device_types import exchanged, typed_plans
 from graphpipe.plan.mixed import with_mixed_micro_batches
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Problem
@@ -19,6 +20,8 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
        Algorithm 2 and are ranked by step time. The published planner ranks by the bottleneck alone and breaks ties by
        memory; ranking by step time counts warm-up and drain too.
     4. The chain planner's plan is one more candidate, so the result is never worse than a sequential pipeline.
+    5. Steps 1-4 see every device as the slowest and smallest. On unequal devices, partitions made for each type's own
+       speed and memory are candidates too (`device_types`).
 
     With the published objective, 3 ranks by the bottleneck (of equals, less memory) and 4 is left out.
 
@@ -32,7 +35,8 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
             finalists.append(search(problem, options, planner="graphpipe", chain=chain))
         except Infeasible as miss:
             misses.append(miss)
+    finalists += typed_plans(problem, options, finalists, planner="graphpipe")
     if not finalists:
         raise misses[0]
-    best = options.best(finalists)
+    best = exchanged(options.best(finalists), options)
     return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best

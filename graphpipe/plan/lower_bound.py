@@ -16,11 +16,11 @@ def bottleneck_bound(problem: Problem) -> float:
 
     - work: every operator's device-seconds for the mini-batch, at the batch size where it is most efficient, and the
       optimizer's, shared evenly by all devices;
-    - the largest operator: it is in one stage, on the number of devices that is best for it alone, which synchronise its
-      gradient over the fastest link there is and each update it.
+    - the largest operator: it is in one stage, on the number of devices that is best for it alone, which synchronise
+      its gradient over the fastest link there is and each update it.
 
-    An operator's time per sample falls with the samples, so the device-seconds of a mini-batch are least when one device
-    computes it whole; its seconds on d devices are least when each computes its share at once.
+    An operator's time per sample falls with the samples, so the device-seconds of a mini-batch are least when one
+    device computes it whole; its seconds on d devices are least when each computes its share at once.
     """
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
     devices, batch = len(problem.cluster.devices), problem.batch_size

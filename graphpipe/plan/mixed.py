@@ -1,5 +1,7 @@
 """Per-stage micro-batch sizes: a plan of one size is improved stage by stage, with kFkB (GraphPipe, section 6)."""
 
+from dataclasses import replace
+
 from graphpipe.plan.bounds import memory_shortfall
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Part, Problem, assemble
@@ -57,7 +59,9 @@ def _resized(problem: Problem, plan: Plan, sizes: dict[int, int]) -> Plan:
         Part(stage.ops, stage.degree, size, max(1, largest // size))
         for stage, size in zip(plan.stages, wanted, strict=True)
     ]
-    return assemble(problem, parts, planner=plan.planner, schedule="kfkb", chain=_is_chain(plan), hosts=hosts)
+    made = assemble(problem, parts, planner=plan.planner, schedule="kfkb", chain=_is_chain(plan), hosts=hosts)
+    stages = (replace(new, devices=old.devices) for new, old in zip(made.stages, plan.stages, strict=True))
+    return replace(made, stages=tuple(stages))
 
 
 def _is_chain(plan: Plan) -> bool:

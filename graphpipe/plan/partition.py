@@ -38,6 +38,7 @@ def assemble(
     schedule: str = "1f1b",
     chain: bool = False,
     hosts: dict[int, int] | None = None,
+    types: Sequence[str] | None = None,
 ) -> Plan:
     """Return the plan of a partition: stage edges, devices, samples in flight.
 
@@ -49,6 +50,7 @@ def assemble(
         chain: run the stages as a sequential pipeline: stages that do not feed each other still follow each other
             (edges of no bytes), so that warm-up counts every stage.
         hosts: stages (by position) that get no devices of their own but share those of another stage.
+        types: the device type of every stage; None: any.
     """
     hosts = hosts or {}
     crossing = crossing_bytes(problem.graph, parts)
@@ -58,7 +60,8 @@ def assemble(
     own = [stage for stage in range(len(parts)) if stage not in hosts]
     rank = {stage: position for position, stage in enumerate(own)}
     near = [(rank[s], rank[t], count) for s, t, count in edges if s in rank and t in rank]
-    devices = place(problem.cluster, [parts[stage].degree for stage in own], near)
+    own_types = [types[stage] for stage in own] if types else None
+    devices = place(problem.cluster, [parts[stage].degree for stage in own], near, own_types)
     successors: list[list[int]] = [[] for _ in parts]
     for source, target, _ in edges:
         successors[source].append(target)

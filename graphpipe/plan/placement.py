@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from graphpipe.costs import Cluster
 
 
-def place(cluster: Cluster, degrees: Sequence[int], edges: Sequence[tuple[int, int, float]]) -> list[tuple[int, ...]]:
+def place(
+    cluster: Cluster,
+    degrees: Sequence[int],
+    edges: Sequence[tuple[int, int, float]],
+    types: Sequence[str] | None = None,
+) -> list[tuple[int, ...]]:
     """Return the devices of every stage, in the order of `degrees` (a topological order of the stages).
 
     Greedy: a stage goes to the node that holds most of the bytes it exchanges with stages already placed; among
@@ -16,14 +21,15 @@ def place(cluster: Cluster, degrees: Sequence[int], edges: Sequence[tuple[int, i
         cluster: its devices; at least `sum(degrees)` of them.
         degrees: data-parallel degree of each stage.
         edges: (source, target, bytes per sample) between stages.
+        types: the device type that each stage is to have; None: any.
     """
-    free: dict[str, list[int]] = {}
+    rooms: dict[str, dict[str, list[int]]] = {}  # by type, then node
     for position, device in enumerate(cluster.devices):
-        free.setdefault(device.node, []).append(position)
+        rooms.setdefault(device.type if types else "", {}).setdefault(device.node, []).append(position)
     homes: list[dict[str, int]] = []
     placed: list[tuple[int, ...]] = []
     for stage, degree in enumerate(degrees):
-        pull = _pull(stage, edges, homes)
+        pull, free = _pull(stage, edges, homes), rooms[types[stage] if types else ""]
         roomy = [node for node, devices in free.items() if len(devices) >= degree]
         if roomy:
             nodes = [max(roomy, key=lambda node: (pull.get(node, 0.0), -len(free[node])))]

@@ -1,5 +1,6 @@
 """The plan: a directed acyclic graph of stages on devices, complete enough to simulate and to run."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -107,6 +108,31 @@ class Plan:
         )
 
     @cached_property
+    def gradient_edges(self) -> frozenset[int]:
+        """Positions in `edges` along which gradients come back: all but those that leave frozen branches.
+
+        An edge of no values, which only puts the stages of a sequential pipeline in order, orders their backwards too.
+        """
+        frozen = one_way_pairs(self.graph, [stage.ops for stage in self.stages])
+        return frozenset(n for n, edge in enumerate(self.edges) if (edge.source, edge.target) not in frozen)
+
+    @cached_property
+    def gradient_sources(self) -> tuple[tuple[int, ...], ...]:
+        """Positions of the stages that send gradients to each stage, ascending: its successors, if it trains."""
+        back = [self.edges[position] for position in self.gradient_edges]
+        return tuple(
+            tuple(sorted(edge.target for edge in back if edge.source == stage)) for stage in range(len(self.stages))
+        )
+
+    @cached_property
+    def gradient_targets(self) -> tuple[tuple[int, ...], ...]:
+        """Positions of the stages that each stage sends gradients to, ascending: its predecessors, if they train."""
+        back = [self.edges[position] for position in self.gradient_edges]
+        return tuple(
+            tuple(sorted(edge.source for edge in back if edge.target == stage)) for stage in range(len(self.stages))
+        )
+
+    @cached_property
     def depth(self) -> int:
         """Number of stages on the longest path of the stage graph."""
         longest = [1] * len(self.stages)
@@ -144,6 +170,16 @@ class Plan:
         plan = read_document(path, "plan", lambda body: _read(body, str(path)))
         verify(plan)
         return plan
+
+
+def one_way_pairs(graph: Graph, groups: Sequence[Iterable[str]]) -> frozenset[tuple[int, int]]:
+    """Return the pairs of operator groups, by position, between which values pass but no gradient comes back."""
+    if len(graph.differentiable) == len(graph.ops):
+        return frozenset()
+    group_of = {name: position for position, names in enumerate(groups) for name in names}
+    pairs = [(group_of[edge.source], group_of[edge.target], edge.source) for edge in graph.edges]
+    returned = {(source, target) for source, target, name in pairs if name in graph.differentiable}
+    return frozenset((source, target) for source, target, _ in pairs) - returned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What a search sweeps: micro-batch sizes under a least data-parallel degree, and the loads of operators there."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,9 +103,14 @@ def _degrees(problem: Problem, unit: int) -> list[int]:
     return [unit * 2**k for k in range((len(problem.cluster.devices) // unit).bit_length())]
 
 
-def stage_seconds(problem: Problem, costs: CostModel, micro_batch: int, degree: int) -> Array:
-    """Return seconds per micro-batch that each operator adds to a stage: forward, backward, its share of all-reduce."""
-    types = sorted({device.type for device in problem.cluster.devices})
+def stage_seconds(
+    problem: Problem, costs: CostModel, micro_batch: int, degree: int, types: Sequence[str] | None = None
+) -> Array:
+    """Return seconds per micro-batch that each operator adds to a stage: forward, backward, its share of all-reduce.
+
+    On the slowest of some device types; None: of all in the cluster.
+    """
+    types = types or sorted({device.type for device in problem.cluster.devices})
     compute = np.max([np.sum(costs.seconds(kind, micro_batch / degree), axis=0) for kind in types], axis=0)
     devices = tuple(range(min(degree, len(problem.cluster.devices))))
     link = problem.cluster.slowest_link(devices)

@@ -172,8 +172,8 @@ class StageLoads:
         capacity = min(land.problem.cluster.types[kind].memory_bytes for kind in kinds)
         spare = (capacity - land.state_bytes[at] + land.state_bytes[below])[:, None]
         kept = (land.saved_bytes[at] - land.saved_bytes[below] + received)[:, None] / np.array(self.degrees)
-        samples = np.full(np.broadcast_shapes(spare.shape, kept.shape), float(UNLIMITED))
-        np.divide(spare, kept, out=samples, where=kept > spare / UNLIMITED)
+        samples = np.where(spare < 0, 0.0, np.full(kept.shape, float(UNLIMITED)))
+        np.divide(spare, kept, out=samples, where=(spare >= 0) & (kept > spare / UNLIMITED))
         samples = np.floor(samples * (1 + 1e-9))
         whole = self.whole_batch_held or land.before_tail
         fewer = np.zeros_like(samples) if whole else np.maximum(samples // self.micro_batch, 0)

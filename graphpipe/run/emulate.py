@@ -55,7 +55,7 @@ class EmulatedReplica:
 
 def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: World) -> Worker[EmulatedReplica]:
     """Return a worker whose replicas only pretend to compute."""
-    specs = {number: (_spec(number, edge.bytes_per_sample),) for number, edge in enumerate(plan.edges)}
+    specs = {number: (_spec(plan, number),) for number in range(len(plan.edges))}
     replicas: dict[tuple[int, int], EmulatedReplica] = {}
     for seat in placement.seats(world.rank):
         replicas[seat.stage, seat.device] = EmulatedReplica(
@@ -83,10 +83,10 @@ def sleep(seconds: float) -> None:
         time.sleep(left)
 
 
-def _spec(edge: int, count: float) -> ValueSpec:
-    # Bytes without meaning; that a gradient comes back is all that counts.
-    size = max(1, round(count))
-    return ValueSpec(name=f"edge {edge}", sample_shape=(size,), dtype=torch.uint8, requires_grad=True)
+def _spec(plan: Plan, edge: int) -> ValueSpec:
+    # Bytes without meaning; whether a gradient comes back is all that counts.
+    size, back = max(1, round(plan.edges[edge].bytes_per_sample)), edge in plan.gradient_edges
+    return ValueSpec(name=f"edge {edge}", sample_shape=(size,), dtype=torch.uint8, requires_grad=back)
 
 
 def _rows(spec: ValueSpec, rows: int) -> Tensor:

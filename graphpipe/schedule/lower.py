@@ -38,7 +38,8 @@ def lower(
         batch_size: samples of the mini-batch; None is the plan's. Evaluation may use any other; then the last
             micro-batch may be short, and a replica without samples skips it.
         forward_only: evaluation: only the forwards of the schedule, or of as many micro-batches as there are.
-        gradient_edges: positions in `plan.edges` along which gradients go back; None: all of them.
+        gradient_edges: positions in `plan.edges` along which gradients go back; None: those that the plan's
+            graph says.
 
     Raises:
         InvalidInput: a batch size other than the plan's for training, or the schedule deadlocks.

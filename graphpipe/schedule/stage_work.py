@@ -63,7 +63,7 @@ def works_of(plan: Plan) -> tuple[StageWork, ...]:
 def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSeconds) -> StageWork:
     stage, costs = plan.stages[number], plan.cost_model
     tasks = [costs.task_seconds(stage.ops, device, stage.micro_batch / stage.degree) for device in stage.devices]
-    weight = max(task.weight_gradient for task in tasks) if plan.predecessors[number] else 0.0
+    weight = max(task.weight_gradient for task in tasks) if plan.gradient_targets[number] else 0.0
     count = plan.micro_batches(number)
     room = min(count, stage.in_flight // stage.micro_batch)
     gradients = float(costs.trainable_bytes[costs.positions(stage.ops)].sum())
@@ -93,7 +93,7 @@ def _messages(
     size = plan.stages[number].micro_batch
     start, stop = index * size, (index + 1) * size
     for position, edge in enumerate(plan.edges):
-        if number == (edge.source if forward else edge.target):
+        if number == (edge.source if forward else edge.target) and (forward or position in plan.gradient_edges):
             other = edge.target if forward else edge.source
             step = plan.stages[other].micro_batch
             for there in range(start // step, -(-stop // step)):

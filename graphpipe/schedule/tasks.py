@@ -101,10 +101,10 @@ class TaskNumbers:
         return ticks
 
     def flows(self, gradient_edges: frozenset[int] | None) -> Iterator[Flow]:
-        """Yield every flow: the outputs forward, and along `gradient_edges` (None: all) the gradients back."""
-        third = self.third
+        """Yield every flow: the outputs forward, and along `gradient_edges` (None: the plan's) the gradients back."""
+        third, back = self.third, self.plan.gradient_edges if gradient_edges is None else gradient_edges
         for position, edge in enumerate(self.plan.edges):
-            gradient = gradient_edges is None or position in gradient_edges
+            gradient = position in back
             for samples, here, there in _overlaps(self.all_pieces[edge.source], self.all_pieces[edge.target]):
                 yield Flow(position, False, here + third, there + third, samples)
                 if gradient:

@@ -106,7 +106,7 @@ class _Progress:
         if task.kind == "F":
             return all(self._holds("F", other, here) for other in plan.predecessors[task.stage])
         # What a weight gradient needs is at its own stage.
-        return task.kind == "W" or all(self._holds("B", other, here) for other in plan.successors[task.stage])
+        return task.kind == "W" or all(self._holds("B", other, here) for other in plan.gradient_sources[task.stage])
 
     def count(self, task: Task, device: int) -> None:
         """Count a task as done."""

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ def test_neighbours_and_order() -> None:
     assert diamond.predecessors == {"d": ("b", "c"), "a": (), "b": ("a",), "c": ("a",)}
     assert diamond.order == ("a", "b", "c", "d")
     assert diamond["c"] is C
+
+
+def test_a_gradient_comes_back_to_what_trains_and_all_behind_it() -> None:
+    frozen = Op(name="frozen", parameter_bytes=4, trainable=False)
+    trained, glue, after = Op(name="trained", parameters=("w",)), Op(name="glue"), replace(frozen, name="after")
+    towers = graph(glue, frozen, trained, after, edges="glue>frozen frozen>after trained>after")
+    assert towers.differentiable == {"trained", "after"}
+    assert graph(A, B, edges="a>b").differentiable == {"a", "b"}  # it tells of no parameters
+    assert graph(A, frozen, edges="a>frozen").differentiable == frozenset()
 
 
 def test_the_order_keeps_a_branch_together() -> None:

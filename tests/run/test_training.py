@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from run_models import BATCH, STAGES, cross_entropy, fan, fan_batch
-from run_plans import hand_split, plan_of
+from run_plans import hand_split, plan_for, plan_of
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss
+from graphpipe.model import capture
 from graphpipe.model.dag_module import DagModule
+from graphpipe.model.split import split
 from graphpipe.run import Pipeline
+from graphpipe.run.values import edge_specs, gradient_edges
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -84,6 +87,28 @@ def test_frozen_parts_stay_and_get_no_gradient(frozen: tuple[str, ...]) -> None:
     assert_same_state(model, twin)
     for name, gradient in pipeline.gradients().items():
         assert (gradient is None) == name.startswith(frozen), name
+
+
+@pytest.mark.parametrize(
+    ("frozen", "without"),
+    [
+        ((), []),
+        (("stem",), [("stem", "left"), ("stem", "right")]),
+        (("stem", "left"), [("stem", "left"), ("stem", "right"), ("left", "head")]),
+        (("left",), []),
+    ],
+)
+def test_the_plan_and_the_runtime_agree_on_where_gradients_go(
+    frozen: tuple[str, ...], without: list[tuple[str, str]]
+) -> None:
+    model, inputs = fan(), fan_batch()[0]
+    for name in frozen:
+        model.get_submodule(name).requires_grad_(False)
+    graph = capture(model, inputs, method="declared")
+    plan = plan_for(graph, [([op.name], [n], 4) for n, op in enumerate(graph.ops)], BATCH)
+    assert plan.gradient_edges == gradient_edges(edge_specs(split(model, plan)))
+    one_way = [plan.edges[n] for n in range(len(plan.edges)) if n not in plan.gradient_edges]
+    assert [(plan.stages[edge.source].name, plan.stages[edge.target].name) for edge in one_way] == without
 
 
 def test_a_stage_whose_value_no_one_needs_trains_nothing() -> None:

@@ -1,13 +1,16 @@
 """Predicted traces against mental arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 from builders import Part, chain, make_plan
 
 from graphpipe.costs import Link
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
+from graphpipe.plan.bounds import bottleneck_seconds, least_step_seconds
 from graphpipe.schedule import Schedule
-from graphpipe.simulate import predict, simulate
+from graphpipe.simulate import predict, simulate, step_seconds
 from graphpipe.trace import Trace
 
 
@@ -55,6 +58,38 @@ def test_a_transfer_takes_latency_and_bytes_over_bandwidth_each_way():
     assert trace.step_seconds == 1 + 10 + 1 + 2 + 10 + 2
     assert times(trace, 0, "send", "receive") == [("send0", 1, 11), ("receive0", 14, 24)]
     assert {(span.bytes, span.peer) for span in trace.spans if span.kind == "send"} == {(18, 1), (18, 0)}
+
+
+def frozen_tower(bytes_per_sample: float, schedule: str = "1f1b") -> Plan:
+    """Stage 0 frozen (it goes back in no time), stage 1 trained; both feed stage 2."""
+    parts = [Part(backward=0, parameter_bytes=1), Part(parameter_bytes=1), Part(parameter_bytes=1)]
+    edges = [(0, 2, bytes_per_sample), (1, 2, 0.0)]
+    plan = make_plan(parts, edges, batch_size=2, schedule=schedule)
+    ops = tuple(replace(op, trainable=op.name != "s0") for op in plan.graph.ops)
+    graph = replace(plan.graph, ops=ops)
+    return replace(plan, graph=graph, costs=replace(plan.costs, graph_fingerprint=graph.fingerprint))
+
+
+@pytest.mark.parametrize(("schedule", "seconds"), [("1f1b", 26), ("gpipe", 28), ("zb-h1", 25), ("zb-auto", 25)])
+def test_no_gradient_goes_back_to_a_frozen_tower(schedule: str, seconds: float):
+    plan = frozen_tower(bytes_per_sample=10, schedule=schedule)
+    trace = simulate(plan)
+    # Outputs arrive at 11 and 21, the last ones are forwarded at 22 and their gradients are there at 24 (GPipe, after
+    # the first ones: 26; the input half alone: 23). Then stage 1 goes back. Nothing goes back to stage 0, which ends
+    # when it has gone forward.
+    assert times(trace, 0, "send", "receive") == [("send0", 1, 11), ("send1", 11, 21)]
+    assert times(trace, 0, "F", "B")[-1][2] == 2
+    assert step_seconds(plan) == trace.step_seconds == seconds
+    assert least_step_seconds(plan) <= seconds
+
+
+def test_a_frozen_tower_saves_the_way_back_where_transfers_occupy_the_devices():
+    plan = frozen_tower(bytes_per_sample=10)
+    one_way = replace(plan, cluster=replace(plan.cluster, overlap=False))
+    # Stage 2: F and B take 3, and 10 for the outputs of stage 0; a gradient would take another 10.
+    assert bottleneck_seconds(one_way) == 3 + 10
+    both_ways = make_plan([Part(), Part(), Part()], [(0, 2, 10.0), (1, 2, 0.0)], batch_size=2, overlap=False)
+    assert bottleneck_seconds(both_ways) == 3 + 2 * 10
 
 
 def two_sends(overlap: bool) -> Trace:

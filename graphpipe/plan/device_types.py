@@ -1,0 +1,102 @@
+"""Plans for clusters of unequal devices: partitions made for each type, and stages that exchange devices."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from graphpipe.costs import CostModel
+from graphpipe.plan.bounds import bottleneck_seconds, memory_shortfall
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Part, Problem, assemble
+from graphpipe.plan.plan import Plan
+from graphpipe.plan.tail import Tail
+from graphpipe.plan.unequal import TypedPart, unequal_partitions
+
+_SHARES_IN_FLIGHT = (0.0, 0.125, 0.25, 0.5, 1.0)
+"""Shares of the mini-batch assumed in flight at every stage, tried in turn until what is found fits in memory."""
+_PASSES = 3
+
+
+def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, planner: str) -> list[Plan]:
+    """Return plans whose stages each have devices of one type and as much work as those are fast; none on equal ones.
+
+    Args:
+        problem: graph, costs, cluster and batch.
+        options: the caller's.
+        known: plans found so far; none slower than all of them is returned.
+        planner: name written into the plans.
+    """
+    tail = Tail.of(problem.graph)
+    if tail.before is None or len({device.type for device in problem.cluster.devices}) == 1:
+        return []
+    costs = CostModel(problem.graph, problem.costs, problem.cluster)
+    ceiling = min(map(options.evaluate, known), default=float("inf"))
+    sizes = [options.micro_batch] if options.micro_batch else None
+    found: list[Plan] = []
+    for share in _SHARES_IN_FLIGHT:
+        drawn = unequal_partitions(problem, costs, tail.before, sizes, ceiling, share)
+        plans = [plan for parts in drawn for plan in _finished(problem, tail, parts, planner)]
+        fitting = [plan for plan in plans if memory_shortfall(plan) <= 0]
+        found += fitting
+        if len(fitting) == len(plans):
+            break
+    return found
+
+
+def _finished(problem: Problem, tail: Tail, typed: Sequence[TypedPart], planner: str) -> list[Plan]:
+    """Return the plans of a partition: one, or one per way to give the whole-batch tail a device."""
+    parts, types = [each.part for each in typed], [each.type for each in typed]
+    if not tail.ops:
+        return [assemble(problem, parts, planner=planner, types=types)]
+    last, whole = len(parts), [*parts, tail.part(problem)]
+    plans = [
+        assemble(problem, whole, planner=planner, hosts={last: host}, types=[*types, types[host]])
+        for host in tail.hosts(problem, parts)
+    ]
+    own = [assemble(problem, whole, planner=planner, types=[*types, spare]) for spare in _spare(problem, parts, types)]
+    return [*plans, *own]
+
+
+def _spare(problem: Problem, parts: Sequence[Part], types: Sequence[str]) -> list[str]:
+    """Return the types of which devices are left."""
+    left = Counter(device.type for device in problem.cluster.devices)
+    for part, kind in zip(parts, types, strict=True):
+        left[kind] -= part.degree
+    return sorted(kind for kind, count in left.items() if count > 0)
+
+
+def exchanged(plan: Plan, options: Options) -> Plan:
+    """Return the plan, or a faster one in which stages of one degree have exchanged devices of unequal types.
+
+    Hill climbing over pairs: what shortens the step and fits in memory is kept, until a whole pass changes nothing.
+    """
+    best, seconds = plan, None
+    for _ in range(_PASSES):
+        start = best
+        for one, other in combinations(sorted({stage.devices for stage in best.stages}), 2):
+            if _alike(plan, one, other):
+                continue
+            trial = _exchange(best, dict(zip(one + other, other + one, strict=True)))
+            seconds = options.evaluate(best) if seconds is None else seconds
+            promising = memory_shortfall(trial) <= 0 and plan.batch_size * bottleneck_seconds(trial) < seconds
+            if promising and (trial_seconds := options.evaluate(trial)) < seconds:
+                best, seconds = trial, trial_seconds
+        if best is start:
+            break
+    return best
+
+
+def _alike(plan: Plan, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether an exchange is impossible or changes nothing."""
+    devices = plan.cluster.devices
+    unequal = len(one) == len(other) and not set(one) & set(other)
+    return not unequal or Counter(devices[at].type for at in one) == Counter(devices[at].type for at in other)
+
+
+def _exchange(plan: Plan, devices: dict[int, int]) -> Plan:
+    stages = (
+        replace(stage, devices=tuple(sorted(devices.get(device, device) for device in stage.devices)))
+        for stage in plan.stages
+    )
+    return replace(plan, stages=tuple(stages))

@@ -1,0 +1,212 @@
+"""Unequal devices: intervals of an order of the operators, each as long as its own devices are fast.
+
+    order    a  b  c  d  e  f  g  h  i          two fast devices, two slow ones of half their speed
+             |--fast--|--fast--|slow|slow|      every stage takes as long as any other
+
+Devices of one type form a stage. For a target of seconds per stage, the furthest operator that u devices of one type
+and v of another can reach follows from what fewer devices reach: a stage takes all it can, since one that starts later
+never ends earlier. The least target that reaches the end is found by bisection. Stages that follow each other in the
+order but do not feed each other run side by side.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpipe.costs import CostModel
+from graphpipe.graph import Graph
+from graphpipe.plan.partition import Part, Problem
+from graphpipe.plan.settings import far_bandwidth, micro_batch_sizes, stage_seconds
+
+_MOST_STATES = 2048
+_ROUNDS = 20
+"""Of bisection: a millionth of the seconds it starts with."""
+
+Used = tuple[int, ...]
+"""Units of devices of each type."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypedPart:
+    """A stage to be, and the type of its devices."""
+
+    part: Part
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Team:
+    """Devices of one type that may form a stage, and the sums of what the operators take of them."""
+
+    kind: int
+    """Position of the type."""
+    units: int
+    degree: int
+    seconds: list[float]
+    """Of the first 0, 1, ... operators, per micro-batch."""
+    memory: list[float]
+    """Of the first 0, 1, ... operators, as shares of a device's memory."""
+
+    def reach(self, start: int, target: float) -> int:
+        """Return where a stage that starts at an operator ends, if it takes at most `target` seconds and fits."""
+        if start == len(self.seconds) - 1:
+            return start
+        slow = bisect_right(self.seconds, self.seconds[start] + target)
+        full = bisect_right(self.memory, self.memory[start] + 1.0)
+        return min(slow, full) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """The stages that one micro-batch size and least degree allow, along one order."""
+
+    order: tuple[str, ...]
+    micro_batch: int
+    types: tuple[str, ...]
+    units: Used
+    """How many units of devices there are of each type."""
+    teams: tuple[_Team, ...]
+    cut_seconds: tuple[float, ...]
+    """Of sending what crosses before operator 0, 1, ..., and after the last, on one device."""
+
+    @staticmethod
+    def of(
+        problem: Problem, costs: CostModel, graph: Graph, order: Sequence[str], micro_batch: int, unit: int, held: int
+    ) -> "Intervals":
+        """Prepare.
+
+        Args:
+            problem: graph, costs, cluster and batch.
+            costs: the look-up of the same.
+            graph: what is to be cut, perhaps not all of the problem's graph.
+            order: a topological order of `graph`.
+            micro_batch: samples of a micro-batch.
+            unit: least data-parallel degree, a power of two.
+            held: samples that every stage is assumed to keep in flight.
+        """
+        types, counts = zip(*sorted(Counter(device.type for device in problem.cluster.devices).items()), strict=True)
+        units = tuple(count // unit for count in counts)
+        teams: list[_Team] = []
+        at = costs.positions(order)
+        for kind, most in enumerate(units):
+            capacity = problem.cluster.types[types[kind]].memory_bytes
+            for size in (2**k for k in range(most.bit_length())):
+                degree = size * unit
+                if micro_batch % degree == 0:
+                    seconds = stage_seconds(problem, costs, micro_batch, degree, (types[kind],))[at]
+                    memory = (costs.state_bytes_by_op + costs.saved_bytes * held / degree)[at] / capacity
+                    teams.append(_Team(kind, size, degree, _sums(seconds), _sums(memory)))
+        cut = _cut_bytes(graph, order) * micro_batch / far_bandwidth(problem)
+        return Intervals(tuple(order), micro_batch, types, units, tuple(teams), tuple(cut.tolist()))
+
+    def best(self, ceiling: float) -> list[TypedPart]:
+        """Return the stages whose slowest takes the fewest seconds per micro-batch, below a ceiling; empty if none."""
+        low, high = 0.0, min(ceiling, max((team.seconds[-1] for team in self.teams), default=0.0))
+        found = self.within(high)
+        for _ in range(_ROUNDS if found else 0):
+            middle = (low + high) / 2
+            if trial := self.within(middle):
+                found, high = trial, middle
+            else:
+                low = middle
+        return found
+
+    def within(self, target: float) -> list[TypedPart]:
+        """Return stages that each take at most `target` seconds per micro-batch, as few as possible; empty if none."""
+        nothing = (0,) * len(self.units)
+        ends: dict[Used, tuple[int, int]] = {nothing: (0, 0)}  # the furthest end, and minus the number of stages
+        last: dict[Used, _Team] = {}
+        allowed = {team.degree: self._allowed(target * team.degree) for team in self.teams}
+        for used in product(*(range(most + 1) for most in self.units)):
+            for team in self.teams:
+                before = _without(used, team)
+                if before in ends:
+                    start, stages = ends[before]
+                    end = allowed[team.degree][team.reach(start, target)]
+                    if end > start and (end, stages - 1) > ends.get(used, (0, 0)):
+                        ends[used], last[used] = (end, stages - 1), team
+        whole = [used for used, (end, _) in ends.items() if end == len(self.order)]
+        return self._way_back(ends, last, max(whole, key=lambda used: ends[used])) if whole else []
+
+    def _allowed(self, seconds: float) -> list[int]:
+        """Return for each end of a stage the latest one up to there at which sending takes no longer than this."""
+        ends = (end if cut <= seconds else 0 for end, cut in enumerate(self.cut_seconds))
+        return list(accumulate(ends, max))
+
+    def _way_back(self, ends: dict[Used, tuple[int, int]], last: dict[Used, _Team], used: Used) -> list[TypedPart]:
+        found: list[TypedPart] = []
+        while used in last:
+            team, before = last[used], _without(used, last[used])
+            ops = self.order[ends[before][0] : ends[used][0]]
+            found.append(TypedPart(Part(ops, team.degree, self.micro_batch), self.types[team.kind]))
+            used = before
+        return found[::-1]
+
+
+def unequal_partitions(
+    problem: Problem,
+    costs: CostModel,
+    graph: Graph,
+    sizes: Sequence[int] | None,
+    ceiling: float,
+    share_in_flight: float,
+) -> Iterator[list[TypedPart]]:
+    """Yield the best stages for every order of the operators, micro-batch size and least degree.
+
+    Args:
+        problem: graph, costs, cluster and batch.
+        costs: the look-up of the same.
+        graph: what is to be cut, perhaps not all of the problem's graph.
+        sizes: micro-batch sizes; None sweeps.
+        ceiling: seconds that the slowest stage may take for the mini-batch.
+        share_in_flight: share of the mini-batch that every stage is assumed to keep in flight.
+    """
+    most = max(Counter(device.type for device in problem.cluster.devices).values())
+    units = [2**k for k in range(most.bit_length())]
+    held = round(share_in_flight * problem.batch_size)
+    for order, size, unit in product(_orders(graph), sizes or micro_batch_sizes(problem.batch_size), units):
+        if size % unit:
+            continue
+        intervals = Intervals.of(problem, costs, graph, order, size, unit, max(size, held))
+        few = prod(count + 1 for count in intervals.units) <= _MOST_STATES
+        if few and (parts := intervals.best(ceiling * size / problem.batch_size)):
+            yield parts
+
+
+def _orders(graph: Graph) -> list[tuple[str, ...]]:
+    """Return branch after branch, and all branches side by side."""
+    level: dict[str, int] = {}
+    for name in graph.order:
+        level[name] = 1 + max((level[before] for before in graph.predecessors[name]), default=0)
+    side_by_side = tuple(sorted(graph.order, key=lambda name: level[name]))
+    return [graph.order] if side_by_side == graph.order else [graph.order, side_by_side]
+
+
+def _without(used: Used, team: _Team) -> Used:
+    return tuple(count - team.units if kind == team.kind else count for kind, count in enumerate(used))
+
+
+def _sums(values: NDArray[np.float64]) -> list[float]:
+    return [0.0, *np.cumsum(values).tolist()]
+
+
+def _cut_bytes(graph: Graph, order: Sequence[str]) -> NDArray[np.float64]:
+    """Bytes per sample that cross before operator 0, 1, ... of an order, and none after the last."""
+    position = {name: at for at, name in enumerate(order)}
+    count: dict[int, float] = {}
+    last: dict[int, int] = {}
+    for edge in graph.edges:
+        source = position[edge.source]
+        count[source] = max(count.get(source, 0.0), edge.bytes_per_sample)
+        last[source] = max(last.get(source, 0), position[edge.target])
+    change = np.zeros(len(order) + 1)
+    for source, reader in last.items():
+        change[source + 1] += count[source]
+        change[reader + 1] -= count[source]
+    return np.maximum(np.cumsum(change), 0.0)
