@@ -6,7 +6,7 @@ from dataclasses import replace
 from graphpipe.errors import Infeasible, InvalidInput, nearest
 from graphpipe.plan import Plan
 from graphpipe.schedule.room import needed_bytes, with_room, with_slack
-from graphpipe.schedule.zero_bubble import SPLIT
+from graphpipe.schedule.zero_bubble import SPLIT, split_plans
 from graphpipe.units import format_bytes
 
 AUTO = "auto"
@@ -44,8 +44,7 @@ def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Pla
         Infeasible: GPipe's samples in flight do not fit in memory.
     """
     if choice == AUTO:
-        roomy = with_room(plan)
-        others = [with_slack(plan), *(replace(roomy, schedule=name) for name in SPLIT)]
+        others = [with_slack(plan), *split_plans(plan)]
         return min([plan, *(other for other in others if other != plan)], key=evaluate)
     if choice == "gpipe":
         return _gpipe(plan)

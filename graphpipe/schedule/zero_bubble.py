@@ -23,5 +23,10 @@ def with_zero_bubble(plan: Plan, evaluate: Callable[[Plan], float], limit_bytes:
     Raises:
         InvalidInput: a stage's in_flight samples are too few for the stages after it.
     """
+    return min([plan, *split_plans(plan, limit_bytes)], key=evaluate)
+
+
+def split_plans(plan: Plan, limit_bytes: float = inf) -> list[Plan]:
+    """Return the plan under every schedule that splits the backward, with memory up to a limit (see `with_room`)."""
     roomy = with_room(plan, limit_bytes)
-    return min([plan, *(replace(roomy, schedule=name) for name in SPLIT)], key=evaluate)
+    return [replace(roomy, schedule=name) for name in SPLIT]
