@@ -63,25 +63,18 @@ def plan_by_hand(problem: Problem, hand: HandPlan) -> Plan:
     chosen = _in_order(problem.graph, chosen)
     parts = [Part(ops, max(1, len(stage.devices)), stage.micro_batch, stage.burst) for stage, ops in chosen]
     _check_sizes(problem, chosen)
-    drawn = _assembled(problem, parts, hand.schedule)
+    devices = [stage.devices for stage, _ in chosen]
+    drawn = assemble(problem, parts, planner="hand", schedule=hand.schedule, devices=devices)
     stages = tuple(_written(drafted, stage) for drafted, (stage, _) in zip(drawn.stages, chosen, strict=True))
     plan = replace(drawn, stages=stages)
     verify(plan)
     return plan
 
 
-def _assembled(problem: Problem, parts: Sequence[Part], schedule: str) -> Plan:
-    # Devices are the user's: one device lent to every part here keeps the placement out of it.
-    hosts = dict.fromkeys(range(1, len(parts)), 0)
-    lent = [Part(part.ops, 1, part.micro_batch, part.burst) for part in parts]
-    return assemble(problem, lent, planner="hand", schedule=schedule, hosts=hosts)
-
-
 def _written(drafted: Stage, stage: HandStage) -> Stage:
     return replace(
         drafted,
         name=stage.name or drafted.name,
-        devices=stage.devices,
         in_flight=drafted.in_flight if stage.in_flight is None else stage.in_flight,
     )
 

@@ -1,7 +1,5 @@
 """Per-stage micro-batch sizes: a plan of one size is improved stage by stage, with kFkB (GraphPipe, section 6)."""
 
-from dataclasses import replace
-
 from graphpipe.plan.bounds import memory_shortfall
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Part, Problem, assemble
@@ -47,21 +45,12 @@ def _neighbours(problem: Problem, plan: Plan, stage: int) -> list[Plan]:
 def _resized(problem: Problem, plan: Plan, sizes: dict[int, int]) -> Plan:
     wanted = [sizes.get(position, stage.micro_batch) for position, stage in enumerate(plan.stages)]
     largest = max((size for size in wanted if size < problem.batch_size), default=problem.batch_size)
-    owner: dict[tuple[int, ...], int] = {}
-    hosts: dict[int, int] = {}
-    for position, stage in enumerate(plan.stages):
-        first = next((owner[devices] for devices in owner if devices[: stage.degree] == stage.devices), position)
-        if first != position:
-            hosts[position] = first
-        else:
-            owner[stage.devices] = position
     parts = [
         Part(stage.ops, stage.degree, size, max(1, largest // size))
         for stage, size in zip(plan.stages, wanted, strict=True)
     ]
-    made = assemble(problem, parts, planner=plan.planner, schedule="kfkb", chain=_is_chain(plan), hosts=hosts)
-    stages = (replace(new, devices=old.devices) for new, old in zip(made.stages, plan.stages, strict=True))
-    return replace(made, stages=tuple(stages))
+    devices = [stage.devices for stage in plan.stages]
+    return assemble(problem, parts, planner=plan.planner, schedule="kfkb", chain=_is_chain(plan), devices=devices)
 
 
 def _is_chain(plan: Plan) -> bool:

@@ -39,6 +39,7 @@ def assemble(
     chain: bool = False,
     hosts: dict[int, int] | None = None,
     types: Sequence[str] | None = None,
+    devices: Sequence[tuple[int, ...]] | None = None,
 ) -> Plan:
     """Return the plan of a partition: stage edges, devices, samples in flight.
 
@@ -51,17 +52,13 @@ def assemble(
             (edges of no bytes), so that warm-up counts every stage.
         hosts: stages (by position) that get no devices of their own but share those of another stage.
         types: the device type of every stage; None: any.
+        devices: of every stage; None places the stages, as `hosts` and `types` say.
     """
-    hosts = hosts or {}
     crossing = crossing_bytes(problem.graph, parts)
     if chain:
         crossing |= {(stage, stage + 1): crossing.get((stage, stage + 1), 0.0) for stage in range(len(parts) - 1)}
     edges = [(source, target, count) for (source, target), count in sorted(crossing.items())]
-    own = [stage for stage in range(len(parts)) if stage not in hosts]
-    rank = {stage: position for position, stage in enumerate(own)}
-    near = [(rank[s], rank[t], count) for s, t, count in edges if s in rank and t in rank]
-    own_types = [types[stage] for stage in own] if types else None
-    devices = place(problem.cluster, [parts[stage].degree for stage in own], near, own_types)
+    placed = _placed(problem, parts, edges, hosts or {}, types) if devices is None else devices
     successors: list[list[int]] = [[] for _ in parts]
     for source, target, _ in edges:
         successors[source].append(target)
@@ -75,7 +72,7 @@ def assemble(
         Stage(
             name=f"s{position}",
             ops=part.ops,
-            devices=devices[rank[hosts.get(position, position)]][: part.degree],
+            devices=placed[position],
             micro_batch=part.micro_batch,
             in_flight=in_flight[position],
             burst=part.burst,
@@ -92,6 +89,22 @@ def assemble(
         schedule=schedule,
         planner=planner,
     )
+
+
+def _placed(
+    problem: Problem,
+    parts: Sequence[Part],
+    edges: Sequence[tuple[int, int, float]],
+    hosts: dict[int, int],
+    types: Sequence[str] | None,
+) -> list[tuple[int, ...]]:
+    """Devices of every stage; those with a host take the first of its devices."""
+    own = [stage for stage in range(len(parts)) if stage not in hosts]
+    rank = {stage: position for position, stage in enumerate(own)}
+    near = [(rank[s], rank[t], count) for s, t, count in edges if s in rank and t in rank]
+    own_types = [types[stage] for stage in own] if types else None
+    found = place(problem.cluster, [parts[stage].degree for stage in own], near, own_types)
+    return [found[rank[hosts.get(position, position)]][: part.degree] for position, part in enumerate(parts)]
 
 
 def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int], float]:
