@@ -41,7 +41,7 @@ def plan(
         costs: of the graph on the cluster's device types, from `estimate` or `profile`.
         cluster: devices and links.
         batch_size: samples of a mini-batch.
-        planner: `graphpipe`, or `spp` for a sequential pipeline.
+        planner: a name in `graphpipe.plan.registry.PLANNERS`; the baselines make sequential pipelines.
         micro_batch: only this micro-batch size; None sweeps.
         mixed_micro_batches: let every stage have its own micro-batch size (kFkB schedule).
         objective: `step` ranks by simulated step time, warm-up, drain, communication and update included;
@@ -52,7 +52,7 @@ def plan(
     Raises:
         Infeasible: no plan fits in memory; names the stage of the nearest miss and the bytes it lacks.
         InvalidInput: an unknown planner, objective or schedule, a batch or micro-batch out of range, costs of another
-            graph.
+            graph, or a schedule that mixed micro-batch sizes do not run under.
     """
     problem = _problem(graph, costs, cluster, batch_size)
     if micro_batch is not None and (micro_batch < 1 or batch_size % micro_batch):
@@ -67,6 +67,12 @@ def plan(
             f"unknown objective '{objective}'", where="objective", remedy=nearest(objective, [*_OBJECTIVES])
         )
     check_choice(schedule)
+    if mixed_micro_batches and schedule not in ("1f1b", "auto"):
+        raise InvalidInput(
+            f"schedule '{schedule}' needs one micro-batch size, mixed ones run under kFkB",
+            where="schedule",
+            remedy="Leave out the schedule, or the mixed micro-batches.",
+        )
     options = Options(
         objective=objective,
         evaluate=step_seconds,
@@ -98,7 +104,7 @@ def hand_plan(
         cluster: devices and links.
         batch_size: samples of a mini-batch.
         stages: operators (with `*` patterns), devices and micro-batch of each.
-        schedule: `1f1b`, `gpipe` or `kfkb`.
+        schedule: a name in `graphpipe.schedule.SCHEDULERS`.
 
     Raises:
         InvalidInput: a constraint is violated.

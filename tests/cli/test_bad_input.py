@@ -28,6 +28,10 @@ def check(ran: Ran, code: int, *parts: str) -> None:
     [
         (("pln",), ("unknown verb 'pln'", "Did you mean 'plan'?")),
         (("plan", "GRAPH", *ON, "--planner", "grafpipe"), ("unknown planner 'grafpipe'", "'graphpipe'")),
+        (
+            ("plan", "GRAPH", *ON, "--schedule", "gpipe", "--mixed-micro-batches"),
+            ("'gpipe' needs one micro-batch size",),
+        ),
         (("plan", "GRAPH", *ON, "--schedule", "zb-h2"), ("unknown schedule 'zb-h2'", "'zb-h1'")),
         (("compare", "GRAPH", *ON, "--planners", "spp,sp"), ("unknown planner 'sp'", "'spp'")),
         (("plan", "GRAPH", "--cluster", "sumit:1x4", "--batch", "16"), ("'sumit'", "Did you mean 'summit'?")),
