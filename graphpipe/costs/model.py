@@ -145,7 +145,8 @@ class CostModel:
           stage does, or an operator outside the regions that saves them (up to what was saved inside);
         - an operator outside the regions keeps what it saves, and at least those of its outputs that a region reads.
 
-        Not counted: model inputs, which are rows of the mini-batch, and the mini-batch's random states and buffers.
+        Not counted: model inputs, which are rows of the mini-batch; the model's output and what the loss function
+        saves; random states (5 kB of a region with dropout) and copies of buffers that a forward changes.
         """
         inside = tuple(dict.fromkeys(ops))  # in order: a sum of floats depends on it
         received = sum(self._received(inside).values())

@@ -82,13 +82,14 @@ class RegionKeeper:
         with saved_tensors_hooks(rerun.put, rerun.read):
             results, before = self.forgetful.first(lambda: inner(*own))
         kept = tuple(arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg for arg in args)
-        modes = _autocast_modes(self.device)
+        modes, drew = _autocast_modes(self.device), generators if generators.moved() else None
 
         def again() -> None:
             with ExitStack() as stack:
                 for mode in modes:
                     stack.enter_context(mode)
-                stack.enter_context(generators.put_back())
+                if drew is not None:
+                    stack.enter_context(drew.put_back())
                 entered = [enter(arg) if isinstance(arg, Tensor) else arg for arg in kept]
                 self.forgetful.again(lambda: inner(*entered), before)
 

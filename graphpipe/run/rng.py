@@ -39,6 +39,12 @@ class Generators:
         own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return Generators(device, torch.get_rng_state(), own)
 
+    def moved(self) -> bool:
+        """Whether numbers have been drawn since."""
+        now = Generators.now(self.device)
+        pairs = ((self.cpu, now.cpu), (self.own, now.own))
+        return any(one is not None and other is not None and not torch.equal(one, other) for one, other in pairs)
+
     @contextmanager
     def put_back(self) -> Generator[None]:
         """Put the generators there, and afterwards back to where they are now."""
