@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from graphpipe.costs import Cluster, CostTable, Recompute
 from graphpipe.graph import Graph
@@ -29,6 +30,8 @@ class Problem:
     costs: CostTable
     cluster: Cluster
     batch_size: int
+    recompute: Literal["none", "full"] = "none"
+    """What all stages are to recompute, if a planner does not choose for each."""
 
 
 def assemble(

@@ -15,25 +15,24 @@ def memory_over_time(plan: Plan, spans: Sequence[Span]) -> tuple[MemorySample, .
     again is held while it runs.
     """
     changes: dict[int, list[tuple[float, float]]] = {device: [] for device in plan.used_devices}
-    model, samples = plan.cost_model, [stage.micro_batch / stage.degree for stage in plan.stages]
     for stage in plan.stages:
         for device in stage.devices:
-            changes[device].append((0.0, model.state_bytes(stage.ops)))
-    held, again = (
-        [of(stage.ops, stage.recompute) * count for stage, count in zip(plan.stages, samples, strict=True)]
-        for of in (model.activation_bytes, model.recomputed_bytes)
-    )
-    kept = plan.costs.kept_for_weight_gradient
-    freed_by = {"B": 1.0, "I": 1.0 - kept, "W": kept}
+            changes[device].append((0.0, plan.cost_model.state_bytes(stage.ops)))
+    steps = [memory_steps(plan, stage) for stage in range(len(plan.stages))]
     for span in spans:
-        if span.kind == "F":
-            changes[span.device].append((span.start_seconds, held[span.stage]))
-        if span.kind == "B" and again[span.stage]:
-            changes[span.device].append((span.start_seconds, again[span.stage]))
-            changes[span.device].append((span.end_seconds, -again[span.stage]))
-        if freed := freed_by.get(span.kind):
-            changes[span.device].append((span.end_seconds, -held[span.stage] * freed))
+        starting, ending = steps[span.stage].get(span.kind, (0.0, 0.0))
+        changes[span.device] += [(span.start_seconds, starting)] if starting else []
+        changes[span.device] += [(span.end_seconds, ending)] if ending else []
     return tuple(sample for device, found in changes.items() for sample in _add_up(device, found))
+
+
+def memory_steps(plan: Plan, stage: int) -> dict[str, tuple[float, float]]:
+    """Return by how many bytes each kind of task changes what one device of a stage holds: as it starts, as it ends."""
+    here, model, kept = plan.stages[stage], plan.cost_model, plan.costs.kept_for_weight_gradient
+    samples = here.micro_batch / here.degree
+    held = model.activation_bytes(here.ops, here.recompute) * samples
+    again = model.recomputed_bytes(here.ops, here.recompute) * samples
+    return {"F": (held, 0.0), "B": (again, -held - again), "I": (0.0, -held * (1.0 - kept)), "W": (0.0, -held * kept)}
 
 
 def _add_up(device: int, changes: list[tuple[float, float]]) -> list[MemorySample]:

@@ -47,9 +47,7 @@ def test_what_is_recomputed_survives_the_disk(saved: tuple[Plan, Path]) -> None:
     assert Plan.load(saved[1]) == plan
     body = json.loads(saved[1].read_text())
     body["plan"]["stages"][0]["recompute"] = "some"
-    with pytest.raises(
-        InvalidInput, match=r"field plan\.stages\.0\.recompute.*'none' or 'full' \(found 'some'\)"
-    ):
+    with pytest.raises(InvalidInput, match=r"field plan\.stages\.0\.recompute.*'none' or 'full' \(found 'some'\)"):
         Plan.load(edited(saved[1], **body))
 
 
