@@ -8,7 +8,7 @@ from graphpipe.run import share
 from graphpipe.run.channels import Channels
 from graphpipe.run.inbox import Inbox
 from graphpipe.run.placement import Placement
-from graphpipe.run.recompute import Forgetful
+from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.values import EdgeSpecs
@@ -46,13 +46,14 @@ def build_worker(
         leading.add(seat.stage)
         program.module.to(world.device)
         stage = plan.stages[seat.stage]
+        keep_regions(program, stage, world.device)
         replicas[seat.stage, seat.device] = StageReplica(
             seat=seat,
             stage_name=stage.name,
             program=program,
             device=world.device,
             inbox=Inbox(world.device),
-            forgetful=Forgetful(program.module) if stage.memory_policy == "recompute" else None,
+            forgetful=Forgetful(program.module) if stage.recompute == "full" else None,
             splits=seat.stage in split,
             room=stage.in_flight / stage.degree if debug else None,
             kept=plan.costs.kept_for_weight_gradient,
