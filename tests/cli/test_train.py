@@ -78,7 +78,7 @@ def test_a_failing_rank_is_told_once_with_exit_code_4(run: Run, config: Path) ->
     assert ran.code == 4
     assert ran.out == ""
     assert ran.err.count("error: ") == 1
-    assert "NonFiniteLoss: step 0" in ran.err
+    assert "NonFiniteLoss: step 1, stage " in ran.err
     assert "Traceback" not in ran.err
     assert not Path("runs/tiny-1/metrics.json").exists()
 

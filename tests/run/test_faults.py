@@ -44,6 +44,6 @@ def test_a_rank_that_stalls(tmp_path: Path) -> None:
 
 def test_nan_stops_every_rank_before_the_update_and_names_the_first_stage(tmp_path: Path) -> None:
     for rank in values(run_ranks(not_a_number, RANKS, tmp_path, CUT)):
-        assert rank["said"].startswith("step 0, stage 'stem': the loss is nan")
+        assert rank["said"].startswith("step 1, stage 'stem', micro-batch 1: the loss is nan")
         assert rank["changed"] == []
         assert rank["loss"] == rank["loss"]
