@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.run.cause import first_cause
+from graphpipe.run.reaper import Reaper
 from graphpipe.run.whereabouts import WATCH
 from graphpipe.run.world import LOOPBACK, loopback_store
 
@@ -55,6 +57,7 @@ def launch(
         tempfile.TemporaryDirectory(prefix="graphpipe") as logs,
         _meeting(port, logs) as (endpoint, options),
         _environment(nproc, {WATCH: logs, **environment}),
+        Reaper(Path(logs)),
         _quiet(),
     ):
         config = LaunchConfig(

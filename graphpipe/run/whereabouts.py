@@ -19,8 +19,8 @@ WATCH = "GRAPHPIPE_WATCH"
 NOBODY, EVERYBODY = -1, -2
 """Whom a rank waits for, if not for one peer."""
 
-# Seconds since the epoch, step, phase, stage, micro-batch, peer; then the host and the names of the stages.
-_RECORD = struct.Struct("<d5i")
+# Seconds since the epoch, process, step, phase, stage, micro-batch, peer; then the host and the names of the stages.
+_RECORD = struct.Struct("<d6i")
 _PHASES = (
     "start",
     "data",
@@ -46,6 +46,7 @@ class Whereabouts:
     """What a rank was about to do when it was last heard of."""
 
     host: str
+    pid: int
     seconds: float
     """Since the epoch."""
     step: int
@@ -85,11 +86,12 @@ class Notebook:
                 file.truncate(size)
                 self._memory = mmap.mmap(file.fileno(), size)
         self._memory[_RECORD.size :] = names
+        self._pid = os.getpid()
         self.note("start")
 
     def note(self, phase: str, stage: int = -1, micro_batch: int = -1, peer: int = NOBODY) -> None:
         """Note what comes next."""
-        _RECORD.pack_into(self._memory, 0, time.time(), self.step, _NUMBERS[phase], stage, micro_batch, peer)
+        _RECORD.pack_into(self._memory, 0, time.time(), self._pid, self.step, _NUMBERS[phase], stage, micro_batch, peer)
 
     def last(self) -> Whereabouts:
         """Return the last note."""
@@ -98,11 +100,13 @@ class Notebook:
 
 def last_seen(folder: str | Path, rank: int) -> Whereabouts | None:
     """Return the last note of a rank that was launched with this folder; None if it made none."""
-    try:
-        content = _file(Path(folder), rank).read_bytes()
-    except FileNotFoundError:
-        return None
-    return _decode(content) if len(content) > _RECORD.size and content[_RECORD.size] else None
+    return _read(_file(Path(folder), rank))
+
+
+def all_seen(folder: Path) -> list[Whereabouts]:
+    """Return the last notes of all ranks that made any."""
+    notes = [_read(path) for path in folder.glob("watch-*")]
+    return [note for note in notes if note is not None]
 
 
 _NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}
@@ -112,11 +116,21 @@ def _file(folder: Path, rank: int) -> Path:
     return folder / f"watch-{rank}"
 
 
+def _read(path: Path) -> Whereabouts | None:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    # Names come first, then the first note: without it there is nothing to tell.
+    return _decode(content) if len(content) > _RECORD.size and any(content[: _RECORD.size]) else None
+
+
 def _decode(content: bytes) -> Whereabouts:
-    seconds, step, phase, stage, micro_batch, peer = _RECORD.unpack_from(content)
+    seconds, pid, step, phase, stage, micro_batch, peer = _RECORD.unpack_from(content)
     host, *names = content[_RECORD.size :].decode().split("\n")
     return Whereabouts(
         host=host,
+        pid=pid,
         seconds=seconds,
         step=step,
         phase=_PHASES[phase],
