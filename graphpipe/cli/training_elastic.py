@@ -40,11 +40,11 @@ def supervise(config: TrainConfig, directory: Path, plan: Plan, output: Output, 
 def replan(config: TrainConfig, directory: Path, first: Plan, output: Output, cluster: Cluster) -> Plan:
     """Plan for what is left of the first plan's cluster with its costs, and write the plan to the run's folder twice.
 
-    As plan.json it is what runs; as plan-2.json and so on it stays. All devices get the first plan again.
+    As plan.json it is what runs; under a number it stays. All devices get the first plan again.
     """
     found = first if cluster == first.cluster else plan_for(config, first.graph, first.costs, cluster)
     save_plan(found, directory, output)
-    found.save(directory / f"plan-{2 + len(list(directory.glob('plan-*.json')))}.json")
+    _keep(found, directory)
     return found
 
 
@@ -82,6 +82,13 @@ def prepare_met(
     Placement.of(found, world.size)
     directory.mkdir(parents=True, exist_ok=True)
     config.save(directory / files.CONFIG)
+    if (directory / files.PLAN).exists():
+        _keep(found, directory)
     save_plan(found, directory, output)
     note_return(directory, cluster)
     return directory, found
+
+
+def _keep(plan: Plan, directory: Path) -> None:
+    # plan-2.json and so on: a run is the sequence of its plans.
+    plan.save(directory / f"plan-{2 + len(list(directory.glob('plan-*.json')))}.json")

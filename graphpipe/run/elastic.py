@@ -30,7 +30,8 @@ place meet the old store, and a name for the run, which names its folder on a fi
         --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME -m graphpipe train CONFIG.toml --elastic
 
 A host that is lost, or comes back, makes the agents meet again and start all ranks; rank 0 then plans for the hosts
-that came (`meeting.meet`), and all go on from the last checkpoint.
+that came (`meeting.meet`), and all go on from the last checkpoint. The agents do not wait for a checkpoint when a host
+comes back: steps since the last one are done again. Where they listen is torchrun's to say (--local-addr).
 """
 
 import time

@@ -2,9 +2,10 @@
 
 import json
 import os
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -26,6 +27,7 @@ from graphpipe.run.task import Task, load_task
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log, write_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
+from graphpipe.run.whereabouts import WATCH
 from graphpipe.trace import Trace
 
 CONFIG, PLAN, COSTS = "config.json", "plan.json", "costs.json"
@@ -90,6 +92,7 @@ def train(
             fault_log=directory / FAULTS,
         ) as pipeline,
         Checkpoints(pipeline, directory / CHECKPOINTS, keep=config.train.keep) as checkpoints,
+        _telling_where(pipeline),
     ):
         position = Position()
         if resume:
@@ -114,6 +117,18 @@ def train(
         if main:
             _save(directory, task, traces, result)
     return result
+
+
+@contextmanager
+def _telling_where(pipeline: Pipeline) -> Generator[None]:
+    # Our launcher reads it from the rank's notes; torchrun does not.
+    try:
+        yield
+    except Exception:
+        held = pipeline.held()
+        if WATCH not in os.environ and held.world.size > 1:
+            print(f"rank {held.world.rank} failed: {held.worker.watch.where}", file=sys.stderr, flush=True)
+        raise
 
 
 def count_steps(config: TrainConfig, task: Task) -> int:

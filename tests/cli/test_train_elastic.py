@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from cli_cases import Run
+from cli_cases import Run, torchrun
 from safetensors.torch import load_file
 
 from graphpipe.plan import Plan
@@ -77,6 +77,20 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert torch.equal(found[name], tensor), name
+
+
+def test_torchrun_starts_the_ranks_again_in_place(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    words = ["--elastic", "train.checkpoint_every=2", "--fault", "kill@rank1:step4:phase=reduce", "--json"]
+    done = torchrun(2, "train", config, *words, options=["--standalone", "--max-restarts", 1])
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["steps"] == 6
+    (recovery,) = result["recoveries"]
+    assert (recovery["cause"], recovery["step"]) == ("the hosts met again, with 2 ranks", 2)
+    assert "rank 0 failed: host " in done.stderr
+    folder = Path(result["directory"])
+    assert {path.name for path in folder.glob("plan*.json")} == {"plan.json", "plan-2.json"}
 
 
 def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(run: Run, planned: Path) -> None:
