@@ -177,10 +177,11 @@ class Search:
         """
         found = [[plan for draft in judge.found.drafts for plan in self._plans(judge, draft)] for judge in self.judges]
         if not any(found):
+            even = ", even if every stage recomputes" if self.problem.recompute == "full" else ""
             miss = min((judge.found for judge in self.judges), key=lambda each: each.shortfall)
             raise Infeasible(
                 f"no partition of '{self.problem.graph.name}' over {len(self.problem.cluster.devices)} devices fits "
-                f"in memory: the nearest misses by {format_bytes(miss.shortfall)} "
+                f"in memory{even}: the nearest misses by {format_bytes(miss.shortfall)} "
                 f"({miss.shortfall:.0f} bytes) at {miss.missing}",
                 remedy="Use more devices, devices with more memory, a smaller batch, or split the largest submodule.",
             )

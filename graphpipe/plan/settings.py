@@ -89,7 +89,10 @@ class SettingTable:
             runs: operators that stand for several.
         """
         degrees = _degrees(self.problem, self.unit)
-        memory = None if in_flight is None else _memory_shares(self.problem, self.costs, in_flight, degrees)
+        # A stage that recomputes holds what its operators save of one micro-batch. What is received is left out here.
+        once = in_flight is not None and self.problem.recompute == "full"
+        held = self.sizes[None].astype(np.float64) if once else in_flight
+        memory = None if held is None else _memory_shares(self.problem, self.costs, held, degrees)
         seconds = self._merged(self.seconds, runs or {})
         memory = None if memory is None else self._merged(memory, runs or {})
         return Loads(
@@ -130,10 +133,12 @@ def stage_seconds(
 ) -> Array:
     """Return seconds per micro-batch that each operator adds to a stage: forward, backward, its share of all-reduce.
 
-    On the slowest of some device types; None: of all in the cluster.
+    Forward twice if the problem has stages recompute. On the slowest of some device types; None: of all in the cluster.
     """
     types = types or sorted({device.type for device in problem.cluster.devices})
-    compute = np.max([np.sum(costs.seconds(kind, micro_batch / degree), axis=0) for kind in types], axis=0)
+    each = [costs.seconds(kind, micro_batch / degree) for kind in types]
+    again = [(seconds[0], *seconds) for seconds in each] if problem.recompute == "full" else each
+    compute = np.max([np.sum(seconds, axis=0) for seconds in again], axis=0)
     devices = tuple(range(min(degree, len(problem.cluster.devices))))
     link = problem.cluster.slowest_link(devices)
     if link is None:

@@ -134,7 +134,9 @@ class StageLoads:
         """Return all ways but those slower than `ceiling` seconds per sample."""
         land = self.landscape
         policies: tuple[Policy, ...] = self.policies or (land.problem.recompute,)
-        compute = [(policy, self._summed(partial(self._compute, again=policy == "full"))) for policy in policies]
+        compute: list[tuple[Policy, Array]] = [
+            (policy, self._summed(partial(self._compute, again=policy == "full"))) for policy in policies
+        ]
         reduce = self._summed(self._reduce)
         ways = [self._all_ways(at, compute, reduce, ceiling) for at in range(1, len(land.downsets))]
         return Ladder(ways, len(land.problem.cluster.devices))

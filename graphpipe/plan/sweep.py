@@ -111,7 +111,8 @@ class Draws:
         if self.shape.reverse:
             stages = [ClosedStage(stage.ops[::-1], stage.units) for stage in reversed(stages)]
         size = int(self.table.sizes[setting])
-        return [Part(stage.ops, stage.units * self.table.unit, size) for stage in stages]
+        how = self.table.problem.recompute
+        return [Part(stage.ops, stage.units * self.table.unit, size, recompute=how) for stage in stages]
 
 
 def _interval(table: SettingTable) -> tuple[Array, Array]:

@@ -67,8 +67,8 @@ def test_costs_scaled_scale_the_price_and_a_device_more_never_raises_it(name: st
 
 @pytest.mark.parametrize("name", ["piper", "gpipe", "pipedream-2bw", "graphpipe", "spp"])
 def test_stages_recompute_where_nothing_fits_otherwise(name: str) -> None:
-    # A layer saves 100 MB of a sample and receives 1 kB; no device holds a layer's whole mini-batch of 16 in flight.
-    roomy, tight = (towers([4], 4, 16, saved_bytes=1e8, memory_bytes=memory) for memory in (16e9, 5e8))
+    # Five operators save 100 MB of a sample each: in one stage 5, in two at least 4, in three 3, in four 4 at once.
+    roomy, tight = (towers([4], 4, 16, saved_bytes=1e8, memory_bytes=memory) for memory in (16e9, 2.9e8))
     loose = PLANNERS[name](roomy, Options(micro_batch=1))
     assert {stage.recompute for stage in loose.stages} == {"none"}
     plan = PLANNERS[name](tight, Options(micro_batch=1))
@@ -78,4 +78,4 @@ def test_stages_recompute_where_nothing_fits_otherwise(name: str) -> None:
         assert {stage.recompute for stage in plan.stages} == {"full"}
     elif name == "piper":  # where it fits as it is, a stage goes back faster
         assert plan.stages[-1].recompute == "none"
-    assert max(predict(plan).peak_bytes) <= 5e8
+    assert max(predict(plan).peak_bytes) <= 2.9e8

@@ -4,12 +4,16 @@ import copy
 import gc
 import weakref
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from run_chain import BATCH, INTERLEAVED, chain, chain_batch, chain_pipeline, train_chain
 from run_models import cross_entropy
 from run_plans import hand_split, plan_of
+from run_ranks import run_ranks, values
 from torch import Tensor, nn
 
 from graphpipe.costs import Recompute
@@ -20,21 +24,27 @@ from graphpipe.run.recompute import Forgetful, RegionKeeper
 
 REPLICATED = [(["a"], [0, 1], 4), (["b", "c"], [2, 3], 4), (["d"], [0], 8)]
 TOGETHER = [(["a", "b", "c"], [0], 2), (["d"], [1], 2)]
+CUTS = {"interleaved": INTERLEAVED, "replicated": REPLICATED, "together": TOGETHER}
 EVERY = [
-    (INTERLEAVED, dict.fromkeys(range(4), "full")),
-    (REPLICATED, dict.fromkeys(range(3), "full")),
-    (REPLICATED, {0: ("a",), 1: ("b", "c"), 2: ("d",)}),
-    (TOGETHER, {0: ("b",), 1: ("d",)}),
-    (TOGETHER, {0: ("a", "c")}),
-    (TOGETHER, {0: ("a", "b", "c"), 1: "full"}),
+    ("interleaved", dict.fromkeys(range(4), "full")),
+    ("replicated", dict.fromkeys(range(3), "full")),
+    ("replicated", {0: ("a",), 1: ("b", "c"), 2: ("d",)}),
+    ("together", {0: ("b",), 1: ("d",)}),
+    ("together", {0: ("a", "c")}),
+    ("together", {0: ("a", "b", "c"), 1: "full"}),
 ]
 
 
+@cache
+def keeping(cut: str, schedule: str) -> dict[str, Any]:
+    return train_chain(CUTS[cut], schedule)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
-@pytest.mark.parametrize(("stages", "recompute"), EVERY)
-def test_everything_is_equal(stages: list, recompute: dict, schedule: str) -> None:
-    kept = train_chain(stages, schedule)
-    forgotten = train_chain(stages, schedule, recompute)
+@pytest.mark.parametrize(("cut", "recompute"), EVERY)
+def test_everything_is_equal(cut: str, recompute: dict[int, Recompute], schedule: str) -> None:
+    kept = keeping(cut, schedule)
+    forgotten = train_chain(CUTS[cut], schedule, recompute)
     assert forgotten["losses"] == kept["losses"]
     for what in ("gradients", "state"):  # BatchNorm's statistics and the count of calls are in the state
         assert forgotten[what].keys() == kept[what].keys()
@@ -42,6 +52,15 @@ def test_everything_is_equal(stages: list, recompute: dict, schedule: str) -> No
             assert torch.equal(forgotten[what][name], tensor), name
     assert "b.2.running_mean" in kept["state"]
     assert kept["state"]["c.0.calls"] > 1
+
+
+def test_two_ranks_train_like_one(tmp_path: Path) -> None:
+    recompute: dict[int, Recompute] = {0: ("a", "c"), 1: "full"}
+    alone = train_chain(TOGETHER, "1f1b", recompute)
+    for rank in values(run_ranks(train_chain, 2, tmp_path, TOGETHER, "1f1b", recompute)):
+        assert rank["losses"] == alone["losses"]
+        for what in ("gradients", "state"):
+            assert all(torch.equal(tensor, alone[what][name]) for name, tensor in rank[what].items())
 
 
 @pytest.mark.parametrize("how", ["full", ("b",)])
