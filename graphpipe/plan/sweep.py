@@ -14,6 +14,7 @@ from graphpipe.plan.tree import cut_bytes, mirrored
 Array = NDArray[np.float64]
 _TARGETS = 4
 _ROUNDS = 5
+_PRECISION = 1.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Shape:
 
 
 def best_targets(table: SettingTable, shape: Shape, ceiling: float, in_flight: Array | None = None) -> Array:
-    """Return for every setting the smallest feasible seconds per sample, within a percent; infinite if none.
+    """Return for every setting the smallest feasible seconds per sample, within 0.3 %; infinite if none.
 
     GraphPipe searches the target by bisection (section 5, Algorithm 1); here a few targets are tried at once for
     every setting, and the interval between the last that fails and the first that holds is divided again.
@@ -50,16 +51,18 @@ def best_targets(table: SettingTable, shape: Shape, ceiling: float, in_flight: A
     low, high = _interval(table)
     high = np.minimum(high, ceiling)
     alive = low < high
+    found = np.zeros(len(high), dtype=bool)
     for _ in range(_ROUNDS):
-        if not alive.any():
+        chosen = np.flatnonzero(alive & (~found | (high > _PRECISION * low)))
+        if not len(chosen):
             break
-        chosen = np.flatnonzero(alive)
         targets = np.geomspace(low[chosen], high[chosen], _TARGETS + 1, axis=1)[:, 1:]
         assumed = None if in_flight is None else in_flight[:, chosen]
         feasible = Frontier(shape.tree, table.only(chosen).loads(targets, assumed), shape.cuts, table.units).feasible()
         first = feasible.argmax(axis=1)
         rows = np.arange(len(chosen))
-        alive[chosen[~feasible.any(axis=1)]] = False
+        found[chosen] = feasible.any(axis=1)
+        alive[chosen] = found[chosen]
         high[chosen] = targets[rows, first]
         low[chosen] = np.where(first > 0, targets[rows, np.maximum(first - 1, 0)], low[chosen])
     return np.where(alive, high, np.inf)
