@@ -15,7 +15,9 @@ from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan, Prediction
 
 
-def bottleneck_bound(problem: Problem, *, sizes: Collection[int] | None = None, shared: bool = True) -> float:
+def bottleneck_bound(
+    problem: Problem, *, sizes: Collection[int] | None = None, shared: bool = True, effort: float = 1.0
+) -> float:
     """Return seconds per mini-batch below which the slowest device of no plan can be; infinite if no plan fits.
 
     Each relaxation drops more of what a plan must be than the next, and is where the next one starts:
@@ -33,6 +35,7 @@ def bottleneck_bound(problem: Problem, *, sizes: Collection[int] | None = None, 
             the mini-batch.
         shared: True for every plan. False for those in which a device runs one stage only, but for stages of
             whole-batch operators and what follows them: such are all that the planners make.
+        effort: how long to pack; 1 ends within half a second.
     """
     if shared and sizes is not None and any(op.whole_batch for op in problem.graph.ops):
         sizes = {*sizes, problem.batch_size}
@@ -41,7 +44,7 @@ def bottleneck_bound(problem: Problem, *, sizes: Collection[int] | None = None, 
     if not 0 < work < np.inf:
         return work + least.overhead_seconds
     packing = any_stages(problem, least) if shared else one_stage_each(problem, least)
-    return packing_bound(packing, work) + least.overhead_seconds
+    return packing_bound(packing, work, effort) + least.overhead_seconds
 
 
 def step_bound(problem: Problem) -> float:

@@ -24,6 +24,8 @@ _CLOSE = 1.002
 _SURE = 1 - 1e-9
 _EFFORT = 100_000_000
 """Additions in all knapsacks, about."""
+_CALL = 20
+"""Rows that take as long as the calls for a menu do."""
 _MOST_ROUNDS = 150
 
 
@@ -55,17 +57,18 @@ class Packing:
     """[kinds]: how many there are."""
 
 
-def packing_bound(packing: Packing, least: float) -> float:
+def packing_bound(packing: Packing, least: float, effort: float = 1.0) -> float:
     """Return seconds within which the loads of devices cannot hold all operators, at least `least`.
 
     Args:
         packing: how devices may be loaded.
         least: a bound that is known already, above 0.
+        effort: 1 ends within half a second; more may prove more.
     """
-    rounds, bound = _MOST_ROUNDS, least
+    rounds, bound = int(_MOST_ROUNDS * effort), least
     while rounds > 0:
         board = _Board.of(packing, 1.5 * bound)
-        before, (bound, used) = bound, board.raised(bound, rounds)
+        before, (bound, used) = bound, board.raised(bound, rounds, _EFFORT * effort)
         rounds -= used
         if bound < board.step * GRID or bound <= before:
             return bound
@@ -107,10 +110,10 @@ class _Board:
         loads = tuple((kind, tuple(_fitted(menu, step) for menu in menus)) for kind, menus in packing.loads)
         return _Board(packing, loads, step)
 
-    def raised(self, bound: float, most_rounds: int) -> tuple[float, int]:
+    def raised(self, bound: float, most_rounds: int, most_effort: float) -> tuple[float, int]:
         """Return the bound that prices prove, and the rounds it took."""
-        effort = GRID * sum(len(f.firsts) * f.menu.copies for _, menus in self.loads for f in menus)
-        rounds = min(most_rounds, int(_EFFORT / max(effort, 1)))
+        effort = GRID * sum((len(f.firsts) + _CALL) * f.menu.copies for _, menus in self.loads for f in menus)
+        rounds = min(most_rounds, int(most_effort / max(effort, 1)))
         columns = _Columns.singles(self)
         done = max(int(bound / self.step), columns.least_parts)
         for used in range(rounds):
