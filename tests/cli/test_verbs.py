@@ -18,7 +18,7 @@ from graphpipe.trace import Trace
 
 FIGURES = {
     *("planner", "search_seconds", "stages", "depth", "micro_batch", "step_seconds", "samples_per_second"),
-    *("bubble_fraction", "peak_bytes"),
+    *("bubble_fraction", "gap_percent", "bottleneck_gap_percent", "peak_bytes"),
 }
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
