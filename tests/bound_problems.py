@@ -87,10 +87,14 @@ def least_bottleneck(problem: Problem, sizes: tuple[int, ...]) -> float:
         update = costs.all_reduce_seconds(gradients, tuple(range(degree))) + costs.optimizer_seconds(names)
         found = np.inf
         for size in sizes:
-            held = costs.state_bytes(names) + sum(graph[n].work.saved_bytes_per_sample for n in names) * size / degree
-            if size % degree == 0 and held <= kind.memory_bytes:
-                task = costs.task_seconds(names, 0, size / degree)
-                found = min(found, batch / size * (task.forward + task.backward) + update)
+            if size % degree:
+                continue
+            saved = [graph[name].work.saved_bytes_per_sample * size / degree for name in names]
+            # Everything kept, for one micro-batch; or each operator computed again, when it holds what it saves.
+            for held, recompute in ((sum(saved), "none"), (max(saved), tuple(names))):
+                if costs.state_bytes(names) + held <= kind.memory_bytes:
+                    task = costs.task_seconds(names, 0, size / degree, recompute)
+                    found = min(found, batch / size * (task.forward + task.backward) + update)
         return found
 
     @cache
@@ -120,5 +124,7 @@ def random_hand(problem: Problem, seed: int) -> HandPlan:
         degree = rng.choice([d for d in range(1, count + 1) if problem.batch_size % d == 0])
         size = rng.choice([b for b in range(degree, problem.batch_size + 1, degree) if problem.batch_size % b == 0])
         devices = tuple(rng.sample(range(count), degree))
-        stages.append(HandStage(ops=tuple(order[start:stop]), devices=devices, micro_batch=size))
+        ops = tuple(order[start:stop])
+        again = rng.choice(["none", "none", "full", ops])
+        stages.append(HandStage(ops=ops, devices=devices, micro_batch=size, recompute=again))
     return HandPlan(stages=tuple(stages))

@@ -47,8 +47,8 @@ def _choices(least: LeastSeconds) -> tuple[Array, Array]:
 
 
 def _bytes(least: LeastSeconds) -> Array:
-    # The whole batch at once: at least the bytes of one smallest micro-batch on one device.
-    return np.column_stack((least.bytes * np.array(least.degrees), least.bytes[:, 0]))
+    """Return the bytes of state that all devices of a stage hold of an operator, for every choice."""
+    return least.state_bytes[:, None] * np.array([*least.degrees, 1.0])
 
 
 def _resources(problem: Problem) -> tuple[int, float]:

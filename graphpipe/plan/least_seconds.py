@@ -24,6 +24,9 @@ class LeastSeconds:
     device, and synchronises and updates its weights once. Transfers and the latency of messages are left out, so
     no stage can take less than the sum over its operators. Each operator has the best micro-batch size for itself,
     among those at which its weights and one micro-batch of its activations fit the device: a stage has one for all.
+
+    A stage that recomputes takes longer, and may forget all activations but those of the operator it computes again;
+    these it holds for one micro-batch, as a stage that keeps everything does at the least.
     """
 
     degrees: tuple[int, ...]
@@ -33,8 +36,10 @@ class LeastSeconds:
     whole: dict[str, Array]
     """[operators] for each device type, on one device and the whole mini-batch at once; infinite but for whole-batch
     operators and what follows them."""
-    bytes: Array
-    """[operators, degrees]: weights, gradients and optimizer state, and one smallest micro-batch of activations."""
+    state_bytes: Array
+    """[operators]: weights, gradients and optimizer state, on every device of a stage."""
+    saved_bytes: Array
+    """[operators, degrees]: activations of the smallest micro-batch. A stage holds at least its operators' largest."""
     overhead_seconds: float
     """What a device that runs any stage spends on starting its tasks."""
 
@@ -63,9 +68,10 @@ class LeastSeconds:
             at_once = _fastest(costs, kind, batch, [batch], 1, capacity) + _update_seconds(problem, costs, 1)
             whole[kind] = np.where(tail, at_once, np.inf)
         least = [min(size for size in allowed if size % d == 0) / d for d in degrees]
-        kept = costs.state_bytes_by_op[:, None] + costs.saved_bytes[:, None] * np.array(least)
+        saved = costs.saved_bytes[:, None] * np.array(least)
         runs = 1 if tail.any() else batch / allowed[0]
-        return LeastSeconds(degrees, seconds, whole, kept, 2 * runs * problem.costs.task_overhead_seconds)
+        overhead = 2 * runs * problem.costs.task_overhead_seconds
+        return LeastSeconds(degrees, seconds, whole, costs.state_bytes_by_op, saved, overhead)
 
     @property
     def anywhere(self) -> Array:

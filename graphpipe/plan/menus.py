@@ -17,7 +17,8 @@ def one_stage_each(problem: Problem, least: LeastSeconds) -> Packing:
     """Return the loads of devices that run one stage, and maybe stages of whole-batch operators and what follows.
 
     All operators of the stage have its degree, and are an unbroken stretch of every chain of the graph: a path from
-    one of them to another does not leave a convex stage. Their weights and one smallest micro-batch fit the device.
+    one of them to another does not leave a convex stage. Their weights fit the device, and beside them one smallest
+    micro-batch of the operator that saves most.
     """
     found = _cut(chains(problem.graph, _classes(problem, least)))
     starts = np.cumsum([0, *(len(chain.ops) for chain in found)])
@@ -62,7 +63,13 @@ def any_stages(problem: Problem, least: LeastSeconds) -> Packing:
 
 def _classes(problem: Problem, least: LeastSeconds) -> dict[str, bytes]:
     rows = np.concatenate(
-        [*least.seconds.values(), *(whole[:, None] for whole in least.whole.values()), least.bytes], axis=1
+        [
+            *least.seconds.values(),
+            *(whole[:, None] for whole in least.whole.values()),
+            least.state_bytes[:, None],
+            least.saved_bytes,
+        ],
+        axis=1,
     )
     return {op.name: row.tobytes() for op, row in zip(problem.graph.ops, rows, strict=True)}
 
@@ -81,14 +88,18 @@ def _cut(found: Sequence[Chain]) -> list[Chain]:
 
 def _stretches(least: LeastSeconds, kind: str, column: int, chain: Chain, start: int, capacity: float) -> Menu:
     ops = list(chain.ops)
-    seconds, held = least.seconds[kind][ops, column], least.bytes[ops, column]
+    seconds = least.seconds[kind][ops, column]
     first, last = np.triu_indices(len(ops) + 1, 1)
     # Infinite seconds are counted apart: sums are differences here.
     able = np.isfinite(seconds)
-    summed, kept, missing = (
-        np.concatenate(([0.0], np.cumsum(each))) for each in (np.where(able, seconds, 0.0), held, ~able)
+    summed, state, missing = (
+        np.concatenate(([0.0], np.cumsum(each)))
+        for each in (np.where(able, seconds, 0.0), least.state_bytes[ops], ~able)
     )
-    fits = (missing[last] == missing[first]) & (kept[last] - kept[first] <= capacity)
+    # Row i: the most that any of operators i to j saves.
+    saved = np.maximum.accumulate(np.triu(np.tile(least.saved_bytes[ops, column], (len(ops), 1))), axis=1)
+    held = state[last] - state[first] + saved[first, last - 1]
+    fits = (missing[last] == missing[first]) & (held <= capacity)
     first, last = first[fits], last[fits]
     shares = np.full(len(first), 1 / least.degrees[column])
     # A difference of sums may exceed the sum by rounding.
