@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.documents import from_body, to_body
-from graphpipe.errors import GraphPipeError
+from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plan import Plan
+from graphpipe.report import config_table
 
 if TYPE_CHECKING:
     from graphpipe.run.train_config import TrainConfig
@@ -23,17 +24,45 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings, such as train.steps=50")
     parser.add_argument("--plan", metavar="FILE", help="a plan for this model, instead of making one")
     parser.add_argument("--resume", metavar="RUN", help="the folder of a run, to train on from its last checkpoint")
+    parser.add_argument("--print-config", action="store_true", help="show every setting and its source, and end")
+    parser.add_argument(
+        "--torch-profiler", metavar="steps=N", help="record N steps of every rank with torch.profiler, after two others"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train."""
+    """Train, or only show the configuration."""
     from graphpipe.run.config_file import read_config
 
-    config = read_config(args.config, args.overrides)
+    overrides = [*args.overrides, *_profiler_override(args.torch_profiler)]
+    config = read_config(args.config, overrides)
+    if args.print_config:
+        return _print_config(args, config, overrides)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _run_as_rank(args, config)
     return _run_here(args, config)
+
+
+def _profiler_override(text: str | None) -> list[str]:
+    # The ranks read it from the configuration.
+    if text is None:
+        return []
+    key, _, number = text.partition("=")
+    if key != "steps" or not number.isdecimal() or int(number) < 1:
+        raise InvalidInput(f"is '{text}'", where="--torch-profiler", remedy="Write steps=3, or another number.")
+    return [f"run.profile_steps={int(number)}"]
+
+
+def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: list[str]) -> int:
+    from graphpipe.run.config_sources import leaves, value_sources
+
+    output = Output(args.json)
+    sources = value_sources(config, args.config, overrides)
+    body = to_body(config)
+    output.show(config_table({".".join(key): value for key, value in leaves(body)}, sources))
+    output.emit({"config": body, "sources": sources})
+    return 0
 
 
 def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:

@@ -1,6 +1,7 @@
 """How it looks: plans, layouts, comparisons and traces as tables and pictures for the terminal."""
 
 from graphpipe.report.comparison import Outcome, compare_table, measured_table
+from graphpipe.report.config_table import config_table
 from graphpipe.report.plan_table import layout_table, plan_table
 from graphpipe.report.summary import Summary, summarise, summary_lines
 from graphpipe.report.timeline import timeline
@@ -9,6 +10,7 @@ __all__ = [
     "Outcome",
     "Summary",
     "compare_table",
+    "config_table",
     "layout_table",
     "measured_table",
     "plan_table",

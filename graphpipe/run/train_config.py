@@ -49,6 +49,8 @@ class TrainSettings:
     """Steps between checkpoints, with one more at the end; by default none is made."""
     keep: int = 2
     """Checkpoints that stay."""
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where loss, throughput and memory go besides metrics.jsonl; each needs the extra of its name."""
 
     def __post_init__(self) -> None:
         _at_least_one("train.batch_size", self.batch_size)
@@ -105,6 +107,12 @@ class RunSettings:
     """Where local ranks meet; 0 is any free one."""
     timeout_seconds: float = 300.0
     """How long a rank waits for another that neither answers nor dies."""
+    profile_steps: int = 0
+    """Steps that torch's profiler records on every rank; `--torch-profiler steps=3` sets it."""
+
+    def __post_init__(self) -> None:
+        if self.profile_steps < 0:
+            raise InvalidInput(f"is {self.profile_steps}, must not be negative", where="run.profile_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
