@@ -12,11 +12,12 @@ from graphpipe.graph import Graph
 from graphpipe.model import capture, split
 from graphpipe.model.profile import profile
 from graphpipe.plan import Plan
-from graphpipe.report import layout_table, measured_table, plan_table, summarise, summary_lines
+from graphpipe.report import measured_table, plan_table, summarise, summary_lines
 from graphpipe.run import train as files
 from graphpipe.run.checkpoint import settle
 from graphpipe.run.checkpoint_part import PLAN
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
+from graphpipe.run.loggers import check_loggers
 from graphpipe.run.placement import Placement
 from graphpipe.run.recipe import build_optimizer
 from graphpipe.run.task import Task, load_task
@@ -63,6 +64,7 @@ def prepare(
             there is no checkpoint to resume from.
         CheckpointCorrupt: every checkpoint is damaged.
     """
+    check_loggers(config.train.loggers)
     steps = files.count_steps(config, task)
     if resume:
         plan_file = plan_file or _resumed_plan(config, Path(resume), steps, output)
@@ -70,7 +72,7 @@ def prepare(
     Placement.of(found, ranks or len(found.used_devices))
     trace = simulate(found)
     assert found.prediction is not None
-    output.show(plan_table(found, found.prediction), layout_table(found))
+    output.show(plan_table(found, found.prediction))
     output.show(*summary_lines(summarise(found, found.prediction)))
     directory = Path(resume) if resume else _new_directory(config.run)
     config.save(directory / files.CONFIG)

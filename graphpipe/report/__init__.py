@@ -2,7 +2,7 @@
 
 from graphpipe.report.comparison import Outcome, compare_table, measured_table
 from graphpipe.report.config_table import config_table
-from graphpipe.report.plan_table import layout_table, plan_table
+from graphpipe.report.plan_table import plan_table
 from graphpipe.report.summary import Summary, summarise, summary_lines
 from graphpipe.report.timeline import timeline
 
@@ -11,7 +11,6 @@ __all__ = [
     "Summary",
     "compare_table",
     "config_table",
-    "layout_table",
     "measured_table",
     "plan_table",
     "summarise",

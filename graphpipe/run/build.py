@@ -63,7 +63,7 @@ def build_worker(
         replicas=replicas,
         specs=specs,
         channels=Channels(world),
-        recorder=Recorder(world=world, on=record),
+        recorder=Recorder(world=world, on=record, stages=tuple(stage.name for stage in plan.stages)),
     )
     open_groups(plan, placement, world)
     for stage in range(len(plan.stages)):

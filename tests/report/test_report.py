@@ -9,7 +9,6 @@ from graphpipe.plan import Plan, Prediction
 from graphpipe.report import (
     Outcome,
     compare_table,
-    layout_table,
     measured_table,
     plan_table,
     summarise,
@@ -64,12 +63,6 @@ def test_plan_table_has_a_row_per_stage() -> None:
     assert row(lines, "s1") == ["s1", "s1", "d1", "2", "4", "2.00 s", "4.00 s", "2.00 KiB (0%)", "s2"]
     # Two replicas take one sample each: half the time.
     assert row(lines, "s2")[3:] == ["2 x 1", "2", "1.00 s", "2.00 s", "512 B (0%)", "-"]
-
-
-def test_layout_tells_replicas() -> None:
-    lines = draw(layout_table(PLAN))
-    assert row(lines, "0") == ["0", "d0", "s0"]
-    assert row(lines, "3") == ["3", "d3", "s2 (replica 2 of 2)"]
 
 
 def test_operators_are_abbreviated_by_branch() -> None:
