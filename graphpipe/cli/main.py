@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from graphpipe.cli import compare, export, import_graph, plan, profile, rehearse, report, simulate, train
+from graphpipe.cli import compare, doctor, export, import_graph, plan, profile, rehearse, report, simulate, train
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
 
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
@@ -21,6 +21,7 @@ VERBS = {
     "profile": profile,
     "report": report,
     "import": import_graph,
+    "doctor": doctor,
 }
 
 

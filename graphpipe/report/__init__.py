@@ -2,6 +2,7 @@
 
 from graphpipe.report.comparison import Outcome, compare_table, measured_table
 from graphpipe.report.config_table import config_table
+from graphpipe.report.findings_table import findings_table
 from graphpipe.report.plan_table import plan_table
 from graphpipe.report.summary import Summary, summarise, summary_lines
 from graphpipe.report.timeline import timeline
@@ -11,6 +12,7 @@ __all__ = [
     "Summary",
     "compare_table",
     "config_table",
+    "findings_table",
     "measured_table",
     "plan_table",
     "summarise",

@@ -1,13 +1,9 @@
 """The banner's figures: who will need what, and where it is too much."""
 
-from pathlib import Path
-
 import pytest
-import torch
 from run_models import STAGES
 from run_scenarios import build
 
-from graphpipe.run import memory_use
 from graphpipe.run.banner import show_banner
 from graphpipe.run.memory_use import available_bytes
 from graphpipe.run.placement import RankLayout, SeatLayout
@@ -53,15 +49,3 @@ def test_one_rank_hosts_everything() -> None:
     assert held.plan.prediction is None
     assert ready.predicted_bytes is None
     assert ready.available_bytes == pytest.approx(available_bytes(join("cpu", 1.0).device), rel=0.2)
-
-
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_use, "_CGROUP", tmp_path)
-    machine = available_bytes(torch.device("cpu"))
-    assert machine > 1e6
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 50000\n")
-    assert available_bytes(torch.device("cpu")) == 650_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes(torch.device("cpu")) > 1e6
