@@ -16,10 +16,12 @@ from graphpipe.report import findings_table
 
 CANNOT_WORK, RANKS_FAILED = 2, 4
 
+EXAMPLE = "graphpipe doctor --ranks 2"
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "doctor", "check the installation, and say what to do")
+    parser = add_verb(subparsers, "doctor", "check the installation, and say what to do", EXAMPLE)
     parser.add_argument("--ranks", type=int, default=0, metavar="N", help="also start N local ranks, and compare them")
     parser.add_argument("--port", type=int, default=0, metavar="P", help="where they meet (default: any free port)")
     parser.set_defaults(run=run)

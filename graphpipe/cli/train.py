@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 
 FAILED = 4
 
+EXAMPLE = """\
+# in a clone of the repository
+graphpipe train examples/digits.toml cluster=local:2 train.steps=20 plan.costs=estimate"""
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "train", "profile, plan, predict and train, on local processes or under torchrun")
+    parser = add_verb(
+        subparsers, "train", "profile, plan, predict and train, on local processes or under torchrun", EXAMPLE
+    )
     parser.add_argument("config", metavar="CONFIG.toml", help="what to train, and how")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings, such as train.steps=50")
     parser.add_argument("--plan", metavar="FILE", help="a plan for this model, instead of making one")
