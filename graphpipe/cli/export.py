@@ -7,8 +7,8 @@ from graphpipe.cli.output import Output
 
 EXAMPLE = """\
 # in a clone of the repository
-graphpipe train examples/digits.toml cluster=local:1 train.steps=2 train.checkpoint_every=2 run.name=short plan.costs=estimate
-graphpipe export runs/short-1 -o model.safetensors"""
+graphpipe train examples/digits.toml cluster=local:2 train.steps=4 train.checkpoint_every=2 plan.costs=estimate
+graphpipe export runs/digits-1 -o model.safetensors"""
 
 
 def add(subparsers: Subparsers) -> None:

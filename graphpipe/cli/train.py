@@ -18,7 +18,7 @@ FAILED = 4
 
 EXAMPLE = """\
 # in a clone of the repository
-graphpipe train examples/digits.toml cluster=local:2 train.steps=20 plan.costs=estimate"""
+graphpipe train examples/digits.toml cluster=local:2 train.steps=4 train.checkpoint_every=2 plan.costs=estimate"""
 
 
 def add(subparsers: Subparsers) -> None:
