@@ -5,6 +5,7 @@ import argparse
 from graphpipe.api import simulate
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
+from graphpipe.costs.units_check import warn_of_units
 from graphpipe.documents import to_body
 from graphpipe.plan import Plan, Prediction
 from graphpipe.report import summarise, summary_lines, timeline
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, show and save."""
     output = Output(args.json)
     plan = Plan.load(args.plan)
+    warn_of_units(plan.cost_model, args.plan)
     trace = simulate(plan)
     if args.output:
         trace.save(args.output)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from graphpipe.api import estimate, plan, simulate
 from graphpipe.cli.output import Output
-from graphpipe.costs import Cluster, CostTable, resolve
+from graphpipe.costs import Cluster, CostModel, CostTable, resolve
+from graphpipe.costs.units_check import warn_of_units
 from graphpipe.documents import read_json
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
@@ -119,7 +120,10 @@ def _costs(config: TrainConfig, task: Task, graph: Graph, cluster: Cluster, outp
     if config.plan.costs == "estimate":
         return estimate(graph, cluster)
     if config.plan.costs != "profile":
-        return CostTable.load(Path(config.folder) / config.plan.costs)
+        path = Path(config.folder) / config.plan.costs
+        costs = CostTable.load(path)
+        warn_of_units(CostModel(graph, costs, cluster), str(path))
+        return costs
     output.show(f"profiling {len(graph.ops)} operators as they will run on {cluster.name}")
     return profile(
         task.module,
@@ -139,6 +143,7 @@ def _load_plan(config: TrainConfig, task: Task, path: str) -> Plan:
             where=path,
             remedy=f"Plan again, or set train.batch_size={loaded.batch_size}.",
         )
+    warn_of_units(loaded.cost_model, path)
     split(task.module, loaded)
     return replace(loaded, prediction=predict(loaded))
 

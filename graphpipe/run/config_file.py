@@ -47,7 +47,7 @@ def read_config(
     content["folder"] = str(home.parent / content.get("folder", "."))
     run = content.get("run", {})
     config = content | {"run": {"name": home.stem} | run if isinstance(run, dict) else run}
-    return from_body(TrainConfig, config, str(path))
+    return from_body(TrainConfig, config, str(path), strict=True)
 
 
 def parse_file(path: str | Path) -> tuple[str, dict[str, Any]]:
@@ -62,7 +62,7 @@ def parse_file(path: str | Path) -> tuple[str, dict[str, Any]]:
     except OSError as error:
         raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"not valid TOML: {error}", where=str(path)) from None
+        raise InvalidInput(f"not valid TOML: {error}", where=str(path), remedy="Mend it there.") from None
 
 
 def read_settings(overrides: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Setting]:

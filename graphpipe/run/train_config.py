@@ -79,6 +79,8 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         _positive("optimizer.lr", self.lr)
+        _not_negative("optimizer.weight_decay", self.weight_decay)
+        _not_negative("optimizer.momentum", self.momentum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,9 @@ class ScheduleSettings:
     """`cosine` falls to zero at the last step."""
     warmup_steps: int = 0
     """Steps in which it rises from zero."""
+
+    def __post_init__(self) -> None:
+        _not_negative("lr_schedule.warmup_steps", self.warmup_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +116,12 @@ class RunSettings:
     """Steps that torch's profiler records on every rank; `--torch-profiler steps=3` sets it."""
 
     def __post_init__(self) -> None:
-        if self.profile_steps < 0:
-            raise InvalidInput(f"is {self.profile_steps}, must not be negative", where="run.profile_steps")
+        _positive("run.timeout_seconds", self.timeout_seconds)
+        _not_negative("run.profile_steps", self.profile_steps)
+        if Path(self.name).name != self.name:
+            raise InvalidInput(
+                f"'{self.name}' is no name of a folder", where="run.name", remedy="Set run.directory too."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +164,8 @@ def _at_least_one(name: str, number: int) -> None:
 def _positive(name: str, number: float) -> None:
     if not (math.isfinite(number) and number > 0):
         raise InvalidInput(f"is {number}, must be positive and finite", where=name)
+
+
+def _not_negative(name: str, number: float) -> None:
+    if not (math.isfinite(number) and number >= 0):
+        raise InvalidInput(f"is {number}, must be finite and not negative", where=name)
