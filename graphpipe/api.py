@@ -7,6 +7,7 @@ from dataclasses import replace
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.garbage import collection_paused
 from graphpipe.graph import Graph
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.options import Objective, Options
@@ -81,10 +82,11 @@ def plan(
         variants=lambda plan: candidates(plan, schedule),
     )
     start = time.perf_counter()
-    found = find(problem, options)
-    if schedule != "1f1b" and not mixed_micro_batches:
-        found = scheduled(found, schedule, step_seconds)
-    return _checked(replace(found, search_seconds=time.perf_counter() - start))
+    with collection_paused():
+        found = find(problem, options)
+        if schedule != "1f1b" and not mixed_micro_batches:
+            found = scheduled(found, schedule, step_seconds)
+        return _checked(replace(found, search_seconds=time.perf_counter() - start))
 
 
 def hand_plan(

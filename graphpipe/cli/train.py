@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from graphpipe.run.train_config import TrainConfig
 
 FAILED = 4
+_OPTIONS = {"train.faults": "--fault", "run.elastic": "--elastic"}
+"""Settings that have an option of their own."""
 
 EXAMPLE = """\
 # in a clone of the repository
@@ -34,15 +36,24 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--torch-profiler", metavar="steps=N", help="record N steps of every rank with torch.profiler, after two others"
     )
+    parser.add_argument("--elastic", action="store_true", help="go on with the devices that are left if a rank is lost")
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="inject a fault, to see what comes of it: kill@rank2:step3:phase=send; may be given again",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, or only show the configuration."""
     from graphpipe.run.config_file import read_config
+    from graphpipe.run.train_config import with_options
 
     overrides = [*args.overrides, *_profiler_override(args.torch_profiler)]
-    config = read_config(args.config, overrides)
+    config = with_options(read_config(args.config, overrides), faults=args.fault, elastic=args.elastic)
     if args.print_config:
         return _print_config(args, config, overrides)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -65,6 +76,7 @@ def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: li
 
     output = Output(args.json)
     sources = value_sources(config, args.config, overrides)
+    sources |= {key: option for key, option in _OPTIONS.items() if getattr(args, option.removeprefix("--"))}
     body = to_body(config)
     output.show(config_table({".".join(key): value for key, value in leaves(body)}, sources))
     output.emit({"config": body, "sources": sources})
@@ -73,14 +85,19 @@ def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: li
 
 def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
     from graphpipe.cli.training import conclude, load, prepare
+    from graphpipe.cli.training_elastic import supervise
+    from graphpipe.run.elastic import WORK
     from graphpipe.run.launch import check_port, launch
 
     output = Output(args.json)
     check_port(config.run.port)
     directory, plan = prepare(config, load(config), args.plan, output, resume=args.resume)
     output.show(f"training on {len(plan.used_devices)} local processes, into {directory}")
-    arguments = [str(directory), *(["resume"] if args.resume else [])]
-    launch("graphpipe.run.train:work", len(plan.used_devices), arguments=arguments, port=config.run.port)
+    if config.run.elastic:
+        plan = supervise(config, directory, plan, output, resume=bool(args.resume))
+    else:
+        arguments = [str(directory), *(["resume"] if args.resume else [])]
+        launch(WORK, len(plan.used_devices), arguments=arguments, port=config.run.port)
     conclude(directory, plan, output)
     return 0
 
@@ -90,6 +107,7 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
     from pathlib import Path
 
     from graphpipe.cli.training import conclude, load, prepare
+    from graphpipe.cli.training_elastic import continued, prepare_met
     from graphpipe.run.train import train
     from graphpipe.run.world import join
 
@@ -99,7 +117,9 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
     with world.closing_on_error():
         try:
             directory, plan = None, None
-            if world.rank == 0:
+            if config.run.elastic:
+                directory, plan = prepare_met(config, task, args.plan, output, world)
+            elif world.rank == 0:
                 directory, plan = prepare(config, task, args.plan, output, ranks=world.size, resume=args.resume)
         except GraphPipeError:
             world.exchange(None)
@@ -109,7 +129,8 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
             world.close()
             return FAILED
         directory, plan = Path(told["directory"]), from_body(Plan, told["plan"], "the plan of rank 0")
-        train(config, task, plan, directory, resume=bool(args.resume))
+        resume = continued(directory) if config.run.elastic else bool(args.resume)
+        train(config, task, plan, directory, resume=resume)
         if world.rank == 0:
             conclude(directory, plan, output)
         world.leave()

@@ -19,7 +19,8 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     3. The partitions found, and some with a relaxed bottleneck but fewer stages, get their samples in flight from
        Algorithm 2 and are ranked by step time. The published planner ranks by the bottleneck alone and breaks ties by
        memory; ranking by step time counts warm-up and drain too.
-    4. The chain planner's plan is one more candidate, so the result is never worse than a sequential pipeline.
+    4. Partitions of the linearised graph are judged as sequential pipelines too, as the chain planner judges them, so
+       the result is never worse than its plan.
     5. Steps 1-4 see every device as the slowest and smallest. On unequal devices, partitions made for each type's own
        speed and memory are candidates too (`device_types`).
 
@@ -30,11 +31,11 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     """
     finalists: list[Plan] = []
     misses: list[Infeasible] = []
-    for chain in (False,) if options.objective == "bottleneck" else (False, True):
-        try:
-            finalists.append(search(problem, options, planner="graphpipe", chain=chain))
-        except Infeasible as miss:
-            misses.append(miss)
+    try:
+        chains = (False,) if options.objective == "bottleneck" else (False, True)
+        finalists.append(search(problem, options, planner="graphpipe", chains=chains))
+    except Infeasible as miss:
+        misses.append(miss)
     finalists += typed_plans(problem, options, finalists, planner="graphpipe")
     if not finalists:
         raise misses[0]

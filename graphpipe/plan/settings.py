@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
+from graphpipe.plan.grain import Runs
 from graphpipe.plan.loads import Loads
 from graphpipe.plan.partition import Problem
 
@@ -78,29 +79,50 @@ class SettingTable:
         cut = self.cut_seconds_per_byte[chosen]
         return SettingTable(self.problem, self.costs, self.unit, self.sizes[chosen], self.seconds[:, chosen], cut)
 
-    def loads(self, targets: Array, in_flight: Array | None) -> Loads:
+    def loads(self, targets: Array, in_flight: Array | None, runs: Runs | None = None) -> Loads:
         """Return the loads of all settings.
 
         Args:
             targets: seconds per sample that a stage may take, of shape [settings, targets].
             in_flight: assumed samples in flight of each operator's stage, [operators, settings]; None leaves memory
                 out.
+            runs: operators that stand for several.
         """
         degrees = _degrees(self.problem, self.unit)
         memory = None if in_flight is None else _memory_shares(self.problem, self.costs, in_flight, degrees)
+        seconds = self._merged(self.seconds, runs or {})
+        memory = None if memory is None else self._merged(memory, runs or {})
         return Loads(
             index=self.problem.graph.index,
-            seconds=self.seconds,
+            seconds=seconds,
             targets=targets * self.sizes[:, None],
             memory=memory,
-            classes=_classes(self.seconds, memory),
+            classes=_classes(seconds, memory),
             cut_seconds_per_byte=self.cut_seconds_per_byte,
             overlap=self.problem.cluster.overlap,
         )
 
+    def _merged(self, loads: Array, runs: Runs) -> Array:
+        """Return loads of operators, of which those that stand for several have the loads of all."""
+        several = {name: ops for name, ops in runs.items() if len(ops) > 1}
+        if not several:
+            return loads
+        merged = loads.copy()
+        for name, ops in several.items():
+            merged[self.problem.graph.index[name]] = loads[self.costs.positions(ops)].sum(axis=0)
+        return merged
+
 
 def _degrees(problem: Problem, unit: int) -> list[int]:
     return [unit * 2**k for k in range((len(problem.cluster.devices) // unit).bit_length())]
+
+
+def shares(problem: Problem, costs: CostModel) -> dict[str, float]:
+    """Return the share of every operator in the work, or in state or activations where that is more."""
+    work = stage_seconds(problem, costs, problem.batch_size, 1)
+    measures = (work, costs.state_bytes_by_op, costs.saved_bytes)
+    found = np.max([measure / max(float(measure.sum()), _LEAST_LOAD) for measure in measures], axis=0)
+    return dict(zip((op.name for op in problem.graph.ops), found.tolist(), strict=True))
 
 
 def stage_seconds(

@@ -20,4 +20,4 @@ def plan_spp(problem: Problem, options: Options) -> Plan:
     Raises:
         Infeasible: nothing fits in memory.
     """
-    return search(problem, options, planner="spp", chain=True)
+    return search(problem, options, planner="spp", chains=(True,))

@@ -30,7 +30,7 @@ def check_loggers(names: Sequence[str]) -> None:
 
 @contextmanager
 def open_loggers(
-    names: Sequence[str], directory: Path, settings: Mapping[str, object]
+    names: Sequence[str], directory: Path, settings: Mapping[str, object], first_step: int = 1
 ) -> Generator[tuple[MetricLogger, ...]]:
     """Open loggers in the folder of a run; they are closed at the end of the block, errors or not.
 
@@ -38,6 +38,7 @@ def open_loggers(
         names: of the loggers.
         directory: of the run.
         settings: the run's configuration.
+        first_step: that will be logged.
 
     Raises:
         InvalidInput: as `check_loggers`.
@@ -47,20 +48,20 @@ def open_loggers(
         opened: list[MetricLogger] = []
         random = RandomState.now()
         for name in names:
-            opened.append(_LOGGERS[name](directory, settings))
+            opened.append(_LOGGERS[name](directory, settings, first_step))
             stack.callback(opened[-1].close)
         random.restore()  # Only rank 0 has loggers: what they draw would tear the ranks' data apart.
         yield tuple(opened)
 
 
 # Each imports its package when it is made.
-def _tensorboard(directory: Path, settings: Mapping[str, object]) -> MetricLogger:
+def _tensorboard(directory: Path, settings: Mapping[str, object], first_step: int) -> MetricLogger:
     from graphpipe.run.tensorboard_logger import TensorBoardLogger
 
-    return TensorBoardLogger(directory)
+    return TensorBoardLogger(directory, first_step)
 
 
-def _wandb(directory: Path, settings: Mapping[str, object]) -> MetricLogger:
+def _wandb(directory: Path, settings: Mapping[str, object], first_step: int) -> MetricLogger:
     if not (online := os.environ.get("WANDB_MODE") == "online"):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # Its service would send its errors to its makers.
     from graphpipe.run.wandb_logger import WandbLogger
@@ -68,7 +69,7 @@ def _wandb(directory: Path, settings: Mapping[str, object]) -> MetricLogger:
     return WandbLogger(directory, settings, online=online)
 
 
-_LOGGERS: dict[str, Callable[[Path, Mapping[str, object]], MetricLogger]] = {
+_LOGGERS: dict[str, Callable[[Path, Mapping[str, object], int], MetricLogger]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
 }

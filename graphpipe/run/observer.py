@@ -132,7 +132,7 @@ def observing(
             batch_size=config.train.batch_size,
             events=enter(open_events(directory, rank)),
             log=enter(write_log(directory / METRICS_LOG, history)) if main else None,
-            loggers=enter(open_loggers(config.train.loggers, directory, to_body(config))) if main else (),
+            loggers=enter(open_loggers(config.train.loggers, directory, to_body(config), done + 1)) if main else (),
             stepped=enter(profiled(directory, rank, config.run.profile_steps, steps - done)),
             progress=enter(TrainProgress(steps, shown=main, done=done)),
             number=done,

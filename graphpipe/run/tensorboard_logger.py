@@ -13,10 +13,11 @@ class TensorBoardLogger(MetricLogger):
 
     Args:
         directory: of the run.
+        first_step: that will be logged: a run that was broken off may have logged it before, and what came after.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._writer = SummaryWriter(str(directory / "tensorboard"))
+    def __init__(self, directory: Path, first_step: int = 1) -> None:
+        self._writer = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the numbers of a step."""

@@ -1,7 +1,8 @@
 """The configuration of a training: what `graphpipe train CONFIG.toml key=value ...` reads."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ from pydantic import ConfigDict
 
 from graphpipe.documents import from_body, read_document, write_document
 from graphpipe.errors import InvalidInput
+from graphpipe.run.fault import parse_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class TrainSettings:
     """Checkpoints that stay."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where loss, throughput and memory go besides metrics.jsonl; each needs the extra of its name."""
+    faults: tuple[str, ...] = ()
+    """To be injected, such as `kill@rank2:step3:phase=send` (see `graphpipe.run.faults`); by default none."""
 
     def __post_init__(self) -> None:
         _at_least_one("train.batch_size", self.batch_size)
@@ -60,6 +64,7 @@ class TrainSettings:
         counts = {"steps": self.steps, "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
         for name, number in counts.items():
             _at_least_one(f"train.{name}", 1 if number is None else number)
+        parse_faults(self.faults)
         if self.clip_norm is not None:
             _positive("train.clip_norm", self.clip_norm)
 
@@ -114,14 +119,27 @@ class RunSettings:
     """How long a rank waits for another that neither answers nor dies."""
     profile_steps: int = 0
     """Steps that torch's profiler records on every rank; `--torch-profiler steps=3` sets it."""
+    elastic: bool = False
+    """Go on with the devices that are left when a rank is lost (see `graphpipe.run.elastic`)."""
+    most_recoveries: int = 10
+    """After so many an elastic run gives up."""
+    readmit_seconds: float = 60.0
+    """How long after its loss a device is looked at, to be taken back at the next checkpoint if it answers; doubled
+    with each further loss of it. 0 takes none back."""
 
     def __post_init__(self) -> None:
         _positive("run.timeout_seconds", self.timeout_seconds)
-        _not_negative("run.profile_steps", self.profile_steps)
-        if Path(self.name).name != self.name:
+        if self.name and (Path(self.name).name != self.name or self.name == ".."):
             raise InvalidInput(
-                f"'{self.name}' is no name of a folder", where="run.name", remedy="Set run.directory too."
+                f"is '{self.name}', which would leave run.directory", where="run.name", remedy="Write a plain name."
             )
+        counts = {
+            "most_recoveries": self.most_recoveries,
+            "readmit_seconds": self.readmit_seconds,
+            "profile_steps": self.profile_steps,
+        }
+        for name, number in counts.items():
+            _not_negative(f"run.{name}", number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +160,14 @@ class TrainConfig:
     lr_schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
+    def __post_init__(self) -> None:
+        if self.run.elastic and self.train.checkpoint_every is None:
+            raise InvalidInput(
+                "an elastic run goes on from checkpoints, and none are made",
+                where="run.elastic",
+                remedy="Set train.checkpoint_every=STEPS.",
+            )
+
     def save(self, path: str | Path) -> None:
         """Write the configuration, every default spelled out, as a JSON document."""
         write_document(path, "train", self)
@@ -156,6 +182,19 @@ class TrainConfig:
         return read_document(path, "train", lambda body: from_body(TrainConfig, body, str(path)))
 
 
+def with_options(config: TrainConfig, *, faults: Sequence[str] = (), elastic: bool = False) -> TrainConfig:
+    """Return a configuration with further faults, elastic if this or the configuration says so.
+
+    Raises:
+        InvalidInput: a fault that is none, or elastic without checkpoints.
+    """
+    return replace(
+        config,
+        train=replace(config.train, faults=(*config.train.faults, *faults)),
+        run=replace(config.run, elastic=config.run.elastic or elastic),
+    )
+
+
 def _at_least_one(name: str, number: int) -> None:
     if number < 1:
         raise InvalidInput(f"is {number}, must be at least 1", where=name)
@@ -168,4 +207,5 @@ def _positive(name: str, number: float) -> None:
 
 def _not_negative(name: str, number: float) -> None:
     if not (math.isfinite(number) and number >= 0):
-        raise InvalidInput(f"is {number}, must be finite and not negative", where=name)
+        wanted = "must not be negative" if isinstance(number, int) else "must be finite, not negative"
+        raise InvalidInput(f"is {number}, {wanted}", where=name)

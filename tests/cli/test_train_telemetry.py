@@ -102,6 +102,18 @@ def test_tensorboard_reads_the_metrics_back(folder: Path) -> None:
     assert set(read.Tags()["scalars"]) == names | {"memory/rank0_held_bytes", "memory/rank0_peak_bytes"}
 
 
+def test_steps_that_are_done_again_are_in_tensorboard_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, losses in ((1, [3.0, 2.0, 1.0]), (3, [0.5, 0.25])):  # broken off after step 3, resumed after step 2
+        with loggers.open_loggers(["tensorboard"], tmp_path, {}, first) as (logger,):
+            for step, loss in enumerate(losses, start=first):
+                logger.log(step, {"train/loss": loss})
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [(point.step, point.value) for point in read.Scalars("train/loss")] == [(1, 3), (2, 2), (3, 0.5), (4, 0.25)]
+
+
 def records(path: Path) -> Iterator[bytes]:
     """Yield the records of a .wandb file: a head of seven bytes, then LevelDB's log format in blocks of 32 KiB."""
     content, at, record = path.read_bytes(), 7, b""
