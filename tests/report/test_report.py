@@ -10,7 +10,6 @@ from graphpipe.plan import Plan, Prediction
 from graphpipe.report import (
     Outcome,
     compare_table,
-    layout_table,
     measured_table,
     plan_table,
     summarise,
