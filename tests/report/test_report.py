@@ -79,12 +79,6 @@ def test_a_plan_that_recomputes_has_a_column_for_it() -> None:
     assert boxes[3].endswith('micro 2 × 1<br>recomputes"]')
 
 
-def test_layout_tells_replicas() -> None:
-    lines = draw(layout_table(PLAN))
-    assert row(lines, "0") == ["0", "d0", "s0"]
-    assert row(lines, "3") == ["3", "d3", "s2 (replica 2 of 2)"]
-
-
 def test_operators_are_abbreviated_by_branch() -> None:
     assert abbreviate(["a.0", "a.1", "a.2", "b.0", "b.1", "head"]) == "a.0 .. 2 (3)\nb.0, b.1\nhead"
     assert abbreviate([f"{branch}.0" for branch in "abcdef"]) == "a.0\nb.0\nc.0\nand 3 more (6 in all)"
