@@ -12,11 +12,14 @@ from graphpipe.schedule.registry import SCHEDULERS
 ROOT = Path(__file__).parents[2]
 
 
+pytestmark = pytest.mark.timeout(300)  # the build draws every picture
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert built.returncode == 0, built.stderr
     return folder
 

@@ -1,7 +1,7 @@
 """Every command and snippet of the documentation works as written, page by page in an empty folder.
 
 A block with `title="FILE"` is written to that file; bash and python blocks run in order. `not-run="REASON"` marks
-commands that need what a test has not: of those, the arguments after `graphpipe` must parse.
+commands that need what a test has not: of those, the verb after `graphpipe` must be one.
 """
 
 import os
@@ -32,10 +32,11 @@ def run(command: list[str], folder: Path) -> None:
         "PATH": f"{graphpipe.parent}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.timeout(400)  # a page runs several commands, each a process of its own
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
 def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
