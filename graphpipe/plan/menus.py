@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphpipe.plan.chains import Chain, chains
+from graphpipe.plan.knapsack import Menu
 from graphpipe.plan.least_seconds import Array, LeastSeconds
-from graphpipe.plan.packing import Menu, Packing
+from graphpipe.plan.packing import Packing
 from graphpipe.plan.partition import Problem
 
 _LONGEST = 128

@@ -4,7 +4,7 @@ Give every operator a price. A device whose stage has degree d holds 1/d of each
 devices of a plan the prices sum to the price of all operators. If no device can hold more than K of price within c
 seconds, and K times the devices is less than the price of all, then no plan is as fast as c. That holds for any
 prices; the best ones are the dual of packing fractions of loads, a linear programme with a column per load. Its columns
-are generated where they are needed, by a knapsack over whole numbers of `_GRID` parts of the time (Gilmore and Gomory,
+are generated where they are needed, by a knapsack over whole numbers of `GRID` parts of the time (Gilmore and Gomory,
 A linear programming approach to the cutting-stock problem, Operations Research 9, 1961).
 
 The knapsack rounds seconds down, and knows of a stage only that it holds an unbroken stretch of every chain. So what it
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpipe.plan.knapsack import GRID, Fitted, Menu, fitted_menu, knapsack, taken
+
 Array = NDArray[np.float64]
-Indices = NDArray[np.intp]
-GRID = 2048
 _CLOSE = 1.002
 """The search ends where the known loads leave less than this to be proven."""
 _SURE = 1 - 1e-9
@@ -27,19 +27,6 @@ _EFFORT = 100_000_000
 _CALL = 20
 """Rows that take as long as the calls for a menu do."""
 _MOST_ROUNDS = 150
-
-
-@dataclass(frozen=True, slots=True)
-class Menu:
-    """Stretches of a chain of which a device may take one; from each of `copies` equal chains."""
-
-    copies: int
-    start: Indices
-    stop: Indices
-    """Priced positions start to stop - 1."""
-    share: Array
-    """What the device holds of them: one over the degree."""
-    seconds: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,38 +63,18 @@ def packing_bound(packing: Packing, least: float, effort: float = 1.0) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fitted:
-    """A menu in whole parts of the time, fullest choices left out."""
-
-    menu: Menu
-    parts: Indices
-    """Rising."""
-    firsts: Indices
-    """Where a new number of parts begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """How a knapsack came about: per capacity the number of the chosen row, -1 for none."""
-
-    fitted: _Fitted
-    rows: Indices
-    chosen: Indices
-
-
-@dataclass(frozen=True, slots=True)
 class _Board:
     """A packing on a grid of seconds."""
 
     packing: Packing
-    loads: tuple[tuple[int, tuple[_Fitted, ...]], ...]
+    loads: tuple[tuple[int, tuple[Fitted, ...]], ...]
     step: float
     """Seconds of one part."""
 
     @staticmethod
     def of(packing: Packing, longest: float) -> "_Board":
         step = longest / GRID
-        loads = tuple((kind, tuple(_fitted(menu, step) for menu in menus)) for kind, menus in packing.loads)
+        loads = tuple((kind, tuple(fitted_menu(menu, step) for menu in menus)) for kind, menus in packing.loads)
         return _Board(packing, loads, step)
 
     def raised(self, bound: float, most_rounds: int, most_effort: float) -> tuple[float, int]:
@@ -124,9 +91,9 @@ class _Board:
                 return max(bound, done * self.step), used
             most = np.zeros((len(self.packing.devices), GRID + 1))
             for kind, menus in self.loads:
-                values, choices = _knapsack(menus, prices)
+                values, choices = knapsack(menus, prices)
                 most[kind] = np.maximum(most[kind], values)
-                columns.add(kind, *_taken(choices, done, len(prices)))
+                columns.add(kind, *taken(choices, done, len(prices)))
             # Whoever has less than done + 1 parts of time has at most `done` whole ones.
             proven = np.flatnonzero(self.packing.devices @ most < self.packing.copies @ prices * _SURE)
             done = max(done, int(proven[-1]) + 1 if len(proven) else 0)
@@ -188,54 +155,3 @@ class _Columns:
         )
         assert found.status == 0, f"prices are bounded when every operator is in a load: {found.message}"
         return np.maximum(found.x[:count], 0.0)
-
-
-def _fitted(menu: Menu, step: float) -> _Fitted:
-    parts = np.floor(menu.seconds / step * _SURE)
-    order = np.argsort(parts, kind="stable")
-    order = order[parts[order] <= GRID]
-    kept = Menu(menu.copies, menu.start[order], menu.stop[order], menu.share[order], menu.seconds[order])
-    whole = parts[order].astype(np.intp)
-    return _Fitted(kept, whole, np.flatnonzero(np.diff(whole, prepend=-1)))
-
-
-def _knapsack(menus: tuple[_Fitted, ...], prices: Array) -> tuple[Array, list[_Choice]]:
-    """Return the highest price that fits into 0 to GRID parts, and how."""
-    summed = np.concatenate(([0.0], np.cumsum(prices)))
-    best, choices = np.zeros(GRID + 1), list[_Choice]()
-    for fitted in menus:
-        menu = fitted.menu
-        if not len(fitted.parts):
-            continue
-        value = (summed[menu.stop] - summed[menu.start]) * menu.share
-        rows = _worthwhile(fitted, value)
-        if not len(rows):
-            continue
-        left = np.arange(GRID + 1) - fitted.parts[rows][:, None]
-        for _ in range(menu.copies):
-            with_row = np.where(left >= 0, best[np.maximum(left, 0)], -np.inf) + value[rows][:, None]
-            first = with_row.argmax(axis=0)
-            top = with_row[first, np.arange(GRID + 1)]
-            choices.append(_Choice(fitted, rows, np.where(top > best, first, -1)))
-            best = np.maximum(best, top)
-    return best, choices
-
-
-def _worthwhile(fitted: _Fitted, value: Array) -> Indices:
-    """Return the dearest row of each number of parts, if dearer than all shorter ones."""
-    groups = np.split(np.arange(len(value)), fitted.firsts[1:])
-    dearest = np.array([group[value[group].argmax()] for group in groups], dtype=np.intp)
-    before = np.concatenate(([0.0], np.maximum.accumulate(value[dearest])[:-1]))
-    return dearest[value[dearest] > before]
-
-
-def _taken(choices: list[_Choice], capacity: int, positions: int) -> tuple[int, Array]:
-    """Return the parts and the shares of the load that a knapsack found best for a capacity."""
-    left, share = capacity, np.zeros(positions)
-    for choice in reversed(choices):
-        chosen = choice.chosen[left]
-        if chosen >= 0:
-            row, menu = choice.rows[chosen], choice.fitted.menu
-            share[menu.start[row] : menu.stop[row]] += menu.share[row]
-            left -= int(choice.fitted.parts[row])
-    return capacity - left, share
