@@ -13,7 +13,7 @@ from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.grouping import Groups, fuse_tiny, join_output, join_uncuttable
 from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
 from graphpipe.model.measure import SAMPLES, Reading, measure
-from graphpipe.model.operators import Parts, build_ops, group_names, needs_whole_batch, own_tensors
+from graphpipe.model.operators import Parts, build_ops, group_names, needs_whole_batch, own_tensors, shared_parameters
 from graphpipe.model.skeleton import CannotFollow, Skeleton, fake_twin
 from graphpipe.model.torch_private import fake_mode
 from graphpipe.model.tracing import ExportFailed, cannot_trace, trace_declared, trace_exported
@@ -134,7 +134,8 @@ def _captured(
                 f"'{name}' is no submodule and no operator", where="whole_batch", remedy=nearest(name, known)
             )
     ops = tuple(replace(op, whole_batch=op.whole_batch or op.name in whole_batch) for op in ops)
-    graph = Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin)
+    shared = shared_parameters(module, ops)
+    graph = Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin, shared=shared)
     nodes = dict(zip(group_names(parts, groups), groups, strict=True))
     return Captured(graph=graph, skeleton=parts.skeleton, values=parts.values, readings=parts.readings, nodes=nodes)
 

@@ -24,7 +24,7 @@ def bottleneck_bound(problem: Problem) -> float:
     """
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
     devices, batch = len(problem.cluster.devices), problem.batch_size
-    update = float(costs.trainable_bytes.sum()) * problem.costs.optimizer_seconds_per_parameter_byte
+    update = costs.optimizer_seconds(op.name for op in problem.graph.ops)
     whole = _fastest(problem, costs, batch)
     return max((float(whole.sum()) + update) / devices, float(_least_alone(problem, costs).max()))
 

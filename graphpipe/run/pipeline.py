@@ -91,7 +91,8 @@ class Pipeline:
             self._worker = build_worker(
                 plan, self._programs, specs, placement, self._world, split=split_stages, record=record, debug=debug
             )
-            trainable = [parameter for parameter in self._parameters().values() if parameter.requires_grad]
+            hosted = {id(each): each for leader in self._worker.leaders() for each in leader.module.parameters()}
+            trainable = [parameter for parameter in hosted.values() if parameter.requires_grad]
             self._update = Update.of(trainable, optimizer, lr_scheduler, clip_norm)
 
     def step(self, inputs: Inputs, targets: Any = None) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.plan import Plan
@@ -46,7 +47,7 @@ def tally(
             losses[seat.replica] = replica.loss
         broken[seat.stage] += 1.0 - torch.as_tensor(replica.finite, device=world.device).double()
         if with_norms and seat.replica == 0:
-            gradients = [p.grad for p in replica.program.module.parameters() if p.grad is not None]
+            gradients = _counted(plan, replica)
             norms[seat.stage] = torch.nn.utils.get_total_norm(gradients).double() ** 2 if gradients else 0.0
     world.sum(places)
     numbers: list[float] = places.tolist()
@@ -55,6 +56,14 @@ def tally(
         finite=tuple(count == 0 for count in numbers[degree : degree + stages]),
         squared_norms=tuple(numbers[degree + stages :]),
     )
+
+
+def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
+    # What stages share counts with the first of them.
+    stage, names = replica.seat.stage, replica.program.parameter_names
+    elsewhere = {name for each in plan.exchanges if stage in each.stages[1:] for name in each.parameters}
+    named = replica.module.named_parameters()
+    return [each.grad for local, each in named if each.grad is not None and names[local] not in elsewhere]
 
 
 def check_finite(result: Tally, plan: Plan, step: int) -> None:
