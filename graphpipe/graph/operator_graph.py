@@ -113,6 +113,10 @@ class Origin:
     """Submodules kept whole against the default granularity."""
     whole_batch: tuple[str, ...] = ()
     """Submodules or operators that need the whole mini-batch."""
+    arguments: tuple[tuple[str, bool | int | float | str], ...] = ()
+    """What the forward was given by name besides tensors."""
+    outputs: tuple[str, ...] = ()
+    """Which entries of what the forward returns are the model's output; empty for all of it."""
 
 
 # No slots: the derived look-ups below are cached properties.

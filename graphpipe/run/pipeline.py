@@ -148,7 +148,8 @@ class Pipeline:
         with self._failing(), evaluating(replica.program.module for replica in replicas):
             worker.run(lowered, batch, None if targets is None else self._loss_fn)
             own = [piece for replica in replicas for piece in replica.results]
-            results = outputs.gather(self._world, own) if gather else None
+            arrange = self._programs[self._output_stage].arrange
+            results = arrange(outputs.gather(self._world, own)) if gather else None
             loss = None if targets is None else tally(self._world, self.plan, replicas, self._output_stage).loss
         return loss, results
 
