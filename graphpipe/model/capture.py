@@ -109,7 +109,7 @@ def capture_again(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) 
 def _capture_by(method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> Captured:
     whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
     mode = fake_mode()
-    twin, skeleton = trace(method, module, inputs, origin, mode)
+    twin, skeleton, origin = trace(method, module, inputs, origin, mode)
     with mode:
         readings = _measured(skeleton, twin, inputs)
     values = classify(skeleton.graph, readings)
@@ -123,8 +123,8 @@ def _capture_by(method: str, module: nn.Module, inputs: tuple[Input, ...], origi
 
 def trace(
     method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, mode: AbstractContextManager[object]
-) -> tuple[nn.Module, Skeleton]:
-    """Return a copy of a module without data, and its skeleton.
+) -> tuple[nn.Module, Skeleton, Origin]:
+    """Return a copy of a module without data, its skeleton, and the origin with all that was kept whole.
 
     Raises:
         InvalidInput: as `capture`.
@@ -134,11 +134,11 @@ def trace(
         examples = blank(inputs, SAMPLES[0])
     # torch.export runs outside the mode, so that tensors written in a forward keep their data.
     if method == "export":
-        return twin, trace_exported(twin, examples, origin)
+        return twin, *trace_exported(twin, examples, origin)
     if origin.arguments or origin.outputs:
         remedy = "Its submodules take what they are fed, and its own `output` says what it returns."
         raise InvalidInput("a declared graph has no further arguments and outputs", where="capture", remedy=remedy)
-    return twin, trace_declared(twin, examples)
+    return twin, trace_declared(twin, examples), origin
 
 
 def _declared_whole_batch(module: nn.Module) -> list[str]:

@@ -104,7 +104,8 @@ def from_transformers(
     inputs = {name: each for name, each in tensors.items() if name not in labels}
     loss = None
     if len(inputs) < len(tensors):
-        loss = own_loss(model, describe(_named(model, tensors)), [name for name in labels if name in tensors], origin)
+        known = [name for name in labels if name in tensors]
+        loss, origin = own_loss(model, describe(_named(model, tensors)), known, origin)
     wanted = tuple(dict.fromkeys([*outputs, *(loss.reads if loss else ())]))
     graph = _captured(model, describe(_named(model, inputs)), replace(origin, outputs=wanted)).graph
     return TransformersModel(module=model, graph=graph, inputs=tuple(each.name for each in graph.inputs), loss=loss)
@@ -165,4 +166,6 @@ def _captured(model: nn.Module, inputs: Any, origin: Origin) -> Captured:
     ]
     if not comparing:
         return captured
-    return capture_again(model, inputs, replace(origin, whole_batch=(*origin.whole_batch, *comparing)))
+    found = captured.graph.origin
+    assert found is not None
+    return capture_again(model, inputs, replace(found, whole_batch=(*origin.whole_batch, *comparing)))

@@ -63,8 +63,10 @@ class OwnLoss:
         return self.formula(*outputs, *(targets[name] for name in self.labels), *counts)
 
 
-def own_loss(module: nn.Module, inputs: Sequence[Input], labels: Sequence[str], origin: Origin) -> OwnLoss:
-    """Return the loss that a module's forward computes when it is given labels.
+def own_loss(
+    module: nn.Module, inputs: Sequence[Input], labels: Sequence[str], origin: Origin
+) -> tuple[OwnLoss, Origin]:
+    """Return the loss that a module's forward computes when it is given labels, and how to capture the module again.
 
     Args:
         module: returns a dict (or a dataclass of Hugging Face) with the entry `loss`.
@@ -76,14 +78,15 @@ def own_loss(module: nn.Module, inputs: Sequence[Input], labels: Sequence[str], 
         InvalidInput: it returns no loss, cannot be traced, or makes its loss in a way that is not known to be a mean
             over labels or samples; then a loss function of one's own is the way out.
     """
-    _, skeleton = trace("export", module, tuple(inputs), origin, fake_mode())
+    _, skeleton, origin = trace("export", module, tuple(inputs), origin, fake_mode())
     cut = _Cut.of(type(module).__name__, skeleton, labels)
-    return OwnLoss(
+    loss = OwnLoss(
         reads=tuple(cut.outputs.values()),
         labels=tuple(cut.labels.values()),
         formula=cut.formula(),
         counting=cut.counting(),
     )
+    return loss, origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

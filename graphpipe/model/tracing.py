@@ -1,6 +1,7 @@
 """The skeleton of a model by either method, and what to say when there is none."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, fx, nn
@@ -35,8 +36,8 @@ def trace_declared(twin: nn.Module, examples: Mapping[str, Tensor]) -> Skeleton:
         raise cannot_trace(twin, error) from error
 
 
-def trace_exported(twin: nn.Module, examples: Mapping[str, Tensor], origin: Origin) -> Skeleton:
-    """Return the skeleton of a module through torch.export.
+def trace_exported(twin: nn.Module, examples: Mapping[str, Tensor], origin: Origin) -> tuple[Skeleton, Origin]:
+    """Return the skeleton of a module through torch.export, and how to make it again without detours.
 
     A submodule whose forward glue cannot express is kept whole, and the tracing starts again.
 
@@ -52,7 +53,7 @@ def trace_exported(twin: nn.Module, examples: Mapping[str, Tensor], origin: Orig
         try:
             skeleton = export_skeleton(twin, paths, examples, origin.outputs)
             _check_modes(twin, paths, examples, skeleton, origin.outputs)
-            return skeleton
+            return skeleton, replace(origin, opaque=tuple(opaque))
         except CannotFollow as fault:
             if not fault.path or fault.path in (*origin.split, *opaque):
                 raise _cannot_follow(twin, fault) from fault
