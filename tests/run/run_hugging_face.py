@@ -81,8 +81,10 @@ def flava() -> tuple[nn.Module, Callable[[int], Batch]]:
         projection_dim=16,
     )
     model = transformers.FlavaModel(config)
-    # It begins with a zero, whose layer norm (epsilon 1e-12) makes a gradient of a million times the rounding errors.
-    nn.init.normal_(model.multimodal_model.cls_token)
+    # They begin as zeros, whose layer norm (epsilon 1e-12) makes a gradient of a million times the rounding errors.
+    image = model.image_model.embeddings
+    for each in (model.multimodal_model.cls_token, image.cls_token, image.position_embeddings):
+        nn.init.normal_(each)
     return model, lambda seed: {**words(seed), **pictures(seed)}
 
 
