@@ -18,7 +18,7 @@ sources to the sinks, with one array instead of one memo entry per device count:
 So the join shares a stage with the tails of any of its branches, and small branches ride along whole, which a
 recursion whose stages are themselves two-terminal subgraphs cannot express. Loads are fractions of
 what a stage may have, one row for time and (where memory is tight) one for memory; a stage fits when neither exceeds 1.
-All arrays have the shape [rows, settings, targets, devices + 1, degrees], so one walk answers every setting and target.
+All arrays have the shape [rows, degrees, settings, targets, devices + 1], so one walk answers every setting and target.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class _Step:
 
     before: Shares
     fits: Mask
-    """[settings, targets, devices + 1, degrees]: the open stage can close here."""
+    """[degrees, settings, targets, devices + 1]: the open stage can close here."""
     closed: Mask
     """[settings, targets, devices + 1]: all before fits on m devices."""
     riding: Shares | None = None
@@ -89,19 +89,24 @@ class Frontier:
         self._cuts = cuts
         settings, targets = loads.targets.shape
         self._degrees = [2**k for k in range(loads.seconds.shape[-1])]
-        self._shape = (loads.rows, settings, targets, devices + 1, len(self._degrees))
+        self._shape = (loads.rows, len(self._degrees), settings, targets, devices + 1)
+        self._keep = True
         self._known: dict[object, _Walk] = {}
         self._by_class: dict[int, Shares] = {}
 
     def feasible(self) -> Mask:
-        """Return, of shape [settings, targets], whether the graph fits on all devices."""
+        """Return, of shape [settings, targets], whether the graph fits on all devices.
+
+        Nothing is kept for the way back: what no longer matters is freed at once, and its memory used again.
+        """
+        self._keep = False
         return self._walk(self._tree).closed[..., -1]
 
     def partition(self, setting: int, target: int) -> list[ClosedStage]:
         """Return the stages, in topological order, for one setting and one target (positions) that is feasible."""
         walk = self._walk(self._tree)
         back = _WayBack(self._degrees, setting, target)
-        stages, tail = back.end(self._tree, walk, self._shape[3] - 1, 0)
+        stages, tail = back.end(self._tree, walk, self._shape[-1] - 1, 0)
         assert not tail, "the last stage is closed"
         return stages
 
@@ -122,26 +127,27 @@ class Frontier:
             step = self._step(load, cut)
             if isinstance(part, Leaf):
                 # Series case: the operator joins the open stage, or opens a new one where the open stage can close.
-                load = self._opened(load, step.closed, cut) + self._of(part.op)
+                load = self._opened(load, step.closed, cut)
+                load += self._of(part.op)
             else:
                 load = self._parallel(part, step)
-            steps.append(step)
+            if self._keep:
+                steps.append(step)
         end = self._step(load, cuts[-1])
         return _Walk([*steps, end], self._opened(load, end.closed, 0.0))
 
     def _parallel(self, part: Parallel, step: _Step) -> Shares:
         # Base case: the whole block joins the open stage.
-        riding = step.before
-        for op in part.ops:
-            riding = riding + self._of(op)
+        riding = step.before + sum(self._of(op) for op in part.ops)
         # Parallel case: the stage before the fork closes; the devices are split between the branches.
-        merged = np.broadcast_to(np.where(step.closed[None, ..., None], Float(0), Float(np.inf)), self._shape)
-        step.branches = tuple(self._walk(branch) for branch in part.branches)
+        merged = np.broadcast_to(np.where(step.closed, Float(0), Float(np.inf)), self._shape)
+        branches = tuple(self._walk(branch) for branch in part.branches)
         all_merged = [merged]
-        for walk in step.branches:
+        for walk in branches:
             merged = self._convolve(merged, walk.after)
             all_merged.append(merged)
-        step.riding, step.merged = riding, tuple(all_merged)
+        if self._keep:
+            step.riding, step.branches, step.merged = riding, branches, tuple(all_merged)
         return np.where(_worst(riding) <= _worst(merged), riding, merged)
 
     def _of(self, op: str) -> Shares:
@@ -167,28 +173,28 @@ class Frontier:
         else:
             fits = (_worst(load) <= SLACK) & (load[0] + crossing <= SLACK)
         # A stage that nothing has joined yet is closed already.
-        closed = (_worst(load) == 0.0).any(-1)
+        closed = (_worst(load) == 0.0).any(0)
         for k, degree in enumerate(self._degrees):
-            closed[..., degree:] |= fits[..., :-degree, k]
+            closed[..., degree:] |= fits[k, ..., :-degree]
         return _Step(load, fits, np.logical_or.accumulate(closed, axis=-1))
 
     def _opened(self, load: Shares, closed: Mask, cut: float) -> Shares:
         """Return the loads with an empty stage open wherever the open stage could close."""
         if not cut or self._loads.overlap:
-            return np.where(closed[None, ..., None], Float(0), load)
+            return np.where(closed, Float(0), load)
         arriving = np.zeros((self._shape[0], *self._loads.of_cut(cut).shape), Float)
         arriving[0] = self._loads.of_cut(cut)
-        return np.where(closed[None, ..., None], arriving, load)
+        return np.where(closed, arriving, load)
 
     def _convolve(self, left: Shares, right: Shares) -> Shares:
         """Return the smallest sum of loads over every split of m devices between the two sides."""
         best = np.full(self._shape, np.inf, Float)
-        # From the first count at which the right side has nothing left open, more devices are wasted on it.
-        nothing_open = (_worst(right) == 0.0).all(axis=(0, 1, 3))
-        last = int(nothing_open.argmax()) if nothing_open.any() else self._shape[3] - 1
-        for count in range(last + 1):
-            total = left[..., : self._shape[3] - count, :] + right[..., count : count + 1, :]
-            kept = best[..., count:, :]
+        # Devices that leave the right side no less open than one device fewer does are wasted on it.
+        useful = np.isfinite(right)
+        useful[..., 1:] &= right[..., 1:] != right[..., :-1]
+        for count in np.flatnonzero(useful.any(axis=(0, 1, 2, 3))):
+            total = left[..., : self._shape[-1] - count] + right[..., count : count + 1]
+            kept = best[..., count:]
             if self._shape[0] == 1:
                 np.minimum(kept, total, out=kept)
             else:
@@ -247,7 +253,7 @@ class _WayBack:
     def _rides(self, step: _Step, devices: int, k: int) -> bool:
         assert step.riding is not None
         riding, merged = (
-            load[:, self.setting, self.target, devices, k].max() for load in (step.riding, step.merged[-1])
+            load[:, k, self.setting, self.target, devices].max() for load in (step.riding, step.merged[-1])
         )
         return bool(riding <= merged)
 
@@ -255,11 +261,11 @@ class _WayBack:
         """Return the closed stages of all branches, the operators left open, and the devices left upstream."""
         stages: list[ClosedStage] = []
         tails: list[str] = []
-        at = (slice(None), self.setting, self.target)
+        at = (slice(None), k, self.setting, self.target)
         for branch, walk, before in zip(
             reversed(part.branches), reversed(step.branches), reversed(step.merged[:-1]), strict=True
         ):
-            totals = before[at][:, devices::-1, k] + walk.after[at][:, : devices + 1, k]
+            totals = before[at][:, devices::-1] + walk.after[at][:, : devices + 1]
             count = int(totals.max(axis=0).argmin())
             closed, tail = self.end(branch, walk, count, k)
             stages[:0] = closed
@@ -269,10 +275,10 @@ class _WayBack:
 
     def _chosen(self, step: _Step, devices: int) -> tuple[int, int]:
         """Return the row [devices, k] that closes before this step: an empty one, else the fullest (fewest stages)."""
-        load = step.before[:, self.setting, self.target, : devices + 1].max(axis=0)
+        load = step.before[:, :, self.setting, self.target, : devices + 1].max(axis=0).T
         rows = np.arange(devices + 1)[:, None]
         empty = load == 0.0
-        fits = step.fits[self.setting, self.target, : devices + 1] & (rows + np.array(self.degrees) <= devices)
+        fits = step.fits[:, self.setting, self.target, : devices + 1].T & (rows + np.array(self.degrees) <= devices)
         choice = empty if empty.any() else fits
         assert choice.any(), "a closed cut has a stage that closes there"
         row, k = np.unravel_index(int(np.where(choice, load, -1.0).argmax()), load.shape)

@@ -6,6 +6,7 @@ from graphpipe.plan.mixed import with_mixed_micro_batches
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
+from graphpipe.plan.recompute import with_recomputation
 from graphpipe.plan.search import search
 
 
@@ -19,24 +20,31 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     3. The partitions found, and some with a relaxed bottleneck but fewer stages, get their samples in flight from
        Algorithm 2 and are ranked by step time. The published planner ranks by the bottleneck alone and breaks ties by
        memory; ranking by step time counts warm-up and drain too.
-    4. The chain planner's plan is one more candidate, so the result is never worse than a sequential pipeline.
+    4. Partitions of the linearised graph are judged as sequential pipelines too, as the chain planner judges them, so
+       the result is never worse than its plan.
     5. Steps 1-4 see every device as the slowest and smallest. On unequal devices, partitions made for each type's own
        speed and memory are candidates too (`device_types`).
+
+    6. Where no plan fits in memory, 1-5 search again for stages that recompute what they computed (`plan.recompute`).
 
     With the published objective, 3 ranks by the bottleneck (of equals, less memory) and 4 is left out.
 
     Raises:
         Infeasible: nothing fits in memory.
     """
+    best = with_recomputation(problem, options, "graphpipe", lambda given: _searched(given, options))
+    return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
+
+
+def _searched(problem: Problem, options: Options) -> Plan:
     finalists: list[Plan] = []
     misses: list[Infeasible] = []
-    for chain in (False,) if options.objective == "bottleneck" else (False, True):
-        try:
-            finalists.append(search(problem, options, planner="graphpipe", chain=chain))
-        except Infeasible as miss:
-            misses.append(miss)
+    try:
+        chains = (False,) if options.objective == "bottleneck" else (False, True)
+        finalists.append(search(problem, options, planner="graphpipe", chains=chains))
+    except Infeasible as miss:
+        misses.append(miss)
     finalists += typed_plans(problem, options, finalists, planner="graphpipe")
     if not finalists:
         raise misses[0]
-    best = exchanged(options.best(finalists), options)
-    return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
+    return exchanged(options.best(finalists), options)

@@ -38,14 +38,15 @@ class Loads:
         return 1 if self.memory is None else 2
 
     def of(self, op: str) -> Shares:
-        """Return the load of an operator, of shape [rows, settings, targets, 1, degrees]."""
-        time = self.seconds[self.index[op]][:, None, :] / self.targets[..., None]
+        """Return the load of an operator, of shape [rows, degrees, settings, targets, 1]."""
+        at = self.index[op]
+        time = self.seconds[at].T[..., None] / self.targets
         if self.memory is None:
-            return time[None, :, :, None, :].astype(Float)
-        memory = np.broadcast_to(self.memory[self.index[op]][:, None, :], time.shape)
-        return np.stack((time, memory))[:, :, :, None, :].astype(Float)
+            return time[None, ..., None].astype(Float)
+        memory = np.broadcast_to(self.memory[at].T[..., None], time.shape)
+        return np.stack((time, memory))[..., None].astype(Float)
 
     def of_cut(self, count: float) -> Shares:
-        """Return the time fraction of sending `count` bytes per sample, of shape [settings, targets, 1, degrees]."""
-        share = self.cut_seconds_per_byte[:, None, :] * count / self.targets[..., None]
-        return share[:, :, None, :].astype(Float)
+        """Return the time fraction of sending `count` bytes per sample, of shape [degrees, settings, targets, 1]."""
+        share = self.cut_seconds_per_byte.T[..., None] * count / self.targets
+        return share[..., None].astype(Float)

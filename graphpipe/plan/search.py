@@ -1,12 +1,14 @@
 """The search that the graph planner and the chain planner share: shapes of the graph x settings x targets."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
+from graphpipe.graph import Graph
 from graphpipe.graph.series_parallel import Leaf, Series, decompose
 from graphpipe.plan.baseline import degrees_of
 from graphpipe.plan.bounds import bottleneck_seconds, memory_shortfall
@@ -16,7 +18,7 @@ from graphpipe.plan.draft import Draft, Drafter
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Part, Problem, assemble
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.settings import SettingTable, micro_batch_sizes
+from graphpipe.plan.settings import SettingTable, micro_batch_sizes, shares
 from graphpipe.plan.stage_loads import Landscape, StageLoads
 from graphpipe.plan.sweep import Draws, Shape, best_targets
 from graphpipe.plan.tail import Tail
@@ -37,53 +39,89 @@ _MEMORY_MARGIN = 1.02
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """Who drafts partitions for one kind of pipeline, and keeps the best."""
+
+    drafter: Drafter
+    found: Candidates
+    seen: dict[tuple[Part, ...], tuple[Draft, bool]] = field(default_factory=dict[tuple[Part, ...], tuple[Draft, bool]])
+    """Drafts already judged, and whether they fit in memory: several forms and targets lead to one partition."""
+
+    def offer(self, parts: Sequence[Part]) -> tuple[Draft, bool]:
+        """Judge a partition; return its draft and whether it fits in memory."""
+        key = tuple(parts)
+        if key not in self.seen:
+            draft = self.drafter.draft(key)
+            self.seen[key] = draft, self.found.offer(draft)
+        return self.seen[key]
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
-    """One planner's search over one problem."""
+    """One planner's search over one problem, for one or more kinds of pipeline at once."""
 
     problem: Problem
-    drafter: Drafter
+    costs: CostModel
     tail: Tail
     planner: str
-    found: Candidates
+    judges: tuple[Judge, ...]
 
-    def over(self, table: SettingTable, tree: Series, *, reverse: bool) -> None:
-        """Draw partitions of one form of the graph under every setting of a table."""
-        shape = Shape.of(self.problem, tree, reverse=reverse)
-        targets = best_targets(table, shape, self.found.ceiling / self.problem.batch_size)
+    def over(self, table: SettingTable, shape: Shape) -> None:
+        """Draw partitions of one form of the graph under every setting of a table.
+
+        Partitions of a chain are judged as a graph of stages and as a sequential pipeline, others as a graph.
+        """
+        chain = all(isinstance(part, Leaf) for part in shape.tree.parts)
+        judges = [judge for judge in self.judges if chain or not judge.drafter.chain]
+        targets = best_targets(table, shape, self._ceiling(judges))
         reached = np.flatnonzero(np.isfinite(targets))
         if not len(reached):
             return
         # Most promising first, so that the rest can be left undrawn.
         order = reached[np.argsort(targets[reached], kind="stable")]
-        missed: dict[int, Draft] = {}
-        fitting: dict[int, float] = {}
+        missed: list[dict[int, Draft]] = [{} for _ in judges]
+        fitting: list[dict[int, float]] = [{} for _ in judges]
         draws = Draws.of(table.only(order), shape, targets[order, None])
         for position, setting in enumerate(order):
-            if self.found.hopeless(float(targets[setting]) * self.problem.batch_size):
+            if targets[setting] > self._ceiling(judges):
                 break
-            draft = self._draft(draws.parts(position, 0))
-            if self.found.offer(draft):
-                fitting[int(setting)] = self.found.score(draft)
-            else:
-                missed[int(setting)] = draft
-        self._relaxed(table, shape, targets, sorted(fitting, key=lambda at: fitting[at])[:_RELAXED_SETTINGS])
-        self._within_memory(table, shape, missed)
+            parts = self._parts(draws, position, 0)
+            for at, judge in enumerate(judges):
+                draft, fits = judge.offer(parts)
+                if fits:
+                    fitting[at][int(setting)] = judge.found.score(draft)
+                else:
+                    missed[at][int(setting)] = draft
+        best = {
+            setting for scores in fitting for setting in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]
+        }
+        self._relaxed(table, shape, targets, sorted(best), judges)
+        for judge, misses in zip(judges, missed, strict=True):
+            self._within_memory(table, shape, misses, judge)
 
-    def _draft(self, parts: list[Part]) -> Draft:
-        return self.drafter.draft([*parts, self.tail.part(self.problem)] if self.tail.ops else parts)
+    def _ceiling(self, judges: Sequence[Judge]) -> float:
+        """Seconds per sample from which on no plan can become a finalist."""
+        return max(judge.found.ceiling for judge in judges) / self.problem.batch_size
 
-    def _relaxed(self, table: SettingTable, shape: Shape, targets: Array, settings: list[int]) -> None:
+    def _parts(self, draws: Draws, setting: int, target: int) -> list[Part]:
+        return [*draws.parts(setting, target), *([self.tail.part(self.problem)] if self.tail.ops else [])]
+
+    def _relaxed(
+        self, table: SettingTable, shape: Shape, targets: Array, settings: list[int], judges: Sequence[Judge]
+    ) -> None:
         """Draw partitions with a relaxed bottleneck: they may have fewer stages, and fill and drain faster."""
-        if self.found.objective == "bottleneck":
+        if judges[0].found.objective == "bottleneck" or not settings:
             return
         best = np.array(settings, dtype=np.intp)
         wider = targets[best, None] * np.array(_RELAXED)
         draws = Draws.of(table.only(best), shape, wider)
         for position, target in np.ndindex(*wider.shape):
-            if not self.found.hopeless(float(wider[position, target]) * self.problem.batch_size):
-                self.found.offer(self._draft(draws.parts(position, target)))
+            if wider[position, target] <= self._ceiling(judges):
+                parts = self._parts(draws, position, target)
+                for judge in judges:
+                    judge.offer(parts)
 
-    def _within_memory(self, table: SettingTable, shape: Shape, missed: dict[int, Draft]) -> None:
+    def _within_memory(self, table: SettingTable, shape: Shape, missed: dict[int, Draft], judge: Judge) -> None:
         """Search again, with memory, the settings whose partitions did not fit.
 
         How many samples a stage keeps in flight depends on the stages after it, which the walk from the sources has
@@ -91,21 +129,20 @@ class Search:
         The published recursion solves the later subgraph first, at the price of one table per in-flight count.
         """
         in_flight = np.zeros((len(self.problem.graph.ops), len(table.sizes)))
-        for _ in range(_MEMORY_ROUNDS):
+        for _ in range(_MEMORY_ROUNDS if missed else 0):
             for setting, draft in missed.items():
                 for part, held in zip(draft.parts, draft.in_flight, strict=True):
-                    at = (self.drafter.costs.positions(part.ops), setting)
+                    at = (self.costs.positions(part.ops), setting)
                     in_flight[at] = np.maximum(in_flight[at] * _MEMORY_MARGIN, held)
             again = np.array(sorted(missed), dtype=np.intp)
-            ceiling = self.found.ceiling / self.problem.batch_size
-            targets = best_targets(table.only(again), shape, ceiling, in_flight[:, again])
+            targets = best_targets(table.only(again), shape, self._ceiling([judge]), in_flight[:, again])
             reached = np.isfinite(targets)
             again, targets = again[reached], targets[reached]
             if not len(again):
                 return
             draws = Draws.of(table.only(again), shape, targets[:, None], in_flight[:, again])
-            drafts = {int(setting): self._draft(draws.parts(at, 0)) for at, setting in enumerate(again)}
-            missed = {setting: draft for setting, draft in drafts.items() if not self.found.offer(draft)}
+            judged = {int(setting): judge.offer(self._parts(draws, at, 0)) for at, setting in enumerate(again)}
+            missed = {setting: draft for setting, (draft, fits) in judged.items() if not fits}
             if not missed:
                 return
 
@@ -116,6 +153,7 @@ class Search:
         chain planners among the baselines find.
         """
         assert self.tail.before is not None
+        judge = self.judges[0]
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
         try:
             downsets = Downsets.of(graph, _FEW_DOWNSETS)
@@ -123,37 +161,42 @@ class Search:
             if len(graph.ops) * devices > _INTERVALS:
                 return
             downsets = Downsets.chain(graph)
-            sizes = sorted({part.micro_batch for draft in self.found.drafts for part in draft.parts} & {*sizes})
-        land = Landscape.of(self.problem, self.drafter.costs, graph, downsets)
+            sizes = sorted({part.micro_batch for draft in judge.found.drafts for part in draft.parts} & {*sizes})
+        land = Landscape.of(self.problem, self.costs, graph, downsets)
         for size in sizes:
             loads = StageLoads(land, size, degrees_of(self.problem, size))
-            parts = land.parts(loads.ladder(self.found.ceiling / self.problem.batch_size).solve(), size)
+            parts = land.parts(loads.ladder(self._ceiling([judge])).solve(), size)
             if parts:
-                self.found.offer(self._draft(parts))
+                judge.offer([*parts, self.tail.part(self.problem)] if self.tail.ops else parts)
 
-    def finalists(self) -> list[Plan]:
-        """Return the plans of the best drafts: one each, or one per way to give the whole-batch tail a device.
+    def finalists(self) -> list[list[Plan]]:
+        """Return the plans of every judge's best drafts: one each, or one per way to give the tail a device.
 
         Raises:
             Infeasible: nothing fits in memory; the nearest miss is named.
         """
-        drawn = [plan for draft in self.found.drafts for plan in self._plans(draft)]
-        # Drafts that fit exactly may miss by a rounded byte here.
-        plans = [plan for plan in drawn if memory_shortfall(plan) <= 1.0]
-        if not plans:
-            for plan in drawn:
-                # Each stage fits a device, but not the whole-batch tail and its host together.
-                self.found.note(memory_shortfall(plan), f"the device that operator '{self.tail.ops[0]}' shares")
+        found = [[plan for draft in judge.found.drafts for plan in self._plans(judge, draft)] for judge in self.judges]
+        if not any(found):
+            even = ", even if every stage recomputes" if self.problem.recompute == "full" else ""
+            miss = min((judge.found for judge in self.judges), key=lambda each: each.shortfall)
             raise Infeasible(
                 f"no partition of '{self.problem.graph.name}' over {len(self.problem.cluster.devices)} devices fits "
-                f"in memory: the nearest misses by {format_bytes(self.found.shortfall)} "
-                f"({self.found.shortfall:.0f} bytes) at {self.found.missing}",
+                f"in memory{even}: the nearest misses by {format_bytes(miss.shortfall)} "
+                f"({miss.shortfall:.0f} bytes) at {miss.missing}",
                 remedy="Use more devices, devices with more memory, a smaller batch, or split the largest submodule.",
             )
-        return plans
+        return found
 
-    def _plans(self, draft: Draft) -> list[Plan]:
-        chain = self.drafter.chain
+    def _plans(self, judge: Judge, draft: Draft) -> list[Plan]:
+        drawn = self._assembled(draft, judge.drafter.chain)
+        # Drafts that fit exactly may miss by a rounded byte here.
+        fitting = [plan for plan in drawn if memory_shortfall(plan) <= 1.0]
+        for plan in [] if fitting else drawn:
+            # Each stage fits a device, but not the whole-batch tail and its host together.
+            judge.found.note(memory_shortfall(plan), f"the device that operator '{self.tail.ops[0]}' shares")
+        return fitting
+
+    def _assembled(self, draft: Draft, chain: bool) -> list[Plan]:
         if not self.tail.ops:
             return [assemble(self.problem, draft.parts, planner=self.planner, chain=chain)]
         last = len(draft.parts) - 1
@@ -163,42 +206,45 @@ class Search:
         return [assemble(self.problem, draft.parts, planner=self.planner, chain=chain, hosts=way) for way in ways]
 
 
-def search(problem: Problem, options: Options, *, planner: str, chain: bool) -> Plan:
+def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bool, ...]) -> Plan:
     """Return the plan of a search that is best by the caller's measure.
 
     Args:
         problem: graph, costs, cluster and batch.
         options: the caller's.
         planner: name written into the plan.
-        chain: linearise the graph, and run its stages as a sequential pipeline.
+        chains: kinds of pipeline to look for: False a graph of stages; True a sequential one, over the linearised
+            graph. Both share the search, so that the second costs little.
 
     Raises:
         Infeasible: nothing fits in memory.
     """
     if options.objective == "bottleneck" and options.micro_batch is None:
-        return _best_of_sizes(problem, options, planner, chain)
+        return _best_of_sizes(problem, options, planner, chains)
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
-    run = Search(
-        problem, Drafter(problem, costs, chain), Tail.of(problem.graph), planner, Candidates(options.objective)
-    )
+    judges = tuple(Judge(Drafter(problem, costs, chain), Candidates(options.objective)) for chain in chains)
+    run = Search(problem, costs, Tail.of(problem.graph), planner, judges)
     if run.tail.before is None:
-        run.found.offer(run.drafter.draft([run.tail.part(problem)]))
+        for judge in judges:
+            judge.offer([run.tail.part(problem)])
     else:
-        _sweep(run, costs, decompose(run.tail.before), options)
-    finalists = run.finalists()
+        _sweep(run, decompose(run.tail.before), options)
+    kinds = run.finalists()
+    finalists = [plan for kind in kinds for plan in kind]
     if options.objective == "bottleneck":
         return min(finalists, key=bottleneck_seconds)
-    others = (other for plan in finalists[:_SCHEDULED] for other in options.variants(plan) if other is not plan)
+    promising = [plan for kind in kinds for plan in kind[:_SCHEDULED]]
+    others = (other for plan in promising for other in options.variants(plan) if other is not plan)
     return options.best([*finalists, *others])
 
 
-def _best_of_sizes(problem: Problem, options: Options, planner: str, chain: bool) -> Plan:
+def _best_of_sizes(problem: Problem, options: Options, planner: str, chains: tuple[bool, ...]) -> Plan:
     """Search every micro-batch size for its best bottleneck, as the published planner does, and compare the steps."""
     found: list[Plan] = []
     misses: list[Infeasible] = []
     for size in micro_batch_sizes(problem.batch_size):
         try:
-            found.append(search(problem, replace(options, micro_batch=size), planner=planner, chain=chain))
+            found.append(search(problem, replace(options, micro_batch=size), planner=planner, chains=chains))
         except Infeasible as miss:
             misses.append(miss)
     if not found:
@@ -206,23 +252,34 @@ def _best_of_sizes(problem: Problem, options: Options, planner: str, chain: bool
     return options.best(found)
 
 
-def _sweep(run: Search, costs: CostModel, tree: Series, options: Options) -> None:
+def _sweep(run: Search, tree: Series, options: Options) -> None:
     """Search every form of the graph; narrow forms and large units first.
 
     They are cheap to walk, and what they reach bounds the rest of the search.
     """
-    problem, widest = run.problem, width(tree)
+    problem = run.problem
     sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
-    widths = [1] if run.drafter.chain else sorted({1, *(2**k for k in range(1, 20) if 2**k < widest), widest})
     units = [2**k for k in reversed(range(len(problem.cluster.devices).bit_length()))]
-    tables = [SettingTable.of(problem, costs, unit, sizes, frozenset(tree.ops)) for unit in units]
+    tables = [SettingTable.of(problem, run.costs, unit, sizes, frozenset(tree.ops)) for unit in units]
+    weights = shares(problem, run.costs)
+    graphs = any(not judge.drafter.chain for judge in run.judges)
     assert run.tail.before is not None
-    in_order = Series(tuple(Leaf(name) for name in run.tail.before.order))
-    forms = [(in_order, False)] + [(bundled(tree, groups), False) for groups in widths]
-    if widths[-1] > 1:
-        forms.append((tree, True))
-    for form, reverse in forms:
+    for form, reverse in _forms(run.tail.before, tree, graphs):
+        shape = Shape.of(problem, form, reverse=reverse)
         for table in tables:
-            run.over(table, form, reverse=reverse)
-    if not run.drafter.chain:
+            run.over(table, shape.for_units(table, weights))
+    if graphs:
         run.exhaust(sizes)
+
+
+def _forms(graph: Graph, tree: Series, graphs: bool) -> list[tuple[Series, bool]]:
+    """Return the forms to cut: chains, then (for graphs of stages) ever wider ones, the widest turned around too."""
+    in_order = Series(tuple(Leaf(name) for name in graph.order))
+    bundle = bundled(tree, 1)
+    forms = [(in_order, False), *([(bundle, False)] if bundle.ops != in_order.ops else [])]
+    widest = width(tree)
+    if graphs and widest > 1:
+        widths = [*(2**k for k in range(1, widest.bit_length()) if 2**k < widest), widest]
+        forms += [(bundled(tree, groups), False) for groups in widths]
+        forms.append((tree, True))
+    return forms

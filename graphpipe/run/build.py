@@ -10,11 +10,12 @@ from graphpipe.run import share
 from graphpipe.run.channels import Channels
 from graphpipe.run.inbox import Inbox
 from graphpipe.run.placement import Placement
-from graphpipe.run.recompute import Forgetful
+from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.shared import SharedParameters, shared_parameters
 from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
 from graphpipe.run.world import World
 
@@ -25,6 +26,7 @@ def build_worker(
     specs: EdgeSpecs,
     placement: Placement,
     world: World,
+    watch: Watch,
     *,
     split: Collection[int],
     record: bool,
@@ -38,6 +40,7 @@ def build_worker(
         specs: the values on every edge.
         placement: of the plan on the ranks.
         world: this rank.
+        watch: of this rank.
         split: stages whose backward comes in two halves.
         record: measure when everything happens.
         debug: assert that no replica has more samples in flight than the plan says.
@@ -49,13 +52,15 @@ def build_worker(
         leading.add(seat.stage)
         program.module.to(world.device)
         stage = plan.stages[seat.stage]
+        keep_regions(program, stage, world.device)
         replicas[seat.stage, seat.device] = StageReplica(
             seat=seat,
             stage_name=stage.name,
             program=program,
             device=world.device,
             inbox=Inbox(world.device),
-            forgetful=Forgetful(program.module) if stage.memory_policy == "recompute" else None,
+            watch=watch,
+            forgetful=Forgetful(program.module) if stage.recompute == "full" else None,
             splits=seat.stage in split,
             room=stage.in_flight / stage.degree if debug else None,
             kept=plan.costs.kept_for_weight_gradient,
@@ -67,6 +72,7 @@ def build_worker(
         specs=specs,
         channels=Channels(world),
         recorder=Recorder(world=world, on=record),
+        watch=watch,
     )
     worker.shared = _shared(worker)
     open_groups(plan, placement, world)

@@ -19,6 +19,7 @@ from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.shared import SharedParameters
 from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
 from graphpipe.run.world import World
 from graphpipe.schedule import Task
@@ -76,6 +77,7 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
         channels=Channels(world),
         recorder=Recorder(world=world, on=True),
         shared=[_shared(exchange, placement, world.rank) for exchange in plan.exchanges],
+        watch=Watch.of(world.rank, [stage.name for stage in plan.stages], world.device),
     )
 
 

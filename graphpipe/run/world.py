@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
-
-LOOPBACK = "127.0.0.1"
+from graphpipe.run.store import bound_store, is_address, stay_on_loopback
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,11 +28,17 @@ class World:
     everyone: dist.ProcessGroup | None = None
     initialised_here: bool = False
     groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict[tuple[int, ...], dist.ProcessGroup])
+    hosts: dict[int, str] = field(default_factory=dict[int, str])
+    """What is known of other ranks: host and stages, by rank, to name a rank that is lost."""
 
     @property
     def backend(self) -> str:
         """NCCL between GPUs, gloo between CPUs."""
         return "nccl" if self.device.type == "cuda" else "gloo"
+
+    def about(self, rank: int) -> str:
+        """Return what is known of a rank, to be put at the end of a sentence."""
+        return f", {self.hosts[rank]}" if rank in self.hosts else ""
 
     def open_group(self, ranks: Sequence[int]) -> None:
         """Make the group of these ranks; every rank of the world must call this, in the same order."""
@@ -165,9 +169,11 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         )
     try:
         with translate_loss("the rank at MASTER_ADDR"):
-            if os.environ["MASTER_ADDR"] == LOOPBACK and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            host = os.environ["MASTER_ADDR"]
+            stay_on_loopback(host)
+            if is_address(host) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                 rank = int(os.environ["RANK"])
-                store = loopback_store(rank, int(os.environ["MASTER_PORT"]), timeout)
+                store = bound_store(rank, host, int(os.environ["MASTER_PORT"]), timeout)
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
             else:
                 dist.init_process_group(backend, timeout=timeout)
@@ -181,29 +187,13 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         ) from None
 
 
-def loopback_store(rank: int, port: int, timeout: timedelta) -> dist.TCPStore:
-    """Return the store that ranks of this machine meet at; rank 0 hosts it. Torch's own listens on every interface.
-
-    Raises:
-        RuntimeError: the port is in use (EADDRINUSE).
-    """
-    if rank:
-        return dist.TCPStore(LOOPBACK, port, timeout=timeout)
-    try:
-        listener = socket.create_server((LOOPBACK, port))
-    except OSError as error:
-        raise RuntimeError(f"EADDRINUSE: {error}") from error
-    return dist.TCPStore(
-        LOOPBACK, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-
-
 @contextmanager
-def translate_loss(peer: str) -> Generator[None]:
+def translate_loss(peer: str, about: str = "") -> Generator[None]:
     """Turn what torch.distributed raises when a peer goes away into PeerLost or PeerStalled.
 
     Args:
         peer: who was waited for, as the subject of the sentence.
+        about: what else is known of it, for the end of the sentence.
     """
     try:
         yield
@@ -212,9 +202,9 @@ def translate_loss(peer: str) -> Generator[None]:
         if isinstance(error, GraphPipeError):
             raise
         if "timed out" in text or "timeout" in text:
-            raise PeerStalled(f"{peer} did not answer within the time limit", remedy=_LOOK) from error
+            raise PeerStalled(f"{peer} did not answer within the time limit{about}", remedy=_LOOK) from error
         if any(sign in text for sign in _SIGNS_OF_LOSS):
-            raise PeerLost(f"{peer} died or closed its connection", remedy=_LOOK) from error
+            raise PeerLost(f"{peer} died or closed its connection{about}", remedy=_LOOK) from error
         raise
 
 

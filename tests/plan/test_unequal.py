@@ -54,7 +54,7 @@ def as_slow(problem: Problem, options: Options) -> Plan:
     """What the search finds that sees the slowest device everywhere."""
     found: list[Plan] = []
     for chain in (False, True):
-        found.append(search(problem, options, planner="graphpipe", chain=chain))
+        found.append(search(problem, options, planner="graphpipe", chains=(chain,)))
     return options.best(found)
 
 
