@@ -239,7 +239,8 @@ def _topological_order(graph: Graph) -> tuple[str, ...]:
 
 def _check(graph: Graph) -> None:
     if not graph.ops:
-        raise InvalidInput("the graph has no operators", where=f"graph '{graph.name}'")
+        remedy = "A graph has at least one: look at what wrote it."
+        raise InvalidInput("the graph has no operators", where=f"graph '{graph.name}'", remedy=remedy)
     _check_names(graph)
     for op in graph.ops:
         _check_costs(op)
@@ -247,7 +248,9 @@ def _check(graph: Graph) -> None:
         _check_amount(edge.bytes_per_sample, f"edge {edge.source} -> {edge.target}, bytes_per_sample")
     _check_shared(graph)
     if len(graph.order) < len(graph.ops):
-        raise InvalidInput(f"the graph has a cycle: {' -> '.join(_find_cycle(graph))}", where=f"graph '{graph.name}'")
+        cycle = " -> ".join(_find_cycle(graph))
+        where = f"graph '{graph.name}'"
+        raise InvalidInput(f"the graph has a cycle: {cycle}", where=where, remedy="Take one of these edges out.")
 
 
 def _check_names(graph: Graph) -> None:
@@ -258,9 +261,12 @@ def _check_names(graph: Graph) -> None:
     for (source, target), count in Counter((edge.source, edge.target) for edge in graph.edges).items():
         for end in (source, target):
             if end not in graph.index:
-                raise InvalidInput(f"edge {source} -> {target} names '{end}', which is no operator", where=where)
+                what = f"edge {source} -> {target} names '{end}', which is no operator"
+                raise InvalidInput(what, where=where, remedy="Add the operator, or take the edge out.")
         if count > 1:
-            raise InvalidInput(f"edge {source} -> {target} is listed {count} times", where=where)
+            raise InvalidInput(
+                f"edge {source} -> {target} is listed {count} times", where=where, remedy="List it once."
+            )
 
 
 def _check_shared(graph: Graph) -> None:
@@ -294,7 +300,9 @@ def _check_costs(op: Op) -> None:
 
 def _check_amount(amount: float, where: str) -> None:
     if not (math.isfinite(amount) and amount >= 0):
-        raise InvalidInput(f"is {amount}, must be finite and not negative", where=where)
+        raise InvalidInput(
+            f"is {amount}, must be finite and not negative", where=where, remedy="Give 0 where it is unknown."
+        )
 
 
 def _find_cycle(graph: Graph) -> list[str]:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 
 from graphpipe.costs import Cluster, CostModel, CostTable, Recompute
 from graphpipe.documents import fingerprint, from_body, read_document, write_document
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.plan.exchange import Exchange, exchanges_of
 
@@ -192,7 +192,12 @@ class Plan:
         from graphpipe.plan.verify import verify
 
         plan = read_document(path, "plan", lambda body: _read(body, str(path)))
-        verify(plan)
+        try:
+            verify(plan)
+        except (InvalidInput, Infeasible) as error:
+            where = f"{path}, {error.where}".removesuffix(", ")
+            remedy = error.remedy or "Plan again, or mend the file."
+            raise type(error)(error.what, where=where, remedy=remedy) from None
         return plan
 
 

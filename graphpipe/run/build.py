@@ -71,7 +71,7 @@ def build_worker(
         replicas=replicas,
         specs=specs,
         channels=Channels(world),
-        recorder=Recorder(world=world, on=record),
+        recorder=Recorder(world=world, on=record, stages=tuple(stage.name for stage in plan.stages)),
         watch=watch,
     )
     worker.shared = _shared(worker)
