@@ -74,6 +74,19 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """A parameter that several operators hold: tied weights, or a submodule that is called twice."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    """As in `Op.parameters`."""
+    bytes: float
+    trainable: bool = True
+    """Then the stages that hold it sum its gradient, if they are several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One tensor the model takes; its first dimension is samples."""
 
@@ -100,6 +113,10 @@ class Origin:
     """Submodules kept whole against the default granularity."""
     whole_batch: tuple[str, ...] = ()
     """Submodules or operators that need the whole mini-batch."""
+    arguments: tuple[tuple[str, bool | int | float | str], ...] = ()
+    """What the forward was given by name besides tensors."""
+    outputs: tuple[str, ...] = ()
+    """Which entries of what the forward returns are the model's output; empty for all of it."""
 
 
 # No slots: the derived look-ups below are cached properties.
@@ -109,7 +126,8 @@ class Graph:
 
     Raises:
         InvalidInput: no operators, a duplicate name, an edge to an unknown operator, a duplicate edge, a cycle
-            (one is spelled out), or a negative, infinite or NaN cost.
+            (one is spelled out), a negative, infinite or NaN cost, or a shared parameter that fewer than two
+            operators hold.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -121,6 +139,8 @@ class Graph:
     """What the model takes; empty for an imported graph."""
     origin: Origin | None = None
     """None for a graph that no module stands behind (imported, or written by hand)."""
+    shared: tuple[Shared, ...] = ()
+    """Parameters of more than one operator. One that is not listed must stay in one stage."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -160,6 +180,16 @@ class Graph:
             if trains or any(before in found for before in self.predecessors[name]):
                 found.add(name)
         return frozenset(found)
+
+    @cached_property
+    def holders(self) -> dict[str, tuple[str, ...]]:
+        """Names of the operators that hold each shared parameter, in order of `ops`."""
+        found: dict[str, list[str]] = {each.name: [] for each in self.shared}
+        for op in self.ops:
+            for name in op.parameters:
+                if name in found:
+                    found[name].append(op.name)
+        return {name: tuple(ops) for name, ops in found.items()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -216,6 +246,7 @@ def _check(graph: Graph) -> None:
         _check_costs(op)
     for edge in graph.edges:
         _check_amount(edge.bytes_per_sample, f"edge {edge.source} -> {edge.target}, bytes_per_sample")
+    _check_shared(graph)
     if len(graph.order) < len(graph.ops):
         cycle = " -> ".join(_find_cycle(graph))
         where = f"graph '{graph.name}'"
@@ -236,6 +267,17 @@ def _check_names(graph: Graph) -> None:
             raise InvalidInput(
                 f"edge {source} -> {target} is listed {count} times", where=where, remedy="List it once."
             )
+
+
+def _check_shared(graph: Graph) -> None:
+    for each in graph.shared:
+        where = f"shared parameter '{each.name}'"
+        _check_amount(each.bytes, f"{where}, bytes")
+        if len(graph.holders[each.name]) < 2:
+            holders = ", ".join(graph.holders[each.name]) or "none"
+            raise InvalidInput(f"is held by fewer than two operators ({holders})", where=where)
+        if sum(other.name == each.name for other in graph.shared) > 1:
+            raise InvalidInput("is listed twice", where=where)
 
 
 def _check_costs(op: Op) -> None:

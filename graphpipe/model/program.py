@@ -71,6 +71,10 @@ class StageProgram(Protocol):
         """
         ...
 
+    def arrange(self, output: object) -> object:
+        """Return the model's output, of which only plain tuples, lists and dicts are left, in the user's containers."""
+        ...
+
     def replicate(self) -> "StageProgram":
         """Return a copy with its own parameters and buffers, for a second replica in the same process."""
         ...

@@ -71,7 +71,7 @@ class LeastSeconds:
         saved = costs.saved_bytes[:, None] * np.array(least)
         runs = 1 if tail.any() else batch / allowed[0]
         overhead = 2 * runs * problem.costs.task_overhead_seconds
-        return LeastSeconds(degrees, seconds, whole, costs.state_bytes_by_op, saved, overhead)
+        return LeastSeconds(degrees, seconds, whole, costs.least_state_bytes, saved, overhead)
 
     @property
     def anywhere(self) -> Array:
@@ -106,11 +106,14 @@ def _fastest(costs: CostModel, kind: str, batch: int, sizes: list[int], degree: 
 
 
 def _update_seconds(problem: Problem, costs: CostModel, degree: int) -> Array:
-    """Return the seconds of every operator's gradient all-reduce, over the best links there may be, and optimizer."""
+    """Return the seconds of every operator's gradient all-reduce, over the best links there may be, and optimizer.
+
+    What operators share counts with one of them: a stage of several has it once.
+    """
     per_byte = problem.costs.optimizer_seconds_per_parameter_byte
     if degree > 1:
         per_byte += 2 * (degree - 1) / degree / _bandwidth(problem, degree)
-    return costs.trainable_bytes * per_byte
+    return costs.least_trainable_bytes * per_byte
 
 
 def _bandwidth(problem: Problem, degree: int) -> float:

@@ -12,6 +12,7 @@ from graphpipe.costs import Cluster, CostModel, CostTable, Recompute
 from graphpipe.documents import fingerprint, from_body, read_document, write_document
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
+from graphpipe.plan.exchange import Exchange, exchanges_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,27 @@ class Plan:
         return tuple(
             tuple(sorted(edge.source for edge in back if edge.target == stage)) for stage in range(len(self.stages))
         )
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The gradients that stages exchange because they share parameters."""
+        return exchanges_of(self.graph, [(stage.ops, stage.devices) for stage in self.stages])
+
+    def apart(self, stage: int) -> frozenset[str]:
+        """Return the names of a stage's parameters whose gradients are exchanged, not reduced by itself."""
+        return frozenset(name for each in self.exchanges if stage in each.stages for name in each.parameters)
+
+    def reduced_bytes(self, stage: int) -> float:
+        """Return the bytes of gradients that the replicas of a stage sum among themselves."""
+        return self.cost_model.gradient_bytes(self.stages[stage].ops, self.apart(stage))
+
+    def reduce_seconds(self, stage: int) -> float:
+        """Return the seconds of the all-reduce over the replicas of a stage."""
+        return self.cost_model.all_reduce_seconds(self.reduced_bytes(stage), self.stages[stage].devices)
+
+    def exchange_seconds(self, exchange: Exchange) -> float:
+        """Return the seconds of the all-reduce over all devices that share these parameters."""
+        return self.cost_model.all_reduce_seconds(exchange.bytes, exchange.devices)
 
     @cached_property
     def depth(self) -> int:

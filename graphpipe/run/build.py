@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+from torch import nn
+
 from graphpipe.model.program import StageProgram
 from graphpipe.plan import Plan
 from graphpipe.run import share
@@ -11,6 +13,7 @@ from graphpipe.run.placement import Placement
 from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.replica import StageReplica
+from graphpipe.run.shared import SharedParameters, shared_parameters
 from graphpipe.run.values import EdgeSpecs
 from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
@@ -71,10 +74,23 @@ def build_worker(
         recorder=Recorder(world=world, on=record, stages=tuple(stage.name for stage in plan.stages)),
         watch=watch,
     )
+    worker.shared = _shared(worker)
     open_groups(plan, placement, world)
     for stage in range(len(plan.stages)):
         align(worker, stage, parameters=True)
+    for each in worker.shared:
+        each.align(world)
     return worker
+
+
+def _shared(worker: Worker[StageReplica]) -> list[SharedParameters]:
+    held: dict[tuple[int, int], dict[str, nn.Parameter]] = {}
+    for replica in worker.replicas.values():
+        names = replica.program.parameter_names
+        named = {names[local]: parameter for local, parameter in replica.module.named_parameters()}
+        held[replica.seat.stage, replica.seat.replica] = named
+    leaders = {(leader.seat.stage, leader.seat.replica) for leader in worker.leaders()}
+    return shared_parameters(worker.placement.plan, worker.placement, held, leaders)
 
 
 def match_modes(worker: Worker[StageReplica]) -> None:
@@ -98,6 +114,8 @@ def align(worker: Worker[StageReplica], stage: int, *, parameters: bool) -> None
 
 
 def open_groups(plan: Plan, placement: Placement, world: World) -> None:
-    """Make the groups that replicas of a stage reduce their gradients in; every rank must call this."""
+    """Make the groups that gradients are reduced in, of a stage or of several that share; every rank must call this."""
     for stage in range(len(plan.stages)):
         world.open_group(placement.ranks(stage))
+    for exchange in plan.exchanges:
+        world.open_group([rank for stage in exchange.stages for rank in placement.ranks(stage)])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.program import ValueSpec
 from graphpipe.plan import Plan
+from graphpipe.plan.exchange import Exchange
 from graphpipe.plan.sharding import SampleRange
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
@@ -16,6 +17,7 @@ from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
+from graphpipe.run.shared import SharedParameters
 from graphpipe.run.values import EdgeSpecs
 from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
@@ -74,6 +76,7 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
         specs=specs,
         channels=Channels(world),
         recorder=Recorder(world=world, on=True),
+        shared=[_shared(exchange, placement, world.rank) for exchange in plan.exchanges],
         watch=Watch.of(world.rank, [stage.name for stage in plan.stages], world.device),
     )
 
@@ -96,9 +99,26 @@ def _rows(spec: ValueSpec, rows: int) -> Tensor:
 
 
 def _parameters(plan: Plan, stage: int) -> nn.Module:
-    # One vector as large as all parameters, whose gradient is there from the start.
-    model = plan.cost_model
-    count = float(model.trainable_bytes[model.positions(plan.stages[stage].ops)].sum())
+    # One vector as large as all parameters that its replicas reduce.
+    vector = _vector(plan.reduced_bytes(stage))
+    return nn.ParameterList([vector] if len(vector) else [])
+
+
+def _vector(count: float) -> nn.Parameter:
+    # Its gradient is there from the start.
     vector = nn.Parameter(torch.zeros(round(count / 4)))
     vector.grad = torch.zeros_like(vector)
-    return nn.ParameterList([vector] if len(vector) else [])
+    return vector
+
+
+def _shared(exchange: Exchange, placement: Placement, rank: int) -> SharedParameters:
+    # One vector as large as all parameters that are exchanged.
+    ranks = sorted({rank for stage in exchange.stages for rank in placement.ranks(stage)})
+    vector = _vector(exchange.bytes)
+    return SharedParameters(
+        name=placement.plan.stages[exchange.stages[0]].name,
+        copies=((vector,),),
+        updated=frozenset({id(vector)}),
+        ranks=tuple(ranks) if rank in ranks else (),
+        source=ranks[0],
+    )

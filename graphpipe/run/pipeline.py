@@ -112,7 +112,8 @@ class Pipeline:
                 record=record,
                 debug=debug,
             )
-            trainable = [parameter for parameter in self._parameters().values() if parameter.requires_grad]
+            hosted = {id(each): each for leader in self._worker.leaders() for each in leader.module.parameters()}
+            trainable = [parameter for parameter in hosted.values() if parameter.requires_grad]
             self._update = Update.of(trainable, optimizer, lr_scheduler, clip_norm)
 
     def step(self, inputs: Inputs, targets: Any = None) -> float:
@@ -179,7 +180,8 @@ class Pipeline:
         with self._failing(), evaluating(replica.program.module for replica in replicas):
             worker.run(lowered, batch, None if targets is None else self._loss_fn)
             own = [piece for replica in replicas for piece in replica.results]
-            results = outputs.gather(self._world, own) if gather else None
+            arrange = self._programs[self._output_stage].arrange
+            results = arrange(outputs.gather(self._world, own)) if gather else None
             loss = None if targets is None else tally(self._world, self.plan, replicas, self._output_stage).loss
         return loss, results
 

@@ -50,7 +50,7 @@ def tally(
             losses[seat.replica] = replica.loss
         by_stage[seat.stage][seat.replica] = _first_bad(replica, world.device)
         if with_norms and seat.replica == 0:
-            gradients = [p.grad for p in replica.program.module.parameters() if p.grad is not None]
+            gradients = _counted(plan, replica)
             norms[seat.stage] = torch.nn.utils.get_total_norm(gradients).double() ** 2 if gradients else 0.0
     world.sum(places)
     numbers: list[float] = places.tolist()
@@ -61,6 +61,14 @@ def tally(
         first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
         squared_norms=tuple(numbers[degree : degree + stages]),
     )
+
+
+def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
+    # What stages share counts with the first of them.
+    stage, names = replica.seat.stage, replica.program.parameter_names
+    elsewhere = {name for each in plan.exchanges if stage in each.stages[1:] for name in each.parameters}
+    named = replica.module.named_parameters()
+    return [each.grad for local, each in named if each.grad is not None and names[local] not in elsewhere]
 
 
 def _first_bad(replica: StageReplica, device: torch.device) -> Tensor:

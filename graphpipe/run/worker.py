@@ -14,12 +14,13 @@ from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
-from graphpipe.run.reduce import sum_between_ranks, sum_within_rank
+from graphpipe.run.reduce import sum_between_ranks, sum_copies
+from graphpipe.run.shared import SharedParameters, apart
 from graphpipe.run.values import EdgeSpecs, check_message
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import World
-from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Task, Transfer
+from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer
 
 
 class Replica(Protocol):
@@ -70,6 +71,8 @@ class Worker(Generic[AnyReplica]):
     channels: Channels
     recorder: Recorder
     watch: Watch
+    shared: Sequence[SharedParameters] = ()
+    """By position in `Plan.exchanges`."""
 
     def run(self, lowered: LoweredSchedule, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do this rank's part of one mini-batch, and wait until the last message is gone."""
@@ -109,6 +112,11 @@ class Worker(Generic[AnyReplica]):
                 self.watch.at("reduce", stage, peer=EVERYBODY)
                 with self.recorder.span(device, "reduce", stage):
                     self.reduce(stage)
+            case ReduceShared(number):
+                first = next(stage for stage, at in self.replicas if at == device)
+                self.watch.at("reduce", first, peer=EVERYBODY)
+                with self.recorder.span(device, "reduce", first):
+                    self.shared[number].sum_gradients(self.world)
 
     def _compute(self, device: int, task: Task, batch: Batch, loss_fn: LossFunction | None) -> None:
         replica = self.replicas[task.stage, device]
@@ -168,13 +176,15 @@ class Worker(Generic[AnyReplica]):
         return sample_range(batch.size, batch.micro_batches[task.stage], stage.degree, task.micro_batch, replica)
 
     def reduce(self, stage: int) -> None:
-        """Sum the gradients of a stage over its replicas."""
-        ranks, name = self.placement.ranks(stage), self.placement.plan.stages[stage].name
-        modules: list[nn.Module] = [replica.module for replica in self.of_stage(stage)]
+        """Sum the gradients of a stage over its replicas, but for what it shares with other stages."""
+        ranks, name, shared = self.placement.ranks(stage), self.placement.plan.stages[stage].name, apart(self.shared)
+        columns = zip(*(replica.module.parameters() for replica in self.of_stage(stage)), strict=True)
+        own = [copies for copies in columns if id(copies[0]) not in shared]
         if len(set(ranks)) > 1:
-            sum_between_ranks(self.world, modules[0], ranks, name)
-        else:
-            sum_within_rank(modules, name)
+            sum_between_ranks(self.world, [copies[0] for copies in own], ranks, name)
+            return
+        for copies in own:
+            sum_copies(copies, name)
 
 
 def _window(samples: SampleRange, within: SampleRange) -> slice:

@@ -131,6 +131,10 @@ class HandStage:
         sent = {spec.name: at_hand[spec.name] for specs in self.sends.values() for spec in specs}
         return sent, at_hand[self.result] if self.is_output else None
 
+    def arrange(self, output: object) -> object:
+        """The model's containers are plain ones."""
+        return output
+
     def replicate(self) -> "HandStage":
         """Return a copy with its own parameters."""
         return HandStage(**{**self.__dict__, "module": copy.deepcopy(self.module)})
