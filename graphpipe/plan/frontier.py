@@ -127,7 +127,8 @@ class Frontier:
             step = self._step(load, cut)
             if isinstance(part, Leaf):
                 # Series case: the operator joins the open stage, or opens a new one where the open stage can close.
-                load = self._opened(load, step.closed, cut) + self._of(part.op)
+                load = self._opened(load, step.closed, cut)
+                load += self._of(part.op)
             else:
                 load = self._parallel(part, step)
             if self._keep:
@@ -137,9 +138,7 @@ class Frontier:
 
     def _parallel(self, part: Parallel, step: _Step) -> Shares:
         # Base case: the whole block joins the open stage.
-        riding = step.before
-        for op in part.ops:
-            riding = riding + self._of(op)
+        riding = step.before + sum(self._of(op) for op in part.ops)
         # Parallel case: the stage before the fork closes; the devices are split between the branches.
         merged = np.broadcast_to(np.where(step.closed, Float(0), Float(np.inf)), self._shape)
         branches = tuple(self._walk(branch) for branch in part.branches)

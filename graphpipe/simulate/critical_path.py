@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from graphpipe.plan import Plan
+from graphpipe.schedule import Schedule
 from graphpipe.schedule.registry import build
 from graphpipe.schedule.verify import verify
 from graphpipe.simulate.period import KINDS, Period, Slot
@@ -20,15 +21,19 @@ def applies(plan: Plan) -> bool:
     return plan.cluster.overlap and plan.cluster.cores_per_node is None and not shared
 
 
-def critical_path(plan: Plan) -> float:
+def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
     """Return the step seconds of a plan that `applies` holds for: what `simulate` finds, without the trace.
 
     Replicas and branches that do the same at the same times are computed once.
 
+    Args:
+        plan: a sound plan.
+        schedule: a sound schedule of the plan; None: the one the plan names.
+
     Raises:
         InvalidInput: the plan's schedule deadlocks or is unknown.
     """
-    schedule = build(plan)
+    schedule = schedule or build(plan)
     period, model = Period(plan, schedule), plan.cost_model
     ends = _slot_ends(period)
     if len(ends) < len(set(period.alike)):

@@ -17,15 +17,22 @@ def memory_over_time(plan: Plan, spans: Sequence[Span]) -> tuple[MemorySample, .
     for stage in plan.stages:
         for device in stage.devices:
             changes[device].append((0.0, plan.cost_model.state_bytes(stage.ops)))
-    held = [plan.cost_model.activation_bytes(stage.ops) * (stage.micro_batch / stage.degree) for stage in plan.stages]
-    kept = plan.costs.kept_for_weight_gradient
-    freed_by = {"B": 1.0, "I": 1.0 - kept, "W": kept}
+    steps = [memory_steps(plan, stage) for stage in range(len(plan.stages))]
     for span in spans:
-        if span.kind == "F":
-            changes[span.device].append((span.start_seconds, held[span.stage]))
-        elif freed := freed_by.get(span.kind):
-            changes[span.device].append((span.end_seconds, -held[span.stage] * freed))
+        if span.kind in steps[span.stage]:
+            seconds = span.start_seconds if span.kind == "F" else span.end_seconds
+            changes[span.device].append((seconds, steps[span.stage][span.kind]))
     return tuple(sample for device, found in changes.items() for sample in _add_up(device, found))
+
+
+def memory_steps(plan: Plan, stage: int) -> dict[str, float]:
+    """Return by how many bytes each kind of task changes what one device of a stage holds.
+
+    A forward as it starts, the others as they end.
+    """
+    here, kept = plan.stages[stage], plan.costs.kept_for_weight_gradient
+    held = plan.cost_model.activation_bytes(here.ops) * (here.micro_batch / here.degree)
+    return {"F": held, "B": -held, "I": -held * (1.0 - kept), "W": -held * kept}
 
 
 def _add_up(device: int, changes: list[tuple[float, float]]) -> list[MemorySample]:

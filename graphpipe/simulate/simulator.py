@@ -1,6 +1,6 @@
 """From a plan to its predicted trace."""
 
-from graphpipe.plan import Plan, Prediction
+from graphpipe.plan import Plan
 from graphpipe.schedule import Schedule, lower
 from graphpipe.schedule import schedule as schedule_of
 from graphpipe.schedule.verify import verify
@@ -56,15 +56,3 @@ def happen(plan: Plan, schedule: Schedule | None = None) -> list[tuple[Doing, In
     else:
         intervals = run_shared(activities.found, {device.node: cores for device in plan.cluster.devices})
     return list(zip(activities.what, intervals, strict=True))
-
-
-def predict(plan: Plan) -> Prediction:
-    """Return the step time, bubble and peak memory that `simulate` finds.
-
-    Raises:
-        InvalidInput: the plan's schedule deadlocks or is unknown.
-    """
-    trace = simulate(plan)
-    return Prediction(
-        step_seconds=trace.step_seconds, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes
-    )
