@@ -27,7 +27,11 @@ class Infeasible(GraphPipeError, ValueError):
 
 
 class NonFiniteLoss(GraphPipeError, ArithmeticError):
-    """The loss of a step is NaN or infinite; raised before the optimizer changes any weight."""
+    """The loss or a gradient of a step is NaN or infinite; raised before the optimizer changes any weight."""
+
+
+class OutOfMemory(GraphPipeError, MemoryError):
+    """A rank's device has no more memory; the message names the stage and what it was doing."""
 
 
 class PeerLost(GraphPipeError, RuntimeError):

@@ -23,14 +23,23 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings, such as train.steps=50")
     parser.add_argument("--plan", metavar="FILE", help="a plan for this model, instead of making one")
     parser.add_argument("--resume", metavar="RUN", help="the folder of a run, to train on from its last checkpoint")
+    parser.add_argument("--elastic", action="store_true", help="go on with the devices that are left if a rank is lost")
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="inject a fault, to see what comes of it: kill@rank2:step3:phase=send; may be given again",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train."""
     from graphpipe.run.config_file import read_config
+    from graphpipe.run.train_config import with_options
 
-    config = read_config(args.config, args.overrides)
+    config = with_options(read_config(args.config, args.overrides), faults=args.fault, elastic=args.elastic)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _run_as_rank(args, config)
     return _run_here(args, config)
@@ -38,14 +47,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
     from graphpipe.cli.training import conclude, load, prepare
+    from graphpipe.cli.training_elastic import supervise
+    from graphpipe.run.elastic import WORK
     from graphpipe.run.launch import check_port, launch
 
     output = Output(args.json)
     check_port(config.run.port)
     directory, plan = prepare(config, load(config), args.plan, output, resume=args.resume)
     output.show(f"training on {len(plan.used_devices)} local processes, into {directory}")
-    arguments = [str(directory), *(["resume"] if args.resume else [])]
-    launch("graphpipe.run.train:work", len(plan.used_devices), arguments=arguments, port=config.run.port)
+    if config.run.elastic:
+        plan = supervise(config, directory, plan, output, resume=bool(args.resume))
+    else:
+        arguments = [str(directory), *(["resume"] if args.resume else [])]
+        launch(WORK, len(plan.used_devices), arguments=arguments, port=config.run.port)
     conclude(directory, plan, output)
     return 0
 
@@ -55,6 +69,7 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
     from pathlib import Path
 
     from graphpipe.cli.training import conclude, load, prepare
+    from graphpipe.cli.training_elastic import continued, prepare_met
     from graphpipe.run.train import train
     from graphpipe.run.world import join
 
@@ -64,7 +79,9 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
     with world.closing_on_error():
         try:
             directory, plan = None, None
-            if world.rank == 0:
+            if config.run.elastic:
+                directory, plan = prepare_met(config, task, args.plan, output, world)
+            elif world.rank == 0:
                 directory, plan = prepare(config, task, args.plan, output, ranks=world.size, resume=args.resume)
         except GraphPipeError:
             world.exchange(None)
@@ -74,7 +91,8 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
             world.close()
             return FAILED
         directory, plan = Path(told["directory"]), from_body(Plan, told["plan"], "the plan of rank 0")
-        train(config, task, plan, directory, resume=bool(args.resume))
+        resume = continued(directory) if config.run.elastic else bool(args.resume)
+        train(config, task, plan, directory, resume=resume)
         if world.rank == 0:
             conclude(directory, plan, output)
         world.leave()

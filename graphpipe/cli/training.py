@@ -17,6 +17,8 @@ from graphpipe.run import train as files
 from graphpipe.run.checkpoint import settle
 from graphpipe.run.checkpoint_part import PLAN
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
+from graphpipe.run.fault import check_faults, parse_faults
+from graphpipe.run.phases import phases_by_rank
 from graphpipe.run.placement import Placement
 from graphpipe.run.recipe import build_optimizer
 from graphpipe.run.task import Task, load_task
@@ -66,18 +68,31 @@ def prepare(
     steps = files.count_steps(config, task)
     if resume:
         plan_file = plan_file or _resumed_plan(config, Path(resume), steps, output)
-    found = _load_plan(config, task, plan_file) if plan_file else _make_plan(config, task, output)
+    found = load_plan(config, task, plan_file) if plan_file else make_plan(config, task, output)
     Placement.of(found, ranks or len(found.used_devices))
-    trace = simulate(found)
-    assert found.prediction is not None
-    output.show(plan_table(found, found.prediction), layout_table(found))
-    output.show(*summary_lines(summarise(found, found.prediction)))
-    directory = Path(resume) if resume else _new_directory(config.run)
+    check_faults(
+        parse_faults(config.train.faults),
+        phases_by_rank(found, ranks or len(found.used_devices)),
+        steps=steps,
+        every=config.train.checkpoint_every,
+        timeout_seconds=config.run.timeout_seconds,
+    )
+    directory = Path(resume) if resume else new_directory(config.run)
+    (directory / files.FAULTS).unlink(missing_ok=True)
     config.save(directory / files.CONFIG)
-    found.save(directory / files.PLAN)
-    found.costs.save(directory / files.COSTS)
-    trace.save(directory / files.PREDICTED)
+    save_plan(found, directory, output)
     return directory, found
+
+
+def save_plan(plan: Plan, directory: Path, output: Output) -> None:
+    """Show a plan that is about to be run, and write it and its prediction to the run's folder."""
+    trace = simulate(plan)
+    assert plan.prediction is not None
+    output.show(plan_table(plan, plan.prediction), layout_table(plan))
+    output.show(*summary_lines(summarise(plan, plan.prediction)))
+    plan.save(directory / files.PLAN)
+    plan.costs.save(directory / files.COSTS)
+    trace.save(directory / files.PREDICTED)
 
 
 def conclude(directory: Path, plan: Plan, output: Output) -> None:
@@ -97,13 +112,24 @@ def conclude(directory: Path, plan: Plan, output: Output) -> None:
     output.emit(result | {"directory": str(directory)})
 
 
-def _make_plan(config: TrainConfig, task: Task, output: Output) -> Plan:
-    cluster = resolve(config.cluster)
+def make_plan(config: TrainConfig, task: Task, output: Output, cluster: Cluster | None = None) -> Plan:
+    """Return a new plan; None is the whole cluster."""
+    cluster = cluster or resolve(config.cluster)
     graph = capture(task.module, task.example_inputs)
+    return plan_for(config, graph, _costs(config, task, graph, cluster, output), cluster)
+
+
+def plan_for(config: TrainConfig, graph: Graph, costs: CostTable, cluster: Cluster) -> Plan:
+    """Return a plan as the configuration wants it.
+
+    Raises:
+        Infeasible: no plan fits in memory.
+        InvalidInput: the settings cannot be used.
+    """
     settings = config.plan
     return plan(
         graph,
-        _costs(config, task, graph, cluster, output),
+        costs,
         cluster,
         batch_size=config.train.batch_size,
         planner=settings.planner,
@@ -129,7 +155,12 @@ def _costs(config: TrainConfig, task: Task, graph: Graph, cluster: Cluster, outp
     )
 
 
-def _load_plan(config: TrainConfig, task: Task, path: str) -> Plan:
+def load_plan(config: TrainConfig, task: Task, path: str) -> Plan:
+    """Return the plan of a file, with a new prediction.
+
+    Raises:
+        InvalidInput: it is for another batch or model.
+    """
     loaded = Plan.load(path)
     if loaded.batch_size != config.train.batch_size:
         raise InvalidInput(
@@ -155,7 +186,7 @@ def _resumed_plan(config: TrainConfig, run: Path, steps: int, output: Output) ->
     return None
 
 
-def _new_directory(settings: RunSettings) -> Path:
+def new_directory(settings: RunSettings) -> Path:
     for number in range(1, 100_000):
         directory = Path(settings.directory) / f"{settings.name}-{number}"
         try:

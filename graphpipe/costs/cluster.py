@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -118,6 +119,32 @@ class Cluster:
         ring = [self.link(here, there) for here, there in zip(devices, devices[1:] + devices[:1], strict=True)]
         links = [link for link in ring if link is not None]
         return min(links, key=lambda link: (link.bandwidth_bytes_per_second, -link.latency_seconds), default=None)
+
+    def without(self, names: Collection[str]) -> "Cluster":
+        """Return the cluster that is left when these devices are gone.
+
+        Raises:
+            InvalidInput: no device is left.
+        """
+        return self.only([device.name for device in self.devices if device.name not in names])
+
+    def only(self, names: Sequence[str]) -> "Cluster":
+        """Return the cluster of these of its devices, in this order; itself if that changes nothing.
+
+        Raises:
+            InvalidInput: no names, or one that is none of its devices'.
+        """
+        if tuple(names) == tuple(device.name for device in self.devices):
+            return self
+        known = {device.name: device for device in self.devices}
+        if unknown := [name for name in names if name not in known]:
+            raise InvalidInput(f"no device is named '{unknown[0]}'", where=f"cluster '{self.name}'")
+        return replace(
+            self,
+            name=f"{self.name} ({len(names)} of {len(known)} devices)",
+            devices=tuple(known[name] for name in names),
+            pair_links=tuple(pair for pair in self.pair_links if {pair.first, pair.second} <= set(names)),
+        )
 
     @staticmethod
     def preset(spec: str) -> "Cluster":

@@ -1,9 +1,11 @@
 """The handshake: all ranks must mean the same run before the first message, or buffers would be misread."""
 
+import socket
 from hashlib import sha256
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
+from graphpipe.run.placement import Placement
 from graphpipe.run.values import EdgeSpecs
 from graphpipe.run.world import World
 
@@ -14,14 +16,18 @@ _REMEDIES = {
 }
 
 
-def agree(world: World, plan: Plan, specs: EdgeSpecs, seed: int) -> None:
-    """Compare plan, edge values and seed over all ranks; every rank must call this.
+def agree(world: World, plan: Plan, placement: Placement, specs: EdgeSpecs, seed: int) -> None:
+    """Compare plan, edge values and seed over all ranks, and learn where each is; every rank must call this.
 
     Raises:
         InvalidInput: on every rank, if any two differ; says which rank differs from rank 0, and in what.
     """
     own = {"plan": plan.fingerprint, "values on the stage edges": digest(specs), "seed": seed}
-    ranks = world.exchange(own)
+    ranks = world.exchange(own | {"host": socket.gethostname()})
+    for rank, other in enumerate(ranks):
+        stages = sorted({seat.stage for seat in placement.seats(rank)})
+        hosted = ", ".join(f"'{plan.stages[stage].name}'" for stage in stages)
+        world.hosts[rank] = f"host {other['host']}, stage{'s' * (len(stages) > 1)} {hosted}"
     for what, remedy in _REMEDIES.items():
         for rank, other in enumerate(ranks):
             if other[what] != ranks[0][what]:

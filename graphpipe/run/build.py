@@ -12,6 +12,7 @@ from graphpipe.run.recompute import Forgetful
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
 from graphpipe.run.world import World
 
@@ -22,6 +23,7 @@ def build_worker(
     specs: EdgeSpecs,
     placement: Placement,
     world: World,
+    watch: Watch,
     *,
     split: Collection[int],
     record: bool,
@@ -35,6 +37,7 @@ def build_worker(
         specs: the values on every edge.
         placement: of the plan on the ranks.
         world: this rank.
+        watch: of this rank.
         split: stages whose backward comes in two halves.
         record: measure when everything happens.
         debug: assert that no replica has more samples in flight than the plan says.
@@ -52,6 +55,7 @@ def build_worker(
             program=program,
             device=world.device,
             inbox=Inbox(world.device),
+            watch=watch,
             forgetful=Forgetful(program.module) if stage.memory_policy == "recompute" else None,
             splits=seat.stage in split,
             room=stage.in_flight / stage.degree if debug else None,
@@ -64,6 +68,7 @@ def build_worker(
         specs=specs,
         channels=Channels(world),
         recorder=Recorder(world=world, on=record),
+        watch=watch,
     )
     open_groups(plan, placement, world)
     for stage in range(len(plan.stages)):

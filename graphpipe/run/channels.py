@@ -16,6 +16,7 @@ class Message:
     rows: Tensor
     peer: int
     """The rank at the other end."""
+    world: World
 
     def wait(self) -> None:
         """Wait until the message has gone or come.
@@ -24,7 +25,7 @@ class Message:
             PeerLost, PeerStalled: it never will.
         """
         if self.work is not None:
-            with translate_loss(f"rank {self.peer}"):
+            with translate_loss(f"rank {self.peer}", self.world.about(self.peer)):
                 self.work.wait()
             self.work = None  # torch's handle keeps the connection open
 
@@ -43,15 +44,15 @@ class Channels:
     def send(self, rows: Tensor, peer: int) -> None:
         """Start sending `rows` to rank `peer`."""
         rows = rows.contiguous()
-        with translate_loss(f"rank {peer}"):
+        with translate_loss(f"rank {peer}", self.world.about(peer)):
             work = dist.isend(rows, peer, group=self.world.everyone)
-        self.sending.append(Message(work, rows, peer))
+        self.sending.append(Message(work, rows, peer, self.world))
 
     def receive(self, rows: Tensor, peer: int) -> Message:
         """Start receiving from rank `peer` into `rows`, which must be contiguous."""
         assert rows.is_contiguous()
-        with translate_loss(f"rank {peer}"):
-            return Message(dist.irecv(rows, peer, group=self.world.everyone), rows, peer)
+        with translate_loss(f"rank {peer}", self.world.about(peer)):
+            return Message(dist.irecv(rows, peer, group=self.world.everyone), rows, peer, self.world)
 
     def drain(self) -> None:
         """Wait until every message sent has been taken."""

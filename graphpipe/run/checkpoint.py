@@ -18,10 +18,12 @@ from typing import Self
 from graphpipe.errors import InvalidInput
 from graphpipe.run import checkpoint_folder as folders
 from graphpipe.run.checkpoint_load import load
-from graphpipe.run.checkpoint_part import collect, take, write, written
+from graphpipe.run.checkpoint_part import Snapshot, collect, take, write, written
 from graphpipe.run.checkpoint_training import TrainingState
 from graphpipe.run.data_position import Position
+from graphpipe.run.held import Held
 from graphpipe.run.pipeline import Pipeline
+from graphpipe.run.shortage import naming_shortage
 from graphpipe.run.together import together
 
 POLL_SECONDS, GRACE_SECONDS = 0.02, 5.0
@@ -57,6 +59,7 @@ class Checkpoints:
             InvalidInput: as `wait`; or the folder holds a checkpoint of a later step, which is another training's.
         """
         self.wait()
+        self._pipeline.held().worker.watch.notebook.note("checkpoint")
         pipeline, held = self._pipeline, self._pipeline.held()
         training = TrainingState(
             step=pipeline.steps,
@@ -68,7 +71,9 @@ class Checkpoints:
         part = self.folder / f"step-{pipeline.steps:08}.part"
         together(world, lambda: folders.begin(self.folder, pipeline.steps) if world.rank == 0 else part)
         snapshot = together(world, lambda: take(held, training))
-        self._saving = _Saving(part, world.rank, world.size, self._keep, lambda: write(part, world.rank, snapshot))
+        self._saving = _Saving(
+            part, world.rank, world.size, self._keep, lambda: _write(part, held, training.step, snapshot)
+        )
 
     def wait(self) -> None:
         """Wait until the last save is complete on all ranks.
@@ -123,6 +128,13 @@ def settle(folder: Path) -> Path:
     for damaged in found.newer:
         folders.set_aside(damaged)
     return found.path
+
+
+def _write(part: Path, held: Held, step: int, snapshot: Snapshot) -> None:
+    # A fault that is to be injected here strikes in the thread that writes.
+    with naming_shortage(held.worker.watch):
+        held.worker.watch.injector.strike("checkpoint", step, part)
+        write(part, held.world.rank, snapshot)
 
 
 class _Saving:

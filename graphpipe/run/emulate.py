@@ -17,6 +17,7 @@ from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
 from graphpipe.run.world import World
 from graphpipe.schedule import Task
@@ -73,6 +74,7 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
         specs=specs,
         channels=Channels(world),
         recorder=Recorder(world=world, on=True),
+        watch=Watch.of(world.rank, [stage.name for stage in plan.stages], world.device),
     )
 
 

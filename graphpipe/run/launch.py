@@ -9,17 +9,33 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
+from graphpipe.run.cause import first_cause
+from graphpipe.run.reaper import Reaper
+from graphpipe.run.whereabouts import WATCH
 from graphpipe.run.world import LOOPBACK, loopback_store
 
+SHUTDOWN_SECONDS = 2
+"""How long a rank that is told to stop may take: none of them has anything left to do."""
+_NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
-def launch(entry: Sequence[str] | str, nproc: int, *, arguments: Sequence[str] = (), port: int = 0) -> None:
+
+def launch(
+    entry: Sequence[str] | str,
+    nproc: int,
+    *,
+    arguments: Sequence[str] = (),
+    port: int = 0,
+    environment: Mapping[str, str] = _NOTHING_MORE,
+) -> None:
     """Run `nproc` ranks of a command on this machine, as torchrun would, and wait for them.
 
     Args:
@@ -28,17 +44,20 @@ def launch(entry: Sequence[str] | str, nproc: int, *, arguments: Sequence[str] =
         nproc: number of ranks.
         arguments: appended to the command, or given to the function.
         port: where the ranks meet; 0 is any free one, on the loopback interface only.
+        environment: variables that the ranks get besides those of this process.
 
     Raises:
         InvalidInput: the port is in use.
-        GraphPipeError: a rank failed; names the first and its error. The other ranks have been stopped.
+        RankFailed: a rank failed; names the first and its error. The other ranks have been stopped.
+        GraphPipeError: this process was told to stop.
     """
     command = [sys.executable, "-m", "graphpipe.run.entry", entry] if isinstance(entry, str) else list(entry)
     check_port(port)
     with (
         tempfile.TemporaryDirectory(prefix="graphpipe") as logs,
         _meeting(port, logs) as (endpoint, options),
-        _environment(nproc),
+        _environment(nproc, {WATCH: logs, **environment}),
+        Reaper(Path(logs)),
         _quiet(),
     ):
         config = LaunchConfig(
@@ -51,13 +70,13 @@ def launch(entry: Sequence[str] | str, nproc: int, *, arguments: Sequence[str] =
             rdzv_configs=options,
             local_addr=LOOPBACK,
             max_restarts=0,
-            shutdown_timeout=5,
+            shutdown_timeout=SHUTDOWN_SECONDS,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
         )
         try:
             elastic_launch(config, command[0])(*command[1:], *arguments)
         except ChildFailedError as error:
-            raise first_cause(error.failures) from None
+            raise first_cause(error.failures, logs) from None
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
@@ -88,35 +107,6 @@ def loopback_interface() -> str:
     return "lo0" if sys.platform == "darwin" else "lo"
 
 
-def first_cause(failures: Mapping[int, ProcessFailure]) -> GraphPipeError:
-    """Return what failed first: not a rank that lost a peer or was stopped for another's sake, if there is another."""
-    rank, failure = min(failures.items(), key=lambda item: (_is_consequence(item[1]), item[1].timestamp, item[0]))
-    return GraphPipeError(_describe(failure), where=f"rank {rank}", remedy="The other ranks were stopped.")
-
-
-def _is_consequence(failure: ProcessFailure) -> int:
-    # What a rank wrote counts more than how it ended: it may be stopped while it is still on its way out.
-    if text := _recorded(failure):
-        return int(text.startswith(("PeerLost", "PeerStalled")))
-    return 2 if failure.exitcode == -signal.SIGTERM else 0
-
-
-def _describe(failure: ProcessFailure) -> str:
-    if text := _recorded(failure):
-        return text.rstrip(".")
-    if failure.exitcode < 0:
-        hint = " (out of memory, perhaps)" if failure.exitcode == -signal.SIGKILL else ""
-        return f"was killed by {failure.signal_name()}{hint}"
-    return f"exited with code {failure.exitcode}"
-
-
-def _recorded(failure: ProcessFailure) -> str:
-    # What `record` wrote: "ExceptionType: its text", in one of two layouts.
-    message: Any = failure.error_file_data.get("message", "")
-    text = message.get("message", "") if isinstance(message, dict) else message
-    return "" if text == "<NONE>" else str(text)
-
-
 @contextmanager
 def _meeting(port: int, folder: str) -> Generator[tuple[str, dict[str, Any]]]:
     # Where the agent finds itself, and what it must know of it. A store that the agent made would listen everywhere.
@@ -131,7 +121,7 @@ def _meeting(port: int, folder: str) -> Generator[tuple[str, dict[str, Any]]]:
 
 
 @contextmanager
-def _environment(nproc: int) -> Generator[None]:
+def _environment(nproc: int, more: Mapping[str, str]) -> Generator[None]:
     # What the ranks inherit. Without a thread limit every rank would use all cores; gloo looks up the host's name
     # and listens on its address unless it is given an interface. The agent's store would listen everywhere: rank 0
     # hosts the store instead.
@@ -140,13 +130,16 @@ def _environment(nproc: int) -> Generator[None]:
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)),
         "GLOO_SOCKET_IFNAME": loopback_interface(),
     }
-    added = [name for name in wanted if name not in os.environ]
-    os.environ.update({name: wanted[name] for name in added})
+    before = {name: os.environ.get(name) for name in (*wanted, *more)}
+    os.environ.update({name: value for name, value in wanted.items() if name not in os.environ} | dict(more))
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from traceback import clear_frames
 from types import TracebackType
 from typing import Any, Self
@@ -20,12 +21,16 @@ from graphpipe.run.agree import agree
 from graphpipe.run.batch import Batch, check_rows
 from graphpipe.run.build import align, build_worker, match_modes
 from graphpipe.run.evaluate import evaluating, lower_forward
+from graphpipe.run.fault import Fault
 from graphpipe.run.held import Held
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, RankLayout, layout
+from graphpipe.run.shortage import naming_shortage
 from graphpipe.run.tally import check_finite, tally
 from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
 from graphpipe.run.values import edge_specs, gradient_edges
+from graphpipe.run.watch import Watch
+from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import join
 from graphpipe.schedule import lower, schedule
 from graphpipe.trace import Trace
@@ -46,10 +51,13 @@ class Pipeline:
         clip_norm: largest 2-norm of the whole model's gradients; larger ones are scaled down to it.
         seed: with step, stage, micro-batch and replica it decides all random numbers, wherever a stage runs.
         device: where this rank computes; None is `cuda:LOCAL_RANK` where there is CUDA, else the CPU.
-        check_finite: look for NaN and infinity in what every stage computes, to name the first stage.
+        check_finite: look for NaN and infinity in what every stage computes, and in its gradients before the update,
+            to name the first stage and micro-batch. Without it a step is refused for its loss alone.
         record: measure when everything happens, for `trace`; costs a barrier per step.
         debug: assert that no replica of a stage has more samples in flight than the plan says.
         timeout_seconds: how long to wait for a peer that neither answers nor dies.
+        faults: to be injected, of all ranks (see `faults`).
+        fault_log: a file that says which have struck already, and where they are noted as they strike.
 
     Raises:
         InvalidInput: the world does not fit the plan, the model does not, or the ranks differ.
@@ -71,6 +79,8 @@ class Pipeline:
         record: bool = False,
         debug: bool = False,
         timeout_seconds: float = 300.0,
+        faults: Sequence[Fault] = (),
+        fault_log: Path | None = None,
     ) -> None:
         self.plan = plan
         self.steps = 0
@@ -86,10 +96,21 @@ class Pipeline:
         self._open = True
         with self._world.closing_on_error():
             placement = Placement.of(plan, self._world.size)
-            agree(self._world, plan, specs, seed)
+            agree(self._world, plan, placement, specs, seed)
+            self._watch = Watch.of(
+                self._world.rank, [stage.name for stage in plan.stages], self._world.device, faults, fault_log
+            )
             split_stages = {task.stage for tasks in self._schedule.devices for task in tasks if task.kind == "I"}
             self._worker = build_worker(
-                plan, self._programs, specs, placement, self._world, split=split_stages, record=record, debug=debug
+                plan,
+                self._programs,
+                specs,
+                placement,
+                self._world,
+                self._watch,
+                split=split_stages,
+                record=record,
+                debug=debug,
             )
             trainable = [parameter for parameter in self._parameters().values() if parameter.requires_grad]
             self._update = Update.of(trainable, optimizer, lr_scheduler, clip_norm)
@@ -103,24 +124,35 @@ class Pipeline:
 
         Raises:
             InvalidInput: the mini-batch has another size than the plan's, or a value has an unexpected shape.
-            NonFiniteLoss: on every rank, before any weight is changed; training may go on.
+            NonFiniteLoss: of a loss or gradient, on every rank, before any weight is changed; training may go on.
+            OutOfMemory: on this rank.
             PeerLost, PeerStalled: another rank is gone.
         """
         batch = self._batch(inputs, targets, training=True)
-        worker, plan = self._worker, self.plan
+        worker, plan, watch = self._worker, self.plan, self._watch
         with self._failing():
+            watch.begin(self.steps + 1)
             worker.recorder.begin()
             self._update.clear()
             match_modes(worker)
             worker.run(self._lowered, batch, self._loss_fn)
             clip = self._update.clip_norm is not None
-            result = tally(self._world, plan, [*worker.replicas.values()], self._output_stage, with_norms=clip)
-            check_finite(result, plan, self.steps)
+            result = tally(
+                self._world,
+                plan,
+                [*worker.replicas.values()],
+                self._output_stage,
+                with_norms=clip or self._check_finite,
+            )
+            check_finite(result, plan, self.steps + 1)
+            watch.at("optimizer")
             with worker.recorder.span(self._devices[0], "optimizer", worker.leaders()[0].seat.stage):
                 self._update.step(result.gradient_norm)
+            watch.at("buffers", peer=EVERYBODY)
             for stage in range(len(plan.stages)):
                 align(worker, stage, parameters=False)
             worker.recorder.end(self._devices)
+            watch.end()
         self.steps += 1
         return result.loss
 
@@ -260,7 +292,8 @@ class Pipeline:
     def _failing(self) -> Generator[None]:
         # Among several ranks an error anywhere ends the pipeline everywhere; alone, the next step starts afresh.
         try:
-            yield
+            with naming_shortage(self._watch):
+                yield
         except NonFiniteLoss:
             raise
         except BaseException as error:

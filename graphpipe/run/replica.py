@@ -18,6 +18,7 @@ from graphpipe.run.rng import seeded
 from graphpipe.run.shelf import Shelf
 from graphpipe.run.split_backward import WeightHalf
 from graphpipe.run.values import check_outputs, enter
+from graphpipe.run.watch import Watch
 from graphpipe.schedule import Task
 
 _ROUNDING = 1e-6
@@ -32,6 +33,7 @@ class StageReplica:
     program: StageProgram
     device: torch.device
     inbox: Inbox
+    watch: Watch
     forgetful: Forgetful | None = None
     """Given, forwards are forgotten, and computed again for the backward."""
     splits: bool = False
@@ -51,8 +53,8 @@ class StageReplica:
     outgoing_task: Task | None = None
     loss: float | Tensor = 0.0
     """The sum so far of this step's weighed losses, in float64."""
-    finite: bool | Tensor = True
-    """False once an output of this step was NaN or infinite."""
+    finite: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """By micro-batch of this step: whether no output was NaN or infinite (0-d)."""
     results: list[tuple[SampleRange, Any]] = field(default_factory=list[tuple[SampleRange, Any]])
     """The model's outputs and their samples (evaluation only)."""
     frees: bool | None = None
@@ -73,7 +75,8 @@ class StageReplica:
         self.inbox.parcels.clear()
         self.outgoing, self.outgoing_task = {}, None
         self.results = []
-        self.loss, self.finite = 0.0, True
+        self.loss = 0.0
+        self.finite.clear()
 
     def do(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do a task of these samples, and hold what it has to send."""
@@ -102,7 +105,7 @@ class StageReplica:
             shelf=Shelf(trial=self.frees is not True) if self.splits and batch.training else None,
         )
         outputs, result, loss = flight.forward()
-        self._note(outputs, loss, flight.share, check_finite=batch.check_finite)
+        self._note(task, outputs, loss, flight.share, check_finite=batch.check_finite)
         if batch.training:
             self.flights[task.micro_batch] = flight
         elif self.program.is_output:
@@ -113,6 +116,7 @@ class StageReplica:
     def _backward(self, task: Task) -> dict[int, Values]:
         flight = self.flights.pop(task.micro_batch)
         flight.backward(self._sum_over_consumers(task))
+        self._spoil_gradients()
         del self.held[task.micro_batch]
         return flight.gradients()
 
@@ -126,6 +130,7 @@ class StageReplica:
     def _weight_half(self, task: Task) -> None:
         half = self.halves.pop(task.micro_batch)
         half.run()
+        self._spoil_gradients()
         if self.frees is None and half.shelf is not None:
             self.frees = not half.shelf.mistaken
         del self.held[task.micro_batch]
@@ -147,9 +152,11 @@ class StageReplica:
         loss = None
         with seeded(self.device, *batch.key, task.stage, task.micro_batch, self.seat.replica):
             outputs, result = self.program(values)
+            outputs = {name: self.watch.spoil("forward", value) for name, value in outputs.items()}
             check_outputs(outputs, self.program.sends, len(rows), self.stage_name)
             if self.program.is_output and loss_fn is not None:
                 loss = mean_loss(loss_fn, result, batch.target_rows(rows, self.device))
+                loss = self.watch.spoil("forward", loss)
         return Computed(outputs, result, loss)
 
     def _take_off(self, task: Task, samples: int) -> None:
@@ -173,8 +180,15 @@ class StageReplica:
                 total[name] = total[name] + gradient if name in total else gradient
         return total
 
-    def _note(self, outputs: Values, loss: Tensor | None, share: float, *, check_finite: bool) -> None:
+    def _spoil_gradients(self) -> None:
+        # Where an injected fault wants it.
+        for parameter in self.module.parameters() if self.watch.injector.armed else ():
+            if parameter.grad is not None:
+                parameter.grad = self.watch.spoil("backward", parameter.grad)
+
+    def _note(self, task: Task, outputs: Values, loss: Tensor | None, share: float, *, check_finite: bool) -> None:
         if loss is not None:
             self.loss = self.loss + loss.detach().double() * share
         if check_finite:
-            self.finite = all_finite([*outputs.values(), *([] if loss is None else [loss])], self.device) & self.finite
+            seen = [*outputs.values(), *([] if loss is None else [loss])]
+            self.finite[task.micro_batch] = all_finite(seen, self.device)

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
+from torch import Tensor
 
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.plan import Plan
@@ -18,10 +20,10 @@ class Tally:
 
     loss: float
     """Mean over the mini-batch."""
-    finite: tuple[bool, ...]
-    """Per stage: no output was NaN or infinite."""
+    first_bad: tuple[int | None, ...]
+    """Per stage: the first micro-batch with an output that was NaN or infinite."""
     squared_norms: tuple[float, ...]
-    """Per stage: the squared 2-norm of its gradients; 0 unless asked for."""
+    """Per stage: the squared 2-norm of its gradients; 0 unless asked for; NaN or infinite if any of them is."""
 
     @property
     def gradient_norm(self) -> float:
@@ -37,38 +39,63 @@ def tally(
     Every number has a place of its own in one vector, to which one rank alone contributes: the sum over ranks is
     exact, and the loss is added up in replica order wherever the replicas run.
     """
-    stages, degree = len(plan.stages), plan.stages[output_stage].degree
-    places = torch.zeros(degree + 2 * stages, dtype=torch.float64, device=world.device)
-    losses, broken, norms = places.split([degree, stages, stages])
+    degrees = [stage.degree for stage in plan.stages]
+    stages, degree = len(degrees), degrees[output_stage]
+    places = torch.zeros(degree + stages + sum(degrees), dtype=torch.float64, device=world.device)
+    losses, norms, bad = places.split([degree, stages, sum(degrees)])
+    by_stage = bad.split(degrees)
     for replica in replicas:
         seat = replica.seat
         if seat.stage == output_stage:
             losses[seat.replica] = replica.loss
-        broken[seat.stage] += 1.0 - torch.as_tensor(replica.finite, device=world.device).double()
+        by_stage[seat.stage][seat.replica] = _first_bad(replica, world.device)
         if with_norms and seat.replica == 0:
             gradients = [p.grad for p in replica.program.module.parameters() if p.grad is not None]
             norms[seat.stage] = torch.nn.utils.get_total_norm(gradients).double() ** 2 if gradients else 0.0
     world.sum(places)
     numbers: list[float] = places.tolist()
+    rest = iter(numbers[degree + stages :])
+    firsts = [min(islice(rest, replicas)) for replicas in degrees]
     return Tally(
         loss=sum(numbers[:degree]),
-        finite=tuple(count == 0 for count in numbers[degree : degree + stages]),
-        squared_norms=tuple(numbers[degree + stages :]),
+        first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
+        squared_norms=tuple(numbers[degree : degree + stages]),
     )
+
+
+def _first_bad(replica: StageReplica, device: torch.device) -> Tensor:
+    # Infinity where there is none. Does not wait for a GPU.
+    if not replica.finite:
+        return torch.full((), math.inf, dtype=torch.float64)
+    numbers = torch.tensor(list(replica.finite), dtype=torch.float64, device=device)
+    return torch.where(torch.stack(list(replica.finite.values())), math.inf, numbers).min()
 
 
 def check_finite(result: Tally, plan: Plan, step: int) -> None:
     """Refuse a step that computed NaN or infinity.
 
+    Args:
+        result: of the step.
+        plan: that was run.
+        step: from 1.
+
     Raises:
-        NonFiniteLoss: names the step and the first stage, in topological order, with a non-finite output.
+        NonFiniteLoss: names the step, the first stage in topological order with a non-finite output and its first
+            such micro-batch; or, where all outputs are good, the stage whose gradients were spoilt first: the last.
     """
-    if math.isfinite(result.loss):
-        return
-    guilty = [stage.name for stage, finite in zip(plan.stages, result.finite, strict=True) if not finite]
-    where = f"step {step}, stage '{guilty[0]}'" if guilty else f"step {step}"
-    raise NonFiniteLoss(
-        f"the loss is {result.loss}" + (", and this is the first stage with a non-finite output" if guilty else ""),
-        where=where,
-        remedy="No weight was changed. Look at this mini-batch, or lower the learning rate.",
-    )
+    remedy = "No weight was changed. Look at this mini-batch, or lower the learning rate."
+    names = [stage.name for stage in plan.stages]
+    if not math.isfinite(result.loss):
+        bad = [(name, first) for name, first in zip(names, result.first_bad, strict=True) if first is not None]
+        what = f"the loss is {result.loss}"
+        if not bad:
+            raise NonFiniteLoss(what, where=f"step {step}", remedy=remedy)
+        where = f"step {step}, stage '{bad[0][0]}', micro-batch {bad[0][1]}"
+        raise NonFiniteLoss(f"{what}, and this is the first non-finite output", where=where, remedy=remedy)
+    spoilt = [name for name, norm in zip(names, result.squared_norms, strict=True) if not math.isfinite(norm)]
+    if spoilt:
+        raise NonFiniteLoss(
+            f"the loss is {result.loss:.6g}, but a gradient is not finite, first in this stage",
+            where=f"step {step}, stage '{spoilt[-1]}'",
+            remedy=remedy,
+        )

@@ -28,9 +28,10 @@ def together(world: World, work: Callable[[], Result]) -> Result:
         if type(error).__name__ not in _KINDS:
             raise
         problem = _describe(error)
-    for other in world.exchange(problem):
+    for rank, other in enumerate(world.exchange(problem)):
         if other is not None:
-            raise _KINDS[other["kind"]](other["what"], where=other["where"], remedy=other["remedy"])
+            whose = f" (on rank {rank}{world.about(rank)})" if world.size > 1 else ""
+            raise _KINDS[other["kind"]](other["what"] + whose, where=other["where"], remedy=other["remedy"])
     return results[0]
 
 

@@ -2,9 +2,10 @@
 
 import json
 import os
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -15,13 +16,18 @@ from graphpipe.plan import Plan
 from graphpipe.run.checkpoint import Checkpoints
 from graphpipe.run.checkpoint_export import CHECKPOINTS, save_weights
 from graphpipe.run.data_position import Position, Reader
+from graphpipe.run.fault import parse_faults
+from graphpipe.run.faults import LOG as FAULTS
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.progress import TrainProgress
+from graphpipe.run.readmission import Leave
 from graphpipe.run.recipe import build_optimizer, scheduler_factory
+from graphpipe.run.recovery import go_on, read_recoveries
 from graphpipe.run.task import Task, load_task
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log, write_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
+from graphpipe.run.whereabouts import WATCH
 from graphpipe.trace import Trace
 
 CONFIG, PLAN, COSTS = "config.json", "plan.json", "costs.json"
@@ -31,29 +37,41 @@ TRACED = 5
 """The last steps, of which the one with the median time is kept as the measured trace."""
 
 
-def work(directory: str, resume: str = "") -> None:
+def work(directory: str, resume: str = "", elastic: str = "") -> None:
     """Train on this rank what a run's folder describes: its config.json and plan.json.
 
     Args:
         directory: of the run.
         resume: anything but nothing goes on from the run's newest good checkpoint.
+        elastic: anything but nothing leaves at a checkpoint if that is asked for.
     """
     config = TrainConfig.load(Path(directory) / CONFIG)
     plan = Plan.load(Path(directory) / PLAN)
     task = load_task(config.task, config.folder, config.train.seed)
-    train(config, task, plan, Path(directory), resume=bool(resume))
+    train(config, task, plan, Path(directory), resume=bool(resume), elastic=bool(elastic))
 
 
-def train(config: TrainConfig, task: Task, plan: Plan, directory: Path, *, resume: bool = False) -> TrainResult:
+def train(
+    config: TrainConfig,
+    task: Task,
+    plan: Plan,
+    directory: Path,
+    *,
+    resume: bool = False,
+    elastic: bool = False,
+) -> TrainResult | None:
     """Train, evaluate and save; every rank calls this, and rank 0 writes the files.
 
     Writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step),
     model.safetensors (the state_dict of the whole model), and every rank its part of the checkpoints.
 
+    Returns:
+        The result; None if the ranks were asked to leave at a checkpoint (`elastic` only), and have left.
+
     Raises:
         InvalidInput: the plan does not fit the model or the world, the data not the plan, the checkpoint not the run.
         CheckpointCorrupt: every checkpoint to resume from is damaged.
-        NonFiniteLoss: the loss is NaN or infinite; no weight has been changed by it.
+        NonFiniteLoss: the loss or a gradient is NaN or infinite; no weight has been changed by it.
         PeerLost, PeerStalled: another rank is gone.
     """
     main = int(os.environ.get("RANK", "0")) == 0
@@ -70,27 +88,47 @@ def train(config: TrainConfig, task: Task, plan: Plan, directory: Path, *, resum
             seed=config.train.seed,
             record=True,
             timeout_seconds=config.run.timeout_seconds,
+            faults=parse_faults(config.train.faults),
+            fault_log=directory / FAULTS,
         ) as pipeline,
         Checkpoints(pipeline, directory / CHECKPOINTS, keep=config.train.keep) as checkpoints,
+        _telling_where(pipeline),
     ):
         position = Position()
         if resume:
             training = checkpoints.load()
             training.check_unfinished(steps, where=str(directory))
             position = training.position
+        if main:
+            go_on(directory, pipeline.steps)
         history = [step for step in history if step.step <= pipeline.steps]
         reader = Reader(task=task, batch_size=config.train.batch_size, seed=config.train.seed, position=position)
         with (
             TrainProgress(steps, shown=main, done=pipeline.steps) as progress,
             write_log(directory / LOG, history) if main else nullcontext() as log,
         ):
-            traces = _steps(config, pipeline, reader, checkpoints, progress, history, log)
-        result = train_result(plan, history, *_evaluate(task, pipeline))
+            leave = Leave(pipeline.held().world, directory) if elastic else None
+            traces = _steps(config, pipeline, reader, checkpoints, progress, history, log, leave)
         checkpoints.wait()
+        if pipeline.steps < steps:
+            return None
+        result = train_result(plan, history, *_evaluate(task, pipeline), read_recoveries(directory))
         pipeline.sync_model()
         if main:
             _save(directory, task, traces, result)
     return result
+
+
+@contextmanager
+def _telling_where(pipeline: Pipeline) -> Generator[None]:
+    # Our launcher reads it from the rank's notes; torchrun does not.
+    try:
+        yield
+    except Exception:
+        held = pipeline.held()
+        if WATCH not in os.environ and held.world.size > 1:
+            print(f"rank {held.world.rank} failed: {held.worker.watch.where}", file=sys.stderr, flush=True)
+        raise
 
 
 def count_steps(config: TrainConfig, task: Task) -> int:
@@ -122,8 +160,9 @@ def _steps(
     progress: TrainProgress,
     history: list[Step],
     log: TextIO | None,
+    leave: Leave | None,
 ) -> list[Trace]:
-    """Train up to the last step, extending the history; return the traces of the last steps."""
+    """Train up to the last step, or until asked to leave, extending the history; return the last steps' traces."""
     traces: list[Trace] = []
     every = config.train.checkpoint_every
     for number, (inputs, targets) in zip(range(pipeline.steps + 1, progress.steps + 1), reader, strict=False):
@@ -137,6 +176,8 @@ def _steps(
             traces.append(pipeline.trace())
         if every is not None and (number % every == 0 or number == progress.steps):
             checkpoints.save(reader.position)
+            if number < progress.steps and leave is not None and leave.asked():
+                break
     return traces
 
 

@@ -1,7 +1,8 @@
 """The configuration of a training: what `graphpipe train CONFIG.toml key=value ...` reads."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ from pydantic import ConfigDict
 
 from graphpipe.documents import from_body, read_document, write_document
 from graphpipe.errors import InvalidInput
+from graphpipe.run.fault import parse_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class TrainSettings:
     """Steps between checkpoints, with one more at the end; by default none is made."""
     keep: int = 2
     """Checkpoints that stay."""
+    faults: tuple[str, ...] = ()
+    """To be injected, such as `kill@rank2:step3:phase=send` (see `graphpipe.run.faults`); by default none."""
 
     def __post_init__(self) -> None:
         _at_least_one("train.batch_size", self.batch_size)
@@ -58,6 +62,7 @@ class TrainSettings:
         counts = {"steps": self.steps, "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
         for name, number in counts.items():
             _at_least_one(f"train.{name}", 1 if number is None else number)
+        parse_faults(self.faults)
         if self.clip_norm is not None:
             _positive("train.clip_norm", self.clip_norm)
 
@@ -105,6 +110,20 @@ class RunSettings:
     """Where local ranks meet; 0 is any free one."""
     timeout_seconds: float = 300.0
     """How long a rank waits for another that neither answers nor dies."""
+    elastic: bool = False
+    """Go on with the devices that are left when a rank is lost (see `graphpipe.run.elastic`)."""
+    most_recoveries: int = 10
+    """After so many an elastic run gives up."""
+    readmit_seconds: float = 60.0
+    """How long after its loss a device is looked at, to be taken back at the next checkpoint if it answers; doubled
+    with each further loss of it. 0 takes none back."""
+
+    def __post_init__(self) -> None:
+        _positive("run.timeout_seconds", self.timeout_seconds)
+        if self.most_recoveries < 0:
+            raise InvalidInput(f"is {self.most_recoveries}, must not be negative", where="run.most_recoveries")
+        if not (math.isfinite(self.readmit_seconds) and self.readmit_seconds >= 0):
+            raise InvalidInput(f"is {self.readmit_seconds}, must be finite, not negative", where="run.readmit_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +144,14 @@ class TrainConfig:
     lr_schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
+    def __post_init__(self) -> None:
+        if self.run.elastic and self.train.checkpoint_every is None:
+            raise InvalidInput(
+                "an elastic run goes on from checkpoints, and none are made",
+                where="run.elastic",
+                remedy="Set train.checkpoint_every=STEPS.",
+            )
+
     def save(self, path: str | Path) -> None:
         """Write the configuration, every default spelled out, as a JSON document."""
         write_document(path, "train", self)
@@ -137,6 +164,19 @@ class TrainConfig:
             InvalidInput: the file is not a valid configuration of this schema version.
         """
         return read_document(path, "train", lambda body: from_body(TrainConfig, body, str(path)))
+
+
+def with_options(config: TrainConfig, *, faults: Sequence[str] = (), elastic: bool = False) -> TrainConfig:
+    """Return a configuration with further faults, elastic if this or the configuration says so.
+
+    Raises:
+        InvalidInput: a fault that is none, or elastic without checkpoints.
+    """
+    return replace(
+        config,
+        train=replace(config.train, faults=(*config.train.faults, *faults)),
+        run=replace(config.run, elastic=config.run.elastic or elastic),
+    )
 
 
 def _at_least_one(name: str, number: int) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from graphpipe.plan import Plan
+from graphpipe.run.recovery import Recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,17 @@ class TrainResult:
     """Median over the steps after the warm-up (the first ten, or a quarter of fewer than forty)."""
     samples_per_second: float
     train_seconds: float
+    recoveries: tuple[Recovery, ...] = ()
+    """Of an elastic run: every time it went on with other devices."""
 
 
-def train_result(plan: Plan, history: Sequence[Step], loss: float | None, accuracy: float | None) -> TrainResult:
+def train_result(
+    plan: Plan,
+    history: Sequence[Step],
+    loss: float | None,
+    accuracy: float | None,
+    recoveries: tuple[Recovery, ...] = (),
+) -> TrainResult:
     """Return the result of these steps.
 
     Args:
@@ -45,6 +54,7 @@ def train_result(plan: Plan, history: Sequence[Step], loss: float | None, accura
         history: at least one step.
         loss: of the held-out samples.
         accuracy: on them.
+        recoveries: of the run.
     """
     seconds = median(step.seconds for step in history[min(10, len(history) // 4) :])
     return TrainResult(
@@ -60,4 +70,5 @@ def train_result(plan: Plan, history: Sequence[Step], loss: float | None, accura
         step_seconds_measured=seconds,
         samples_per_second=plan.batch_size / seconds,
         train_seconds=sum(step.seconds for step in history),
+        recoveries=recoveries,
     )

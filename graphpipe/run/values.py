@@ -42,6 +42,21 @@ def check_outputs(outputs: Mapping[str, Tensor], specs: EdgeSpecs, rows: int, st
             )
 
 
+def check_message(rows: Tensor, spec: ValueSpec, samples: int) -> None:
+    """Check a message just before it leaves: no receiver can defend itself.
+
+    Raises:
+        InvalidInput: another shape or dtype than the ranks have agreed on.
+    """
+    if rows.shape != (samples, *spec.sample_shape) or rows.dtype != spec.dtype:
+        raise InvalidInput(
+            f"the message is {_show(rows.dtype)}{list(rows.shape)}, "
+            f"agreed was {_show(spec.dtype)}{[samples, *spec.sample_shape]}",
+            where=f"value '{spec.name}'",
+            remedy="It was not sent: the receiver would have misread it, or been aborted by it.",
+        )
+
+
 def _show(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -15,7 +15,9 @@ from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.reduce import sum_between_ranks, sum_within_rank
-from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.values import EdgeSpecs, check_message
+from graphpipe.run.watch import Watch
+from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import World
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Task, Transfer
 
@@ -67,6 +69,7 @@ class Worker(Generic[AnyReplica]):
     specs: EdgeSpecs
     channels: Channels
     recorder: Recorder
+    watch: Watch
 
     def run(self, lowered: LoweredSchedule, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do this rank's part of one mini-batch, and wait until the last message is gone."""
@@ -75,6 +78,7 @@ class Worker(Generic[AnyReplica]):
         self.channels.sending.clear()
         for device, action in self.own(lowered):
             self._do(device, action, batch, loss_fn)
+        self.watch.at("tally", peer=EVERYBODY)
         self.channels.drain()
 
     def own(self, lowered: LoweredSchedule) -> Iterable[tuple[int, Action]]:
@@ -102,6 +106,7 @@ class Worker(Generic[AnyReplica]):
             case Receive(transfer):
                 self._receive(transfer, batch)
             case Reduce(stage):
+                self.watch.at("reduce", stage, peer=EVERYBODY)
                 with self.recorder.span(device, "reduce", stage):
                     self.reduce(stage)
 
@@ -112,8 +117,10 @@ class Worker(Generic[AnyReplica]):
             return
         for message in replica.inbox.waiting(task):
             peer = self.placement.devices(message.peer)[0]
+            self.watch.at("receive", task.stage, task.micro_batch, message.peer)
             with self.recorder.span(device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
                 message.wait()
+        self.watch.at("forward" if task.kind == "F" else "backward", task.stage, task.micro_batch)
         with self.recorder.span(device, task.kind, task.stage, task.micro_batch):
             replica.do(task, rows, batch, loss_fn)
 
@@ -125,6 +132,10 @@ class Worker(Generic[AnyReplica]):
         buffers = self._buffers(transfer, batch) if peer == self.world.rank else {}
         for spec in self._values(transfer):
             rows = source.outgoing[transfer.edge][spec.name][window]
+            if peer != self.world.rank:
+                self.watch.at("send", transfer.source_task.stage, transfer.source_task.micro_batch)
+                rows = self.watch.spoil("send", rows)
+            check_message(rows, spec, len(transfer.samples))
             if peer == self.world.rank:
                 buffers[spec.name].copy_(rows)
             else:

@@ -30,11 +30,17 @@ class World:
     everyone: dist.ProcessGroup | None = None
     initialised_here: bool = False
     groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict[tuple[int, ...], dist.ProcessGroup])
+    hosts: dict[int, str] = field(default_factory=dict[int, str])
+    """What is known of other ranks: host and stages, by rank, to name a rank that is lost."""
 
     @property
     def backend(self) -> str:
         """NCCL between GPUs, gloo between CPUs."""
         return "nccl" if self.device.type == "cuda" else "gloo"
+
+    def about(self, rank: int) -> str:
+        """Return what is known of a rank, to be put at the end of a sentence."""
+        return f", {self.hosts[rank]}" if rank in self.hosts else ""
 
     def open_group(self, ranks: Sequence[int]) -> None:
         """Make the group of these ranks; every rank of the world must call this, in the same order."""
@@ -199,11 +205,12 @@ def loopback_store(rank: int, port: int, timeout: timedelta) -> dist.TCPStore:
 
 
 @contextmanager
-def translate_loss(peer: str) -> Generator[None]:
+def translate_loss(peer: str, about: str = "") -> Generator[None]:
     """Turn what torch.distributed raises when a peer goes away into PeerLost or PeerStalled.
 
     Args:
         peer: who was waited for, as the subject of the sentence.
+        about: what else is known of it, for the end of the sentence.
     """
     try:
         yield
@@ -212,9 +219,9 @@ def translate_loss(peer: str) -> Generator[None]:
         if isinstance(error, GraphPipeError):
             raise
         if "timed out" in text or "timeout" in text:
-            raise PeerStalled(f"{peer} did not answer within the time limit", remedy=_LOOK) from error
+            raise PeerStalled(f"{peer} did not answer within the time limit{about}", remedy=_LOOK) from error
         if any(sign in text for sign in _SIGNS_OF_LOSS):
-            raise PeerLost(f"{peer} died or closed its connection", remedy=_LOOK) from error
+            raise PeerLost(f"{peer} died or closed its connection{about}", remedy=_LOOK) from error
         raise
 
 

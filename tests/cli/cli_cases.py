@@ -1,7 +1,9 @@
 """Small models and files for the command line."""
 
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,13 @@ class Ran:
 
 
 Run = Callable[..., Ran]
+
+
+def torchrun(ranks: int, *words: object, options: Sequence[object] = ()) -> "subprocess.CompletedProcess[str]":
+    """Run graphpipe as torchrun does on every rank."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, *options]
+    command = [str(word) for word in (*launcher, "-m", "graphpipe", *words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture

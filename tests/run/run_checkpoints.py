@@ -1,5 +1,6 @@
 """Trainings that save and load checkpoints: importable functions of plain values, for one rank or several."""
 
+import os
 import resource
 import signal
 import time
@@ -13,12 +14,15 @@ from run_models import BATCH, STAGES, cross_entropy, fan, fan_batch
 from run_plans import captured_plan, hand_split, plan_of
 from torch import Tensor, nn
 
+from graphpipe.errors import PeerStalled
 from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
 from graphpipe.run.data_position import Position
+from graphpipe.run.fault import parse_faults
 from graphpipe.run.recipe import scheduler_factory
 from graphpipe.run.train_config import ScheduleSettings
+from graphpipe.run.whereabouts import WATCH, last_seen
 
 STEPS = 7
 COSINE = scheduler_factory(ScheduleSettings(name="cosine", warmup_steps=2), STEPS)
@@ -63,6 +67,30 @@ def train_and_save(cut: str, folder: str, save_after: list[int], options: dict[s
             pipeline.step(*fan_batch(seed=step))
             if pipeline.steps in save_after:
                 checkpoints.save(Position(batch=pipeline.steps))
+
+
+def train_with_faults(cut: str, folder: str, faults: list[str], seconds: float) -> list[float]:
+    """Train three steps with a checkpoint after each, and with faults; return the losses.
+
+    Where there is no launcher, rank 0 does what it does with a rank that is stopped: it kills rank 1.
+    """
+    launched = not dist.is_initialized()
+    if not launched:
+        os.environ[WATCH] = folder
+    log = Path(folder) / "faults.jsonl"
+    try:
+        pipeline, _ = pipeline_of(cut, faults=parse_faults(faults), fault_log=log, timeout_seconds=seconds)
+        losses: list[float] = []
+        with pipeline, Checkpoints(pipeline, Path(folder) / "checkpoints") as checkpoints:
+            for seed in range(3):
+                losses.append(pipeline.step(*fan_batch(seed=seed)))
+                checkpoints.save()
+                checkpoints.wait()
+    except PeerStalled:
+        if not launched and (other := last_seen(folder, 1)):
+            os.kill(other.pid, signal.SIGKILL)
+        raise
+    return losses
 
 
 def resume(cut: str, folder: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,13 @@ def steps(folder: str) -> None:
     (Path(folder) / os.environ["RANK"]).write_text(repr(losses))
 
 
+def train_with_faults(folder: str, *faults: str) -> None:
+    """Train three steps, with faults."""
+    import run_checkpoints
+
+    run_checkpoints.train_with_faults("pair", folder, list(faults), 3.0)
+
+
 def fail(how: str) -> None:
     """Rank 1 goes away in its own manner; the others wait for it."""
     world = join("cpu", 30.0)

@@ -87,6 +87,7 @@ STAGES = {
     "mixed": [(["stem"], [0, 1], 4), (["left", "right"], [2, 3, 4], 6), (["head"], [5], 12)],
     "replicas": [(["stem", "left"], [0, 1], 4), (["right", "head"], [2, 3], 6)],
     "shared": [(["stem"], [0], 3), (["left"], [1], 6), (["right"], [1], 2), (["head"], [0], 4)],
+    "pair": [(["stem"], [0], 4), (["left"], [0, 1], 4), (["right"], [1], 4), (["head"], [1], 4)],
     "whole": [(["stem"], [0, 1], 4), (["left"], [2], 6), (["right"], [0], 3), (["head"], [3], 12)],
 }
 """Ways to cut `fan`: operators, devices, micro-batch."""

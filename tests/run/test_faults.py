@@ -1,10 +1,23 @@
-"""A rank that fails ends the others within seconds, and each says whom it lost."""
+"""A rank that fails ends the others within seconds, each says whom it lost, and the launcher says why."""
 
+import os
+import time
 from pathlib import Path
 
+import psutil
 import pytest
-from run_ranks import run_ranks, values
+from run_checkpoints import pipeline_of, train_with_faults, unbroken
+from run_ranks import Outcome, run_ranks, values
 from run_scenarios import die, fail_and_linger, fail_in_loss, not_a_number, stall
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from graphpipe.errors import InvalidInput
+from graphpipe.run import launch
+from graphpipe.run.cause import RankFailed, first_cause
+from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.fault import KINDS, PHASES, check_faults, parse_fault, parse_faults
+from graphpipe.run.faults import LOG
+from graphpipe.run.phases import phases_by_rank
 
 CUT, RANKS, OUTPUT_RANK = "four", 4, 3
 
@@ -44,6 +57,148 @@ def test_a_rank_that_stalls(tmp_path: Path) -> None:
 
 def test_nan_stops_every_rank_before_the_update_and_names_the_first_stage(tmp_path: Path) -> None:
     for rank in values(run_ranks(not_a_number, RANKS, tmp_path, CUT)):
-        assert rank["said"].startswith("step 0, stage 'stem': the loss is nan")
+        assert rank["said"].startswith("step 1, stage 'stem', micro-batch 1: the loss is nan")
         assert rank["changed"] == []
         assert rank["loss"] == rank["loss"]
+
+
+STEP, GUILTY = 2, 1
+SAID = {
+    "kill": "was killed by SIGKILL",
+    "raise": "InjectedError: injected by 'raise@rank1:step2",
+    "stop": "did not answer the other ranks within the time limit",
+    "oom": "OutOfMemory: ",
+    "nan": "NonFiniteLoss: step 2, stage '",
+    "shape": "InvalidInput: ",
+    "disk-full": ".part: cannot be used: No space left on device (on rank 1",
+}
+MATRIX = [
+    (kind, phase)
+    for kind, phases in KINDS.items()
+    for phase in phases
+    if kind != "slow" and (kind != "oom" or phase in ("forward", "reduce", "checkpoint"))
+]
+
+
+def blame(outcomes: list[Outcome], folder: Path) -> RankFailed:
+    """Return what a launcher would make of it."""
+    failures = {
+        rank: ProcessFailure(local_rank=rank, pid=1, exitcode=outcome.exitcode or 1, error_file="")
+        for rank, outcome in enumerate(outcomes)
+        if outcome.error or outcome.exitcode
+    }
+    for rank, failure in failures.items():
+        if outcomes[rank].error:
+            failure.error_file_data = {"message": {"message": outcomes[rank].error}}
+    return first_cause(failures, folder)
+
+
+@pytest.mark.parametrize(("kind", "phase"), MATRIX)
+def test_every_fault_in_every_phase_ends_soon_names_the_culprit_and_spares_the_checkpoint(
+    kind: str, phase: str, tmp_path: Path
+) -> None:
+    fault = f"{kind}@rank{GUILTY}:step{STEP}:phase={phase}"
+    limit = 2.0 if kind == "stop" else 20.0
+    outcomes = run_ranks(train_with_faults, 2, tmp_path, "pair", str(tmp_path), [fault], limit)
+    assert max(outcome.seconds for outcome in outcomes) < 10
+    cause = blame(outcomes, tmp_path)
+    # NaN is found by all ranks together; the sentence names the stage.
+    assert cause.rank == GUILTY or kind == "nan"
+    assert SAID[kind] in str(cause)
+    assert f"(host {os.uname().nodename}, " in str(cause)
+    assert "step 2" in str(cause)
+    if kind in ("kill", "raise", "stop", "oom") and phase != "checkpoint":
+        assert f", {phase}" in cause.where
+        assert phase == "optimizer" or "stage '" in cause.where
+    if kind == "nan":
+        assert all(error.startswith("NonFiniteLoss") for error in (outcome.error for outcome in outcomes))
+        assert ("micro-batch 0" in str(cause)) == (phase == "forward")
+        assert "stage 'left'" in str(cause) if phase == "forward" else "gradient is not finite" in str(cause)
+
+    pipeline, _ = pipeline_of("pair")
+    training = Checkpoints(pipeline, tmp_path / "checkpoints").load()
+    assert training.step == STEP - 1
+    assert fault in (tmp_path / LOG).read_text()
+
+
+def test_a_slow_rank_only_delays(tmp_path: Path) -> None:
+    faults = [f"slow@rank{GUILTY}:step{STEP}:phase={phase}:seconds=0.1" for phase in PHASES]
+    outcomes = run_ranks(train_with_faults, 2, tmp_path, "pair", str(tmp_path), faults, 20.0)
+    assert values(outcomes) == [unbroken("pair")["losses"][:3]] * 2
+    assert min(outcome.seconds for outcome in outcomes) > 0.7
+    assert len((tmp_path / LOG).read_text().splitlines()) == len(PHASES)
+
+
+def test_a_launcher_names_a_rank_that_was_stopped_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(RankFailed) as caught:
+        launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), "stop@rank1:step2:phase=backward"])
+    assert time.time() - caught.value.seen < 3 + 5  # the limit, and the launcher's own
+    assert str(caught.value).startswith(f"rank 1 (host {os.uname().nodename}, stage '")
+    assert "step 2, backward of micro-batch" in caught.value.where
+    assert "nor to being told to stop: it was killed" in str(caught.value)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_faults_strike_once_whatever_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text('{"fault": "raise@rank0:step1:phase=forward", "time": 0}\n')
+    fault = ["raise@rank0:step1", "raise@rank0:step1:phase=optimizer"]
+    with pytest.raises(RuntimeError, match="phase=optimizer"):
+        train_with_faults("pair", str(tmp_path), fault, 3.0)
+
+
+def test_a_fault_that_finds_nothing_to_strike_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="rank 0 had nothing for it to strike in phase 'send' of step 1"):
+        train_with_faults("pair", str(tmp_path), ["kill@rank0:step1:phase=send"], 3.0)
+
+
+def test_faults_are_written_as_they_are_read() -> None:
+    for kind, phases in KINDS.items():
+        assert parse_fault(f"{kind}@rank2:step3").phase == phases[0]
+        for phase in phases:
+            fault = parse_fault(f"{kind}@rank2:step3:phase={phase}")
+            assert (fault.kind, fault.rank, fault.step, fault.phase) == (kind, 2, 3, phase)
+            assert parse_fault(str(fault)) == fault
+    assert parse_fault("slow@rank0:step1:seconds=0.5").seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kill", r"fault 'kill': has another form. Write KIND@rankR:stepS"),
+        ("kil@rank1:step1", "unknown kind 'kil'. Did you mean 'kill'?"),
+        ("kill@rank1:step0", "step is 0, the first is 1"),
+        ("kill@rank1:step1:phase=bakward", "unknown phase 'bakward'. Did you mean 'backward'?"),
+        ("kill@rank1:step1:stage=2", "unknown option 'stage'"),
+        ("nan@rank1:step1:phase=send", "'nan' cannot strike in phase 'send'. It can in: forward, backward"),
+        ("kill@rank1:step1:seconds=3", "'kill' takes no seconds"),
+        ("slow@rank1:step1:seconds=soon", "seconds is 'soon', must be positive"),
+    ],
+)
+def test_what_is_no_fault_is_named(text: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_fault(text)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kill@rank2:step1", "there are 2 ranks, from 0"),
+        ("kill@rank1:step9", "there are 8 steps, from 1"),
+        ("kill@rank0:step4:phase=checkpoint", "there is no checkpoint after step 4: one is made every 3 steps"),
+        ("slow@rank0:step4:seconds=30", "lasts 30 s, a rank is waited for 20 s. Use 'stop'"),
+        ("kill@rank1:step1:phase=reduce", "rank 1 never comes to phase 'reduce' in this plan. Ranks that do: none"),
+    ],
+)
+def test_a_fault_that_cannot_strike_is_named_before_the_training(text: str, said: str) -> None:
+    pipeline, _ = pipeline_of("shared")
+    phases = phases_by_rank(pipeline.plan, 2)
+    check = {"steps": 8, "every": 3, "timeout_seconds": 20.0}
+    check_faults(parse_faults(["kill@rank1:step8:phase=checkpoint"]), phases, **check)
+    with pytest.raises(InvalidInput) as caught:
+        check_faults(parse_faults([text]), phases, **check)
+    assert said in str(caught.value)

@@ -14,7 +14,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.run import launch
-from graphpipe.run.launch import check_port, first_cause
+from graphpipe.run.cause import first_cause
+from graphpipe.run.launch import check_port
 
 HERE = Path(__file__).parent
 

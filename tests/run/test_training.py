@@ -222,7 +222,7 @@ def test_an_infinite_loss_names_the_loss_stage_and_changes_no_weight() -> None:
     model = fan()
     before = copy.deepcopy(model)
     pipeline = build(model, "four", lambda output, targets: output.sum() * float("inf"))
-    with pytest.raises(NonFiniteLoss, match="step 0, stage 'head'"):
+    with pytest.raises(NonFiniteLoss, match="step 1, stage 'head'"):
         pipeline.step(*fan_batch())
     for name, tensor in before.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name

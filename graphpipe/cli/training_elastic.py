@@ -1,0 +1,94 @@
+"""What surrounds a training that goes on when ranks are lost: further plans, by the supervisor or as hosts meet."""
+
+from functools import partial
+from pathlib import Path
+
+from graphpipe.cli.output import Output
+from graphpipe.cli.training import load_plan, make_plan, plan_for, save_plan
+from graphpipe.costs import Cluster, resolve
+from graphpipe.errors import InvalidInput
+from graphpipe.plan import Plan
+from graphpipe.run import train as files
+from graphpipe.run.checkpoint import settle
+from graphpipe.run.checkpoint_folder import checkpoints_in
+from graphpipe.run.checkpoint_part import PLAN
+from graphpipe.run.elastic import Supervisor
+from graphpipe.run.meeting import meet, note_return, run_folder
+from graphpipe.run.placement import Placement
+from graphpipe.run.task import Task
+from graphpipe.run.train_config import TrainConfig
+from graphpipe.run.world import World
+
+
+def supervise(config: TrainConfig, directory: Path, plan: Plan, output: Output, *, resume: bool) -> Plan:
+    """Train on local processes to the end, whatever ranks are lost, and return the last plan.
+
+    Raises:
+        RankFailed: see `Supervisor.train`.
+        Infeasible: no plan fits on the devices that are left.
+    """
+    supervisor = Supervisor(
+        directory=directory,
+        cluster=plan.cluster,
+        replan=partial(replan, config, directory, plan, output),
+        settings=config.run,
+        tell=output.show,
+    )
+    return supervisor.train(plan, resume=resume)
+
+
+def replan(config: TrainConfig, directory: Path, first: Plan, output: Output, cluster: Cluster) -> Plan:
+    """Plan for what is left of the first plan's cluster with its costs, and write the plan to the run's folder twice.
+
+    As plan.json it is what runs; under a number it stays. All devices get the first plan again.
+    """
+    found = first if cluster == first.cluster else plan_for(config, first.graph, first.costs, cluster)
+    save_plan(found, directory, output)
+    _keep(found, directory)
+    return found
+
+
+def continued(directory: Path) -> bool:
+    """True if a run has a checkpoint to go on from."""
+    return bool(checkpoints_in(directory / files.CHECKPOINTS))
+
+
+def prepare_met(
+    config: TrainConfig, task: Task, plan_file: str | None, output: Output, world: World
+) -> tuple[Path | None, Plan | None]:
+    """Plan for the hosts that have come under torchrun; every rank must call this. Only rank 0 gets an answer.
+
+    Raises:
+        Infeasible: no plan fits on them.
+        InvalidInput: torchrun was not given what this needs, or the plan leaves a rank without work.
+        CheckpointCorrupt: every checkpoint is damaged.
+    """
+    directory = run_folder(config.run)
+    cluster = meet(world, resolve(config.cluster))
+    if world.rank:
+        return None, None
+    if continued(directory):
+        last = Plan.load(settle(directory / files.CHECKPOINTS) / PLAN)
+        found = last if last.cluster == cluster else plan_for(config, last.graph, last.costs, cluster)
+    else:
+        found = load_plan(config, task, plan_file) if plan_file else make_plan(config, task, output, cluster)
+    if len(found.used_devices) < world.size:
+        used = len(found.used_devices)
+        raise InvalidInput(
+            f"the best plan uses {used} devices, {world.size} ranks have come",
+            where="--elastic",
+            remedy="Start fewer processes per host, or give larger mini-batches.",
+        )
+    Placement.of(found, world.size)
+    directory.mkdir(parents=True, exist_ok=True)
+    config.save(directory / files.CONFIG)
+    if (directory / files.PLAN).exists():
+        _keep(found, directory)
+    save_plan(found, directory, output)
+    note_return(directory, cluster)
+    return directory, found
+
+
+def _keep(plan: Plan, directory: Path) -> None:
+    # plan-2.json and so on: a run is the sequence of its plans.
+    plan.save(directory / f"plan-{2 + len(list(directory.glob('plan-*.json')))}.json")

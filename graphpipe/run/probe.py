@@ -1,0 +1,17 @@
+"""Whether a device answers: `python -m graphpipe.run.probe` multiplies two small matrices on it.
+
+It is a process of its own: a device that hangs, hangs it alone.
+"""
+
+import torch
+
+
+def main() -> None:
+    """Compute on the first CUDA device that is visible, or else on the CPU, and check the result."""
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    ones = torch.ones(64, 64, device=device)
+    assert bool((ones @ ones == 64).all())
+
+
+if __name__ == "__main__":
+    main()

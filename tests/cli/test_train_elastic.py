@@ -1,0 +1,126 @@
+"""`graphpipe train --elastic` and `--fault`: a run that loses ranks equals an unbroken one with the same plans."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from cli_cases import Run, torchrun
+from safetensors.torch import load_file
+
+from graphpipe.plan import Plan
+from graphpipe.run import train as training
+from graphpipe.run.checkpoint_folder import find
+from graphpipe.run.task import load_task
+from graphpipe.run.train_config import TrainConfig
+
+STAGES = {
+    "graphpipe": "stages",
+    "schema_version": 1,
+    "stages": [
+        {"ops": ["a"], "devices": [0], "micro_batch": 4},
+        {"ops": ["b"], "devices": [1], "micro_batch": 4},
+        {"ops": ["sum"], "devices": [2], "micro_batch": 4},
+    ],
+}
+WORDS = ("cluster=local:3", "--plan", "plan.json", "train.checkpoint_every=2", "run.timeout_seconds=20")
+
+
+@pytest.fixture
+def planned(run: Run, config: Path) -> Path:
+    """Return a configuration beside a plan of three stages on three devices."""
+    Path("stages.json").write_text(json.dumps(STAGES))
+    words = ("plan", "tiny.py:model", "--cluster", "local:3", "--batch", 16, "--stages", "stages.json")
+    assert run(*words, "-o", "plan.json").code == 0
+    return config
+
+
+def unbroken(folder: Path, plans: list[tuple[Plan, int]]) -> dict[str, torch.Tensor]:
+    """Train in this process by one plan after the other, each to its last step; return the weights."""
+    config = TrainConfig.load("runs/tiny-1/config.json")
+    torch.set_num_threads(1)
+    folder.mkdir()
+    for number, (plan, last) in enumerate(plans):
+        part = replace(config, train=replace(config.train, steps=last, faults=()))
+        task = load_task(config.task, config.folder, config.train.seed)
+        assert training.train(part, task, plan, folder, resume=number > 0) is not None
+    return load_file(folder / training.WEIGHTS)
+
+
+def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    faults = ("--fault", "kill@rank1:step4:phase=send")
+    ran = run("train", planned, *WORDS, *faults, "--elastic", "--json", "train.steps=8", "run.readmit_seconds=0.01")
+    assert ran.code == 0, ran.err
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    lost, back = ran.json["recoveries"]
+    assert ", stage 's1', step 4, send of micro-batch 0): was killed by SIGKILL" in lost["cause"]
+    assert (lost["step"], lost["steps_lost"], lost["devices"]) == (2, 1, ["node0/cpu-0", "node0/cpu-2"])
+    assert back["cause"] == "device node0/cpu-1 is back"
+    assert (back["steps_lost"], len(back["devices"])) == (0, 3)
+    assert 0 < lost["seconds"] < 60
+    assert 0 < back["seconds"] < 60
+    assert "Lost: node0/cpu-1; 2 devices are left: planning again" in ran.err
+    assert "on 2 devices: training goes on after step 2, 1 step lost" in ran.err
+    folder = Path(ran.json["directory"])
+    assert json.loads((folder / "metrics.json").read_text())["recoveries"] == ran.json["recoveries"]
+    logged = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert logged == list(range(1, 9))
+
+    first, second, third = (Plan.load(name) for name in ("plan.json", folder / "plan-2.json", folder / "plan-3.json"))
+    assert first.stages == third.stages
+    assert [device.name for device in second.cluster.devices] == ["node0/cpu-0", "node0/cpu-2"]
+    wanted = unbroken(tmp_path / "unbroken", [(first, 2), (second, back["step"]), (third, 8)])
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_torchrun_starts_the_ranks_again_in_place(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    words = ["--elastic", "train.checkpoint_every=2", "--fault", "kill@rank1:step4:phase=reduce", "--json"]
+    done = torchrun(2, "train", config, *words, options=["--standalone", "--max-restarts", 1])
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["steps"] == 6
+    (recovery,) = result["recoveries"]
+    assert (recovery["cause"], recovery["step"]) == ("the hosts met again, with 2 ranks", 2)
+    assert "rank 0 failed: host " in done.stderr
+    folder = Path(result["directory"])
+    assert {path.name for path in folder.glob("plan*.json")} == {"plan.json", "plan-2.json"}
+
+
+def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(run: Run, planned: Path) -> None:
+    ran = run("train", planned, *WORDS, "--fault", "disk-full@rank2:step4:phase=checkpoint")
+    assert ran.code == 4
+    assert ran.err.count("error: ") == 1
+    assert "graphpipe: error: rank 2 (host " in ran.err
+    assert "step-00000004.part: cannot be used: No space left on device (on rank 2, host " in ran.err
+    assert find(Path("runs/tiny-1/checkpoints")).path.name == "step-00000002"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--elastic",),
+            "an elastic run goes on from checkpoints, and none are made. Set train.checkpoint_every",
+        ),
+        (("--fault", "kil@rank0:step1"), "fault 'kil@rank0:step1': unknown kind 'kil'. Did you mean 'kill'?"),
+        (("train.faults=['kill']",), "fault 'kill': has another form"),
+        (("--fault", "kill@rank7:step1"), "fault 'kill@rank7:step1:phase=forward': there are 2 ranks, from 0"),
+        (("run.readmit_seconds=-1",), "run.readmit_seconds: is -1.0, must be finite, not negative"),
+        (("run.most_recoveries=-1",), "run.most_recoveries: is -1, must not be negative"),
+        (("run.timeout_seconds=0",), "run.timeout_seconds: is 0.0, must be positive"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_anything_is(
+    run: Run, config: Path, words: tuple[str, ...], said: str
+) -> None:
+    ran = run("train", config, *words)
+    assert (ran.code, ran.err.count("error: ")) == (2, 1), ran.err
+    assert said in ran.err
+    assert not Path("runs").exists()
