@@ -25,6 +25,7 @@ from graphpipe.run.fault import Fault
 from graphpipe.run.held import Held
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, RankLayout, layout
+from graphpipe.run.rng import apart
 from graphpipe.run.shortage import naming_shortage
 from graphpipe.run.tally import check_finite, tally
 from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
@@ -135,7 +136,8 @@ class Pipeline:
             worker.recorder.begin()
             self._update.clear()
             match_modes(worker)
-            worker.run(self._lowered, batch, self._loss_fn)
+            with apart(self._world.device):
+                worker.run(self._lowered, batch, self._loss_fn)
             clip = self._update.clip_norm is not None
             result = tally(
                 self._world,
@@ -177,7 +179,8 @@ class Pipeline:
         worker = self._worker
         replicas = [*worker.replicas.values()]
         with self._failing(), evaluating(replica.program.module for replica in replicas):
-            worker.run(lowered, batch, None if targets is None else self._loss_fn)
+            with apart(self._world.device):
+                worker.run(lowered, batch, None if targets is None else self._loss_fn)
             own = [piece for replica in replicas for piece in replica.results]
             results = outputs.gather(self._world, own) if gather else None
             loss = None if targets is None else tally(self._world, self.plan, replicas, self._output_stage).loss

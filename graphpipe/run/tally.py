@@ -41,19 +41,17 @@ def tally(
     """
     degrees = [stage.degree for stage in plan.stages]
     stages, degree = len(degrees), degrees[output_stage]
-    places = torch.zeros(degree + stages + sum(degrees), dtype=torch.float64, device=world.device)
-    losses, norms, bad = places.split([degree, stages, sum(degrees)])
-    by_stage = bad.split(degrees)
+    first_place = [degree + stages + sum(degrees[:stage]) for stage in range(stages)]
+    numbers = [0.0] * (degree + stages + sum(degrees))
     for replica in replicas:
         seat = replica.seat
         if seat.stage == output_stage:
-            losses[seat.replica] = replica.loss
-        by_stage[seat.stage][seat.replica] = _first_bad(replica, world.device)
+            numbers[seat.replica] = _loss(replica)
+        numbers[first_place[seat.stage] + seat.replica] = _first_bad(replica)
         if with_norms and seat.replica == 0:
             gradients = [p.grad for p in replica.program.module.parameters() if p.grad is not None]
-            norms[seat.stage] = torch.nn.utils.get_total_norm(gradients).double() ** 2 if gradients else 0.0
-    world.sum(places)
-    numbers: list[float] = places.tolist()
+            numbers[degree + seat.stage] = total_norm(gradients) ** 2
+    numbers = world.sum_numbers(numbers)
     rest = iter(numbers[degree + stages :])
     firsts = [min(islice(rest, replicas)) for replicas in degrees]
     return Tally(
@@ -63,12 +61,24 @@ def tally(
     )
 
 
-def _first_bad(replica: StageReplica, device: torch.device) -> Tensor:
-    # Infinity where there is none. Does not wait for a GPU.
-    if not replica.finite:
-        return torch.full((), math.inf, dtype=torch.float64)
-    numbers = torch.tensor(list(replica.finite), dtype=torch.float64, device=device)
-    return torch.where(torch.stack(list(replica.finite.values())), math.inf, numbers).min()
+def total_norm(gradients: Sequence[Tensor]) -> float:
+    """Return the 2-norm of all gradients together; NaN or infinite if anything in them is."""
+    return float(torch.nn.utils.get_total_norm(gradients, foreach=True)) if gradients else 0.0
+
+
+def _loss(replica: StageReplica) -> float:
+    # The part of the mini-batch's loss that the replica has computed.
+    if not replica.losses:
+        return 0.0
+    values: list[float] = torch.stack([loss for loss, _ in replica.losses]).tolist()
+    return sum(value * share for value, (_, share) in zip(values, replica.losses, strict=True))
+
+
+def _first_bad(replica: StageReplica) -> float:
+    # Infinity where there is none.
+    seen = [(number, each) for number, sums in replica.sums.items() for each in sums]
+    values: list[float] = torch.stack([each for _, each in seen]).tolist() if seen else []
+    return min((number for (number, _), value in zip(seen, values, strict=True) if not math.isfinite(value)), default=math.inf)
 
 
 def check_finite(result: Tally, plan: Plan, step: int) -> None:
