@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-NAMES = ("planning", "figure6", "table1", "sweeps", "profiles")
+NAMES = ("planning", "figure6", "table1", "sweeps", "profiles", "scaling")
 
 
 def main(names: list[str]) -> int:

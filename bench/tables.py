@@ -46,6 +46,32 @@ def bars(name: str, title: str, groups: Sequence[str], series: dict[str, Sequenc
     return path
 
 
+def curves(
+    name: str, title: str, series: dict[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str
+) -> Path | None:
+    """Write `bench/results/NAME.svg`, a line per label on logarithmic axes; None without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
+    for label, points in series.items():
+        axes.loglog(*zip(*points, strict=True), marker="o", label=label)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.set_title(title, fontsize=9)
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    path = RESULTS / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return path
+
+
 def ratio_rows(rows: Sequence[dict[str, Any]], ours: str, theirs: str) -> list[tuple[dict[str, Any], float]]:
     """Return, for every case in which both planners found a plan, our row and our throughput over theirs."""
     cases = {(row["model"], row["devices"], row["batch"], row["planner"]): row for row in rows if row["status"] == "ok"}

@@ -3,10 +3,12 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
+from typing import Literal, NamedTuple
 
 from problems import KIND, cluster, table
 
-from graphpipe.costs import CostModel
+from graphpipe.costs import CostModel, Recompute
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Edge, Graph, Op, Work
 from graphpipe.plan.options import Options
@@ -14,8 +16,16 @@ from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.registry import PLANNERS
 
-Pipeline = Sequence[tuple[tuple[str, ...], int]]
-"""(operators, degree) of every stage."""
+
+class Block(NamedTuple):
+    """A stage of a pipeline."""
+
+    ops: tuple[str, ...]
+    degree: int
+    recompute: Recompute = "none"
+
+
+Pipeline = Sequence[Block]
 Price = Callable[[Problem, int, Pipeline], float]
 
 
@@ -59,7 +69,7 @@ def pipelines(problem: Problem, micro_batch: int, *, chain: bool, even: bool) ->
             for degree in allowed:
                 if degree <= free:
                     for tail in rest(after, free - degree, allowed):
-                        yield ((ops, degree), *tail)
+                        yield (Block(ops, degree), *tail)
 
     for allowed in [[degree] for degree in degrees] if even else [degrees]:
         yield from rest(problem.graph.order, devices, allowed)
@@ -77,10 +87,12 @@ def heads(graph: Graph, left: tuple[str, ...], *, chain: bool) -> Iterator[tuple
             yield chosen
 
 
-def compute(problem: Problem, micro_batch: int, ops: tuple[str, ...], degree: int) -> float:
+def compute(
+    problem: Problem, micro_batch: int, ops: tuple[str, ...], degree: int, recompute: Recompute = "none"
+) -> float:
     """Seconds per sample."""
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
-    task = costs.task_seconds(ops, 0, micro_batch / degree)
+    task = costs.task_seconds(ops, 0, micro_batch / degree, recompute)
     return (task.forward + task.backward) / micro_batch
 
 
@@ -102,7 +114,7 @@ def moved(problem: Problem, sources: set[str], targets: set[str]) -> float:
 
 def cuts(problem: Problem, pipeline: Pipeline) -> list[float]:
     """Seconds per sample over the cut before each stage and after the last."""
-    names = [set(ops) for ops, _ in pipeline]
+    names = [set(block.ops) for block in pipeline]
     return [
         moved(problem, set[str]().union(*names[:at]), set[str]().union(*names[at:])) for at in range(len(names) + 1)
     ]
@@ -112,18 +124,38 @@ def fits(problem: Problem, micro_batch: int, pipeline: Pipeline, *, whole: bool 
     """Whether every stage holds its samples under 1F1B (or the whole mini-batch)."""
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
     capacity = problem.cluster.device_types[0].memory_bytes
-    for position, (ops, degree) in enumerate(pipeline):
+    for position, (ops, degree, how) in enumerate(pipeline):
         held = problem.batch_size if whole else min(problem.batch_size, (len(pipeline) - position) * micro_batch)
-        if costs.state_bytes(ops) + costs.activation_bytes(ops) * held / degree > capacity:
+        activations = costs.activation_bytes(ops, how) * held + costs.recomputed_bytes(ops, how) * micro_batch
+        if costs.state_bytes(ops) + activations / degree > capacity:
             return False
     return True
 
 
+def variants(pipeline: Pipeline, recompute: Literal["never", "each", "all"]) -> Iterator[Pipeline]:
+    """The pipeline with every choice of the stages that recompute."""
+    policies: list[tuple[Recompute, ...]] = [("none",) * len(pipeline)]
+    if recompute == "each":
+        policies = [*product(("none", "full"), repeat=len(pipeline))]
+    elif recompute == "all":
+        policies.append(("full",) * len(pipeline))
+    for chosen in policies:
+        yield [block._replace(recompute=how) for block, how in zip(pipeline, chosen, strict=True)]
+
+
 def best(
-    problem: Problem, micro_batch: int, price: Price, *, chain: bool = True, even: bool = False, whole: bool = False
+    problem: Problem,
+    micro_batch: int,
+    price: Price,
+    *,
+    chain: bool = True,
+    even: bool = False,
+    whole: bool = False,
+    recompute: Literal["never", "each", "all"] = "never",
 ) -> float:
-    """The least price of any pipeline that fits; infinite if none does."""
-    every = pipelines(problem, micro_batch, chain=chain, even=even)
+    """The least price of any pipeline that fits, where each stage, or all, may recompute; infinite if none does."""
+    drawn = pipelines(problem, micro_batch, chain=chain, even=even)
+    every = (variant for pipeline in drawn for variant in variants(pipeline, recompute))
     return min(
         (price(problem, micro_batch, each) for each in every if fits(problem, micro_batch, each, whole=whole)),
         default=float("inf"),
@@ -134,7 +166,7 @@ def planned(name: str, problem: Problem, micro_batch: int, price: Price) -> tupl
     """What a planner's plan costs by its own price; infinite if it finds none."""
 
     def of(plan: Plan) -> float:
-        return price(problem, micro_batch, [(stage.ops, stage.degree) for stage in plan.stages])
+        return price(problem, micro_batch, [Block(each.ops, each.degree, each.recompute) for each in plan.stages])
 
     try:
         plan = PLANNERS[name](problem, Options(evaluate=of, micro_batch=micro_batch))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from graphpipe.costs import Cluster, CostTable, Curve, Device, DeviceType, Link, OpCost
+from graphpipe.costs import Cluster, CostTable, Curve, Device, DeviceType, Link, OpCost, Recompute
 from graphpipe.graph import Edge, Graph, Op, Work
 from graphpipe.plan import Plan, Stage, StageEdge
 
@@ -25,6 +25,7 @@ class Part:
     """None: the next `degree` devices."""
     in_flight: int | None = None
     """None: the fewest samples that keep the pipeline continuous."""
+    recompute: Recompute = "none"
 
 
 def chain(count: int, bytes_per_sample: float = 0.0) -> list[tuple[int, int, float]]:
@@ -69,6 +70,7 @@ def make_plan(
                 micro_batch=part.micro_batch,
                 in_flight=part.in_flight or (batch_size if whole else in_flight[number]),
                 burst=part.burst,
+                recompute=part.recompute,
             )
             for number, part in enumerate(parts)
         ),
@@ -95,7 +97,7 @@ def plans(
     shared, schedule = not quick and draw(st.booleans()), draw(st.sampled_from(schedules))
     seconds = st.sampled_from(costs)
     parts: list[Part] = []
-    for _ in range(count):
+    for number in range(count):
         size = draw(st.sampled_from(micro_batches))
         degree = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= size]))
         part = Part(
@@ -107,6 +109,7 @@ def plans(
             backward=draw(seconds),
             parameter_bytes=draw(st.sampled_from([0.0, 5.0])),
             saved_bytes=draw(st.sampled_from([0.0, 3.0])),
+            recompute=draw(st.sampled_from(["none", "none", "full", (f"s{number}",)])),
         )
         parts.append(part)
     edges = [(s, t, draw(seconds)) for t in range(count) for s in range(t) if draw(st.integers(0, t - s)) == 0]

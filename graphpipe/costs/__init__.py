@@ -4,6 +4,7 @@ from graphpipe.costs.analytic import estimate
 from graphpipe.costs.cluster import Cluster, Device, DeviceType, Link, PairLink
 from graphpipe.costs.model import CostModel, TaskSeconds
 from graphpipe.costs.presets import preset, resolve
+from graphpipe.costs.recompute import Recompute, regions
 from graphpipe.costs.table import CostTable, Curve, OpCost
 
 __all__ = [
@@ -16,8 +17,10 @@ __all__ = [
     "Link",
     "OpCost",
     "PairLink",
+    "Recompute",
     "TaskSeconds",
     "estimate",
     "preset",
+    "regions",
     "resolve",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs.cluster import Cluster
+from graphpipe.costs.recompute import Recompute, regions
 from graphpipe.costs.table import CostTable, Curve
 from graphpipe.graph import Graph
 
@@ -93,14 +94,21 @@ class CostModel:
         """Return the positions of the operators in `graph.ops`."""
         return np.array([self.graph.index[name] for name in ops], dtype=np.intp)
 
-    def task_seconds(self, ops: Iterable[str], device: int, samples: float) -> TaskSeconds:
-        """Return the seconds that these operators take for `samples` samples on one device."""
+    def task_seconds(
+        self, ops: Iterable[str], device: int, samples: float, recompute: Recompute = "none"
+    ) -> TaskSeconds:
+        """Return the seconds that these operators take for `samples` samples on one device.
+
+        The backward of a stage that recomputes takes the forward seconds of its regions more, all before or among the
+        input gradients. A region through which no gradient passes is never computed again.
+        """
+        ops = tuple(ops)
         at = self.positions(ops)
         forward, input_gradient, weight_gradient = self.seconds(self.cluster.devices[device].type, samples)
         overhead = self.table.task_overhead_seconds
         return TaskSeconds(
             forward=float(forward[at].sum()) + overhead,
-            input_gradient=float(input_gradient[at].sum()) + overhead,
+            input_gradient=float(input_gradient[at].sum()) + overhead + self._again(ops, forward, recompute),
             weight_gradient=float(weight_gradient[at].sum()),
         )
 
@@ -127,18 +135,64 @@ class CostModel:
         """Return bytes of parameters, gradients and optimizer state, which every replica holds whole."""
         return float(self.state_bytes_by_op[self.positions(ops)].sum())
 
-    def activation_bytes(self, ops: Iterable[str]) -> float:
+    def activation_bytes(self, ops: Iterable[str], recompute: Recompute = "none") -> float:
         """Return the bytes that one sample in flight keeps at a stage of these operators.
 
-        What the operators save for the backward pass, plus the tensors received from other stages.
+        The tensors received from other stages, plus what the operators save for the backward pass. Of that,
+
+        - a stage that recomputes in full keeps nothing;
+        - a region of a stage keeps what others hold anyway: its outputs, as far as another region reads them, another
+          stage does, or an operator outside the regions that saves them (up to what was saved inside);
+        - an operator outside the regions keeps what it saves, and at least those of its outputs that a region reads.
+
+        Not counted: model inputs, which are rows of the mini-batch; the model's output and what the loss function
+        saves; random states (5 kB of a region with dropout) and copies of buffers that a forward changes.
         """
-        inside = dict.fromkeys(ops)  # in order: a sum of floats depends on it
-        received: dict[str, float] = {}
+        inside = tuple(dict.fromkeys(ops))  # in order: a sum of floats depends on it
+        received = sum(self._received(inside).values())
+        if recompute == "full":
+            return received
+        if recompute == "none":
+            return float(self.saved_bytes[self.positions(inside)].sum()) + received
+        return self._kept(inside, recompute) + received
+
+    def recomputed_bytes(self, ops: Iterable[str], recompute: Recompute) -> float:
+        """Return the bytes per sample that a backward at a stage of these operators needs beside `activation_bytes`.
+
+        Regions are computed again one at a time, so it is what the largest of them saves. A device does one task at a
+        time: it needs them once, for the samples of one micro-batch.
+        """
+        each = (float(self.saved_bytes[self.positions(region)].sum()) for region in regions(ops, recompute))
+        return max(each, default=0.0)
+
+    def _again(self, ops: Iterable[str], forward: Array, recompute: Recompute) -> float:
+        """Return the forward seconds of all that is computed twice."""
+        found = (region for region in regions(ops, recompute) if not self.graph.differentiable.isdisjoint(region))
+        return sum(float(forward[self.positions(region)].sum()) for region in found)
+
+    def _received(self, inside: Iterable[str]) -> dict[str, float]:
+        """Return the bytes per sample read from each operator outside; one that is read several times counts once."""
+        stage, received = frozenset(inside), dict[str, float]()
         for name in inside:
             for source, count in self._reads[name]:
-                if source not in inside:
+                if source not in stage:
                     received[source] = max(received.get(source, 0.0), count)
-        return float(self.saved_bytes[self.positions(inside)].sum()) + sum(received.values())
+        return received
+
+    def _kept(self, inside: tuple[str, ...], recompute: Recompute) -> float:
+        """Return the bytes per sample that stay of what these operators save where some of them are in regions."""
+        region_of = {name: number for number, region in enumerate(regions(inside, recompute)) for name in region}
+        saved = dict(zip(inside, self.saved_bytes[self.positions(inside)].tolist(), strict=True))
+        kept = {name: 0.0 if name in region_of else saved[name] for name in inside}
+        for edge in self.graph.edges:
+            source, target = edge.source, edge.target
+            if source in region_of and region_of.get(target) != region_of[source]:
+                plain = target in saved and target not in region_of
+                held = min(saved[source], edge.bytes_per_sample) if plain else edge.bytes_per_sample
+                kept[source] = max(kept[source], held)
+            elif source in saved and source not in region_of and target in region_of:
+                kept[source] = max(kept[source], edge.bytes_per_sample)
+        return sum(kept.values())
 
 
 def _evaluate(curves: list[Curve], samples: float) -> Array:

@@ -12,6 +12,11 @@ class Leaf:
 
     op: str
 
+    @property
+    def ops(self) -> tuple[str]:
+        """The operator's name."""
+        return (self.op,)
+
 
 @dataclass(frozen=True, slots=True)
 class Series:

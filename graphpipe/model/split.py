@@ -4,15 +4,16 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx, nn
 
+from graphpipe.costs import regions
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture import Captured, capture_again, tied
 from graphpipe.model.dag_module import model_name
 from graphpipe.model.operators import own_tensors
 from graphpipe.model.program import StageProgram, ValueSpec
-from graphpipe.model.stage_graph import graph_module, stage_graph
+from graphpipe.model.stage_graph import stage_graph, stage_module
 from graphpipe.model.stage_program import ModuleStage
-from graphpipe.plan.plan import Plan
+from graphpipe.plan.plan import Plan, Stage
 
 
 def split(module: nn.Module, plan: Plan) -> tuple[StageProgram, ...]:
@@ -141,8 +142,8 @@ def _build(
     sends = {edges[key]: specs(values) for key, values in crossing.items() if key[0] == stage}
     sent = list(dict.fromkeys(value for key, values in crossing.items() if key[0] == stage for value in values))
     mine = [node for node in captured.skeleton.graph.nodes if where.get(node) == stage]
-    graph, model_inputs, received = stage_graph(captured, mine, sent)
-    inner = graph_module(module, captured, graph)
+    graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, plan.stages[stage]))
+    inner = stage_module(module, captured, graph)
     return ModuleStage(
         module=inner,
         model_inputs=tuple(model_inputs),
@@ -155,6 +156,14 @@ def _build(
         sent=tuple(value.name for value in sent),
         output_spec=captured.skeleton.output_spec,
     )
+
+
+def _region_of(captured: Captured, stage: Stage) -> dict[fx.Node, str]:
+    """Return the region of every node that the stage computes again by itself; none where it recomputes in full."""
+    if isinstance(stage.recompute, str):
+        return {}
+    found = zip(stage.recompute, regions(stage.ops, stage.recompute), strict=True)
+    return {node: name for name, ops in found for op in ops for node in captured.nodes[op]}
 
 
 def _spec(captured: Captured, value: fx.Node) -> ValueSpec:

@@ -1,21 +1,24 @@
 """The graph of one stage, cut out of a captured model, and the module that runs it."""
 
+from collections.abc import Mapping
+
 from torch import fx, nn
 
 from graphpipe.model.capture import Captured
 from graphpipe.model.measure import attribute
+from graphpipe.model.region import fold
 from graphpipe.model.torch_private import make_plain
 from graphpipe.model.values import free_needs, is_anchor
 
 
 def stage_graph(
-    captured: Captured, mine: list[fx.Node], sent: list[fx.Node]
+    captured: Captured, mine: list[fx.Node], sent: list[fx.Node], region_of: Mapping[fx.Node, str]
 ) -> tuple[fx.Graph, list[str], list[fx.Node]]:
     """Return the graph of the stage that computes the nodes `mine`, its model inputs, and the values it receives.
 
     Its placeholders are the model inputs by name, then the received values sorted by name; it returns the values
     `sent` and the leaves of the model's output (none unless the output node is among `mine`). Sample count and device
-    are those of its first placeholder, so that neither is ever sent.
+    are those of its first placeholder, so that neither is ever sent. A node's region is in its `meta`.
     """
     skeleton = captured.skeleton
     free = free_needs(mine, captured.values.free)
@@ -39,19 +42,33 @@ def stage_graph(
                 if is_anchor(node)
                 else graph.node_copy(node, env.__getitem__)
             )
+            if node in region_of:
+                env[node].meta["region"] = region_of[node]
     graph.output((tuple(env[value] for value in sent), results))  # pyright: ignore[reportArgumentType]
     return graph, list(inputs), received
 
 
-def graph_module(module: nn.Module, captured: Captured, graph: fx.Graph) -> fx.GraphModule:
-    """Return a module that runs a stage's graph on `module`'s own submodules, parameters and buffers."""
+def stage_module(module: nn.Module, captured: Captured, graph: fx.Graph) -> fx.GraphModule:
+    """Return a module that runs a stage's graph on `module`'s own submodules, parameters and buffers.
+
+    Nodes with a region in their `meta` are in submodules of their own (`Region`).
+    """
+    if not any("region" in node.meta for node in graph.nodes):
+        return _graph_module(module, captured, graph, {})
+    folded, made = fold(graph, lambda _, inner: _graph_module(module, captured, inner, {}))
+    return _graph_module(module, captured, folded, made)
+
+
+def _graph_module(
+    module: nn.Module, captured: Captured, graph: fx.Graph, made: Mapping[str, nn.Module]
+) -> fx.GraphModule:
     # Tensors that glue reads get names of their own, so that nothing is registered on a module of the user's.
     constants = captured.skeleton.constants
     root: dict[str, object] = {}
     plain: list[str] = []
     for node in graph.nodes:
         if node.op == "call_module":
-            root[node.target] = module.get_submodule(node.target)
+            root[node.target] = made[node.target] if node.target in made else module.get_submodule(node.target)
         elif node.op == "get_attr":
             tensor = constants[node.target] if node.target in constants else attribute(module, node.target)
             plain += [f"tensor_{len(root)}"] if node.target in constants else []

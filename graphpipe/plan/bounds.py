@@ -11,7 +11,7 @@ def seconds_per_sample(plan: Plan, stage: int) -> float:
     """
     costs, here = plan.cost_model, plan.stages[stage]
     samples = here.micro_batch / here.degree
-    tasks = [costs.task_seconds(here.ops, device, samples) for device in here.devices]
+    tasks = [costs.task_seconds(here.ops, device, samples, here.recompute) for device in here.devices]
     compute = max(task.forward + task.backward for task in tasks)
     transfers = _transfer_seconds(plan, stage)
     busy = max(compute, *transfers) if plan.cluster.overlap else compute + sum(transfers)
@@ -78,7 +78,7 @@ def least_step_seconds(plan: Plan) -> float:
     before, after, least = [0.0] * len(plan.stages), [0.0] * len(plan.stages), 0.0
     for stage, here in enumerate(plan.stages):
         samples = here.micro_batch / here.degree
-        tasks = [costs.task_seconds(here.ops, device, samples) for device in here.devices]
+        tasks = [costs.task_seconds(here.ops, device, samples, here.recompute) for device in here.devices]
         arrival = max((before[other] for other in plan.predecessors[stage]), default=0.0)
         leaving = max((after[other] for other in plan.gradient_targets[stage]), default=0.0)
         count = batch // here.micro_batch
@@ -90,13 +90,24 @@ def least_step_seconds(plan: Plan) -> float:
     return least
 
 
+def needed_bytes(plan: Plan) -> dict[int, float]:
+    """Return the bytes that the stages of each device in use need with all their samples in flight.
+
+    Of what the stages of a device compute again, it needs the largest alone: it does one task at a time.
+    """
+    costs = plan.cost_model
+    kept, again = dict.fromkeys(plan.used_devices, 0.0), dict.fromkeys(plan.used_devices, 0.0)
+    for stage in plan.stages:
+        flying = costs.activation_bytes(stage.ops, stage.recompute) * stage.in_flight / stage.degree
+        once = costs.recomputed_bytes(stage.ops, stage.recompute) * stage.micro_batch / stage.degree
+        for device in stage.devices:
+            kept[device] += costs.state_bytes(stage.ops) + flying
+            again[device] = max(again[device], once)
+    return {device: kept[device] + again[device] for device in kept}
+
+
 def memory_shortfall(plan: Plan) -> float:
     """Return how many bytes the fullest device lacks (negative: has to spare)."""
-    needs: dict[int, float] = {}
-    costs = plan.cost_model
-    for stage in plan.stages:
-        saved = costs.activation_bytes(stage.ops) * stage.in_flight / stage.degree
-        for device in stage.devices:
-            needs[device] = needs.get(device, 0.0) + costs.state_bytes(stage.ops) + saved
+    needs = needed_bytes(plan)
     capacity = {device: plan.cluster.types[plan.cluster.devices[device].type].memory_bytes for device in needs}
     return max(needs[device] - capacity[device] for device in needs)

@@ -46,7 +46,8 @@ def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, pl
 
 def _finished(problem: Problem, tail: Tail, typed: Sequence[TypedPart], planner: str) -> list[Plan]:
     """Return the plans of a partition: one, or one per way to give the whole-batch tail a device."""
-    parts, types = [each.part for each in typed], [each.type for each in typed]
+    parts = [replace(each.part, recompute=problem.recompute) for each in typed]
+    types = [each.type for each in typed]
     if not tail.ops:
         return [assemble(problem, parts, planner=planner, types=types)]
     last, whole = len(parts), [*parts, tail.part(problem)]

@@ -88,10 +88,14 @@ class Drafter:
         capacity = min(self.problem.cluster.types[device.type].memory_bytes for device in self.problem.cluster.devices)
         state = self._summed(parts, [self.costs.state_bytes_by_op] * len(parts))
         saved = self._summed(parts, [self.costs.saved_bytes] * len(parts))
+        # Samples that a stage holds what was saved of: all in flight, or, computed again, those of one micro-batch.
+        each = zip(parts, in_flight, strict=True)
+        samples = np.array([part.micro_batch if part.recompute == "full" else held for part, held in each])
+        received = np.zeros(len(parts))
         for (_, target), count in crossing.items():
-            saved[target] += count
-        held = np.array(in_flight) / np.array([part.degree for part in parts])
-        return tuple(capacity - state - held * saved)
+            received[target] += count
+        degrees = np.array([part.degree for part in parts])
+        return tuple(capacity - state - (samples * saved + np.array(in_flight) * received) / degrees)
 
     def _summed(self, parts: Sequence[Part], values: Sequence[Array]) -> Array:
         return np.array(

@@ -14,13 +14,14 @@ from graphpipe.plan.baseline import Baseline, degrees_of
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Part, Problem
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.stage_loads import Landscape, StageLoads
+from graphpipe.plan.stage_loads import Landscape, StageLoads, uniform_partitions
 
 
 def plan_gpipe(problem: Problem, options: Options) -> Plan:
     """Return the best block partition over all micro-batch sizes and degrees.
 
-    Blocks are balanced by computing time alone, as torchgpipe does; every stage keeps the mini-batch in flight.
+    Blocks are balanced by computing time alone, as torchgpipe does; every stage keeps the mini-batch in flight. Where
+    memory is too short for the best blocks, those that all recompute, as GPipe does, are tried too.
 
     Raises:
         Infeasible: nothing fits in memory.
@@ -31,4 +32,4 @@ def plan_gpipe(problem: Problem, options: Options) -> Plan:
 def _draw(landscape: Landscape, micro_batch: int) -> Iterable[list[Part]]:
     for degree in degrees_of(landscape.problem, micro_batch):
         loads = StageLoads(landscape, micro_batch, (degree,), traffic="none", all_reduce="none", whole_batch_held=True)
-        yield landscape.parts(loads.ladder().solve(), micro_batch)
+        yield from uniform_partitions(loads)

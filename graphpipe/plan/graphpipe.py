@@ -6,6 +6,7 @@ from graphpipe.plan.mixed import with_mixed_micro_batches
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
+from graphpipe.plan.recompute import with_recomputation
 from graphpipe.plan.search import search
 
 
@@ -24,11 +25,18 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     5. Steps 1-4 see every device as the slowest and smallest. On unequal devices, partitions made for each type's own
        speed and memory are candidates too (`device_types`).
 
+    6. Where no plan fits in memory, 1-5 search again for stages that recompute what they computed (`plan.recompute`).
+
     With the published objective, 3 ranks by the bottleneck (of equals, less memory) and 4 is left out.
 
     Raises:
         Infeasible: nothing fits in memory.
     """
+    best = with_recomputation(problem, options, "graphpipe", lambda given: _searched(given, options))
+    return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
+
+
+def _searched(problem: Problem, options: Options) -> Plan:
     finalists: list[Plan] = []
     misses: list[Infeasible] = []
     try:
@@ -39,5 +47,4 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     finalists += typed_plans(problem, options, finalists, planner="graphpipe")
     if not finalists:
         raise misses[0]
-    best = exchanged(options.best(finalists), options)
-    return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
+    return exchanged(options.best(finalists), options)

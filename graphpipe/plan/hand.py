@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
+from graphpipe.costs import Recompute
 from graphpipe.documents import from_body, read_document
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
@@ -30,6 +31,9 @@ class HandStage:
     in_flight: int | None = None
     """Samples in flight; None for what the schedule needs."""
     burst: int = 1
+    recompute: Recompute = "none"
+    """`none`, `full`, or names of operators or submodules; `*` stands for anything, and then each match is recomputed
+    by itself: `layers.*`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +65,10 @@ def plan_by_hand(problem: Problem, hand: HandPlan) -> Plan:
     chosen = [(stage, _matching(problem.graph, stage)) for stage in hand.stages]
     _check_cover(problem.graph, chosen)
     chosen = _in_order(problem.graph, chosen)
-    parts = [Part(ops, max(1, len(stage.devices)), stage.micro_batch, stage.burst) for stage, ops in chosen]
+    parts = [
+        Part(ops, max(1, len(stage.devices)), stage.micro_batch, stage.burst, _recomputed(stage, ops))
+        for stage, ops in chosen
+    ]
     _check_sizes(problem, chosen)
     devices = [stage.devices for stage, _ in chosen]
     drawn = assemble(problem, parts, planner="hand", schedule=hand.schedule, devices=devices)
@@ -89,6 +96,20 @@ def _matching(graph: Graph, stage: HandStage) -> tuple[str, ...]:
                 remedy=nearest(pattern, list(graph.order)) if len(graph.order) < 40 else "",
             )
     return tuple(name for name in graph.order if any(fnmatchcase(name, pattern) for pattern in stage.ops))
+
+
+def _recomputed(stage: HandStage, ops: tuple[str, ...]) -> Recompute:
+    """Return what a stage recomputes, with patterns spelled out."""
+    if isinstance(stage.recompute, str):
+        return stage.recompute
+    found: list[str] = []
+    for pattern in stage.recompute:
+        matching = [name for name in ops if fnmatchcase(name, pattern)] if "*" in pattern else [pattern]
+        if not matching:
+            where = f"stage '{stage.name or ops[0]}', recompute"
+            raise InvalidInput(f"'{pattern}' matches no operator of the stage", where=where)
+        found += matching
+    return tuple(dict.fromkeys(found))
 
 
 def _in_order(

@@ -164,9 +164,8 @@ class Step:
             upper, number = divmod(int(came[lower, devices, stage + 1]), len(self.lines[0]))
             line = self.lines[upper - 1][number]
             row = int(np.flatnonzero(line.below == lower)[0])
-            cuts.insert(
-                0, Cut(upper, lower, line.degree, float(line.block[row]), bool(line.limit[row] >= stages - stage))
-            )
+            fits = bool(line.limit[row] >= stages - stage)
+            cuts.insert(0, Cut(upper, lower, line.degree, float(line.block[row]), fits, recomputes=False))
             reduces.insert(0, float(line.all_reduce[row]))
             lower, devices = upper, devices - line.degree
         block = max(cut.seconds for cut in cuts)

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from graphpipe.costs import Cluster, CostTable
+from graphpipe.costs import Cluster, CostTable, Recompute
 from graphpipe.graph import Graph
 from graphpipe.plan.in_flight import in_flight_samples
 from graphpipe.plan.placement import place
@@ -18,6 +19,7 @@ class Part:
     degree: int
     micro_batch: int
     burst: int = 1
+    recompute: Recompute = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Problem:
     costs: CostTable
     cluster: Cluster
     batch_size: int
+    recompute: Literal["none", "full"] = "none"
+    """What all stages are to recompute, if a planner does not choose for each."""
 
 
 def assemble(
@@ -76,6 +80,7 @@ def assemble(
             micro_batch=part.micro_batch,
             in_flight=in_flight[position],
             burst=part.burst,
+            recompute=part.recompute,
         )
         for position, part in enumerate(parts)
     )

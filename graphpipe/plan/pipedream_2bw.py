@@ -1,4 +1,4 @@
-"""`pipedream-2bw`: equal blocks, width x depth: one data-parallel degree for all stages.
+"""`pipedream-2bw`: equal blocks, width x depth x recomputation: one degree and one policy for all stages.
 
     depth 3, width 2     o1 o2 o3 | o4 o5 | o6 o7 o8        each block on two devices
 
@@ -16,11 +16,11 @@ from graphpipe.plan.baseline import Baseline, degrees_of
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Part, Problem
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.stage_loads import Landscape, StageLoads
+from graphpipe.plan.stage_loads import Landscape, StageLoads, uniform_partitions
 
 
 def plan_pipedream_2bw(problem: Problem, options: Options) -> Plan:
-    """Return the best equal partition over all widths, depths and micro-batch sizes.
+    """Return the best equal partition over all widths, depths and micro-batch sizes, with and without recomputation.
 
     The time of a stage is the longest of computation, transfers 2 bytes / (w bandwidth) and gradient all-reduce.
 
@@ -33,4 +33,4 @@ def plan_pipedream_2bw(problem: Problem, options: Options) -> Plan:
 def _draw(landscape: Landscape, micro_batch: int) -> Iterable[list[Part]]:
     for width in degrees_of(landscape.problem, micro_batch):
         loads = StageLoads(landscape, micro_batch, (width,), all_reduce="longest")
-        yield landscape.parts(loads.ladder().solve(), micro_batch)
+        yield from uniform_partitions(loads)

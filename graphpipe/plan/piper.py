@@ -4,7 +4,7 @@
     image  v1 v2 v3  head  ... a sequential pipeline: every stage follows the one before it
 
 The published algorithm on its own inputs, with its two memory variants per node and tensor parallelism, is in
-`piper_published`. A plan has no recomputation or tensor parallelism inside a stage yet, so the planner has neither.
+`piper_published`. Here a stage recomputes as a whole or not at all, and there is no tensor parallelism.
 
 References:
     Tarnawski, Narayanan, Phanishayee: Piper: multidimensional planner for DNN parallelization. NeurIPS 2021,
@@ -20,14 +20,15 @@ from graphpipe.plan.downsets import Downsets
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Part, Problem
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.stage_loads import Landscape, StageLoads
+from graphpipe.plan.stage_loads import BOTH, Landscape, StageLoads
 
 
 def plan_piper(problem: Problem, options: Options) -> Plan:
     """Return the sequential pipeline of downset differences whose slowest stage takes the least time per sample.
 
     The time of a stage is computation, plus 2 bytes / (d bandwidth) for everything it receives and sends, plus its
-    share of the gradient all-reduce; memory is counted with the samples in flight of its place in the pipeline.
+    share of the gradient all-reduce; memory is counted with the samples in flight of its place in the pipeline. Of
+    every stage there are two variants: one that recomputes takes its forward longer and keeps only what it received.
 
     Raises:
         Infeasible: nothing fits in memory, or the graph has more than 40,000 downsets.
@@ -38,9 +39,9 @@ def plan_piper(problem: Problem, options: Options) -> Plan:
 def _draw(landscape: Landscape, micro_batch: int) -> Iterable[list[Part]]:
     degrees = degrees_of(landscape.problem, micro_batch)
     line = Landscape.of(landscape.problem, landscape.costs, landscape.graph, Downsets.chain(landscape.graph))
-    bound = StageLoads(line, micro_batch, degrees, traffic="added").ladder().solve()
+    bound = StageLoads(line, micro_batch, degrees, traffic="added", policies=BOTH).ladder().solve()
     # The linearised graph is one of the sequences: what is slower than its best need not be looked at.
     fits = all(cut.fits for cut in bound)
     ceiling = max((cut.seconds for cut in bound), default=np.inf) * (1 + 1e-9) if fits else np.inf
-    ladder = StageLoads(landscape, micro_batch, degrees, traffic="added").ladder(ceiling)
+    ladder = StageLoads(landscape, micro_batch, degrees, traffic="added", policies=BOTH).ladder(ceiling)
     yield landscape.parts(ladder.solve(), micro_batch)

@@ -97,9 +97,10 @@ def _ways(instance: Instance, downsets: Downsets, at: int) -> Ways:
             sync = 4 * (degree - 1) * parameters[rows] / degree / instance.micro_batches
             seconds = compute / degree + (cut[rows] / degree + sync) / instance.bytes_per_second
             same = np.full(len(rows), degree)
-            found.append(Ways(below[rows], same * tensor, seconds, same, np.minimum(held * degree, most)))
-    together = [np.concatenate([getattr(ways, name) for ways in found]) for name in Ways.__slots__]
-    return Ways(*together)
+            limit = np.minimum(held * degree, most)
+            # Nodes are recomputed one by one, as far as memory asks: it is in the seconds.
+            found.append(Ways(below[rows], same * tensor, seconds, same, limit, np.zeros(len(rows), np.bool_)))
+    return Ways.together(found)
 
 
 def _steps(

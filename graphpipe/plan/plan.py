@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import ConfigDict
 
-from graphpipe.costs import Cluster, CostModel, CostTable
+from graphpipe.costs import Cluster, CostModel, CostTable, Recompute
 from graphpipe.documents import fingerprint, from_body, read_document, write_document
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
@@ -30,7 +30,9 @@ class Stage:
     """Samples whose forward may have run before their backward ends, over all replicas."""
     burst: int = 1
     """k of kFkB: micro-batches forwarded, then backwarded, in a row."""
-    memory_policy: Literal["keep", "recompute"] = "keep"
+    recompute: Recompute = "none"
+    """`full`: a sample in flight keeps only what the stage received. Names of operators or submodules: it keeps what
+    these read, not what they saved. What is not kept is computed again for the backward."""
     backend: Literal["eager"] = "eager"
 
     @property
@@ -199,7 +201,7 @@ class PlanFile:
 
 
 def _read(body: dict[str, Any], where: str) -> Plan:
-    file = from_body(PlanFile, body, where)
+    file = from_body(PlanFile, _renamed(body), where)
     for field, written, found in (
         ("graph", file.graph_sha256, file.plan.graph.fingerprint),
         ("cluster", file.cluster_sha256, file.plan.cluster.fingerprint),
@@ -211,3 +213,13 @@ def _read(body: dict[str, Any], where: str) -> Plan:
                 remedy="The file was changed by hand: plan again, or build the plan in Python and save it.",
             )
     return file.plan
+
+
+def _renamed(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan file's body; what `recompute` says was once said by `memory_policy`."""
+    old, plan = {"keep": "none", "recompute": "full"}, body.get("plan")
+    stages: object = cast("dict[str, Any]", plan).get("stages") if isinstance(plan, dict) else None
+    for stage in cast("list[Any]", stages) if isinstance(stages, list) else []:
+        if isinstance(stage, dict) and "recompute" not in stage and stage.get("memory_policy") in old:
+            stage["recompute"] = old[stage.pop("memory_policy")]
+    return body

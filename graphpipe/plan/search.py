@@ -18,7 +18,7 @@ from graphpipe.plan.draft import Draft, Drafter
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Part, Problem, assemble
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.settings import SettingTable, micro_batch_sizes
+from graphpipe.plan.settings import SettingTable, micro_batch_sizes, shares
 from graphpipe.plan.stage_loads import Landscape, StageLoads
 from graphpipe.plan.sweep import Draws, Shape, best_targets
 from graphpipe.plan.tail import Tail
@@ -66,14 +66,13 @@ class Search:
     planner: str
     judges: tuple[Judge, ...]
 
-    def over(self, table: SettingTable, tree: Series, *, reverse: bool) -> None:
+    def over(self, table: SettingTable, shape: Shape) -> None:
         """Draw partitions of one form of the graph under every setting of a table.
 
         Partitions of a chain are judged as a graph of stages and as a sequential pipeline, others as a graph.
         """
-        chain = all(isinstance(part, Leaf) for part in tree.parts)
+        chain = all(isinstance(part, Leaf) for part in shape.tree.parts)
         judges = [judge for judge in self.judges if chain or not judge.drafter.chain]
-        shape = Shape.of(self.problem, tree, reverse=reverse)
         targets = best_targets(table, shape, self._ceiling(judges))
         reached = np.flatnonzero(np.isfinite(targets))
         if not len(reached):
@@ -178,10 +177,11 @@ class Search:
         """
         found = [[plan for draft in judge.found.drafts for plan in self._plans(judge, draft)] for judge in self.judges]
         if not any(found):
+            even = ", even if every stage recomputes" if self.problem.recompute == "full" else ""
             miss = min((judge.found for judge in self.judges), key=lambda each: each.shortfall)
             raise Infeasible(
                 f"no partition of '{self.problem.graph.name}' over {len(self.problem.cluster.devices)} devices fits "
-                f"in memory: the nearest misses by {format_bytes(miss.shortfall)} "
+                f"in memory{even}: the nearest misses by {format_bytes(miss.shortfall)} "
                 f"({miss.shortfall:.0f} bytes) at {miss.missing}",
                 remedy="Use more devices, devices with more memory, a smaller batch, or split the largest submodule.",
             )
@@ -261,11 +261,13 @@ def _sweep(run: Search, tree: Series, options: Options) -> None:
     sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
     units = [2**k for k in reversed(range(len(problem.cluster.devices).bit_length()))]
     tables = [SettingTable.of(problem, run.costs, unit, sizes, frozenset(tree.ops)) for unit in units]
+    weights = shares(problem, run.costs)
     graphs = any(not judge.drafter.chain for judge in run.judges)
     assert run.tail.before is not None
     for form, reverse in _forms(run.tail.before, tree, graphs):
+        shape = Shape.of(problem, form, reverse=reverse)
         for table in tables:
-            run.over(table, form, reverse=reverse)
+            run.over(table, shape.for_units(table, weights))
     if graphs:
         run.exhaust(sizes)
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
+from graphpipe.plan.grain import Runs
 from graphpipe.plan.loads import Loads
 from graphpipe.plan.partition import Problem
 
@@ -78,29 +79,53 @@ class SettingTable:
         cut = self.cut_seconds_per_byte[chosen]
         return SettingTable(self.problem, self.costs, self.unit, self.sizes[chosen], self.seconds[:, chosen], cut)
 
-    def loads(self, targets: Array, in_flight: Array | None) -> Loads:
+    def loads(self, targets: Array, in_flight: Array | None, runs: Runs | None = None) -> Loads:
         """Return the loads of all settings.
 
         Args:
             targets: seconds per sample that a stage may take, of shape [settings, targets].
             in_flight: assumed samples in flight of each operator's stage, [operators, settings]; None leaves memory
                 out.
+            runs: operators that stand for several.
         """
         degrees = _degrees(self.problem, self.unit)
-        memory = None if in_flight is None else _memory_shares(self.problem, self.costs, in_flight, degrees)
+        # A stage that recomputes holds what its operators save of one micro-batch. What is received is left out here.
+        once = in_flight is not None and self.problem.recompute == "full"
+        held = self.sizes[None].astype(np.float64) if once else in_flight
+        memory = None if held is None else _memory_shares(self.problem, self.costs, held, degrees)
+        seconds = self._merged(self.seconds, runs or {})
+        memory = None if memory is None else self._merged(memory, runs or {})
         return Loads(
             index=self.problem.graph.index,
-            seconds=self.seconds,
+            seconds=seconds,
             targets=targets * self.sizes[:, None],
             memory=memory,
-            classes=_classes(self.seconds, memory),
+            classes=_classes(seconds, memory),
             cut_seconds_per_byte=self.cut_seconds_per_byte,
             overlap=self.problem.cluster.overlap,
         )
 
+    def _merged(self, loads: Array, runs: Runs) -> Array:
+        """Return loads of operators, of which those that stand for several have the loads of all."""
+        several = {name: ops for name, ops in runs.items() if len(ops) > 1}
+        if not several:
+            return loads
+        merged = loads.copy()
+        for name, ops in several.items():
+            merged[self.problem.graph.index[name]] = loads[self.costs.positions(ops)].sum(axis=0)
+        return merged
+
 
 def _degrees(problem: Problem, unit: int) -> list[int]:
     return [unit * 2**k for k in range((len(problem.cluster.devices) // unit).bit_length())]
+
+
+def shares(problem: Problem, costs: CostModel) -> dict[str, float]:
+    """Return the share of every operator in the work, or in state or activations where that is more."""
+    work = stage_seconds(problem, costs, problem.batch_size, 1)
+    measures = (work, costs.state_bytes_by_op, costs.saved_bytes)
+    found = np.max([measure / max(float(measure.sum()), _LEAST_LOAD) for measure in measures], axis=0)
+    return dict(zip((op.name for op in problem.graph.ops), found.tolist(), strict=True))
 
 
 def stage_seconds(
@@ -108,10 +133,12 @@ def stage_seconds(
 ) -> Array:
     """Return seconds per micro-batch that each operator adds to a stage: forward, backward, its share of all-reduce.
 
-    On the slowest of some device types; None: of all in the cluster.
+    Forward twice if the problem has stages recompute. On the slowest of some device types; None: of all in the cluster.
     """
     types = types or sorted({device.type for device in problem.cluster.devices})
-    compute = np.max([np.sum(costs.seconds(kind, micro_batch / degree), axis=0) for kind in types], axis=0)
+    each = [costs.seconds(kind, micro_batch / degree) for kind in types]
+    again = [(seconds[0], *seconds) for seconds in each] if problem.recompute == "full" else each
+    compute = np.max([np.sum(seconds, axis=0) for seconds in again], axis=0)
     devices = tuple(range(min(degree, len(problem.cluster.devices))))
     link = problem.cluster.slowest_link(devices)
     if link is None:

@@ -8,16 +8,20 @@ other, so that the warm-up counts all of them:
     image v1 v2  head
 """
 
+from functools import partial
+
 from graphpipe.plan.options import Options
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
+from graphpipe.plan.recompute import with_recomputation
 from graphpipe.plan.search import search
 
 
 def plan_spp(problem: Problem, options: Options) -> Plan:
-    """Return the best sequential pipeline found.
+    """Return the best sequential pipeline found; where none fits in memory, one whose stages recompute.
 
     Raises:
         Infeasible: nothing fits in memory.
     """
-    return search(problem, options, planner="spp", chains=(True,))
+    find = partial(search, options=options, planner="spp", chains=(True,))
+    return with_recomputation(problem, options, "spp", find)

@@ -1,6 +1,8 @@
 """What stages cost in the eyes of the baseline planners: the shared look-up, summed over nested downsets at once."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,6 +19,8 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Counting = Literal["none", "longest", "added"]
 """How transfers or the all-reduce count: not at all, only if they take longer than all else, or on top of it."""
+Policy = Literal["none", "full"]
+BOTH: tuple[Policy, ...] = ("none", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,11 @@ class Landscape:
         )
 
     @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return len(self.problem.cluster.devices)
+
+    @property
     def before_tail(self) -> bool:
         """Whether a whole-batch tail follows, for which every stage keeps the mini-batch in flight."""
         return len(self.graph.ops) < len(self.problem.graph.ops)
@@ -83,7 +92,7 @@ class Landscape:
         for cut in cuts:
             inside = self.downsets.members[cut.upper] & ~self.downsets.members[cut.lower]
             ops = tuple(name for name in self.graph.order if inside[self.graph.index[name]])
-            found.append(Part(ops, cut.devices, micro_batch))
+            found.append(Part(ops, cut.devices, micro_batch, recompute="full" if cut.recomputes else "none"))
         return found
 
 
@@ -118,22 +127,30 @@ class StageLoads:
     """Of the weight gradients, spread over the mini-batch."""
     whole_batch_held: bool = False
     """Whether the schedule keeps the whole mini-batch in flight at every stage."""
+    policies: tuple[Policy, ...] = ()
+    """What stages may recompute, the cheaper first; empty: what the problem says."""
 
     def ladder(self, ceiling: float = np.inf) -> Ladder:
         """Return all ways but those slower than `ceiling` seconds per sample."""
         land = self.landscape
-        compute, reduce = (
-            np.stack([land.downsets.members @ each(degree) for degree in self.degrees], axis=1)
-            for each in (self._compute, self._reduce)
-        )
-        ways = [self._ways(at, compute, reduce, ceiling) for at in range(1, len(land.downsets))]
+        policies: tuple[Policy, ...] = self.policies or (land.problem.recompute,)
+        compute: list[tuple[Policy, Array]] = [
+            (policy, self._summed(partial(self._compute, again=policy == "full"))) for policy in policies
+        ]
+        reduce = self._summed(self._reduce)
+        ways = [self._all_ways(at, compute, reduce, ceiling) for at in range(1, len(land.downsets))]
         return Ladder(ways, len(land.problem.cluster.devices))
 
-    def _compute(self, degree: int) -> Array:
-        """Return seconds per sample of each operator's forward and backward, on the slowest device type."""
+    def _summed(self, each: Callable[[int], Array]) -> Array:
+        """Return, of shape [downsets, degrees], the sums of what operators add at every degree."""
+        return np.stack([self.landscape.downsets.members @ each(degree) for degree in self.degrees], axis=1)
+
+    def _compute(self, degree: int, again: bool) -> Array:
+        """Return seconds per sample of each operator's forward, once or `again`, and backward, on the slowest type."""
         land, size = self.landscape, self.micro_batch
         kinds = sorted({device.type for device in land.problem.cluster.devices})
-        seconds = [np.sum(land.costs.seconds(kind, size / degree), axis=0) for kind in kinds]
+        each = [land.costs.seconds(kind, size / degree) for kind in kinds]
+        seconds = [np.sum((seconds[0], *seconds) if again else seconds, axis=0) for seconds in each]
         return np.max(seconds, axis=0)[land.positions] / size
 
     def _reduce(self, degree: int) -> Array:
@@ -142,7 +159,15 @@ class StageLoads:
         per_byte = all_reduce_seconds_per_byte(land.problem, degree) / land.problem.batch_size
         return land.costs.trainable_bytes[land.positions] * per_byte
 
-    def _ways(self, at: int, compute: Array, reduce: Array, ceiling: float) -> Ways:
+    def _all_ways(self, at: int, compute: Sequence[tuple[Policy, Array]], reduce: Array, ceiling: float) -> Ways:
+        """Return the ways of all policies; those that recompute only where memory may be short without."""
+        (first, seconds), *others = compute
+        found = [self._ways(at, seconds, reduce, ceiling, first)]
+        if others and (found[0].limit < min(len(self.landscape.graph.ops), self.landscape.devices)).any():
+            found += [self._ways(at, seconds, reduce, ceiling, policy) for policy, seconds in others]
+        return Ways.together(found) if len(found) > 1 else found[0]
+
+    def _ways(self, at: int, compute: Array, reduce: Array, ceiling: float, policy: Policy) -> Ways:
         land = self.landscape
         below = land.downsets.below(at)
         seconds = compute[at] - compute[below]
@@ -151,10 +176,11 @@ class StageLoads:
         received = land.reads[at].bytes_read(land.downsets.members[at] & ~land.downsets.members[below])
         seconds = _counted(seconds, reduce[at] - reduce[below], self.all_reduce)
         seconds = _counted(seconds, self._traffic(at, below, received), self.traffic)
-        limit = self._limits(at, below, received)
+        limit = self._limits(at, below, received, policy)
         row, column = np.nonzero(seconds <= ceiling)
         one = np.ones(len(row), np.int64)
-        return Ways(below[row], np.array(self.degrees)[column], seconds[row, column], one, limit[row, column])
+        again = np.full(len(row), policy == "full")
+        return Ways(below[row], np.array(self.degrees)[column], seconds[row, column], one, limit[row, column], again)
 
     def _traffic(self, at: int, below: Indices, received: Array) -> Array:
         """Return, of shape [stages, degrees], seconds per sample of moving activations and their gradients."""
@@ -165,19 +191,36 @@ class StageLoads:
             count = received + land.cut_bytes[below] - land.reads[at].bytes_read(land.downsets.members[below])
         return 2 * count[:, None] / np.array(self.degrees) / far_bandwidth(land.problem)
 
-    def _limits(self, at: int, below: Indices, received: Array) -> NDArray[np.int64]:
+    def _limits(self, at: int, below: Indices, received: Array, policy: Policy) -> NDArray[np.int64]:
         """Return, of shape [stages, degrees], how long the rest of the pipeline may be for the stage to fit."""
         land, batch = self.landscape, self.landscape.problem.batch_size
         kinds = {device.type for device in land.problem.cluster.devices}
         capacity = min(land.problem.cluster.types[kind].memory_bytes for kind in kinds)
         spare = (capacity - land.state_bytes[at] + land.state_bytes[below])[:, None]
-        kept = (land.saved_bytes[at] - land.saved_bytes[below] + received)[:, None] / np.array(self.degrees)
+        saved, received = (land.saved_bytes[at] - land.saved_bytes[below])[:, None], received[:, None]
+        kept = (received if policy == "full" else saved + received) / np.array(self.degrees)
+        if policy == "full":  # A backward holds its micro-batch's once.
+            spare = spare - saved * self.micro_batch / np.array(self.degrees)
         samples = np.where(spare < 0, 0.0, np.full(kept.shape, float(UNLIMITED)))
         np.divide(spare, kept, out=samples, where=(spare >= 0) & (kept > spare / UNLIMITED))
         samples = np.floor(samples * (1 + 1e-9))
         whole = self.whole_batch_held or land.before_tail
         fewer = np.zeros_like(samples) if whole else np.maximum(samples // self.micro_batch, 0)
         return np.where(samples >= batch, UNLIMITED, fewer).astype(np.int64)
+
+
+def uniform_partitions(loads: StageLoads) -> Iterator[list[Part]]:
+    """Yield the best stages that recompute nothing, and, where memory forbids the fastest, the best that all recompute.
+
+    Recomputation makes every stage slower: where the fastest stages fit without, none are better.
+    """
+    for policy in BOTH:
+        ladder = replace(loads, policies=(policy,)).ladder()
+        fastest = ladder.bottleneck()
+        cuts = ladder.within(fastest)
+        yield loads.landscape.parts(cuts, loads.micro_batch)
+        if cuts and all(cut.fits and cut.seconds <= fastest for cut in cuts):
+            return
 
 
 def all_reduce_seconds_per_byte(problem: Problem, degree: int) -> float:

@@ -1,20 +1,24 @@
 """The search over targets: for every setting the smallest time per sample that the partition programme can reach."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Series
 from graphpipe.plan.frontier import ClosedStage, Frontier
+from graphpipe.plan.grain import Coarsening, Runs
 from graphpipe.plan.partition import Part, Problem
 from graphpipe.plan.settings import SettingTable
 from graphpipe.plan.tree import cut_bytes, mirrored
 
 Array = NDArray[np.float64]
-_TARGETS = 4
-_ROUNDS = 5
+_TARGETS = 8
+_ROUNDS = 4
 _PRECISION = 1.003
+_RUNS_PER_UNIT = 8
+"""Runs of operators that the work of one unit of devices is divided into, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class Shape:
     tree: Series
     cuts: dict[int, tuple[float, ...]]
     reverse: bool
+    runs: Runs = field(default_factory=dict[str, tuple[str, ...]])
+    """Operators that stand for several, with all they stand for; empty: none does."""
 
     @staticmethod
     def of(problem: Problem, tree: Series, *, reverse: bool) -> "Shape":
@@ -34,6 +40,21 @@ class Shape:
         """
         tree = mirrored(tree) if reverse else tree
         return Shape(tree, cut_bytes(tree, problem.graph, reverse=reverse), reverse)
+
+    def for_units(self, table: SettingTable, shares: Mapping[str, float]) -> "Shape":
+        """Return the shape with runs of light operators, as fine as the fewest devices of a stage ask for.
+
+        Args:
+            table: says how many units of devices there are.
+            shares: of each operator in the work, as `settings.shares`.
+        """
+        coarsening = Coarsening(shares, 1 / (_RUNS_PER_UNIT * table.units), self.cuts, {}, {})
+        tree = coarsening.series(self.tree)
+        return Shape(tree, coarsening.merged_cuts, self.reverse, coarsening.runs)
+
+    def frontier(self, table: SettingTable, targets: Array, in_flight: Array | None = None) -> Frontier:
+        """Return the partition programme of the shape for targets of shape [settings, targets]."""
+        return Frontier(self.tree, table.loads(targets, in_flight, self.runs), self.cuts, table.units)
 
 
 def best_targets(table: SettingTable, shape: Shape, ceiling: float, in_flight: Array | None = None) -> Array:
@@ -58,7 +79,7 @@ def best_targets(table: SettingTable, shape: Shape, ceiling: float, in_flight: A
             break
         targets = np.geomspace(low[chosen], high[chosen], _TARGETS + 1, axis=1)[:, 1:]
         assumed = None if in_flight is None else in_flight[:, chosen]
-        feasible = Frontier(shape.tree, table.only(chosen).loads(targets, assumed), shape.cuts, table.units).feasible()
+        feasible = shape.frontier(table.only(chosen), targets, assumed).feasible()
         first = feasible.argmax(axis=1)
         rows = np.arange(len(chosen))
         found[chosen] = feasible.any(axis=1)
@@ -74,21 +95,24 @@ class Draws:
 
     frontier: Frontier
     table: SettingTable
-    reverse: bool
+    shape: Shape
 
     @staticmethod
     def of(table: SettingTable, shape: Shape, targets: Array, in_flight: Array | None = None) -> "Draws":
         """Walk once for targets of shape [settings, targets]; only feasible ones may be read."""
-        frontier = Frontier(shape.tree, table.loads(targets, in_flight), shape.cuts, table.units)
-        return Draws(frontier, table, shape.reverse)
+        return Draws(shape.frontier(table, targets, in_flight), table, shape)
 
     def parts(self, setting: int, target: int) -> list[Part]:
         """Return the partition for one of the settings and one of its targets (positions)."""
-        stages = self.frontier.partition(setting, target)
-        if self.reverse:
+        stages = [
+            ClosedStage(tuple(op for name in stage.ops for op in self.shape.runs.get(name, (name,))), stage.units)
+            for stage in self.frontier.partition(setting, target)
+        ]
+        if self.shape.reverse:
             stages = [ClosedStage(stage.ops[::-1], stage.units) for stage in reversed(stages)]
         size = int(self.table.sizes[setting])
-        return [Part(stage.ops, stage.units * self.table.unit, size) for stage in stages]
+        how = self.table.problem.recompute
+        return [Part(stage.ops, stage.units * self.table.unit, size, recompute=how) for stage in stages]
 
 
 def _interval(table: SettingTable) -> tuple[Array, Array]:

@@ -32,7 +32,7 @@ class Tail:
 
     def part(self, problem: Problem) -> Part:
         """Return the one stage of the tail."""
-        return Part(self.ops, 1, problem.batch_size)
+        return Part(self.ops, 1, problem.batch_size, recompute=problem.recompute)
 
     def hosts(self, problem: Problem, parts: Sequence[Part]) -> list[int]:
         """Return the stages whose device may host the tail beside them: those that feed it."""

@@ -88,8 +88,9 @@ class Intervals:
             order: a topological order of `graph`.
             micro_batch: samples of a micro-batch.
             unit: least data-parallel degree, a power of two.
-            held: samples that every stage is assumed to keep in flight.
+            held: samples that every stage is assumed to keep in flight; if it recomputes, it keeps a micro-batch.
         """
+        held = micro_batch if problem.recompute == "full" else held
         types, counts = zip(*sorted(Counter(device.type for device in problem.cluster.devices).items()), strict=True)
         units = tuple(count // unit for count in counts)
         teams: list[_Team] = []

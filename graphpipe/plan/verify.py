@@ -5,13 +5,16 @@ Constraints C1 to C4 are those of GraphPipe (section 3).
 """
 
 from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 
-from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.errors import Infeasible, InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.plan.plan import Plan, Stage
 from graphpipe.units import format_bytes
 
 _RELATIVE = 1e-6
+_FEW = 40
+"""Names that an error may list."""
 
 
 def verify(plan: Plan) -> None:
@@ -29,6 +32,7 @@ def verify(plan: Plan) -> None:
     _check_edges(plan, stage_of)
     _check_tied(plan, stage_of)
     _check_whole_batch(plan, stage_of)
+    _check_recompute(plan)
     _check_memory(plan)
 
 
@@ -181,14 +185,54 @@ def _check_whole_batch(plan: Plan, stage_of: dict[str, int]) -> None:
             )
 
 
+def _check_recompute(plan: Plan) -> None:
+    """What is recomputed is in its stage, once, and needs nothing that depends on itself."""
+    for stage in plan.stages:
+        where = f"stage '{stage.name}', recompute"
+        if not stage.recompute:
+            raise InvalidInput("lists nothing", where=where, remedy="Leave it out, or say 'none'.")
+        names = () if isinstance(stage.recompute, str) else stage.recompute
+        for name in names:
+            if not any(_submodule(op, (name,)) for op in stage.ops):
+                raise InvalidInput(
+                    f"'{name}' is no operator of the stage, nor a submodule with operators there",
+                    where=where,
+                    remedy=nearest(name, list(stage.ops)) if len(stage.ops) < _FEW else "",
+                )
+        homes = {op: [name for name in names if _submodule(op, (name,))] for op in stage.ops}
+        for op, within in homes.items():
+            if len(within) > 1:
+                raise InvalidInput(f"operator '{op}' is in both '{within[0]}' and '{within[1]}'", where=where)
+        _check_regions(plan, {op: within[0] if within else op for op, within in homes.items()}, where)
+
+
+def _check_regions(plan: Plan, home: dict[str, str], where: str) -> None:
+    # A stage is convex: a way out of a region and back into it stays inside the stage.
+    before: dict[str, set[str]] = {name: set() for name in home.values()}
+    for edge in plan.graph.edges:
+        if edge.source in home and edge.target in home and home[edge.source] != home[edge.target]:
+            before[home[edge.target]].add(home[edge.source])
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        names = " -> ".join(f"'{name}'" for name in error.args[1])
+        raise InvalidInput(
+            f"cannot be computed again piece by piece, as the pieces feed each other: {names}",
+            where=where,
+            remedy="Name a submodule that holds all of them, or smaller ones.",
+        ) from None
+
+
 def _check_memory(plan: Plan) -> None:
     needs: dict[int, list[tuple[float, str]]] = {}
+    again: dict[int, float] = {}
     for stage in plan.stages:
-        need = _stage_bytes(plan, stage)
+        need, once = _stage_bytes(plan, stage)
         for device in stage.devices:
             needs.setdefault(device, []).append((need, stage.name))
+            again[device] = max(again.get(device, 0.0), once)
     for device, items in sorted(needs.items()):
-        total = sum(need for need, _ in items)
+        total = sum(need for need, _ in items) + again[device]
         capacity = plan.cluster.types[plan.cluster.devices[device].type].memory_bytes
         if total > capacity * (1 + _RELATIVE):
             names = " and ".join(f"'{name}'" for _, name in sorted(items, reverse=True))
@@ -196,11 +240,12 @@ def _check_memory(plan: Plan) -> None:
                 f"stage {names} needs {format_bytes(total)} on device '{plan.cluster.devices[device].name}', "
                 f"which has {format_bytes(capacity)}: {format_bytes(total - capacity)} ({total - capacity:.0f} bytes) "
                 "short",
-                remedy="Use more devices, a smaller micro-batch, or devices with more memory.",
+                remedy="Use more devices, a smaller micro-batch, recomputation, or devices with more memory.",
             )
 
 
-def _stage_bytes(plan: Plan, stage: Stage) -> float:
+def _stage_bytes(plan: Plan, stage: Stage) -> tuple[float, float]:
+    """Bytes on each device: with all samples in flight, and what a backward computes again of one micro-batch."""
     inside = set(stage.ops)
     weights = saved = 0.0
     for op in plan.graph.ops:
@@ -212,4 +257,37 @@ def _stage_bytes(plan: Plan, stage: Stage) -> float:
     for edge in plan.graph.edges:
         if edge.target in inside and edge.source not in inside:
             received[edge.source] = max(received.get(edge.source, 0.0), edge.bytes_per_sample)
-    return weights + stage.in_flight / stage.degree * (saved + sum(received.values()))
+    again = 0.0
+    if stage.recompute == "full":
+        saved, again = 0.0, saved
+    elif stage.recompute != "none":
+        saved = sum(_kept_bytes(plan, name, inside, stage.recompute) for name in stage.ops)
+        again = max((_saved_under(plan, name, inside) for name in stage.recompute), default=0.0)
+    replica = stage.micro_batch / stage.degree
+    return weights + stage.in_flight / stage.degree * (saved + sum(received.values())), replica * again
+
+
+def _kept_bytes(plan: Plan, op: str, inside: set[str], recompute: tuple[str, ...]) -> float:
+    """Bytes per sample that stay of an operator's in a stage where some submodules are recomputed."""
+    saved, home = plan.graph[op].work.saved_bytes_per_sample, _submodule(op, recompute)
+    kept = [0.0 if home else saved]
+    for edge in plan.graph.edges:
+        if edge.source != op:
+            continue
+        there = _submodule(edge.target, recompute) if edge.target in inside else ""
+        if home and (edge.target not in inside or (there and there != home)):
+            kept.append(edge.bytes_per_sample)  # held for another stage's gradient, or to compute from again
+        elif home and not there:
+            kept.append(min(saved, edge.bytes_per_sample))  # saved by its reader
+        elif there and not home:
+            kept.append(edge.bytes_per_sample)
+    return max(kept)
+
+
+def _saved_under(plan: Plan, name: str, inside: set[str]) -> float:
+    return sum(plan.graph[op].work.saved_bytes_per_sample for op in inside if _submodule(op, (name,)))
+
+
+def _submodule(op: str, names: tuple[str, ...]) -> str:
+    """Which of some operators or submodules an operator is, or is in; empty if none."""
+    return next((name for name in names if op == name or op.startswith(name + ".")), "")

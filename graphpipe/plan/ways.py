@@ -33,12 +33,17 @@ class Ways:
     """What the stage adds to the count."""
     limit: Counts
     """The largest count, the stage itself included, at which the stage fits in memory."""
+    recomputes: NDArray[np.bool_]
+    """Whether the stage recomputes in full, which takes longer and allows a larger count."""
+
+    @staticmethod
+    def together(ways: Sequence["Ways"]) -> "Ways":
+        """Return all of some ways."""
+        return Ways(*(np.concatenate([getattr(each, name) for each in ways]) for name in Ways.__slots__))
 
     def only(self, chosen: NDArray[np.bool_] | Indices) -> "Ways":
         """Return some of the ways."""
-        return Ways(
-            self.below[chosen], self.devices[chosen], self.seconds[chosen], self.weight[chosen], self.limit[chosen]
-        )
+        return Ways(*(getattr(self, name)[chosen] for name in Ways.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class Cut:
     seconds: float
     fits: bool
     """Whether the stage holds its samples in flight in memory."""
+    recomputes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,10 @@ class Ladder:
         Among those it has the smallest count. Where nothing fits in memory, memory is left out and the stages that do
         not fit say so; empty where a stage can not even run.
         """
-        fastest = self.bottleneck()
+        return self.within(self.bottleneck())
+
+    def within(self, fastest: float) -> list[Cut]:
+        """Return the stages of `solve`, given the bottleneck."""
         if not np.isfinite(fastest):
             return []
         return self.fewest(fastest) or self._slower(fastest) or self.fewest(fastest, memory=False)
@@ -142,6 +151,6 @@ class Ladder:
             way = int(np.lexsort((ways.devices, ways.seconds, counts))[0])
             lower, used = int(ways.below[way]), int(ways.devices[way])
             fits = bool(counts[way] <= ways.limit[way])
-            found.append(Cut(at, lower, used, float(ways.seconds[way]), fits))
+            found.append(Cut(at, lower, used, float(ways.seconds[way]), fits, bool(ways.recomputes[way])))
             at, devices = lower, devices - used
         return found

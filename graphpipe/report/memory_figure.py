@@ -15,7 +15,7 @@ from graphpipe.units import format_bytes
 MOST_POINTS = 2_000
 """Of one device's curve."""
 GIB = 2.0**30
-PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "recomputed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class StageBytes:
     """What its operators keep for the backward pass, for all samples in flight."""
     buffers: float
     """Tensors received from other stages, kept as long."""
+    recomputed: float
+    """What a backward computes again, of one micro-batch."""
 
 
 def stage_bytes(plan: Plan, stage: int) -> StageBytes:
@@ -38,13 +40,14 @@ def stage_bytes(plan: Plan, stage: int) -> StageBytes:
     weights, trainable = float(model.parameter_bytes[at].sum()), float(model.trainable_bytes[at].sum())
     beside = max(0.0, model.state_bytes(it.ops) - weights)
     samples = it.in_flight / it.degree
-    saved = float(model.saved_bytes[at].sum())
+    kept, received = model.activation_bytes(it.ops, it.recompute), model.activation_bytes(it.ops, "full")
     return StageBytes(
         weights=weights,
         gradients=min(trainable, beside),
         optimizer=max(0.0, beside - trainable),
-        activations=saved * samples,
-        buffers=(model.activation_bytes(it.ops) - saved) * samples,
+        activations=(kept - received) * samples,
+        buffers=received * samples,
+        recomputed=model.recomputed_bytes(it.ops, it.recompute) * it.micro_batch / it.degree,
     )
 
 
@@ -93,6 +96,8 @@ def stage_bytes_figure(plan: Plan) -> Figure:
     figure = go.Figure()
     for number, part in enumerate(PARTS):
         amounts = [getattr(bar, part) for bar in bars]
+        if part == "recomputed" and not any(amounts):
+            continue
         figure.add_bar(
             y=names,
             x=[amount / GIB for amount in amounts],

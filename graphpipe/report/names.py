@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby, takewhile
 
+from graphpipe.costs import Recompute
 from graphpipe.plan import Plan, Stage
 
 
@@ -11,6 +12,18 @@ def abbreviate(names: Sequence[str]) -> str:
     runs = [list(run) for _, run in groupby(names, key=lambda name: name.split(".")[0] if "." in name else "")]
     texts = [", ".join(run) if len(run) <= 2 else f"{span_of_names(run[0], run[-1])} ({len(run)})" for run in runs]
     return "\n".join(texts if len(texts) <= 4 else [*texts[:3], f"and {len(texts) - 3} more ({len(names)} in all)"])
+
+
+def recomputes(plan: Plan) -> bool:
+    """Whether any stage recomputes: worth a column."""
+    return any(stage.recompute != "none" for stage in plan.stages)
+
+
+def recomputed_names(recompute: Recompute) -> str:
+    """Return what a stage recomputes: `-`, `full`, or lines of names."""
+    if isinstance(recompute, str):
+        return "-" if recompute == "none" else recompute
+    return abbreviate(recompute)
 
 
 def device_names(plan: Plan, stage: Stage) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from graphpipe.plan import Plan
-from graphpipe.report.names import device_names
+from graphpipe.report.names import device_names, recomputed_names, recomputes
 from graphpipe.report.operator_figure import operator_figure
 from graphpipe.report.page import figure, note, table
 from graphpipe.report.stage_figure import stage_figure
@@ -17,6 +17,7 @@ def stages_panel(subject: Subject) -> str | None:
     if (plan := subject.plan) is None:
         return None
     headings = ("stage", "devices", "feeds", "operators", "degree", "samples", "in flight", "forward", "backward")
+    headings += ("recomputes",) if recomputes(plan) else ()
     return (
         note(
             "A box per stage; data flows down. Micro is the micro-batch: replicas times samples. An arrow tells the "
@@ -24,7 +25,7 @@ def stages_panel(subject: Subject) -> str | None:
         )
         + figure("stage-graph", "The graph of stages; the table below says the same", stage_figure(plan))
         + table("What each stage is", headings, [_stage_row(plan, at) for at in range(len(plan.stages))], words=3)
-        + note("Forward and backward are of one micro-batch; bytes are of one sample.")
+        + note("Forward and backward are of one micro-batch; bytes are of one sample." + _recompute_note(plan))
     )
 
 
@@ -66,12 +67,19 @@ def origin_panel(subject: Subject) -> str:
 
 def _stage_row(plan: Plan, number: int) -> list[str]:
     stage = plan.stages[number]
-    seconds = plan.cost_model.task_seconds(stage.ops, stage.devices[0], stage.micro_batch / stage.degree)
+    samples = stage.micro_batch / stage.degree
+    seconds = plan.cost_model.task_seconds(stage.ops, stage.devices[0], samples, stage.recompute)
     feeds = [edge for edge in plan.edges if edge.source == number]
     sent = [f"{plan.stages[edge.target].name} ({format_bytes(edge.bytes_per_sample)})" for edge in feeds]
     counts = [len(stage.ops), stage.degree, stage.micro_batch, stage.in_flight]
     times = [format_seconds(seconds.forward), format_seconds(seconds.backward)]
-    return [stage.name, device_names(plan, stage), "\n".join(sent) or "-", *map(str, counts), *times]
+    recomputed = [recomputed_names(stage.recompute)] if recomputes(plan) else []
+    return [stage.name, device_names(plan, stage), "\n".join(sent) or "-", *map(str, counts), *times, *recomputed]
+
+
+def _recompute_note(plan: Plan) -> str:
+    told = " What a stage recomputes is not kept: its backward takes as much longer as the forward of that took."
+    return told if recomputes(plan) else ""
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> list[list[str]]:

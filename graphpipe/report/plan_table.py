@@ -5,7 +5,7 @@ from rich.table import Table
 from graphpipe.plan import Plan, Prediction, Stage
 from graphpipe.report.fitting import Column, FittingTable
 from graphpipe.report.look import new_table
-from graphpipe.report.names import abbreviate, device_names
+from graphpipe.report.names import abbreviate, device_names, recomputed_names, recomputes
 from graphpipe.units import format_bytes, format_seconds
 
 COLUMNS = (
@@ -19,6 +19,8 @@ COLUMNS = (
     Column(heading="memory"),
     Column(heading="feeds", right=False),
 )
+RECOMPUTES = Column(heading="recomputes", right=False, wraps=True, spare=1)
+"""Only where a stage does."""
 
 
 def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
@@ -28,15 +30,16 @@ def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
     """
     return FittingTable(
         title=f"{plan.graph.name} on {plan.cluster.name}: mini-batch {plan.batch_size}, {plan.schedule}",
-        columns=COLUMNS,
+        columns=(*COLUMNS, RECOMPUTES) if recomputes(plan) else COLUMNS,
         rows=[_row(plan, number, prediction) for number in range(len(plan.stages))],
     )
 
 
 def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
     stage = plan.stages[number]
-    tasks = plan.cost_model.task_seconds(stage.ops, stage.devices[0], stage.micro_batch / stage.degree)
-    return [
+    samples = stage.micro_batch / stage.degree
+    tasks = plan.cost_model.task_seconds(stage.ops, stage.devices[0], samples, stage.recompute)
+    row = [
         stage.name,
         abbreviate(stage.ops),
         device_names(plan, stage),
@@ -47,6 +50,7 @@ def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
         _memory(plan, stage, prediction),
         ", ".join(plan.stages[other].name for other in plan.successors[number]) or "-",
     ]
+    return [*row, recomputed_names(stage.recompute)] if recomputes(plan) else row
 
 
 def layout_table(plan: Plan) -> Table:

@@ -14,7 +14,8 @@ def stage_places(plan: Plan) -> list[tuple[float, float]]:
 
 
 def stage_lines(stage: Stage) -> list[str]:
-    """Return what stands in a stage's box: its name, its devices, its micro-batch."""
+    """Return what stands in a stage's box: its name, devices, micro-batch, and whether it recomputes."""
     devices = "1 device" if stage.degree == 1 else f"{stage.degree} devices"
     each = f"{stage.degree} × {stage.micro_batch // stage.degree}" if stage.degree > 1 else str(stage.micro_batch)
-    return [stage.name, devices, f"micro {each}"]
+    again = [] if stage.recompute == "none" else ["recomputes" + (" all" if stage.recompute == "full" else "")]
+    return [stage.name, devices, f"micro {each}", *again]

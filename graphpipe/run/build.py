@@ -8,7 +8,7 @@ from graphpipe.run import share
 from graphpipe.run.channels import Channels
 from graphpipe.run.inbox import Inbox
 from graphpipe.run.placement import Placement
-from graphpipe.run.recompute import Forgetful
+from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.values import EdgeSpecs
@@ -49,6 +49,7 @@ def build_worker(
         leading.add(seat.stage)
         program.module.to(world.device)
         stage = plan.stages[seat.stage]
+        keep_regions(program, stage, world.device)
         replicas[seat.stage, seat.device] = StageReplica(
             seat=seat,
             stage_name=stage.name,
@@ -56,7 +57,7 @@ def build_worker(
             device=world.device,
             inbox=Inbox(world.device),
             watch=watch,
-            forgetful=Forgetful(program.module) if stage.memory_policy == "recompute" else None,
+            forgetful=Forgetful(program.module) if stage.recompute == "full" else None,
             splits=seat.stage in split,
             room=stage.in_flight / stage.degree if debug else None,
             kept=plan.costs.kept_for_weight_gradient,

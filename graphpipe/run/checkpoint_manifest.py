@@ -87,7 +87,7 @@ class Contents:
         if fingerprint(contents) != found.sha256:
             raise CheckpointCorrupt("is not what was written: its hash is another", where=str(path))
         for name in contents.files:
-            if Path(name).name != name:
+            if Path(name).name != name or name == "..":
                 raise CheckpointCorrupt(f"names '{name}', which is not in its folder", where=str(path))
         for name, entry in [*contents.tensors.items(), *contents.slots.items()]:
             if entry.file not in contents.files:

@@ -39,6 +39,8 @@ class Flight:
     shelf: Shelf | None
     """Given, the backward comes in two halves."""
     _computed: Computed | None = None
+    _ends: bool = False
+    """Whether a loss was computed here: where gradients begin, if none arrive."""
     _buffers: Values = field(default_factory=Values)
 
     def forward(self) -> Computed:
@@ -46,7 +48,9 @@ class Flight:
         if self.forgetful is None:
             self._computed = self._record()
             return self._computed
-        computed, self._buffers = self.forgetful.first(self.compute)
+        with torch.no_grad():
+            computed, self._buffers = self.forgetful.first(self.compute)
+        self._ends = computed.loss is not None
         return computed
 
     def backward(self, arrived: Values) -> None:
@@ -73,6 +77,8 @@ class Flight:
         # Where the backward begins. An output whose gradient nobody sends, or that has no graph, is no root.
         if self._computed is None:
             assert self.forgetful is not None
+            if not (arrived or self._ends):
+                return [], []  # Nothing before trains.
             self._computed = self.forgetful.again(self._record, self._buffers)
         outputs, _, loss = self._computed
         roots = {name: outputs[name] for name in arrived if outputs[name].requires_grad}

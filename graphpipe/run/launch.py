@@ -20,8 +20,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.run.cause import first_cause
 from graphpipe.run.reaper import Reaper
+from graphpipe.run.store import LOOPBACK, bound_store, loopback_interface
 from graphpipe.run.whereabouts import WATCH
-from graphpipe.run.world import LOOPBACK, loopback_store
 
 SHUTDOWN_SECONDS = 2
 """How long a rank that is told to stop may take: none of them has anything left to do."""
@@ -102,18 +102,13 @@ def check_port(port: int) -> None:
             ) from None
 
 
-def loopback_interface() -> str:
-    """Return the name under which this system knows the loopback interface."""
-    return "lo0" if sys.platform == "darwin" else "lo"
-
-
 @contextmanager
 def _meeting(port: int, folder: str) -> Generator[tuple[str, dict[str, Any]]]:
     # Where the agent finds itself, and what it must know of it. A store that the agent made would listen everywhere.
     if not port:
         yield f"{folder}/meeting", {"store_type": "file"}
         return
-    store = loopback_store(0, port, timedelta(seconds=60))
+    store = bound_store(0, LOOPBACK, port, timedelta(seconds=60))
     try:
         yield f"{LOOPBACK}:{port}", {"is_host": False}
     finally:

@@ -22,9 +22,9 @@ from graphpipe.plan import Plan
 from graphpipe.run.batch import Batch
 from graphpipe.run.build import open_groups
 from graphpipe.run.emulate import Seconds, emulated_worker, sleep
-from graphpipe.run.launch import loopback_interface
 from graphpipe.run.placement import Placement
 from graphpipe.run.recorder import assemble
+from graphpipe.run.store import loopback_interface
 from graphpipe.run.world import join
 from graphpipe.schedule import Schedule, lower
 from graphpipe.trace import Trace

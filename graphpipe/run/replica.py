@@ -147,7 +147,8 @@ class StageReplica:
         values = {name: batch.input_rows(name, rows, self.device) for name in self.program.model_inputs}
         for by_name in received.values():
             values |= {name: enter(value) for name, value in by_name.items()}
-        if self.forgetful is not None:  # The stage may write into its inputs, which are needed once more.
+        if self.forgetful is not None and not torch.is_grad_enabled():
+            # The stage may write into its inputs, which are needed once more.
             values = {name: value.clone() for name, value in values.items()}
         loss = None
         seed(self.device, *batch.key, task.stage, task.micro_batch, self.seat.replica)

@@ -3,9 +3,11 @@
 import struct
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -23,3 +25,34 @@ def seed(device: torch.device, *key: int) -> None:
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Generators:
+    """Where torch's generators of the CPU and of one device were."""
+
+    device: torch.device
+    cpu: Tensor
+    own: Tensor | None
+    """Of the device, if it is a GPU."""
+
+    @staticmethod
+    def now(device: torch.device) -> "Generators":
+        """Return where they are."""
+        own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return Generators(device, torch.get_rng_state(), own)
+
+    def moved(self) -> bool:
+        """Whether numbers have been drawn since."""
+        now = Generators.now(self.device)
+        pairs = ((self.cpu, now.cpu), (self.own, now.own))
+        return any(one is not None and other is not None and not torch.equal(one, other) for one, other in pairs)
+
+    @contextmanager
+    def put_back(self) -> Generator[None]:
+        """Put the generators there, and afterwards back to where they are now."""
+        with torch.random.fork_rng(devices=[] if self.own is None else [self.device]):
+            torch.set_rng_state(self.cpu)
+            if self.own is not None:
+                torch.cuda.set_rng_state(self.own, self.device)
+            yield

@@ -120,6 +120,10 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         _positive("run.timeout_seconds", self.timeout_seconds)
+        if self.name and (Path(self.name).name != self.name or self.name == ".."):
+            raise InvalidInput(
+                f"is '{self.name}', which would leave run.directory", where="run.name", remedy="Write a plain name."
+            )
         if self.most_recoveries < 0:
             raise InvalidInput(f"is {self.most_recoveries}, must not be negative", where="run.most_recoveries")
         if not (math.isfinite(self.readmit_seconds) and self.readmit_seconds >= 0):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
-
-LOOPBACK = "127.0.0.1"
+from graphpipe.run.store import bound_store, is_address, stay_on_loopback
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,9 +177,11 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         )
     try:
         with translate_loss("the rank at MASTER_ADDR"):
-            if os.environ["MASTER_ADDR"] == LOOPBACK and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            host = os.environ["MASTER_ADDR"]
+            stay_on_loopback(host)
+            if is_address(host) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                 rank = int(os.environ["RANK"])
-                store = loopback_store(rank, int(os.environ["MASTER_PORT"]), timeout)
+                store = bound_store(rank, host, int(os.environ["MASTER_PORT"]), timeout)
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
             else:
                 dist.init_process_group(backend, timeout=timeout)
@@ -193,23 +193,6 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
             where="MASTER_PORT",
             remedy="Choose another port, or port 0 for any free one.",
         ) from None
-
-
-def loopback_store(rank: int, port: int, timeout: timedelta) -> dist.TCPStore:
-    """Return the store that ranks of this machine meet at; rank 0 hosts it. Torch's own listens on every interface.
-
-    Raises:
-        RuntimeError: the port is in use (EADDRINUSE).
-    """
-    if rank:
-        return dist.TCPStore(LOOPBACK, port, timeout=timeout)
-    try:
-        listener = socket.create_server((LOOPBACK, port))
-    except OSError as error:
-        raise RuntimeError(f"EADDRINUSE: {error}") from error
-    return dist.TCPStore(
-        LOOPBACK, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from graphpipe.errors import Infeasible, InvalidInput, nearest
 from graphpipe.plan import Plan
-from graphpipe.schedule.room import needed_bytes, with_room, with_slack
+from graphpipe.plan.bounds import needed_bytes
+from graphpipe.schedule.room import with_room, with_slack
 from graphpipe.schedule.zero_bubble import SPLIT, split_plans
 from graphpipe.units import format_bytes
 

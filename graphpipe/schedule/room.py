@@ -4,16 +4,7 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.plan import Plan
-
-
-def needed_bytes(plan: Plan) -> dict[int, float]:
-    """Return the bytes that the stages of each device in use need with all their samples in flight."""
-    needed = dict.fromkeys(plan.used_devices, 0.0)
-    for number, stage in enumerate(plan.stages):
-        state = plan.cost_model.state_bytes(stage.ops)
-        for device in stage.devices:
-            needed[device] += state + _sample_bytes(plan, number) * stage.in_flight
-    return needed
+from graphpipe.plan.bounds import needed_bytes
 
 
 def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
@@ -58,7 +49,8 @@ def with_slack(plan: Plan) -> Plan:
 
 def _sample_bytes(plan: Plan, number: int) -> float:
     """Bytes that a sample in flight at a stage takes on each of its devices, in the mean."""
-    return plan.cost_model.activation_bytes(plan.stages[number].ops) / plan.stages[number].degree
+    stage = plan.stages[number]
+    return plan.cost_model.activation_bytes(stage.ops, stage.recompute) / stage.degree
 
 
 def _more(plan: Plan, number: int, spare: float) -> int:

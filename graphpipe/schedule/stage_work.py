@@ -48,7 +48,8 @@ class StageWork:
 
     @property
     def split(self) -> bool:
-        """Whether to do the backward in two halves: there are weights, and someone waits for the input gradient."""
+        """Whether to do the backward in two halves: there are weights, someone waits for the input gradient, and
+        nothing is computed again."""
         return self.seconds["W"] > 0
 
 
@@ -62,8 +63,9 @@ def works_of(plan: Plan) -> tuple[StageWork, ...]:
 
 def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSeconds) -> StageWork:
     stage, costs = plan.stages[number], plan.cost_model
-    tasks = [costs.task_seconds(stage.ops, device, stage.micro_batch / stage.degree) for device in stage.devices]
-    weight = max(task.weight_gradient for task in tasks) if plan.gradient_targets[number] else 0.0
+    samples = stage.micro_batch / stage.degree
+    tasks = [costs.task_seconds(stage.ops, device, samples, stage.recompute) for device in stage.devices]
+    weight = max(task.weight_gradient for task in tasks) if _splits(plan, number) else 0.0
     count = plan.micro_batches(number)
     room = min(count, stage.in_flight // stage.micro_batch)
     gradients = float(costs.trainable_bytes[costs.positions(stage.ops)].sum())
@@ -85,6 +87,11 @@ def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSecon
         ),
         tail_seconds=costs.all_reduce_seconds(gradients, stage.devices) + costs.optimizer_seconds(stage.ops),
     )
+
+
+def _splits(plan: Plan, number: int) -> bool:
+    # A half that waits would hold on to all that the other half has computed again.
+    return bool(plan.gradient_targets[number]) and plan.stages[number].recompute == "none"
 
 
 def _messages(

@@ -14,7 +14,8 @@ _ROUNDING = 1e-6
 def verify(plan: Plan, schedule: Schedule) -> None:
     """Check a schedule against its plan, which must be sound itself.
 
-    On every device: each task of the stages it hosts once and no other, a backward being one task or its two halves;
+    On every device: each task of the stages it hosts once and no other, a backward being one task or its two halves
+    (one task at a stage that recomputes);
     forwards, backwards (whole or the input half) and weight gradients (whole backwards or the other half) of a stage in
     micro-batch order, each after the one it needs (condition C4 of GraphPipe); never more samples in flight than the
     stage allows, from forward to weight gradient. Over all devices: no deadlock.
@@ -32,6 +33,7 @@ def verify(plan: Plan, schedule: Schedule) -> None:
         hosted = [number for number, stage in enumerate(plan.stages) if device in stage.devices]
         _check_complete(plan, hosted, tasks, where)
         for stage in hosted:
+            _check_whole(plan, stage, tasks, where)
             _check_order(plan, stage, [task for task in tasks if task.stage == stage], where)
     _check_progress(plan, schedule)
 
@@ -60,6 +62,16 @@ def _expected(stage: int, index: int, listed: Counter[Task]) -> tuple[Task, ...]
     forward, whole = Task("F", stage, index), Task("B", stage, index)
     halves = Task("I", stage, index), Task("W", stage, index)
     return (forward, *halves) if any(half in listed for half in halves) else (forward, whole)
+
+
+def _check_whole(plan: Plan, stage: int, tasks: tuple[Task, ...], where: str) -> None:
+    halves = [task for task in tasks if task.stage == stage and task.kind in ("I", "W")]
+    if halves and plan.stages[stage].recompute != "none":
+        raise InvalidInput(
+            f"lists {halves[0]}, but stage '{plan.stages[stage].name}' recomputes: its backwards are whole",
+            where=where,
+            remedy="Between two halves it would hold what it has computed again: list B, or do not recompute.",
+        )
 
 
 def _check_order(plan: Plan, stage: int, tasks: list[Task], where: str) -> None:

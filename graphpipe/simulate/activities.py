@@ -82,7 +82,9 @@ class Activities:
     def _task_seconds(self, stage: int, device: int) -> TaskSeconds:
         if (stage, device) not in self._seconds:
             it = self.plan.stages[stage]
-            self._seconds[stage, device] = self.plan.cost_model.task_seconds(it.ops, device, it.micro_batch / it.degree)
+            samples = it.micro_batch / it.degree
+            seconds = self.plan.cost_model.task_seconds(it.ops, device, samples, it.recompute)
+            self._seconds[stage, device] = seconds
         return self._seconds[stage, device]
 
     def _transfer(self, transfer: Transfer) -> None:

@@ -11,7 +11,8 @@ def memory_over_time(plan: Plan, spans: Sequence[Span]) -> tuple[MemorySample, .
 
     From the start a device holds the parameters, gradients and optimizer state of its stages, each replica in whole.
     A micro-batch's share of activations is held from the start of its forward to the end of its backward. Where the
-    backward is split, the end of the input half frees what is not `kept_for_weight_gradient`.
+    backward is split, the end of the input half frees what is not `kept_for_weight_gradient`. What a backward computes
+    again is held while it runs.
     """
     changes: dict[int, list[tuple[float, float]]] = {device: [] for device in plan.used_devices}
     for stage in plan.stages:
@@ -19,20 +20,19 @@ def memory_over_time(plan: Plan, spans: Sequence[Span]) -> tuple[MemorySample, .
             changes[device].append((0.0, plan.cost_model.state_bytes(stage.ops)))
     steps = [memory_steps(plan, stage) for stage in range(len(plan.stages))]
     for span in spans:
-        if span.kind in steps[span.stage]:
-            seconds = span.start_seconds if span.kind == "F" else span.end_seconds
-            changes[span.device].append((seconds, steps[span.stage][span.kind]))
+        starting, ending = steps[span.stage].get(span.kind, (0.0, 0.0))
+        changes[span.device] += [(span.start_seconds, starting)] if starting else []
+        changes[span.device] += [(span.end_seconds, ending)] if ending else []
     return tuple(sample for device, found in changes.items() for sample in _add_up(device, found))
 
 
-def memory_steps(plan: Plan, stage: int) -> dict[str, float]:
-    """Return by how many bytes each kind of task changes what one device of a stage holds.
-
-    A forward as it starts, the others as they end.
-    """
-    here, kept = plan.stages[stage], plan.costs.kept_for_weight_gradient
-    held = plan.cost_model.activation_bytes(here.ops) * (here.micro_batch / here.degree)
-    return {"F": held, "B": -held, "I": -held * (1.0 - kept), "W": -held * kept}
+def memory_steps(plan: Plan, stage: int) -> dict[str, tuple[float, float]]:
+    """Return by how many bytes each kind of task changes what one device of a stage holds: as it starts, as it ends."""
+    here, model, kept = plan.stages[stage], plan.cost_model, plan.costs.kept_for_weight_gradient
+    samples = here.micro_batch / here.degree
+    held = model.activation_bytes(here.ops, here.recompute) * samples
+    again = model.recomputed_bytes(here.ops, here.recompute) * samples
+    return {"F": (held, 0.0), "B": (again, -held - again), "I": (0.0, -held * (1.0 - kept)), "W": (0.0, -held * kept)}
 
 
 def _add_up(device: int, changes: list[tuple[float, float]]) -> list[MemorySample]:

@@ -62,7 +62,8 @@ class Period:
         found: list[tuple[float, ...]] = []
         for number, device in self.slots:
             stage = self.plan.stages[number]
-            seconds = self.plan.cost_model.task_seconds(stage.ops, device, stage.micro_batch / stage.degree)
+            samples = stage.micro_batch / stage.degree
+            seconds = self.plan.cost_model.task_seconds(stage.ops, device, samples, stage.recompute)
             found.append(tuple(seconds_of(kind, seconds, self.plan.costs) for kind in KINDS))
         return found
 

@@ -42,7 +42,7 @@ def _busy_seconds(plan: Plan, schedule: Schedule, stage: int) -> float:
     counts: dict[Kind, int] = {kind: sum(task.kind == kind for task in tasks) for kind in KINDS}
     total = len(here.devices) * plan.cost_model.optimizer_seconds(here.ops)
     for device in here.devices:
-        seconds = plan.cost_model.task_seconds(here.ops, device, here.micro_batch / here.degree)
+        seconds = plan.cost_model.task_seconds(here.ops, device, here.micro_batch / here.degree, here.recompute)
         total += sum(count * seconds_of(kind, seconds, plan.costs) for kind, count in counts.items())
     return total
 
@@ -52,4 +52,4 @@ def _peak_bytes(plan: Plan, schedule: Schedule, stage: int) -> float:
     here, steps = plan.stages[stage], memory_steps(plan, stage)
     tasks = schedule.devices[here.devices[0]]
     state = plan.cost_model.state_bytes(here.ops)
-    return max(accumulate((steps[task.kind] for task in tasks), initial=state))
+    return max(accumulate((change for task in tasks for change in steps[task.kind]), initial=state))

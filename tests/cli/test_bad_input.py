@@ -144,6 +144,23 @@ def test_a_stages_file_with_an_unknown_operator(run: Run, graph: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("recompute", "part"),
+    [
+        ("some", "'none' or 'full' (found 'some')"),
+        (["left.9"], "'left.9' is no operator of the stage"),
+        (["lift.*"], "'lift.*' matches no operator of the stage"),
+        ([], "lists nothing"),
+    ],
+)
+def test_a_stages_file_that_recomputes_what_is_not_there(
+    run: Run, graph: Path, tmp_path: Path, recompute: object, part: str
+) -> None:
+    first, *rest = STAGES["stages"]
+    (tmp_path / "stages.json").write_text(json.dumps(STAGES | {"stages": [first | {"recompute": recompute}, *rest]}))
+    check(run("plan", graph, *ON, "--stages", tmp_path / "stages.json"), 2, part, "recompute")
+
+
+@pytest.mark.parametrize(
     ("function", "part"),
     [("raising", "raised KeyError: 'a thing'"), ("leaving", "raised SystemExit"), ("not_a_model", "returned int")],
 )

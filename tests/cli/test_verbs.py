@@ -11,6 +11,7 @@ from cli_cases import STAGES, Run
 
 from graphpipe.cli import compare
 from graphpipe.costs import CostTable
+from graphpipe.documents import to_body
 from graphpipe.graph import Graph
 from graphpipe.plan import Plan
 from graphpipe.trace import Trace
@@ -50,6 +51,20 @@ def test_plan_of_stages_written_by_hand(run: Run, graph: Path, tmp_path: Path) -
     assert (ran.json["planner"], ran.json["stages"], ran.json["depth"], ran.json["micro_batch"]) == ("hand", 3, 2, 2)
     assert ran.json["unused_devices"] == ["node0/v100-3"]
     assert "1 device is left unused: node0/v100-3" in ran.err
+
+
+def test_a_stages_file_says_what_is_recomputed(run: Run, graph: Path, tmp_path: Path) -> None:
+    first, second, join = STAGES["stages"]
+    stages = [first | {"recompute": "full"}, second | {"recompute": ["right.*"]}, join]
+    (tmp_path / "stages.json").write_text(json.dumps(STAGES | {"stages": stages}))
+    words = ("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--stages", tmp_path / "stages.json", "--json")
+    ran = run(*words, "-o", tmp_path / "plan.json")
+    assert ran.code == 0
+    recomputed = [stage["recompute"] for stage in ran.json["stage_list"]]
+    assert recomputed == ["full", ran.json["stage_list"][1]["ops"], "none"]
+    assert [to_body(stage)["recompute"] for stage in Plan.load(tmp_path / "plan.json").stages] == recomputed
+    (tmp_path / "stages.json").write_text(json.dumps(STAGES))
+    assert run(*words).json["step_seconds"] < ran.json["step_seconds"]
 
 
 def test_plan_with_costs_from_a_file(run: Run, plan_file: Path, graph: Path, tmp_path: Path) -> None:

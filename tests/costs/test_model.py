@@ -1,8 +1,10 @@
 """The cost look-up: costs 1, 10, 100, ... so that each sum names what went into it."""
 
+from dataclasses import replace
+
 import pytest
 
-from graphpipe.costs import Cluster, CostModel, CostTable, Curve, Device, DeviceType, Link, OpCost
+from graphpipe.costs import Cluster, CostModel, CostTable, Curve, Device, DeviceType, Link, OpCost, regions
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Work
 
@@ -99,6 +101,58 @@ def test_activations_are_what_is_saved_and_what_is_received_once() -> None:
     assert MODEL.activation_bytes(("b", "c")) == 110 + 7
     assert MODEL.activation_bytes(("d",)) == 1000 + 550
     assert MODEL.activation_bytes(("a", "b", "c", "d")) == 1111
+
+
+def test_a_stage_that_recomputes_in_full_keeps_what_it_received_and_pays_its_forward_twice() -> None:
+    assert MODEL.activation_bytes(("b", "c"), "full") == 7
+    assert MODEL.recomputed_bytes(("b", "c"), "full") == 110
+    none, full = (MODEL.task_seconds(("a", "c"), 1, 2, how) for how in ("none", "full"))
+    assert (full.forward, full.weight_gradient) == (none.forward, none.weight_gradient)
+    assert full.backward == none.backward + 2 * 101
+
+
+def test_regions_pay_for_themselves_alone() -> None:
+    none, some = (MODEL.task_seconds(("a", "b", "c"), 1, 2, how) for how in ("none", ("a", "c")))
+    assert some.backward == none.backward + 2 * 101
+    assert MODEL.recomputed_bytes(("a", "b", "c"), ("a", "c")) == 100
+
+
+@pytest.mark.parametrize(
+    ("recompute", "kept"),
+    [
+        (("a",), 1 + 10 + 100 + 1000),  # b and c read all that a saved, so they hold its 1 byte
+        (("b",), 5 + 10 + 100 + 1000),  # b is computed again from 5 bytes of a; d holds what b saved
+        (("b", "d"), 5 + 50 + 500),  # d is computed again from b's 50 bytes and c's, which saves 100 of those 500
+        (("b", "c"), 7 + 10 + 100 + 1000),
+        (("d",), 1 + 50 + 500),
+        (("a", "b", "c", "d"), 7 + 50 + 500),
+    ],
+)
+def test_regions_keep_what_others_read(recompute: tuple[str, ...], kept: float) -> None:
+    assert MODEL.activation_bytes(("a", "b", "c", "d"), recompute) == kept
+
+
+def test_an_output_that_leaves_the_stage_is_held_for_its_gradient() -> None:
+    assert MODEL.activation_bytes(("b",), ("b",)) == 50 + 5
+    assert MODEL.activation_bytes(("b",), "full") == 5
+
+
+def test_a_submodule_is_one_region() -> None:
+    assert regions(("x.a", "x.b", "y", "xz"), ("x", "y")) == (("x.a", "x.b"), ("y",))
+    assert regions(("a", "b"), "full") == (("a", "b"),)
+    assert regions(("a", "b"), "none") == ()
+
+
+def test_what_no_gradient_passes_is_not_computed_again() -> None:
+    frozen = Graph(
+        name="f",
+        ops=(replace(GRAPH.ops[0], trainable=False), *GRAPH.ops[1:]),
+        edges=GRAPH.edges,
+    )
+    model = CostModel(frozen, replace(TABLE, graph_fingerprint=frozen.fingerprint), CLUSTER)
+    none, some = (model.task_seconds(("a", "b"), 1, 2, how) for how in ("none", ("a", "b")))
+    assert some.backward == none.backward + 2 * 10
+    assert model.task_seconds(("a",), 1, 2, "full") == model.task_seconds(("a",), 1, 2)
 
 
 def test_a_table_for_another_graph_is_refused() -> None:

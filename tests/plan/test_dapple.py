@@ -14,12 +14,12 @@ from graphpipe.plan.verify import verify
 
 
 def latency(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:
-    blocks = [compute(problem, micro_batch, ops, degree) * micro_batch for ops, degree in pipeline]
+    blocks = [compute(problem, micro_batch, ops, degree) * micro_batch for ops, degree, _ in pipeline]
     transfers = [
-        cut * micro_batch / degree for cut, (_, degree) in zip(cuts(problem, pipeline), pipeline, strict=False)
+        cut * micro_batch / degree for cut, (_, degree, _) in zip(cuts(problem, pipeline), pipeline, strict=False)
     ]
     exposed = max(
-        all_reduce(problem, ops, degree) - stage * max(blocks) for stage, (ops, degree) in enumerate(pipeline)
+        all_reduce(problem, ops, degree) - stage * max(blocks) for stage, (ops, degree, _) in enumerate(pipeline)
     )
     steady = (problem.batch_size // micro_batch - 1) * max(blocks)
     return steady + sum(blocks) + sum(transfers) + max(0.0, exposed)

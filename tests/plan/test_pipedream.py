@@ -27,7 +27,7 @@ def slowest(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:
             ends[at] / degree,
             ends[at + 1] / degree,
         )
-        for at, (ops, degree) in enumerate(pipeline)
+        for at, (ops, degree, _) in enumerate(pipeline)
     )
 
 

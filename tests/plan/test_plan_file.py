@@ -1,6 +1,7 @@
 """Plans on disk: round trip, versions, tampering; and plans written by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,29 @@ def test_a_plan_survives_the_disk(saved: tuple[Plan, Path]) -> None:
     plan, path = saved
     assert Plan.load(path) == plan
     assert Plan.load(path).fingerprint == plan.fingerprint
+
+
+@pytest.mark.parametrize(("old", "now"), [("keep", "none"), ("recompute", "full")])
+def test_a_plan_of_an_earlier_version_says_memory_policy(saved: tuple[Plan, Path], old: str, now: str) -> None:
+    body = json.loads(saved[1].read_text())
+    for stage in body["plan"]["stages"]:
+        del stage["recompute"]
+        stage["memory_policy"] = old
+    assert {stage.recompute for stage in Plan.load(edited(saved[1], **body)).stages} == {now}
+    body["plan"]["stages"][0]["memory_policy"] = "forget"
+    with pytest.raises(InvalidInput, match=r"stages\.0\.memory_policy"):
+        Plan.load(edited(saved[1], **body))
+
+
+def test_what_is_recomputed_survives_the_disk(saved: tuple[Plan, Path]) -> None:
+    first, *rest = saved[0].stages
+    plan = replace(saved[0], stages=(replace(first, recompute=(first.ops[0],)), *rest))
+    plan.save(saved[1])
+    assert Plan.load(saved[1]) == plan
+    body = json.loads(saved[1].read_text())
+    body["plan"]["stages"][0]["recompute"] = "some"
+    with pytest.raises(InvalidInput, match=r"field plan\.stages\.0\.recompute.*'none' or 'full' \(found 'some'\)"):
+        Plan.load(edited(saved[1], **body))
 
 
 def edited(path: Path, **changes: object) -> Path:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from baseline_oracles import best, busy_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import best_bottleneck, cluster, random_problem, table, towers
@@ -65,9 +66,27 @@ def test_memory_decides_when_it_is_short() -> None:
     assert memory_shortfall(fitted) <= 0
 
 
+@given(seed=st.integers(0, 10**9), name=st.sampled_from(["graphpipe", "spp"]))
+@settings(max_examples=40, deadline=None)
+def test_in_little_memory_a_plan_is_found_where_a_chain_of_recomputing_stages_fits(seed: int, name: str) -> None:
+    problem = busy_problem(seed, most_ops=6, tight=True)
+    if best(problem, 4, lambda *_: 1.0, recompute="each") == float("inf"):
+        return
+    plan = PLANNERS[name](problem, Options(micro_batch=4))
+    verify(plan)
+    if any(stage.recompute == "full" for stage in plan.stages):
+        eased = [
+            replace(plan, stages=(*plan.stages[:at], replace(stage, recompute="none"), *plan.stages[at + 1 :]))
+            for at, stage in enumerate(plan.stages)
+            if stage.recompute == "full"
+        ]
+        assert all(memory_shortfall(other) > 0 for other in eased)
+
+
 def test_what_cannot_fit_is_named_with_the_bytes_it_lacks() -> None:
     problem = towers([2, 2], 4, 8, parameter_bytes=1e9, memory_bytes=3e9)
-    with pytest.raises(Infeasible, match=r"misses by .* \(1\d{9} bytes\) at stage 's\d' \(b"):
+    message = r"in memory, even if every stage recomputes: .* misses by .* \(1\d{9} bytes\) at stage 's\d' \(b"
+    with pytest.raises(Infeasible, match=message):
         graphpipe(problem, Options())
 
 

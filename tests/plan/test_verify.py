@@ -1,14 +1,22 @@
 """The verifier refuses every kind of unsound plan, and says what is wrong."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
-from problems import towers
+from baseline_oracles import busy_problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import KIND, cluster, table, towers
 
+from graphpipe.costs import Recompute
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.graph import Graph
+from graphpipe.graph import Edge, Graph, Op, Work
+from graphpipe.plan.bounds import memory_shortfall, needed_bytes
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan, StageEdge
 from graphpipe.plan.verify import verify
 
@@ -53,6 +61,9 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "edge back": (lambda p: edges(p, (2, 0, 1e3)), "goes backwards"),
     "edge twice": (lambda p: edges(p, (0, 2, 1e3), (0, 2, 1e3), (1, 2, 1e3)), "is listed 2 times"),
     "edge bytes": (lambda p: edges(p, (0, 2, 7.0), (1, 2, 1e3)), "says 7 bytes per sample, its operators send 1000"),
+    "recompute nothing": (lambda p: stage(p, 0, recompute=()), "stage 'a', recompute: lists nothing"),
+    "recompute elsewhere": (lambda p: stage(p, 0, recompute=("b1.0",)), "'b1.0' is no operator of the stage, nor a"),
+    "recompute twice": (lambda p: stage(p, 0, recompute=("b0", "b0.1")), "operator 'b0.1' is in both 'b0' and 'b0.1'"),
     "edge unknown": (lambda p: edges(p, (0, 9, 0.0)), "names stage 9 of 3"),
 }
 
@@ -125,3 +136,80 @@ def test_whole_batch_operators_get_the_mini_batch_on_one_device() -> None:
         InvalidInput, match="needs the whole mini-batch of 4 on one device, the stage has micro_batch 2"
     ):
         plan_by_hand(problem, HandPlan(stages=(HandStage(name="all", ops=("*",), devices=(0,), micro_batch=2),)))
+
+
+def looped() -> Problem:
+    """One chain: x.0, y.0, x.1, y.1."""
+    names = ("x.0", "y.0", "x.1", "y.1")
+    ops = tuple(Op(name=name, work=Work(saved_bytes_per_sample=10.0)) for name in names)
+    edges = tuple(Edge(source=a, target=b, bytes_per_sample=3.0) for a, b in pairwise(names))
+    graph = Graph(name="looped", ops=ops, edges=edges)
+    return Problem(graph, table(graph, dict.fromkeys(names, (0.0, 1e-3))), cluster(2), 4)
+
+
+def test_submodules_that_feed_each_other_cannot_be_computed_again_one_by_one() -> None:
+    def plan(*recompute: str) -> Plan:
+        whole = HandStage(name="all", ops=("*",), devices=(0,), micro_batch=2, recompute=recompute)
+        return plan_by_hand(looped(), HandPlan(stages=(whole,)))
+
+    plan("x.0", "x.1")
+    with pytest.raises(InvalidInput, match=r"'all', recompute: cannot be computed again .* each other: 'x' -> 'y.0'"):
+        plan("x")
+    with pytest.raises(InvalidInput, match=r"feed each other: '[xy]' -> '[xy]' -> '[xy]'"):
+        plan("x", "y")
+
+
+def test_patterns_stand_for_each_operator_by_itself() -> None:
+    stages = (HandStage(name="all", ops=("*",), devices=(0,), micro_batch=2, recompute=("x.*", "y.1")),)
+    assert plan_by_hand(looped(), HandPlan(stages=stages)).stages[0].recompute == ("x.0", "x.1", "y.1")
+    none = (replace(stages[0], recompute=("z.*",)),)
+    with pytest.raises(InvalidInput, match=r"stage 'all', recompute: 'z\.\*' matches no operator of the stage"):
+        plan_by_hand(looped(), HandPlan(stages=none))
+
+
+@pytest.mark.parametrize(
+    ("recompute", "need"),
+    [
+        # 4 samples in flight, 2 of them in a backward. y.1 is read by nobody.
+        ("none", 4 * 40),
+        ("full", 4 * 0 + 2 * 40),
+        (("x.0",), 4 * (3 + 30) + 2 * 10),  # y.0 holds the 3 bytes that it reads
+        (("x.0", "y.0"), 4 * (3 + 3 + 20) + 2 * 10),
+        (("x.0", "x.1", "y.0", "y.1"), 4 * (3 + 3 + 3) + 2 * 10),
+    ],
+)
+def test_memory_under_recomputation_by_hand(recompute: Recompute, need: float) -> None:
+    problem = looped()
+
+    def plan(memory_bytes: float) -> Plan:
+        stages = (HandStage(ops=("*",), devices=(0,), micro_batch=2, in_flight=4, recompute=recompute),)
+        tight = replace(problem, cluster=cluster(2, memory_bytes=memory_bytes))
+        return plan_by_hand(tight, HandPlan(stages=stages))
+
+    assert memory_shortfall(plan(need)) == 0.0  # the planners' own count
+    with pytest.raises(Infeasible, match=r"\(1 bytes\) short"):
+        plan(need - 1)
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=50, deadline=None)
+def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = busy_problem(seed)
+    names = problem.graph.order
+    cut = rng.randint(0, len(names))
+    stages = [
+        HandStage(
+            ops=ops,
+            devices=(0,),
+            micro_batch=2,
+            recompute=rng.choice(["none", "full", tuple(name for name in ops if rng.random() < 0.5) or "none"]),
+        )
+        for ops in (names[:cut], names[cut:])
+        if ops
+    ]
+    plan = plan_by_hand(problem, HandPlan(stages=tuple(stages)))
+    kind = replace(KIND, memory_bytes=1.0)
+    with pytest.raises(Infeasible) as error:
+        verify(replace(plan, cluster=replace(plan.cluster, device_types=(kind,))))
+    assert f"({needed_bytes(plan)[0] - 1:.0f} bytes) short" in str(error.value)

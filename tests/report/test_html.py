@@ -121,3 +121,13 @@ def test_a_trace_of_another_plan_is_refused() -> None:
         Subject(title="", plan=other, predicted=PREDICTED)
     with pytest.raises(InvalidInput, match="neither a plan nor a trace"):
         Subject(title="")
+
+
+def test_what_is_recomputed_stands_in_the_table_of_stages(tmp_path: Path) -> None:
+    plan = replace(PLAN, stages=(replace(PLAN.stages[0], recompute=("s0",)), *PLAN.stages[1:]))
+    write_html(replace(whole_subject(), plan=plan, predicted=None, measured=None), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert ">recomputes<" in text
+    assert "What a stage recomputes is not kept" in text
+    write_html(whole_subject(), tmp_path / "report.html")
+    assert "recomputes" not in (tmp_path / "report.html").read_text()

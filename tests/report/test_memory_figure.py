@@ -1,12 +1,13 @@
 """Where bytes are, and curves that stay true when they are thinned."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from builders import Part, make_plan
 from subjects import PLAN, whole_subject
 
-from graphpipe.report.memory_figure import MOST_POINTS, PARTS, memory_figure, stage_bytes, thin
+from graphpipe.report.memory_figure import MOST_POINTS, PARTS, memory_figure, stage_bytes, stage_bytes_figure, thin
 from graphpipe.trace import MemorySample
 
 
@@ -26,6 +27,16 @@ def test_parts_by_hand() -> None:
     assert (parts.activations, parts.buffers) == (12.0, 0.0)
     # s2 receives 4 bytes per sample of s0; each of its two replicas holds half of the 2 samples in flight.
     assert stage_bytes(PLAN, 2).buffers == 4.0
+
+
+def test_what_is_computed_again_is_a_part_of_its_own() -> None:
+    plan = replace(PLAN, stages=(replace(PLAN.stages[0], recompute="full"), *PLAN.stages[1:]))
+    parts = stage_bytes(plan, 0)
+    # 3 bytes for each of the two samples of a micro-batch; nothing is received.
+    assert (parts.activations, parts.buffers, parts.recomputed) == (0.0, 0.0, 6.0)
+    names = lambda plan: [bar.name for bar in stage_bytes_figure(plan).figure.data]  # noqa: E731
+    assert names(plan) == list(PARTS)
+    assert names(PLAN) == list(PARTS[:-1])
 
 
 def test_a_curve_of_any_length_keeps_its_peaks() -> None:

@@ -1,6 +1,7 @@
 """Tables and pictures say what the values say."""
 
 import re
+from dataclasses import replace
 
 from builders import Part, make_plan
 from rich.console import Console, RenderableType
@@ -16,6 +17,7 @@ from graphpipe.report import (
     summary_lines,
     timeline,
 )
+from graphpipe.report.mermaid import mermaid
 from graphpipe.report.names import abbreviate, span_of_names
 from graphpipe.trace import Span, Trace, compare
 
@@ -64,6 +66,18 @@ def test_plan_table_has_a_row_per_stage() -> None:
     assert row(lines, "s1") == ["s1", "s1", "d1", "2", "4", "2.00 s", "4.00 s", "2.00 KiB (0%)", "s2"]
     # Two replicas take one sample each: half the time.
     assert row(lines, "s2")[3:] == ["2 x 1", "2", "1.00 s", "2.00 s", "512 B (0%)", "-"]
+
+
+def test_a_plan_that_recomputes_has_a_column_for_it() -> None:
+    stages = (replace(PLAN.stages[0], recompute="full"), PLAN.stages[1], replace(PLAN.stages[2], recompute=("s2",)))
+    lines = draw(plan_table(replace(PLAN, stages=stages), PREDICTION))
+    assert [row(lines, name)[-1] for name in ("s0", "s1", "s2")] == ["full", "-", "s2"]
+    # The backward of one micro-batch is longer by its forward, 1 s for each replica.
+    assert row(lines, "s2")[5:7] == ["1.00 s", "3.00 s"]
+    assert "recomputes" not in " ".join(draw(plan_table(PLAN, PREDICTION)))
+    boxes = mermaid(replace(PLAN, stages=stages)).splitlines()
+    assert boxes[1].endswith('micro 2<br>recomputes all"]')
+    assert boxes[3].endswith('micro 2 × 1<br>recomputes"]')
 
 
 def test_layout_tells_replicas() -> None:

@@ -1,20 +1,26 @@
 """A chain with dropout and BatchNorm, cut into stages that share devices or forget what they compute."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from run_models import cross_entropy
-from run_plans import StageLine, hand_split, plan_of
+from run_plans import StageLine, captured_plan
 from run_splits import in_halves
 from torch import Tensor, nn
 
+from graphpipe.costs import Recompute
 from graphpipe.documents import to_body
 from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
 
 BATCH = 8
 INTERLEAVED: list[StageLine] = [(["a"], [0], 2), (["b"], [1], 2), (["c"], [0], 2), (["d"], [1], 2)]
+
+
+NOTHING: Mapping[int, Recompute] = MappingProxyType({})
 
 
 class Running(nn.Module):
@@ -54,25 +60,23 @@ def chain_pipeline(
     stages: list[StageLine],
     schedule: str = "1f1b",
     *,
-    recompute: tuple[int, ...] = (),
+    recompute: Mapping[int, Recompute] = NOTHING,
     in_flight: int = BATCH,
     dropout: float = 0.3,
     **options: Any,
 ) -> tuple[Pipeline, DagModule]:
-    """Return a pipeline of `chain` whose stages in `recompute` forget, and the model."""
+    """Return a pipeline of `chain` whose stages recompute what `recompute` says, and the model."""
     model, (inputs, _) = chain(dropout), chain_batch()
-    plan = in_halves(plan_of(model, inputs, stages, BATCH, schedule), schedule)
-    policy = dict.fromkeys(recompute, "recompute")
+    plan = in_halves(captured_plan(model, inputs, stages, BATCH), schedule)
     changed = (
-        replace(stage, memory_policy=policy.get(number, "keep"), in_flight=in_flight)
+        replace(stage, recompute=recompute.get(number, "none"), in_flight=in_flight)
         for number, stage in enumerate(plan.stages)
     )
-    plan = replace(plan, stages=tuple(changed))
-    return Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, debug=True, **options), model
+    return Pipeline(replace(plan, stages=tuple(changed)), model, cross_entropy, debug=True, **options), model
 
 
 def train_chain(
-    stages: list[StageLine], schedule: str, recompute: tuple[int, ...] = (), **options: Any
+    stages: list[StageLine], schedule: str, recompute: Mapping[int, Recompute] = NOTHING, **options: Any
 ) -> dict[str, Any]:
     """Train two steps; return the losses, the last gradients, and the whole model's state."""
     adamw = lambda parameters: torch.optim.AdamW(parameters, lr=0.05)  # noqa: E731

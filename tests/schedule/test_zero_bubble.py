@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
+from graphpipe.plan.bounds import needed_bytes
 from graphpipe.schedule import Compute, Reduce, Schedule, Send, Task, lower, schedule
-from graphpipe.schedule.room import needed_bytes, with_room
+from graphpipe.schedule.room import with_room
 from graphpipe.schedule.verify import verify
 from graphpipe.schedule.zero_bubble import with_zero_bubble
 from graphpipe.simulate import step_seconds
@@ -148,3 +149,15 @@ def test_zero_bubble_is_never_slower_and_stays_within_memory(plan: Plan, more: f
 def test_the_share_that_is_kept_is_a_share():
     with pytest.raises(InvalidInput, match=r"kept_for_weight_gradient: is 1\.5, must be 0 to 1"):
         replace(TWO.costs, kept_for_weight_gradient=1.5)
+
+
+def test_a_stage_that_recomputes_goes_back_whole_and_the_others_do_not():
+    parts = [Part(saved_bytes=3), Part(saved_bytes=3, recompute="full"), Part(saved_bytes=3), Part()]
+    for name in ("zb-h1", "zb-auto"):
+        plan = with_room(make_plan(parts, batch_size=8, schedule=name))
+        found = schedule(plan)
+        halved = {task.stage for tasks in found.devices for task in tasks if task.kind == "I"}
+        assert halved == {2, 3}  # nobody waits for the gradient of stage 0
+    listed = str(found).replace("B1.", "I1.")
+    with pytest.raises(InvalidInput, match=r"lists I1\.0, but stage 's1' recomputes: its backwards are whole"):
+        verify(plan, Schedule.parse(listed.replace("I1.7", "I1.7 W1.0 W1.1 W1.2 W1.3 W1.4 W1.5 W1.6 W1.7")))

@@ -7,6 +7,7 @@ from builders import plans
 from hypothesis import given, settings
 
 from graphpipe.plan import Plan
+from graphpipe.plan.bounds import needed_bytes
 from graphpipe.plan.sharding import sample_range
 from graphpipe.simulate import simulate
 from graphpipe.trace import Span, Trace
@@ -56,11 +57,9 @@ def task_spans(plan: Plan, trace: Trace, number: int) -> dict[tuple[str, int], S
 @settings(max_examples=40, deadline=None)
 @given(plans())
 def test_memory_stays_within_what_is_in_flight_and_returns_to_the_weights(plan: Plan):
-    trace, model = simulate(plan), plan.cost_model
+    trace, needed = simulate(plan), needed_bytes(plan)
     for device in plan.used_devices:
-        hosted = [stage for stage in plan.stages if device in stage.devices]
-        state = sum(model.state_bytes(stage.ops) for stage in hosted)
-        flying = sum(model.activation_bytes(stage.ops) * stage.in_flight / stage.degree for stage in hosted)
+        state = sum(plan.cost_model.state_bytes(stage.ops) for stage in plan.stages if device in stage.devices)
         held = [sample.bytes for sample in trace.memory if sample.device == device]
         assert held[-1] == pytest.approx(state)
-        assert max(held) <= state + flying + 1e-6
+        assert max(held) <= needed[device] + 1e-6

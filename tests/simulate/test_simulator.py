@@ -8,7 +8,7 @@ from builders import Part, chain, make_plan
 from graphpipe.costs import Link
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
-from graphpipe.plan.bounds import bottleneck_seconds, least_step_seconds
+from graphpipe.plan.bounds import bottleneck_seconds, least_step_seconds, needed_bytes
 from graphpipe.schedule import Schedule
 from graphpipe.simulate import predict, simulate, step_seconds
 from graphpipe.trace import Trace
@@ -180,6 +180,23 @@ def test_memory_over_time_returns_to_the_weights():
     plan = make_plan([Part(parameter_bytes=1, saved_bytes=10)], batch_size=2)
     memory = [(sample.seconds, sample.bytes) for sample in simulate(plan).memory]
     assert memory == [(0, 14), (3, 14), (6, 4)]
+
+
+def test_a_stage_that_recomputes_holds_its_activations_once_and_goes_back_for_longer():
+    parts = [Part(parameter_bytes=100, saved_bytes=7, recompute="full"), Part(saved_bytes=7, recompute=("s1",))]
+    plan = make_plan(parts, chain(2, bytes_per_sample=1), batch_size=2)
+    kept = replace(plan, stages=tuple(replace(stage, recompute="none") for stage in plan.stages))
+    # Forward and send, s1 twice forward and back without waiting, send, back.
+    assert simulate(kept).step_seconds == 1 + 1 + 2 * (1 + 2) + 1 + 2
+    trace = simulate(plan)
+    assert trace.step_seconds == 1 + 1 + 2 * (1 + 3) + 1 + 3
+    # Of s0 nothing stays between forward and backward; while it goes back, from 7 s and from 11 s, its 7 bytes do.
+    held = [(sample.seconds, sample.bytes) for sample in trace.memory if sample.device == 0]
+    assert held == [(0, 400), (7, 407), (10, 400), (11, 407), (14, 400)]
+    # s1 keeps the byte it received while it holds the 7 that its backward computes again.
+    assert trace.peak_bytes == (407, 8)
+    for device, needed in needed_bytes(plan).items():
+        assert trace.peak_bytes[device] == needed
 
 
 def test_a_given_schedule_is_simulated_instead_and_verified():

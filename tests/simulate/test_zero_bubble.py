@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from graphpipe.costs import Curve, Link
 from graphpipe.plan import Plan
+from graphpipe.plan.bounds import needed_bytes
 from graphpipe.schedule import Schedule, zb_auto, zb_h1
-from graphpipe.schedule.room import needed_bytes, with_room
+from graphpipe.schedule.room import with_room
 from graphpipe.simulate import simulate, step_seconds
 from graphpipe.trace import Trace
 

@@ -1,0 +1,49 @@
+"""Coarser forms of a graph: what they hold, and that they lose little."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import random_problem
+
+from graphpipe.costs import CostModel
+from graphpipe.graph.series_parallel import Leaf, decompose
+from graphpipe.plan.grain import Coarsening
+from graphpipe.plan.partition import crossing_bytes
+from graphpipe.plan.settings import SettingTable, shares
+from graphpipe.plan.sweep import Draws, Shape, best_targets
+from graphpipe.plan.tree import cut_bytes
+
+
+def coarsened(series, cuts: tuple[float, ...], weights: dict[str, float], grain: float):
+    coarsening = Coarsening(weights, grain, {id(series): cuts}, {}, {})
+    tree = coarsening.series(series)
+    return [coarsening.runs[part.op] for part in tree.parts], coarsening.merged_cuts[id(tree)]
+
+
+def test_light_neighbours_become_one_and_narrow_cuts_stay():
+    series = type(decompose(random_problem(0).graph))(tuple(Leaf(name) for name in "abcdef"))
+    weights = dict(zip("abcdef", (0.1, 0.1, 0.6, 0.05, 0.05, 0.1), strict=True))
+    # The cut between d and e is narrower than all others: no run hides it.
+    runs, cuts = coarsened(series, (0.0, 8.0, 8.0, 8.0, 1.0, 8.0, 0.0), weights, 0.25)
+    assert runs == [("a", "b"), ("c",), ("d",), ("e", "f")]
+    assert cuts == (0.0, 8.0, 8.0, 1.0, 0.0)
+
+
+@given(seed=st.integers(0, 10**9), unit=st.sampled_from([1, 2, 4]))
+@settings(max_examples=60, deadline=None)
+def test_a_coarse_form_keeps_every_operator_and_its_target(seed: int, unit: int):
+    problem = random_problem(seed)
+    tree, costs = decompose(problem.graph), CostModel(problem.graph, problem.costs, problem.cluster)
+    table = SettingTable.of(
+        problem, costs, unit if unit <= len(problem.cluster.devices) else 1, [4], frozenset(tree.ops)
+    )
+    fine = Shape.of(problem, tree, reverse=False)
+    coarse = fine.for_units(table, shares(problem, costs))
+    cuts = cut_bytes(tree, problem.graph)
+    assert set(coarse.cuts[id(coarse.tree)]) <= set(cuts[id(tree)])
+    fine_target, target = best_targets(table, fine, np.inf), best_targets(table, coarse, np.inf)
+    # A run holds at most an eighth of what a unit of devices takes when all is shared out evenly.
+    assert fine_target[0] * (1 - 0.004) <= target[0] <= fine_target[0] * 1.25 + 1e-12
+    parts = Draws.of(table, coarse, target[:, None]).parts(0, 0)
+    assert sorted(op for part in parts for op in part.ops) == sorted(op.name for op in problem.graph.ops)
+    assert all(source < end for source, end in crossing_bytes(problem.graph, parts)), "stages in topological order"

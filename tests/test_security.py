@@ -1,0 +1,135 @@
+"""Nothing listens but where the user says, nothing is unpickled, and no name in a file leads out of its folder."""
+
+import ast
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from graphpipe.costs import Cluster, CostTable
+from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.plan import Plan
+from graphpipe.run.checkpoint_manifest import Contents, FileEntry, TensorEntry
+from graphpipe.run.checkpoint_tensors import read_tensors
+from graphpipe.run.config_file import read_config
+from graphpipe.run.store import bound_store, stay_on_loopback
+from graphpipe.run.train_config import RunSettings, TrainConfig
+from graphpipe.trace import Trace
+
+PACKAGE = Path(__file__).parent.parent / "graphpipe"
+UNPICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+OBJECT_COLLECTIVES = {
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+}
+
+
+def test_nothing_is_unpickled() -> None:
+    """In our own code; torch.load is a call of `load` on the module torch."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name.partition(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [(node.module or "").partition(".")[0], *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Attribute):
+                names = [node.attr]
+                assert ast.unparse(node) not in ("torch.load", "torch.package"), f"{path}:{node.lineno}"
+            assert not {*names} & (UNPICKLES | OBJECT_COLLECTIVES), f"{path}:{getattr(node, 'lineno', 0)}"
+
+
+class Bomb:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+def manifest(path: Path) -> None:
+    Contents.load(path)
+
+
+def tensors(path: Path) -> None:
+    read_tensors(path.parent, {"weight": TensorEntry(file=path.name, dtype="float32", shape=(1,))})
+
+
+LOADERS = [
+    *(Plan.load, Graph.load, CostTable.load, Trace.load, Cluster.load, TrainConfig.load),
+    *(read_config, manifest, tensors),
+]
+
+
+@pytest.mark.parametrize("load", LOADERS, ids=lambda load: getattr(load, "__qualname__", "load"))
+def test_a_pickle_in_place_of_a_file_is_refused(load: Callable[[Path], object], tmp_path: Path) -> None:
+    mark, path = tmp_path / "exploded", tmp_path / "file"
+    path.write_bytes(pickle.dumps(Bomb(mark)))
+    with pytest.raises((GraphPipeError, SafetensorError)):
+        load(path)
+    assert not mark.exists()
+    pickle.loads(path.read_bytes())
+    assert mark.exists()  # so it would have shown
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "deep/inside", "..", "."])
+def test_a_manifest_names_files_in_its_folder_only(name: str, tmp_path: Path) -> None:
+    entry = FileEntry(bytes=1, sha256="0" * 64)
+    Contents(files={name: entry}).save(tmp_path / "manifest.json")
+    with pytest.raises(CheckpointCorrupt, match="which is not in its folder"):
+        Contents.load(tmp_path / "manifest.json")
+    elsewhere = TensorEntry(file=name, dtype="float32", shape=())
+    Contents(tensors={"weight": elsewhere}).save(tmp_path / "manifest.json")
+    with pytest.raises(CheckpointCorrupt, match=f"has no file '{name}'"):
+        Contents.load(tmp_path / "manifest.json")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "deep/inside", ".."])
+def test_a_run_stays_in_its_directory(name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"run.name: is '.*', which would leave run.directory"):
+        RunSettings(name=name)
+
+
+def listening(port: int) -> set[str]:
+    """Return the addresses at which anybody on this machine listens at a port, as Linux writes them."""
+    rows = [line.split() for each in ("tcp", "tcp6") for line in Path(f"/proc/net/{each}").read_text().splitlines()[1:]]
+    ends = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return {host for host, at in ends if int(at, 16) == port}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
+def test_ranks_meet_at_the_address_they_are_given_and_no_other() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as probe:
+        port = probe.getsockname()[1]
+    store = bound_store(0, "127.0.0.2", port, timedelta(seconds=10))
+    assert listening(port) == {"0200007F"}
+    other = bound_store(1, "127.0.0.2", port, timedelta(seconds=10))
+    store.set("word", "here")
+    assert other.get("word") == b"here"
+    with pytest.raises(RuntimeError, match="EADDRINUSE"):
+        bound_store(0, "127.0.0.2", port, timedelta(seconds=10))
+    with pytest.raises(RuntimeError, match="Cannot assign requested address"):
+        bound_store(0, "192.0.2.1", port, timedelta(seconds=10))
+
+
+def test_ranks_that_meet_on_the_loopback_interface_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host, wanted in {"127.0.0.1": "lo", "::1": "lo", "localhost": "lo", "10.0.0.5": None, "node7": None}.items():
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+        monkeypatch.setattr("graphpipe.run.store.loopback_interface", lambda: "lo")
+        stay_on_loopback(host)
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == wanted, host
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    stay_on_loopback("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
