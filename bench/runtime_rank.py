@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from bench.alternate import alternate
 from bench.engines import ours, plain, theirs
 from graphpipe.model.zoo import zoo_model
 from graphpipe.plan import Plan
-from graphpipe.run.world import loopback_store
 
 
 def chain(job: str) -> None:
@@ -29,7 +27,9 @@ def chain(job: str) -> None:
     count = plan.batch_size // plan.stages[0].micro_batch
     steps = {
         "ours": ours(plan, model.module, model.loss_fn, inputs, targets),
-        "theirs": theirs(_gpt_stage(twin, rank, case["ranks"]), model.loss_fn, plan.schedule, count, [*inputs.values()], targets),
+        "theirs": theirs(
+            _gpt_stage(twin, rank, case["ranks"]), model.loss_fn, plan.schedule, count, [*inputs.values()], targets
+        ),
     }
     losses = [steps["ours"](), steps["theirs"]()]
     if rank == case["ranks"] - 1:

@@ -1,5 +1,6 @@
 """One replica of a stage at work: the tasks of its micro-batches, and what is kept between them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,8 @@ class StageReplica:
     device: torch.device
     inbox: Inbox
     watch: Watch
+    parameters: Sequence[nn.Parameter]
+    """Of the program, looked up once."""
     forgetful: Forgetful | None = None
     """Given, forwards are forgotten, and computed again for the backward."""
     splits: bool = False
@@ -183,7 +186,7 @@ class StageReplica:
 
     def _spoil_gradients(self) -> None:
         # Where an injected fault wants it.
-        for parameter in self.module.parameters() if self.watch.injector.armed else ():
+        for parameter in self.parameters if self.watch.injector.armed else ():
             if parameter.grad is not None:
                 parameter.grad = self.watch.spoil("backward", parameter.grad)
 

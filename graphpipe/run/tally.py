@@ -10,8 +10,8 @@ from torch import Tensor
 
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.plan import Plan
+from graphpipe.run.numbers import Numbers
 from graphpipe.run.replica import StageReplica
-from graphpipe.run.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,14 @@ class Tally:
         return math.sqrt(sum(self.squared_norms))
 
 
+def places(plan: Plan, output_stage: int) -> int:
+    """Return how many numbers a tally adds up."""
+    degrees = [stage.degree for stage in plan.stages]
+    return degrees[output_stage] + len(degrees) + sum(degrees)
+
+
 def tally(
-    world: World, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
+    numbers: Numbers, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
 ) -> Tally:
     """Add up the step over all ranks; every rank must call this.
 
@@ -42,22 +48,22 @@ def tally(
     degrees = [stage.degree for stage in plan.stages]
     stages, degree = len(degrees), degrees[output_stage]
     first_place = [degree + stages + sum(degrees[:stage]) for stage in range(stages)]
-    numbers = [0.0] * (degree + stages + sum(degrees))
+    own = [0.0] * places(plan, output_stage)
     for replica in replicas:
         seat = replica.seat
         if seat.stage == output_stage:
-            numbers[seat.replica] = _loss(replica)
-        numbers[first_place[seat.stage] + seat.replica] = _first_bad(replica)
+            own[seat.replica] = _loss(replica)
+        own[first_place[seat.stage] + seat.replica] = _first_bad(replica)
         if with_norms and seat.replica == 0:
-            gradients = [p.grad for p in replica.program.module.parameters() if p.grad is not None]
-            numbers[degree + seat.stage] = total_norm(gradients) ** 2
-    numbers = world.sum_numbers(numbers)
-    rest = iter(numbers[degree + stages :])
+            gradients = [each.grad for each in replica.parameters if each.grad is not None]
+            own[degree + seat.stage] = total_norm(gradients) ** 2
+    sums = numbers.add_up(own)
+    rest = iter(sums[degree + stages :])
     firsts = [min(islice(rest, replicas)) for replicas in degrees]
     return Tally(
-        loss=sum(numbers[:degree]),
+        loss=sum(sums[:degree]),
         first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
-        squared_norms=tuple(numbers[degree : degree + stages]),
+        squared_norms=tuple(sums[degree : degree + stages]),
     )
 
 
@@ -78,7 +84,9 @@ def _first_bad(replica: StageReplica) -> float:
     # Infinity where there is none.
     seen = [(number, each) for number, sums in replica.sums.items() for each in sums]
     values: list[float] = torch.stack([each for _, each in seen]).tolist() if seen else []
-    return min((number for (number, _), value in zip(seen, values, strict=True) if not math.isfinite(value)), default=math.inf)
+    return min(
+        (number for (number, _), value in zip(seen, values, strict=True) if not math.isfinite(value)), default=math.inf
+    )
 
 
 def check_finite(result: Tally, plan: Plan, step: int) -> None:

@@ -52,14 +52,6 @@ class World:
             if group is not None:
                 dist.all_reduce(tensor, group=group)
 
-    def sum_numbers(self, numbers: list[float]) -> list[float]:
-        """Return the sums over all ranks, in float64."""
-        if self.everyone is None:
-            return numbers
-        tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        self.sum(tensor)
-        return tensor.tolist()
-
     def broadcast(self, tensor: Tensor, source: int, ranks: Sequence[int] | None = None) -> None:
         """Replace `tensor` on `ranks` (None: all) by rank `source`'s, in place."""
         with self._group(ranks) as group:
