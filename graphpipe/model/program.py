@@ -1,5 +1,6 @@
 """The stage program: what the runtime runs for one stage, whatever it was made from."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +20,11 @@ class ValueSpec:
     dtype: torch.dtype
     requires_grad: bool
     """True when the consumer sends a gradient back: floating point, and some trainable parameter is upstream."""
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.sample_shape) * self.dtype.itemsize
 
 
 class StageProgram(Protocol):

@@ -60,6 +60,7 @@ def build_worker(
             device=world.device,
             inbox=Inbox(world.device),
             watch=watch,
+            parameters=tuple(program.module.parameters()),
             forgetful=Forgetful(program.module) if stage.recompute == "full" else None,
             splits=seat.stage in split,
             room=stage.in_flight / stage.degree if debug else None,

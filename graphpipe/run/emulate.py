@@ -1,7 +1,7 @@
 """Emulated compute: a replica that sleeps as long as its tasks would take, and sends tensors of their size."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,7 +38,7 @@ class EmulatedReplica:
     """By kind of task."""
     receives: EdgeSpecs
     sends: EdgeSpecs
-    module: nn.Module
+    parameters: Sequence[nn.Parameter]
     outgoing: dict[int, Values] = field(default_factory=dict[int, Values])
     outgoing_task: Task | None = None
 
@@ -67,7 +67,7 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
             seconds={kind: seconds.get((seat.device, seat.stage, kind), 0.0) for kind in "FBIW"},
             receives={n: specs[n] for n, edge in enumerate(plan.edges) if edge.target == seat.stage},
             sends={n: specs[n] for n, edge in enumerate(plan.edges) if edge.source == seat.stage},
-            module=_parameters(plan, seat.stage),
+            parameters=_parameters(plan, seat.stage),
         )
     return Worker(
         placement=placement,
@@ -98,10 +98,10 @@ def _rows(spec: ValueSpec, rows: int) -> Tensor:
     return torch.zeros((rows, *spec.sample_shape), dtype=spec.dtype)
 
 
-def _parameters(plan: Plan, stage: int) -> nn.Module:
+def _parameters(plan: Plan, stage: int) -> list[nn.Parameter]:
     # One vector as large as all parameters that its replicas reduce.
     vector = _vector(plan.reduced_bytes(stage))
-    return nn.ParameterList([vector] if len(vector) else [])
+    return [vector] if len(vector) else []
 
 
 def _vector(count: float) -> nn.Parameter:

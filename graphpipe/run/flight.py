@@ -85,7 +85,7 @@ class Flight:
         gradients = [arrived[name] for name in roots]
         if loss is None or not loss.requires_grad:
             return [*roots.values()], gradients
-        return [*roots.values(), loss * self.share], [*gradients, torch.ones_like(loss)]
+        return [*roots.values(), loss], [*gradients, torch.full_like(loss, self.share)]
 
     def _record(self) -> Computed:
         with nullcontext() if self.shelf is None else self.shelf.keeping():

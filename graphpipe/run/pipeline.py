@@ -24,9 +24,11 @@ from graphpipe.run.evaluate import evaluating, lower_forward
 from graphpipe.run.fault import Fault
 from graphpipe.run.held import Held
 from graphpipe.run.losses import LossFunction
+from graphpipe.run.numbers import Numbers
 from graphpipe.run.placement import Placement, RankLayout, layout
+from graphpipe.run.rng import apart
 from graphpipe.run.shortage import naming_shortage
-from graphpipe.run.tally import check_finite, tally
+from graphpipe.run.tally import check_finite, places, tally
 from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
 from graphpipe.run.values import edge_specs, gradient_edges
 from graphpipe.run.watch import Watch
@@ -97,6 +99,7 @@ class Pipeline:
         with self._world.closing_on_error():
             placement = Placement.of(plan, self._world.size)
             agree(self._world, plan, placement, specs, seed)
+            self._numbers = Numbers(self._world, places(plan, self._output_stage), root=placement.ranks(0)[0])
             self._watch = Watch.of(
                 self._world.rank, [stage.name for stage in plan.stages], self._world.device, faults, fault_log
             )
@@ -136,10 +139,12 @@ class Pipeline:
             worker.recorder.begin()
             self._update.clear()
             match_modes(worker)
-            worker.run(self._lowered, batch, self._loss_fn)
+            self._numbers.expect()
+            with apart(self._world.device):
+                worker.run(self._lowered, batch, self._loss_fn)
             clip = self._update.clip_norm is not None
             result = tally(
-                self._world,
+                self._numbers,
                 plan,
                 [*worker.replicas.values()],
                 self._output_stage,
@@ -178,11 +183,14 @@ class Pipeline:
         worker = self._worker
         replicas = [*worker.replicas.values()]
         with self._failing(), evaluating(replica.program.module for replica in replicas):
-            worker.run(lowered, batch, None if targets is None else self._loss_fn)
+            if targets is not None:
+                self._numbers.expect()
+            with apart(self._world.device):
+                worker.run(lowered, batch, None if targets is None else self._loss_fn)
             own = [piece for replica in replicas for piece in replica.results]
             arrange = self._programs[self._output_stage].arrange
             results = arrange(outputs.gather(self._world, own)) if gather else None
-            loss = None if targets is None else tally(self._world, self.plan, replicas, self._output_stage).loss
+            loss = None if targets is None else tally(self._numbers, self.plan, replicas, self._output_stage).loss
         return loss, results
 
     def sync_model(self) -> None:
@@ -287,6 +295,7 @@ class Pipeline:
         for replica in self._worker.replicas.values():
             replica.begin()
         self._worker.channels.sending.clear()
+        self._numbers.forget()
         self._world.close()
         self._open = False
 

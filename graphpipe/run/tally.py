@@ -10,8 +10,8 @@ from torch import Tensor
 
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.plan import Plan
+from graphpipe.run.numbers import Numbers
 from graphpipe.run.replica import StageReplica
-from graphpipe.run.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,14 @@ class Tally:
         return math.sqrt(sum(self.squared_norms))
 
 
+def places(plan: Plan, output_stage: int) -> int:
+    """Return how many numbers a tally adds up."""
+    degrees = [stage.degree for stage in plan.stages]
+    return degrees[output_stage] + len(degrees) + sum(degrees)
+
+
 def tally(
-    world: World, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
+    numbers: Numbers, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
 ) -> Tally:
     """Add up the step over all ranks; every rank must call this.
 
@@ -41,42 +47,56 @@ def tally(
     """
     degrees = [stage.degree for stage in plan.stages]
     stages, degree = len(degrees), degrees[output_stage]
-    places = torch.zeros(degree + stages + sum(degrees), dtype=torch.float64, device=world.device)
-    losses, norms, bad = places.split([degree, stages, sum(degrees)])
-    by_stage = bad.split(degrees)
+    first_place = [degree + stages + sum(degrees[:stage]) for stage in range(stages)]
+    own = [0.0] * places(plan, output_stage)
     for replica in replicas:
         seat = replica.seat
         if seat.stage == output_stage:
-            losses[seat.replica] = replica.loss
-        by_stage[seat.stage][seat.replica] = _first_bad(replica, world.device)
+            own[seat.replica] = _loss(replica)
+        own[first_place[seat.stage] + seat.replica] = _first_bad(replica)
         if with_norms and seat.replica == 0:
-            gradients = _counted(plan, replica)
-            norms[seat.stage] = torch.nn.utils.get_total_norm(gradients).double() ** 2 if gradients else 0.0
-    world.sum(places)
-    numbers: list[float] = places.tolist()
-    rest = iter(numbers[degree + stages :])
+            own[degree + seat.stage] = total_norm(_counted(plan, replica)) ** 2
+    sums = numbers.add_up(own)
+    rest = iter(sums[degree + stages :])
     firsts = [min(islice(rest, replicas)) for replicas in degrees]
     return Tally(
-        loss=sum(numbers[:degree]),
+        loss=sum(sums[:degree]),
         first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
-        squared_norms=tuple(numbers[degree : degree + stages]),
+        squared_norms=tuple(sums[degree : degree + stages]),
     )
 
 
 def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
     # What stages share counts with the first of them.
-    stage, names = replica.seat.stage, replica.program.parameter_names
+    stage = replica.seat.stage
     elsewhere = {name for each in plan.exchanges if stage in each.stages[1:] for name in each.parameters}
-    named = replica.module.named_parameters()
-    return [each.grad for local, each in named if each.grad is not None and names[local] not in elsewhere]
+    parameters = replica.parameters
+    if elsewhere:
+        names = replica.program.parameter_names
+        parameters = [each for local, each in replica.module.named_parameters() if names[local] not in elsewhere]
+    return [each.grad for each in parameters if each.grad is not None]
 
 
-def _first_bad(replica: StageReplica, device: torch.device) -> Tensor:
-    # Infinity where there is none. Does not wait for a GPU.
-    if not replica.finite:
-        return torch.full((), math.inf, dtype=torch.float64)
-    numbers = torch.tensor(list(replica.finite), dtype=torch.float64, device=device)
-    return torch.where(torch.stack(list(replica.finite.values())), math.inf, numbers).min()
+def total_norm(gradients: Sequence[Tensor]) -> float:
+    """Return the 2-norm of all gradients together; NaN or infinite if anything in them is."""
+    return float(torch.nn.utils.get_total_norm(gradients, foreach=True)) if gradients else 0.0
+
+
+def _loss(replica: StageReplica) -> float:
+    # The part of the mini-batch's loss that the replica has computed.
+    if not replica.losses:
+        return 0.0
+    values: list[float] = torch.stack([loss for loss, _ in replica.losses]).tolist()
+    return sum(value * share for value, (_, share) in zip(values, replica.losses, strict=True))
+
+
+def _first_bad(replica: StageReplica) -> float:
+    # Infinity where there is none.
+    seen = [(number, each) for number, sums in replica.sums.items() for each in sums]
+    values: list[float] = torch.stack([each for _, each in seen]).tolist() if seen else []
+    return min(
+        (number for (number, _), value in zip(seen, values, strict=True) if not math.isfinite(value)), default=math.inf
+    )
 
 
 def check_finite(result: Tally, plan: Plan, step: int) -> None:

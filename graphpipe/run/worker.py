@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.program import ValueSpec
 from graphpipe.plan.sharding import SampleRange, sample_range
+from graphpipe.run.ahead import AHEAD_BYTES, Ahead
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
 from graphpipe.run.inbox import Inbox, Values
@@ -39,8 +40,8 @@ class Replica(Protocol):
         ...
 
     @property
-    def module(self) -> nn.Module:
-        """Its parameters, whose gradients are reduced."""
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those whose gradients are reduced; in the same order in every replica of a stage."""
         ...
 
     def begin(self) -> None:
@@ -79,8 +80,11 @@ class Worker(Generic[AnyReplica]):
         for replica in self.replicas.values():
             replica.begin()
         self.channels.sending.clear()
-        for device, action in self.own(lowered):
-            self._do(device, action, batch, loss_fn)
+        own = [*self.own(lowered)]
+        ahead = self._ahead(batch)
+        ahead.start(action.transfer for _, action in own if isinstance(action, Receive) and self._from_afar(action))
+        for device, action in own:
+            self._do(device, action, batch, loss_fn, ahead)
         self.watch.at("tally", peer=EVERYBODY)
         self.channels.drain()
 
@@ -100,14 +104,14 @@ class Worker(Generic[AnyReplica]):
         stages = sorted({stage for stage, _ in self.replicas})
         return [self.of_stage(stage)[0] for stage in stages]
 
-    def _do(self, device: int, action: Action, batch: Batch, loss_fn: LossFunction | None) -> None:
+    def _do(self, device: int, action: Action, batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
         match action:
             case Compute(task):
-                self._compute(device, task, batch, loss_fn)
+                self._compute(device, task, batch, loss_fn, ahead)
             case Send(transfer):
                 self._send(transfer, batch)
             case Receive(transfer):
-                self._receive(transfer, batch)
+                ahead.reach(transfer)
             case Reduce(stage):
                 self.watch.at("reduce", stage, peer=EVERYBODY)
                 with self.recorder.span(device, "reduce", stage):
@@ -118,7 +122,7 @@ class Worker(Generic[AnyReplica]):
                 with self.recorder.span(device, "reduce", first):
                     self.shared[number].sum_gradients(self.world)
 
-    def _compute(self, device: int, task: Task, batch: Batch, loss_fn: LossFunction | None) -> None:
+    def _compute(self, device: int, task: Task, batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
         replica = self.replicas[task.stage, device]
         rows = self._rows(task, device, batch)
         if not rows:
@@ -128,6 +132,7 @@ class Worker(Generic[AnyReplica]):
             self.watch.at("receive", task.stage, task.micro_batch, message.peer)
             with self.recorder.span(device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
                 message.wait()
+            ahead.used(message.rows.nbytes)
         self.watch.at("forward" if task.kind == "F" else "backward", task.stage, task.micro_batch)
         with self.recorder.span(device, task.kind, task.stage, task.micro_batch):
             replica.do(task, rows, batch, loss_fn)
@@ -149,13 +154,26 @@ class Worker(Generic[AnyReplica]):
             else:
                 self.channels.send(rows, peer)
 
-    def _receive(self, transfer: Transfer, batch: Batch) -> None:
+    def _ahead(self, batch: Batch) -> Ahead:
+        return Ahead(
+            begin=lambda transfer: self._receive(transfer, batch),
+            size_of=self._size_of,
+            room=AHEAD_BYTES if self.world.backend == "gloo" else 0,
+        )
+
+    def _from_afar(self, action: Receive) -> bool:
+        return self.placement.rank_of[action.transfer.source_device] != self.world.rank
+
+    def _size_of(self, transfer: Transfer) -> int:
+        return sum(spec.bytes_per_sample for spec in self._values(transfer)) * len(transfer.samples)
+
+    def _receive(self, transfer: Transfer, batch: Batch) -> int:
         peer = self.placement.rank_of[transfer.source_device]
-        if peer == self.world.rank:
-            return
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
-        for rows in self._buffers(transfer, batch).values():
+        buffers = self._buffers(transfer, batch).values()
+        for rows in buffers:
             target.inbox.expect(transfer.target_task, self.channels.receive(rows, peer))
+        return sum(rows.nbytes for rows in buffers)
 
     def _buffers(self, transfer: Transfer, batch: Batch) -> dict[str, Tensor]:
         # The rows of the target's buffers that this transfer fills, in the order of its values.
@@ -178,7 +196,7 @@ class Worker(Generic[AnyReplica]):
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas, but for what it shares with other stages."""
         ranks, name, shared = self.placement.ranks(stage), self.placement.plan.stages[stage].name, apart(self.shared)
-        columns = zip(*(replica.module.parameters() for replica in self.of_stage(stage)), strict=True)
+        columns = zip(*(replica.parameters for replica in self.of_stage(stage)), strict=True)
         own = [copies for copies in columns if id(copies[0]) not in shared]
         if len(set(ranks)) > 1:
             sum_between_ranks(self.world, [copies[0] for copies in own], ranks, name)
