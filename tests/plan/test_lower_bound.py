@@ -1,5 +1,6 @@
 """The lower bound: by hand, and below every plan there is."""
 
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from problems import best_bottleneck, cluster, random_problem, table, towers
 
 from graphpipe.errors import Infeasible
-from graphpipe.graph import Edge, Graph, Op, Work
+from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.plan.bounds import bottleneck_seconds, least_step_seconds
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.lower_bound import bottleneck_bound, bottleneck_gap_percent, gap_percent, step_bound
@@ -46,6 +47,18 @@ def _of(curves: dict[str, float], devices: int, batch: int, *, chain: bool = Fal
     graph = Graph(name="case", ops=ops, edges=edges)
     here = cluster(devices, memory_bytes=op.get("memory_bytes", 16e9))
     return Problem(graph, table(graph, {name: (0.0, seconds) for name, seconds in curves.items()}), here, batch)
+
+
+def test_what_operators_share_is_held_and_updated_once() -> None:
+    # Two operators with one parameter of 10 GB, whose update takes 10 s, on a device that holds it and no second one.
+    problem = _of({"a": 1.0, "b": 1.0}, 1, 1, parameter_bytes=1e10, memory_bytes=4.1e10)
+    ops = tuple(replace(op, parameters=("tied",)) for op in problem.graph.ops)
+    graph = replace(problem.graph, ops=ops, shared=(Shared(name="tied", bytes=1e10),))
+    costs = replace(problem.costs, graph_fingerprint=graph.fingerprint, optimizer_seconds_per_parameter_byte=1e-9)
+    problem = replace(problem, graph=graph, costs=costs)
+    plan = plan_by_hand(problem, HandPlan(stages=(HandStage(ops=("a", "b"), devices=(0,), micro_batch=1),)))
+    assert bottleneck_seconds(plan) == pytest.approx(6 + 10)
+    assert bottleneck_bound(problem) == pytest.approx(16)
 
 
 def test_what_does_not_divide_leaves_a_device_idle() -> None:

@@ -1,5 +1,6 @@
 """Real models: planned, cut, and trained on several ranks as plain PyTorch trains them on whole mini-batches."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -143,3 +144,13 @@ def test_what_a_mini_batch_lacks_is_said() -> None:
         bare.loss_fn({}, None)
     with pytest.raises(InvalidInput, match="'pixel_values' is a list"):
         from_transformers(model, {"pixel_values": [0.0]})
+
+
+def test_the_example_trains_clip(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    example = importlib.import_module("clip")
+    monkeypatch.setattr(example, "STEPS", 20)
+    example.main()
+    said = capsys.readouterr().out
+    first, second = (float(line.rpartition(" ")[2]) for line in said.splitlines() if line.startswith("step"))
+    assert second < first < 1
+    assert int(said.rpartition(": ")[2].rstrip("%\n")) >= 90
