@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph.operator_graph import Edge, Graph, Op
+from graphpipe.graph.operator import Edge, Op
+from graphpipe.graph.operator_graph import Graph
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-3, 20.0
 """Forward and backward of one batch of any model worth planning take a time between these."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph.importing import build, check_amount, check_samples, read_lines, without
-from graphpipe.graph.operator_graph import Edge, Graph, Measured, Op, Work
+from graphpipe.graph.operator import Edge, Measured, Op, Work
+from graphpipe.graph.operator_graph import Graph
 
 _KEYS = ["forward_compute_time", "backward_compute_time", "activation_size", "parameter_size"]
 _COSTS = f"A node's costs read: {'=..., '.join(_KEYS)}=..."

@@ -9,7 +9,8 @@ from pydantic import ConfigDict
 from graphpipe.documents import from_body, read_json
 from graphpipe.errors import InvalidInput
 from graphpipe.graph.importing import build, check_amount, check_samples
-from graphpipe.graph.operator_graph import Edge, Graph, Measured, Op, Work
+from graphpipe.graph.operator import Edge, Measured, Op, Work
+from graphpipe.graph.operator_graph import Graph
 
 _FORBID = ConfigDict(extra="forbid")
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.cluster import Device, DeviceType, Link
-from graphpipe.graph import Edge, Graph, Input, Op
-from graphpipe.graph.operator_graph import Origin
+from graphpipe.graph import Edge, Graph, Input, Op, Origin
 from graphpipe.model import DagModule, capture
 from graphpipe.model.program import ValueSpec
 from graphpipe.plan import Plan, Stage, StageEdge
