@@ -4,8 +4,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from docs_shell import ROOT, prepare
+from nbclient import NotebookClient
 
 NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 
