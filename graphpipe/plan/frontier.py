@@ -170,10 +170,11 @@ class Frontier:
 
     def _step(self, load: Shares, cut: float) -> _Step:
         crossing = self._loads.of_cut(cut)
-        if self._loads.overlap:
-            fits = (_worst(load) <= SLACK) & (crossing <= SLACK)
-        else:
-            fits = (_worst(load) <= SLACK) & (load[0] + crossing <= SLACK)
+        fits = _worst(load) <= SLACK
+        if not self._loads.overlap:
+            fits &= load[0] + crossing <= SLACK
+        elif not (passes := crossing <= SLACK).all():
+            fits &= passes
         # A stage that nothing has joined yet is closed already, whatever its degree would be.
         closed = (load[:, 0] == 0.0).all(0)
         for k, degree in enumerate(self._degrees):

@@ -36,6 +36,8 @@ _FEW_DOWNSETS = 200
 _INTERVALS = 4096
 """Operators times devices up to which the intervals of one order are searched exactly."""
 _MEMORY_MARGIN = 1.02
+_PRECISION = {"step": 1.01, "bottleneck": 1.003}
+"""Of targets, by objective. The step time of a partition depends on more than its target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Search:
         """
         chain = all(isinstance(part, Leaf) for part in shape.tree.parts)
         judges = [judge for judge in self.judges if chain or not judge.drafter.chain]
-        targets = best_targets(table, shape, self._ceiling(judges))
+        precision = _PRECISION[judges[0].found.objective]
+        targets = best_targets(table, shape, self._ceiling(judges), precision=precision)
         reached = np.flatnonzero(np.isfinite(targets))
         if not len(reached):
             return
