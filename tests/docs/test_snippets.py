@@ -1,8 +1,8 @@
 """Every command and snippet of README and documentation works as written, page by page in an empty folder.
 
 A block with `title="FILE"` is written to that file; bash and python blocks run in order, all python of a page in one
-session at its end. `not-run="REASON"` marks commands that need what a test has not: the product's parser must take
-their arguments. `text` is what commands print, or a synopsis, which the parser must take too.
+session at its end. `not-run="REASON"` marks commands that need what a test has not: the product's own parser must take
+their arguments. `text` is a synopsis, which the parser must take too, `console` what a command prints.
 """
 
 import os
@@ -58,13 +58,13 @@ def test_a_page_works_as_written(page: Path, server: str, tmp_path: Path) -> Non
         elif title := re.search(r'title="([^"]*)"', options):
             (tmp_path / title[1]).write_text(body)
         elif language == "text":
-            if body.startswith("graphpipe plan MODEL"):  # a synopsis
-                check_commands(body)
+            check_commands(body)
         elif language == "bash":
             run(["bash", "-euc", body], tmp_path, environment)
-        else:
-            assert language == "python", f"a block of {language} is neither run nor written to a file"
+        elif language == "python":
             session.append(body)
+        else:
+            assert language == "console", f"a block of {language} is neither run nor written to a file"
     if session:
         run(warm(server, "python", "-c", "\n".join(session)), tmp_path, environment)
 
