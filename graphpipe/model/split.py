@@ -23,7 +23,7 @@ def split(module: nn.Module, plan: Plan) -> tuple[StageProgram, ...]:
         InvalidInput: the plan's graph was not captured from a module, was captured from another model, does not
             have the edges that the model's values need, or holds trainable parameters in two stages.
     """
-    return build_stages(module, plan, _capture_for(module, plan.graph))
+    return build_stages(module, plan, capture_for(module, plan.graph))
 
 
 def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[StageProgram, ...]:
@@ -41,7 +41,12 @@ def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[Sta
     return tuple(_build(module, captured, plan, number, where, crossing, names) for number in range(len(plan.stages)))
 
 
-def _capture_for(module: nn.Module, graph: Graph) -> Captured:
+def capture_for(module: nn.Module, graph: Graph) -> Captured:
+    """Return what `graph` was made of.
+
+    Raises:
+        InvalidInput: it was not captured from a module, or was captured from another model.
+    """
     if graph.origin is None:
         remedy = "Capture the model, and plan for the graph you get."
         raise InvalidInput(f"graph '{graph.name}' was not captured from a module", where="split", remedy=remedy)

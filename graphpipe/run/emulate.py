@@ -12,6 +12,8 @@ from graphpipe.plan import Plan
 from graphpipe.plan.sharding import SampleRange
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
+from graphpipe.run.engine import Engine
+from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
@@ -56,7 +58,7 @@ class EmulatedReplica:
 
 def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: World) -> Worker[EmulatedReplica]:
     """Return a worker whose replicas only pretend to compute."""
-    specs = {number: (_spec(plan, number),) for number in range(len(plan.edges))}
+    specs = emulated_specs(plan)
     replicas: dict[tuple[int, int], EmulatedReplica] = {}
     for seat in placement.seats(world.rank):
         replicas[seat.stage, seat.device] = EmulatedReplica(
@@ -71,11 +73,28 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
         placement=placement,
         world=world,
         replicas=replicas,
-        specs=specs,
+        engines=_engines(plan, placement, world, replicas),
         channels=Channels(world),
         recorder=Recorder(world=world, on=True),
         watch=Watch.of(world.rank, [stage.name for stage in plan.stages], world.device),
     )
+
+
+def _engines(
+    plan: Plan, placement: Placement, world: World, replicas: Mapping[tuple[int, int], EmulatedReplica]
+) -> dict[int, Engine]:
+    stages: dict[int, list[nn.Module]] = {}
+    for (stage, _), replica in replicas.items():
+        stages.setdefault(stage, []).append(replica.module)
+    return {
+        stage: AllReduce(world=world, ranks=placement.ranks(stage), modules=modules, stage=plan.stages[stage].name)
+        for stage, modules in stages.items()
+    }
+
+
+def emulated_specs(plan: Plan) -> EdgeSpecs:
+    """Return what goes along every edge in place of the values: as many bytes."""
+    return {number: (_spec(plan, number),) for number in range(len(plan.edges))}
 
 
 def sleep(seconds: float) -> None:

@@ -15,7 +15,12 @@ def sum_between_ranks(world: World, module: nn.Module, ranks: Sequence[int], sta
 
     A parameter without gradient everywhere keeps none (an optimizer skips it); without one here, it counts as zero.
     """
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    sum_gradients(world, [*module.parameters()], ranks, stage)
+
+
+def sum_gradients(world: World, parameters: Sequence[nn.Parameter], ranks: Sequence[int], stage: str) -> None:
+    """Replace each of these parameters' gradients by its sum over the ranks (see `sum_between_ranks`)."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
     for bucket in buckets(trainable):
         present = torch.tensor([parameter.grad is not None for parameter in bucket], dtype=bucket[0].dtype)
         flat = flatten([*(_gradient(parameter, stage) for parameter in bucket), present], world.device)

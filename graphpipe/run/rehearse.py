@@ -175,5 +175,6 @@ def _batch(plan: Plan, step: int) -> Batch:
         micro_batches=tuple(stage.micro_batch for stage in plan.stages),
         key=(0, step),
         training=True,
+        specs=emulated_specs(plan),
         check_finite=False,
     )

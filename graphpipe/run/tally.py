@@ -11,6 +11,7 @@ from torch import Tensor
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.plan import Plan
 from graphpipe.run.replica import StageReplica
+from graphpipe.run.shards import is_sharded, own
 from graphpipe.run.world import World
 
 
@@ -40,27 +41,33 @@ def tally(
     exact, and the loss is added up in replica order wherever the replicas run.
     """
     degrees = [stage.degree for stage in plan.stages]
-    stages, degree = len(degrees), degrees[output_stage]
-    places = torch.zeros(degree + stages + sum(degrees), dtype=torch.float64, device=world.device)
-    losses, norms, bad = places.split([degree, stages, sum(degrees)])
-    by_stage = bad.split(degrees)
+    degree = degrees[output_stage]
+    places = torch.zeros(degree + 2 * sum(degrees), dtype=torch.float64, device=world.device)
+    losses, squares, bad = places.split([degree, sum(degrees), sum(degrees)])
+    norms, by_stage = squares.split(degrees), bad.split(degrees)
     for replica in replicas:
         seat = replica.seat
         if seat.stage == output_stage:
             losses[seat.replica] = replica.loss
         by_stage[seat.stage][seat.replica] = _first_bad(replica, world.device)
-        if with_norms and seat.replica == 0:
-            gradients = [p.grad for p in replica.program.module.parameters() if p.grad is not None]
-            norms[seat.stage] = torch.nn.utils.get_total_norm(gradients).double() ** 2 if gradients else 0.0
+        if with_norms and (gradients := _answered_for(replica)):
+            norms[seat.stage][seat.replica] = torch.nn.utils.get_total_norm(gradients).double() ** 2
     world.sum(places)
     numbers: list[float] = places.tolist()
-    rest = iter(numbers[degree + stages :])
+    rest = iter(numbers[degree:])
+    squared_norms = [sum(islice(rest, replicas)) for replicas in degrees]
     firsts = [min(islice(rest, replicas)) for replicas in degrees]
     return Tally(
         loss=sum(numbers[:degree]),
         first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
-        squared_norms=tuple(numbers[degree : degree + stages]),
+        squared_norms=tuple(squared_norms),
     )
+
+
+def _answered_for(replica: StageReplica) -> list[Tensor]:
+    # Every gradient, or part of one, on one replica alone: its shards, and on replica 0 what all replicas have.
+    gradients = [p.grad for p in replica.program.module.parameters() if p.grad is not None]
+    return [own(gradient) for gradient in gradients if is_sharded(gradient) or replica.seat.replica == 0]
 
 
 def _first_bad(replica: StageReplica, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """The worker: does the actions of one rank's devices in the order of the lowered schedule."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -10,12 +10,12 @@ from graphpipe.model.program import ValueSpec
 from graphpipe.plan.sharding import SampleRange, sample_range
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
+from graphpipe.run.engine import Engine
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
-from graphpipe.run.reduce import sum_between_ranks, sum_within_rank
-from graphpipe.run.values import EdgeSpecs, check_message
+from graphpipe.run.values import check_message
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import World
@@ -66,7 +66,8 @@ class Worker(Generic[AnyReplica]):
     world: World
     replicas: dict[tuple[int, int], AnyReplica]
     """By stage and device."""
-    specs: EdgeSpecs
+    engines: Mapping[int, Engine]
+    """By stage that this rank hosts."""
     channels: Channels
     recorder: Recorder
     watch: Watch
@@ -76,8 +77,12 @@ class Worker(Generic[AnyReplica]):
         for replica in self.replicas.values():
             replica.begin()
         self.channels.sending.clear()
+        for engine in self.engines.values():
+            engine.begin()
         for device, action in self.own(lowered):
             self._do(device, action, batch, loss_fn)
+        for engine in self.engines.values():
+            engine.end()
         self.watch.at("tally", peer=EVERYBODY)
         self.channels.drain()
 
@@ -130,7 +135,7 @@ class Worker(Generic[AnyReplica]):
         window = _window(transfer.samples, self._rows(transfer.source_task, transfer.source_device, batch))
         peer = self.placement.rank_of[transfer.target_device]
         buffers = self._buffers(transfer, batch) if peer == self.world.rank else {}
-        for spec in self._values(transfer):
+        for spec in _values(transfer, batch):
             rows = source.outgoing[transfer.edge][spec.name][window]
             if peer != self.world.rank:
                 self.watch.at("send", transfer.source_task.stage, transfer.source_task.micro_batch)
@@ -154,13 +159,9 @@ class Worker(Generic[AnyReplica]):
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
         all_rows = self._rows(transfer.target_task, transfer.target_device, batch)
         buffers: Values = target.inbox.buffers(
-            transfer.target_task, transfer.edge, self._values(transfer), len(all_rows)
+            transfer.target_task, transfer.edge, _values(transfer, batch), len(all_rows)
         )
         return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
-
-    def _values(self, transfer: Transfer) -> Sequence[ValueSpec]:
-        specs = self.specs[transfer.edge]
-        return [spec for spec in specs if spec.requires_grad] if transfer.direction == "backward" else specs
 
     def _rows(self, task: Task, device: int, batch: Batch) -> SampleRange:
         stage = self.placement.plan.stages[task.stage]
@@ -169,12 +170,12 @@ class Worker(Generic[AnyReplica]):
 
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas."""
-        ranks, name = self.placement.ranks(stage), self.placement.plan.stages[stage].name
-        modules: list[nn.Module] = [replica.module for replica in self.of_stage(stage)]
-        if len(set(ranks)) > 1:
-            sum_between_ranks(self.world, modules[0], ranks, name)
-        else:
-            sum_within_rank(modules, name)
+        self.engines[stage].reduce()
+
+
+def _values(transfer: Transfer, batch: Batch) -> Sequence[ValueSpec]:
+    specs = batch.specs[transfer.edge]
+    return [spec for spec in specs if spec.requires_grad] if transfer.direction == "backward" else specs
 
 
 def _window(samples: SampleRange, within: SampleRange) -> slice:
