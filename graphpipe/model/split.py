@@ -10,13 +10,13 @@ from graphpipe.graph import Graph
 from graphpipe.model.capture import Captured, capture_again, tied
 from graphpipe.model.dag_module import model_name
 from graphpipe.model.operators import own_tensors
-from graphpipe.model.program import StageProgram, ValueSpec
+from graphpipe.model.program import ValueSpec
 from graphpipe.model.stage_graph import stage_graph, stage_module
 from graphpipe.model.stage_program import ModuleStage
 from graphpipe.plan.plan import Plan, Stage
 
 
-def split(module: nn.Module, plan: Plan) -> tuple[StageProgram, ...]:
+def split(module: nn.Module, plan: Plan) -> tuple[ModuleStage, ...]:
     """Return one program per stage of `plan`, in order, that run `module`'s own submodules.
 
     Raises:
@@ -26,7 +26,7 @@ def split(module: nn.Module, plan: Plan) -> tuple[StageProgram, ...]:
     return build_stages(module, plan, capture_for(module, plan.graph))
 
 
-def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[StageProgram, ...]:
+def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[ModuleStage, ...]:
     """Return the stage programs from what `plan.graph` was made of.
 
     Raises:

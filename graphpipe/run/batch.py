@@ -9,8 +9,8 @@ from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plan.sharding import SampleRange
-from graphpipe.run.values import EdgeSpecs
 from graphpipe.run.tree import leaves, map_tensors
+from graphpipe.run.values import EdgeSpecs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,11 +47,17 @@ class Engine(ABC):
         """Take over the weights and buffers of the user's module, if they are not in use themselves."""
 
 
-def check_engine(name: str) -> None:
-    """Check the name of an engine.
+def check_engine(name: str, *, shard_optimizer: bool) -> None:
+    """Check the name of an engine, and whether the optimizer's state can be sharded beside it.
 
     Raises:
-        InvalidInput: there is none of this name; the nearest is given.
+        InvalidInput: there is none of this name (the nearest is given), or it shards the state itself.
     """
     if name not in ENGINES:
         raise InvalidInput(f"unknown engine '{name}'", where="engine", remedy=nearest(name, list(ENGINES)))
+    if shard_optimizer and name == "fsdp2":
+        raise InvalidInput(
+            "is true, and engine 'fsdp2' shards the optimizer's state itself",
+            where="shard_optimizer",
+            remedy="Leave it out, or choose engine='allreduce' or 'ddp'.",
+        )

@@ -71,4 +71,8 @@ def _sum(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Fut
     # Without a hook, DDP divides by the number of replicas: here losses are weighed by their share instead.
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda done: done.value()[0])
+    return work.get_future().then(_first)
+
+
+def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return done.value()[0]

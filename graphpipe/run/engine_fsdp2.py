@@ -39,9 +39,7 @@ class Fsdp2(Engine):
         InvalidInput: trainable parameters of several dtypes.
     """
 
-    def __init__(
-        self, world: World, ranks: Sequence[int], module: nn.Module, original: nn.Module, stage: str
-    ) -> None:
+    def __init__(self, world: World, ranks: Sequence[int], module: nn.Module, original: nn.Module, stage: str) -> None:
         self._world, self._ranks, self._module, self._original = world, tuple(ranks), module, original
         self._stage = stage
         _check_dtypes(module, stage)
@@ -52,7 +50,7 @@ class Fsdp2(Engine):
             holder = fully_shard(
                 _Holder(module), mesh=mesh, reshard_after_forward=False, ignored_params=set(self._numbers)
             )
-        self._fsdp = cast(FSDPModule, holder)
+        self._fsdp: FSDPModule = holder
         self._fsdp.set_gradient_divide_factor(1.0)  # losses are weighed by their share of the mini-batch instead
         self._fsdp.set_force_sum_reduction_for_comms(True)
 
@@ -109,7 +107,9 @@ class _Holder(nn.Module):
 
 
 def _check_dtypes(module: nn.Module, stage: str) -> None:
-    found = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters() if parameter.requires_grad}
+    found = {
+        str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters() if parameter.requires_grad
+    }
     if len(found) > 1:
         raise InvalidInput(
             f"its trainable parameters are of {len(found)} dtypes: {', '.join(sorted(found))}",

@@ -14,7 +14,6 @@ from graphpipe.run.shelf import Shelf
 from graphpipe.run.split_backward import WeightHalf, input_half
 from graphpipe.run.values import gradient_of
 
-
 Around = Callable[[list[Tensor]], AbstractContextManager[None]]
 
 

@@ -12,23 +12,30 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
-from graphpipe.model.inputs import Inputs, name_inputs
+from graphpipe.model.inputs import Inputs, describe, name_inputs
 from graphpipe.model.program import StageProgram
-from graphpipe.model.split import split
 from graphpipe.plan import Plan
-from graphpipe.run import outputs, share
+from graphpipe.run import outputs, shards, share
 from graphpipe.run.agree import agree
+from graphpipe.run.agreement import Agreement
 from graphpipe.run.batch import Batch, check_rows
-from graphpipe.run.build import align, build_worker, match_modes
+from graphpipe.run.build import align_buffers, build_worker, match_modes
+from graphpipe.run.engine import EngineName, check_engine
+from graphpipe.run.engines import check_schedule
 from graphpipe.run.evaluate import evaluating, lower_forward
 from graphpipe.run.fault import Fault
+from graphpipe.run.fit import fit
 from graphpipe.run.held import Held
+from graphpipe.run.loss_scale import LossScale
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, RankLayout, layout
+from graphpipe.run.portions import portions
+from graphpipe.run.precision import PrecisionName, check_precision, initial_scale
+from graphpipe.run.shapes import Shapes, show
 from graphpipe.run.shortage import naming_shortage
 from graphpipe.run.tally import check_finite, tally
 from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
-from graphpipe.run.values import edge_specs, gradient_edges
+from graphpipe.run.values import gradient_edges
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import join
@@ -48,6 +55,12 @@ class Pipeline:
         optimizer: makes an optimizer of the trainable parameters a rank hosts; not called where there are none.
             None: gradients are computed and no weight changes.
         lr_scheduler: makes a schedule of the optimizer; stepped once per step.
+        engine: how replicas of a stage on ranks of their own sum gradients: `allreduce` after the last backward, `ddp`
+            (DistributedDataParallel) during it, `fsdp2` (`fully_shard`) as shards of weights, gradients and optimizer
+            state. `gradients` then takes part of all ranks, as `sync_model` does.
+        shard_optimizer: replicas share out the optimizer's state (ZeRO-1); `fsdp2` does by itself.
+        precision: of forwards and losses: `fp32`, or `bf16` or `fp16` by autocast; weights and gradients stay as they
+            are. With fp16 the loss is scaled, and a step whose gradients overflow changes the scale alone.
         clip_norm: largest 2-norm of the whole model's gradients; larger ones are scaled down to it.
         seed: with step, stage, micro-batch and replica it decides all random numbers, wherever a stage runs.
         device: where this rank computes; None is `cuda:LOCAL_RANK` where there is CUDA, else the CPU.
@@ -72,6 +85,9 @@ class Pipeline:
         optimizer: OptimizerFactory | None = None,
         *,
         lr_scheduler: SchedulerFactory | None = None,
+        engine: EngineName = "allreduce",
+        shard_optimizer: bool = False,
+        precision: PrecisionName = "fp32",
         clip_norm: float | None = None,
         seed: int = 0,
         device: torch.device | str | None = None,
@@ -86,34 +102,42 @@ class Pipeline:
         self.steps = 0
         """Steps done; with the seed they decide a step's random numbers."""
         self._loss_fn, self._seed, self._check_finite = loss_fn, seed, check_finite
+        check_engine(engine, shard_optimizer=shard_optimizer)
+        check_precision(precision)
+        self._scale = initial_scale(precision)
         self._model = model if isinstance(model, nn.Module) else None
-        self._programs = split(model, plan) if isinstance(model, nn.Module) else tuple(model)
-        self._output_stage = [program.is_output for program in self._programs].index(True)
         self._schedule = schedule(plan)
-        specs = edge_specs(self._programs)
-        self._lowered = lower(plan, self._schedule, gradient_edges=gradient_edges(specs))
         self._world = join(device, timeout_seconds)
         self._open = True
         with self._world.closing_on_error():
+            self._shapes = Shapes(plan, model, precision, self._world.device)
+            self._programs, specs = self._shapes.first.programs, self._shapes.first.specs
+            self._output_stage = [program.is_output for program in self._programs].index(True)
+            self._lowered = lower(plan, self._schedule, gradient_edges=gradient_edges(specs))
             placement = Placement.of(plan, self._world.size)
-            agree(self._world, plan, placement, specs, seed)
+            shares = "shared out" if shard_optimizer else "whole"
+            settings = {"engine": engine, "optimizer sharding": shares, "precision": precision}
+            agree(self._world, plan, placement, specs, seed, settings)
             self._watch = Watch.of(
                 self._world.rank, [stage.name for stage in plan.stages], self._world.device, faults, fault_log
             )
             split_stages = {task.stage for tasks in self._schedule.devices for task in tasks if task.kind == "I"}
+            check_schedule(engine, plan, split_stages, placement)
             self._worker = build_worker(
                 plan,
                 self._programs,
-                specs,
                 placement,
                 self._world,
                 self._watch,
                 split=split_stages,
+                lasts=self._lowered.last_backwards(),
+                engine=engine,
+                precision=precision,
                 record=record,
                 debug=debug,
             )
-            trainable = [parameter for parameter in self._parameters().values() if parameter.requires_grad]
-            self._update = Update.of(trainable, optimizer, lr_scheduler, clip_norm)
+            shared_out = portions(self._worker, share_out=shard_optimizer)
+            self._update = Update.of(shared_out, optimizer, lr_scheduler, clip_norm)
 
     def step(self, inputs: Inputs, targets: Any = None) -> float:
         """Train on one mini-batch, and return its mean loss, the same on every rank.
@@ -131,26 +155,33 @@ class Pipeline:
         batch = self._batch(inputs, targets, training=True)
         worker, plan, watch = self._worker, self.plan, self._watch
         with self._failing():
+            batch = self._fit(batch)
             watch.begin(self.steps + 1)
             worker.recorder.begin()
             self._update.clear()
-            match_modes(worker)
+            match_modes(worker, self._shapes.fit(batch.inputs).programs)
             worker.run(self._lowered, batch, self._loss_fn)
-            clip = self._update.clip_norm is not None
+            if self._scale is not None:
+                self._update.scale_gradients(1 / self._scale.factor)
             result = tally(
                 self._world,
                 plan,
                 [*worker.replicas.values()],
                 self._output_stage,
-                with_norms=clip or self._check_finite,
+                with_norms=self._update.clip_norm is not None or self._check_finite or self._scale is not None,
             )
-            check_finite(result, plan, self.steps + 1)
+            overflown = self._scale is not None and not self._scale.exhausted and result.overflown
+            if not overflown:
+                check_finite(result, plan, self.steps + 1)
             watch.at("optimizer")
             with worker.recorder.span(self._devices[0], "optimizer", worker.leaders()[0].seat.stage):
-                self._update.step(result.gradient_norm)
+                if not overflown:
+                    self._update.step(result.gradient_norm)
+            if self._scale is not None:
+                self._scale = self._scale.after(finite=not overflown)
             watch.at("buffers", peer=EVERYBODY)
             for stage in range(len(plan.stages)):
-                align(worker, stage, parameters=False)
+                align_buffers(worker, stage)
             worker.recorder.end(self._devices)
             watch.end()
         self.steps += 1
@@ -176,6 +207,8 @@ class Pipeline:
         batch = replace(batch, micro_batches=tuple(stage.micro_batch for stage in stretched.stages))
         worker = self._worker
         replicas = [*worker.replicas.values()]
+        with self._failing():
+            batch = self._fit(batch)
         with self._failing(), evaluating(replica.program.module for replica in replicas):
             worker.run(lowered, batch, None if targets is None else self._loss_fn)
             own = [piece for replica in replicas for piece in replica.results]
@@ -186,6 +219,7 @@ class Pipeline:
     def sync_model(self) -> None:
         """Give every rank's whole model the current parameters and buffers of all stages; all ranks call this."""
         with self._failing():
+            self.held().publish()
             for stage, program in enumerate(self._programs):
                 source = self._worker.placement.ranks(stage)[0]
                 share.broadcast(self._world, share.state(program.module), source)
@@ -214,8 +248,23 @@ class Pipeline:
         return {name: f"whole: {why}" if why else "split" for name, why in told.items() if why is not None}
 
     def gradients(self) -> dict[str, Tensor | None]:
-        """Return the last step's gradients (clipped, if so) of this rank's parameters, by their names in the model."""
-        return {name: parameter.grad for name, parameter in self._parameters().items()}
+        """Return the last step's gradients (clipped, if so) of this rank's parameters, by their names in the model.
+
+        With the engine `fsdp2` all ranks call this: whole gradients are put together from shards.
+        """
+        found = {name: parameter.grad for name, parameter in self._parameters().items()}
+        return {name: None if each is None else shards.whole(each) for name, each in found.items()}
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the next step will be multiplied by; 1 unless the precision is fp16."""
+        return 1.0 if self._scale is None else self._scale.factor
+
+    def go_on_from(self, step: int, scale: LossScale | None) -> None:
+        """Count steps from a checkpoint's on, with its loss scale if there is one and it is needed."""
+        self.steps = step
+        if self._scale is not None and scale is not None:
+            self._scale = scale
 
     def held(self) -> Held:
         """Return what this rank holds from step to step, for `Checkpoints`."""
@@ -227,6 +276,7 @@ class Pipeline:
             programs=self._programs,
             worker=self._worker,
             update=self._update,
+            loss_scale=self._scale,
         )
 
     def close(self) -> None:
@@ -260,6 +310,25 @@ class Pipeline:
     def _batch(self, inputs: Inputs, targets: Any, *, training: bool) -> Batch:
         if not self._open:
             raise InvalidInput("the pipeline is closed", remedy="Build a new one; an error on any rank closes it.")
+        try:
+            return self._checked(inputs, targets, training=training)
+        except InvalidInput as error:
+            with self._failing():  # other ranks may have found nothing wrong with theirs
+                Agreement.begin(self._world, str(error)).settle()
+            raise
+
+    def _fit(self, batch: Batch) -> Batch:
+        """Return the mini-batch with what will cross the edges, this rank's replicas being ready for its shapes."""
+        text = f"{batch.size} samples of {show(describe(batch.inputs))}"
+        agreement = Agreement.begin(self._world, text)
+        if self._world.device.type == "cuda" or not self._shapes.knows(batch.inputs):
+            agreement.settle()
+        fitted = self._shapes.fit(batch.inputs)
+        fit(self._worker, self.plan, self._shapes.first, fitted)
+        self._worker.channels.agreement = agreement
+        return replace(batch, specs=fitted.specs)
+
+    def _checked(self, inputs: Inputs, targets: Any, *, training: bool) -> Batch:
         named = name_inputs(tuple(given.name for given in self.plan.graph.inputs), inputs)
         size = check_rows(named, targets)
         if training and size != self.plan.batch_size:
@@ -275,6 +344,8 @@ class Pipeline:
             micro_batches=tuple(stage.micro_batch for stage in self.plan.stages),
             key=(self._seed, self.steps),
             training=training,
+            specs=self._shapes.first.specs,
+            loss_scale=self.loss_scale,
             check_finite=training and self._check_finite,
         )
 

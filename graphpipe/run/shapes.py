@@ -1,4 +1,4 @@
-"""Stage programs and what crosses their edges, by the shapes of the inputs: made when these first come up, then kept."""
+"""Stage programs and what crosses their edges, by the shapes of the inputs: made when they first come up, then kept."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

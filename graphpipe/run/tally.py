@@ -27,6 +27,11 @@ class Tally:
     """Per stage: the squared 2-norm of its gradients; 0 unless asked for; NaN or infinite if any of them is."""
 
     @property
+    def overflown(self) -> bool:
+        """True when some gradient is NaN or infinite and the loss is not."""
+        return math.isfinite(self.loss) and not all(map(math.isfinite, self.squared_norms))
+
+    @property
     def gradient_norm(self) -> float:
         """The 2-norm of all gradients, replicas counted once."""
         return math.sqrt(sum(self.squared_norms))

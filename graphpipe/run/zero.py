@@ -1,5 +1,8 @@
-"""ZeRO-1 (Rajbhandari et al., ZeRO, 2020): each replica keeps the optimizer's state of some parameters, and updates them
-for all. torch's ZeroRedundancyOptimizer, around whatever optimizer the user builds.
+"""ZeRO-1: each replica keeps the optimizer's state of some parameters, and updates these for all.
+
+Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (2020). Torch's own
+ZeroRedundancyOptimizer, around whatever optimizer the user builds; but its `consolidate_state_dict` is never called,
+which unpickles what peers send.
 """
 
 import copy
