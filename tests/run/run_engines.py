@@ -1,0 +1,200 @@
+"""Trainings by each data-parallel engine: importable functions of plain values, for several ranks."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from run_checkpoints import STEPS, train_on, two_groups
+from run_models import BATCH, STAGES, Both, Join, cross_entropy, fan_batch
+from run_plans import StageLine, captured_plan
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.model import DagModule
+from graphpipe.run import Pipeline
+from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.shards import own
+from graphpipe.run.zero import holder
+
+CUTS: dict[str, list[StageLine]] = {
+    "replicas": STAGES["replicas"],
+    "both": [(["stem"], [0], 4), (["left", "right"], [1, 2], 4), (["head"], [3], 6)],
+    "four": [(["stem", "left", "right", "head"], [0, 1, 2, 3], 4)],
+    "overlap": [(["stem", "left"], [0, 1], 4), (["right", "head"], [1, 2], 6)],
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "allreduce": {"engine": "allreduce"},
+    "ddp": {"engine": "ddp"},
+    "fsdp2": {"engine": "fsdp2"},
+    "allreduce, zero": {"engine": "allreduce", "shard_optimizer": True},
+    "ddp, zero": {"engine": "ddp", "shard_optimizer": True},
+}
+
+
+class Tempered(nn.Module):
+    """Scores scaled by a single number, which nobody can cut up; one parameter has no gradient, ever."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.join = Join(width, 3)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.join(left, right) * self.scale
+
+
+def model_of(*, norm: bool = False) -> DagModule:
+    """stem -> left, right(+ tokens, a frozen embedding) -> head."""
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm1d(8)] if norm else []
+    model = DagModule(
+        {
+            "stem": nn.Sequential(nn.Linear(5, 8), nn.Tanh()),
+            "left": nn.Sequential(nn.Linear(8, 8), *middle, nn.ReLU(inplace=True)),
+            "right": Both(8, 0.0),
+            "head": Tempered(8),
+        },
+        inputs={"stem": ["x"], "left": ["stem"], "right": ["stem", "tokens"], "head": ["left", "right"]},
+    )
+    model.get_submodule("right.embed").requires_grad_(False)
+    return model
+
+
+def pipeline_of(
+    cut: str, kind: str, *, schedule: str = "1f1b", recompute: bool = False, norm: bool = False, **options: Any
+) -> tuple[Pipeline, DagModule]:
+    """Return a pipeline of one of the `CUTS`, by one of the `ENGINES`, and the model."""
+    model = model_of(norm=norm)
+    plan = replace(captured_plan(model, fan_batch()[0], CUTS[cut], BATCH), schedule=schedule)
+    if recompute:
+        plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
+    options = {"optimizer": two_groups, "clip_norm": 0.5} | options
+    return Pipeline(plan, model, cross_entropy, **ENGINES[kind], **options), model
+
+
+def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]:
+    """Train; return the losses, the first gradients before and after clipping, an evaluation, and the whole state."""
+    pipeline, _ = pipeline_of(cut, kind, optimizer=None, clip_norm=None, **options)
+    with pipeline:
+        pipeline.step(*fan_batch(seed=0))
+        gradients = {name: each.clone() for name, each in pipeline.gradients().items() if each is not None}
+    pipeline, model = pipeline_of(cut, kind, **options)
+    with pipeline:
+        losses = [pipeline.step(*fan_batch(seed=0))]
+        clipped = {name: each.clone() for name, each in pipeline.gradients().items() if each is not None}
+        losses += [pipeline.step(*fan_batch(seed=step)) for step in range(1, steps)]
+        evaluation, _ = pipeline.evaluate(*fan_batch(7, seed=99))  # some replicas get no sample of it
+        pipeline.sync_model()
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "clipped": clipped,
+        "evaluation": evaluation,
+        "state": {name: each.clone() for name, each in model.state_dict().items()},
+    }
+
+
+def train_all(cut: str, schedules: list[str], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Train by every engine under every schedule, one after another."""
+    return {
+        f"{kind}, {schedule}": train(cut, kind, schedule=schedule, **options)
+        for kind in ENGINES
+        for schedule in schedules
+    }
+
+
+def train_alone(*, norm: bool = False, steps: int = 3) -> dict[str, Any]:
+    """Train the unpartitioned model, as anybody would; return what `train` does."""
+    model = model_of(norm=norm)
+    optimizer = two_groups([each for each in model.parameters() if each.requires_grad])
+    losses: list[float] = []
+    gradients: list[dict[str, Tensor]] = []
+    for step in range(steps):
+        inputs, targets = fan_batch(seed=step)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(**inputs), targets)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(_gradients(model))
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        gradients.append(_gradients(model))
+        optimizer.step()
+    with torch.no_grad():
+        inputs, targets = fan_batch(7, seed=99)
+        evaluation = cross_entropy(copy.deepcopy(model).eval()(**inputs), targets).item()
+    state = {name: each.clone() for name, each in model.state_dict().items()}
+    return {
+        "losses": losses,
+        "gradients": gradients[0],
+        "clipped": gradients[1],
+        "evaluation": evaluation,
+        "state": state,
+    }
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+def state_bytes(cut: str) -> dict[str, list[int]]:
+    """Return, by engine, the bytes of weights, of gradients and of optimizer state on this rank after a step."""
+    found: dict[str, list[int]] = {}
+    for kind in ENGINES:
+        pipeline, _ = pipeline_of(cut, kind)
+        with pipeline:
+            pipeline.step(*fan_batch())
+            update = pipeline.held().update
+            slots = [
+                each
+                for stepper in update.steppers
+                for kept in (*stepper.optimizer.state.values(), *holder(stepper.optimizer).state.values())
+                for each in kept.values()
+            ]
+            gradients = [each.grad for each in update.parameters if each.grad is not None]
+            found[kind] = [_held(update.parameters), _held(gradients), _held(slots)]
+    return found
+
+
+def _held(tensors: list[Any]) -> int:
+    distinct = {id(each): own(each) for each in tensors if each.ndim}
+    return sum(each.nbytes for each in distinct.values())
+
+
+def save_and_resume(cut: str, folder: str, kinds: list[str]) -> dict[str, dict[str, Any]]:
+    """Train with each engine, with a checkpoint halfway; go on from it with the same engine, and with every other."""
+    found: dict[str, dict[str, Any]] = {}
+    for saver in kinds:
+        pipeline, model = pipeline_of(cut, saver)
+        with pipeline:
+            checkpoints = Checkpoints(pipeline, f"{folder}/{saver}")
+            for step in range(3):
+                pipeline.step(*fan_batch(seed=step))
+            checkpoints.save()
+            checkpoints.wait()
+            found[saver] = train_on(pipeline, model)
+        for loader in kinds:
+            found[f"{saver} -> {loader}"] = resume(cut, f"{folder}/{saver}", loader)
+    return found
+
+
+def resume(cut: str, folder: str, kind: str) -> dict[str, Any]:
+    """Go on from a checkpoint, with weights that begin elsewhere."""
+    pipeline, model = pipeline_of(cut, kind)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(1.0)
+    training = Checkpoints(pipeline, folder).load()
+    assert training.step == pipeline.steps < STEPS
+    return train_on(pipeline, model)
+
+
+def refused(cut: str, options: dict[str, Any]) -> str:
+    """Return what the pipeline says of options that do not go together."""
+    kind = options.pop("kind")
+    try:
+        pipeline_of(cut, kind, **options)
+    except InvalidInput as error:
+        return str(error)
+    return ""
