@@ -22,6 +22,7 @@ from graphpipe.trace import Trace
 
 if TYPE_CHECKING:
     from graphpipe.model import DagModule, capture
+    from graphpipe.model.hugging_face import from_transformers
     from graphpipe.model.profile import profile
     from graphpipe.run import Pipeline
     from graphpipe.run.checkpoint import Checkpoints
@@ -34,6 +35,7 @@ _WITH_TORCH = {
     "Pipeline": "graphpipe.run",
     "Task": "graphpipe.run.task",
     "capture": "graphpipe.model",
+    "from_transformers": "graphpipe.model.hugging_face",
     "profile": "graphpipe.model.profile",
 }
 
@@ -66,6 +68,7 @@ __all__ = [
     "Trace",
     "capture",
     "estimate",
+    "from_transformers",
     "hand_plan",
     "plan",
     "profile",

@@ -38,6 +38,9 @@ def plan(
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
+    Where nothing fits in memory, `graphpipe`, `spp`, `piper`, `gpipe` and `pipedream-2bw` let stages recompute in the
+    backward what they computed (`Stage.recompute`).
+
     Args:
         graph: of the model.
         costs: of the graph on the cluster's device types, from `estimate` or `profile`.

@@ -4,13 +4,14 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, nearest
 
 SCHEMA_VERSION = 1
 Value = TypeVar("Value")
@@ -21,23 +22,72 @@ def to_body(value: object) -> dict[str, Any]:
     return TypeAdapter(type(value)).dump_python(value, mode="json")
 
 
-def from_body(kind: type[Value], body: object, where: str) -> Value:
+def from_body(kind: type[Value], body: object, where: str, *, strict: bool = False) -> Value:
     """Return the value of type `kind` that `body` describes; unknown fields and wrong types are refused.
 
+    Args:
+        kind: a dataclass.
+        body: what JSON can hold.
+        where: the file, for errors.
+        strict: refuse a number in quotes, and a truth value for a number.
+
     Raises:
-        InvalidInput: names the first field at fault, what it holds and what was expected.
+        InvalidInput: names the first field at fault (unknown ones first), what it holds and what was expected.
     """
+    adapter = TypeAdapter(kind)
     try:
-        return TypeAdapter(kind).validate_python(body)
+        # Only from JSON does a strict reader take a list for a tuple.
+        return (
+            adapter.validate_json(json.dumps(body, default=str), strict=True)
+            if strict
+            else adapter.validate_python(body)
+        )
     except ValidationError as error:
-        first = error.errors()[0]
-        inner = first.get("ctx", {}).get("error")
-        if isinstance(inner, InvalidInput):
-            raise InvalidInput(inner.what, where=f"{where}, {inner.where}".strip(", "), remedy=inner.remedy) from None
-        field = ".".join(str(part) for part in first["loc"])
-        got = repr(first.get("input"))
-        what = f"{first['msg']} (found {got if len(got) < 60 else got[:57] + '...'})"
-        raise InvalidInput(what, where=f"{where}, field {field}" if field else where) from None
+        problems = error.errors()
+        unknown = [each for each in problems if each["type"] == "unexpected_keyword_argument"]
+        raise _refusal(kind, [*unknown, *problems][0], where) from None
+
+
+def _refusal(kind: Any, problem: Any, where: str) -> InvalidInput:
+    inner = problem.get("ctx", {}).get("error")
+    if isinstance(inner, InvalidInput):
+        return InvalidInput(inner.what, where=f"{where}, {inner.where}".strip(", "), remedy=inner.remedy)
+    field = ".".join(str(part) for part in problem["loc"])
+    at = f"{where}, field {field}" if field else where
+    if problem["type"] == "unexpected_keyword_argument":
+        return InvalidInput(
+            "unknown key", where=at, remedy=nearest(str(problem["loc"][-1]), _keys(kind, problem["loc"][:-1]))
+        )
+    got = repr(problem.get("input"))
+    found = "" if problem["type"] == "missing" else f" (found {got if len(got) < 60 else got[:57] + '...'})"
+    kinds = [remedy for name, remedy in _REMEDIES.items() if problem["type"].startswith(name)]
+    return InvalidInput(f"{problem['msg']}{found}", where=at, remedy=next(iter(kinds), ""))
+
+
+_REMEDIES = {
+    "missing": "Add it.",
+    "float": "Write one number.",
+    "int": "Write one whole number.",
+    "string": "Write a text in quotes.",
+    "tuple": "Write a list in square brackets.",
+    "bool": "Write true or false.",
+    "dataclass": "Write an object with its fields.",
+}
+"""By how pydantic's name of the error begins."""
+
+
+def _keys(kind: Any, path: Sequence[str | int]) -> list[str]:
+    """Return the field names of the dataclass that a path leads to from a type; none if that cannot be told."""
+    for part in path:
+        kind = get_type_hints(kind).get(str(part)) if is_dataclass(kind) else _inner(kind)
+    kind = kind if is_dataclass(kind) else _inner(kind)
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+
+
+def _inner(kind: Any) -> Any:
+    # What is in a list or a dictionary, or a value that may be missing.
+    inner = [each for each in get_args(kind) if is_dataclass(each)]
+    return inner[0] if len(inner) == 1 else None
 
 
 def fingerprint(value: object) -> str:
@@ -81,16 +131,19 @@ def read_json(path: str | Path) -> Any:
     except OSError as error:
         raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
     except UnicodeDecodeError:
-        raise InvalidInput("not a text file", where=str(path)) from None
+        raise InvalidInput("not a text file", where=str(path), remedy="Give a file in UTF-8.") from None
     if not text.strip():
-        raise InvalidInput("the file is empty", where=str(path))
+        raise InvalidInput("the file is empty", where=str(path), remedy="Write it again.")
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         what = f"not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        raise InvalidInput(what, where=str(path)) from None
+        remedy = "It ends there, as if it were cut off: write it again." if not text[error.pos :].strip() else ""
+        raise InvalidInput(what, where=str(path), remedy=remedy or "Mend it there, or write it again.") from None
     except (ValueError, RecursionError) as error:  # NaN, a number of thousands of digits, a nest of thousands of lists
-        raise InvalidInput(f"holds what this program does not read: {error}", where=str(path)) from None
+        raise InvalidInput(
+            f"holds what this program does not read: {error}", where=str(path), remedy="Write finite numbers."
+        ) from None
 
 
 def read_document(path: str | Path, kind: str, build: Callable[[dict[str, Any]], Value]) -> Value:
@@ -101,7 +154,8 @@ def read_document(path: str | Path, kind: str, build: Callable[[dict[str, Any]],
     """
     content = read_json(path)
     if not isinstance(content, dict) or "graphpipe" not in content:
-        raise InvalidInput(f"not a graphpipe {kind} file", where=str(path))
+        remedy = "It has no key 'graphpipe': other tools' profiles are read by `graphpipe import`."
+        raise InvalidInput(f"not a graphpipe {kind} file", where=str(path), remedy=remedy)
     if content["graphpipe"] != kind:
         raise InvalidInput(f"is a graphpipe {content['graphpipe']} file, not a {kind} file", where=str(path))
     if content.get("schema_version") != SCHEMA_VERSION:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from graphpipe.costs import Cluster, CostTable, Curve, Device, DeviceType, Link, OpCost, Recompute
-from graphpipe.graph import Edge, Graph, Op, Work
+from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.plan import Plan, Stage, StageEdge
 
 
@@ -123,6 +123,19 @@ def plans(
         cores_per_node=None if quick else draw(st.sampled_from([None, 2])),
         optimizer_seconds_per_parameter_byte=0.5,
     )
+
+
+def share(plan: Plan, stages: Sequence[int], count: float, name: str = "tied") -> Plan:
+    """Return the plan with a parameter of `count` bytes that the operators of these stages hold besides their own."""
+    inside = {op for number in stages for op in plan.stages[number].ops}
+    ops = tuple(
+        replace(op, parameters=(*op.parameters, name), parameter_bytes=op.parameter_bytes + count)
+        if op.name in inside
+        else op
+        for op in plan.graph.ops
+    )
+    graph = replace(plan.graph, ops=ops, shared=(*plan.graph.shared, Shared(name=name, bytes=count)))
+    return replace(plan, graph=graph, costs=replace(plan.costs, graph_fingerprint=graph.fingerprint))
 
 
 def place(parts: Sequence[Part]) -> list[tuple[int, ...]]:

@@ -8,8 +8,9 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "graphpipe"
 ROOMS = (
-    *("errors", "units", "documents", "graph", "costs", "plan", "schedule", "trace", "simulate", "model", "run"),
-    *("report", "api", "cli", "__main__"),  # api: the public functions that wire rooms together
+    *("errors", "units", "versions", "garbage", "documents", "graph", "costs", "plan", "schedule", "trace"),
+    *("simulate", "doctor", "model", "run", "report"),
+    *("api", "cli", "__main__"),  # api: the public functions that wire rooms together
 )
 PUBLIC = "graphpipe"
 """The public names: may come from every room, and no room imports them from there."""

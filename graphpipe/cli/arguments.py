@@ -1,6 +1,7 @@
 """Arguments that several verbs take."""
 
 import argparse
+from textwrap import indent
 from typing import TypeAlias
 
 from graphpipe.cli.model_word import MODEL_HELP
@@ -8,11 +9,26 @@ from graphpipe.schedule.choice import CHOICES
 
 # argparse has no public name for it.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+EXAMPLE = "for example:"
 
 
-def add_verb(subparsers: Subparsers, name: str, summary: str) -> argparse.ArgumentParser:
-    """Return the parser of a new verb, with what every verb takes."""
-    parser = subparsers.add_parser(name, help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
+def add_verb(subparsers: Subparsers, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    """Return the parser of a new verb, with what every verb takes.
+
+    Args:
+        subparsers: it is added to.
+        name: of the verb.
+        summary: what it does, in half a sentence.
+        example: lines for a shell, which the end of `--help` shows; they work when they are pasted.
+    """
+    parser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"{EXAMPLE}\n{indent(example, '  ')}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object; words go to standard error")
     return parser
 

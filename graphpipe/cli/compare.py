@@ -4,12 +4,12 @@ import argparse
 import sys
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from graphpipe.api import plan
+from graphpipe.api import plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
@@ -18,18 +18,30 @@ from graphpipe.documents import to_body
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.registry import PLANNERS, planner
-from graphpipe.report import Outcome, Summary, compare_table, summarise
+from graphpipe.report import Outcome, Summary, compare_table, summarise, timeline
+from graphpipe.trace import Trace
 from graphpipe.units import format_seconds
 
 INFEASIBLE, FAILED = 3, 4
 
+EXAMPLE = "graphpipe compare mmt --cluster summit:2x4 --batch 64 --planners graphpipe,spp --timeline"
+
+
+class Found(NamedTuple):
+    """What a planner has found."""
+
+    summary: Summary
+    trace: Trace | None
+    """Of the predicted step, if it is to be drawn."""
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "compare", "plan with several planners, and compare")
+    parser = add_verb(subparsers, "compare", "plan with several planners, and compare", EXAMPLE)
     add_problem(parser)
     parser.add_argument("--planners", default=",".join(PLANNERS), metavar="A,B", help="which (default: all)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each (default 600)")
+    parser.add_argument("--timeline", action="store_true", help="draw the predicted step of every plan")
     parser.set_defaults(run=run)
 
 
@@ -56,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         task = bar.add_task("planners", total=len(names), name="")
         ends = race(
             names,
-            partial(_search, problem, options),
+            partial(_search, problem, options, args.timeline),
             timeout=args.timeout,
             ended=lambda name: bar.update(task, advance=1, name=f"{name} has ended"),
         )
@@ -66,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
     outcomes = [_outcome(name, end, args.timeout) for name, end in zip(names, ends, strict=True)]
     output.show(compare_table(outcomes))
     output.show(*(f"{outcome.planner}: {outcome.reason}" for outcome in outcomes if outcome.reason))
+    for name, end in zip(names, ends, strict=True):
+        if isinstance(end.what, Found) and end.what.trace is not None:
+            output.show(name, timeline(end.what.trace, output.width))
     output.emit({"rows": [_row(outcome) for outcome in outcomes]})
     statuses = {outcome.status for outcome in outcomes}
     if statuses & {"ok", "timeout"}:
@@ -86,16 +101,16 @@ def _progress() -> Progress:
     )
 
 
-def _search(problem: Problem, options: dict[str, Any], name: str) -> Summary:
+def _search(problem: Problem, options: dict[str, Any], with_trace: bool, name: str) -> Found:
     found = plan(problem.graph, problem.costs, problem.cluster, batch_size=problem.batch_size, planner=name, **options)
     assert found.prediction is not None
-    return summarise(found, found.prediction)
+    return Found(summarise(found, found.prediction), simulate(found) if with_trace else None)
 
 
 def _outcome(name: str, end: End, timeout: float) -> Outcome:
     match end:
-        case End("done", Summary() as summary):
-            return Outcome(planner=name, status="ok", summary=summary)
+        case End("done", Found() as found):
+            return Outcome(planner=name, status="ok", summary=found.summary)
         case End("raised", Infeasible() as error):
             return Outcome(planner=name, status="infeasible", reason=str(error))
         case End("raised", GraphPipeError() as error):

@@ -5,10 +5,15 @@ import argparse
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 
+EXAMPLE = """\
+# in a clone of the repository
+graphpipe train examples/digits.toml cluster=local:2 train.steps=4 train.checkpoint_every=2 plan.costs=estimate
+graphpipe export runs/digits-1 -o model.safetensors"""
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "export", "write the weights of a checkpoint as one safetensors file")
+    parser = add_verb(subparsers, "export", "write the weights of a checkpoint as one safetensors file", EXAMPLE)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run (its last one)")
     parser.add_argument("-o", "--output", metavar="FILE", default="model.safetensors", help="what to write")
     parser.set_defaults(run=run)

@@ -9,10 +9,17 @@ from graphpipe.graph.piper import read_piper
 
 READERS = {"pipedream": read_pipedream, "piper": read_piper}
 
+EXAMPLE = """\
+costs="forward_compute_time=2.0, backward_compute_time=4.0, activation_size=4096.0, parameter_size=65536.0"
+printf '%s\\n' "node1 -- Linear -- $costs" "node2 -- Linear -- $costs" > profile.txt
+printf '\\tnode1 -- node2\\n' >> profile.txt
+graphpipe import profile.txt --format pipedream --samples 64 -o graph.json
+graphpipe plan graph.json --cluster local:2 --batch 64"""
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "import", "read another tool's profile as a graph")
+    parser = add_verb(subparsers, "import", "read another tool's profile as a graph", EXAMPLE)
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--format", required=True, choices=sorted(READERS))
     parser.add_argument("--samples", type=int, metavar="N", help="samples of the profiled batch")

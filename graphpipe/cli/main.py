@@ -7,7 +7,19 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from graphpipe.cli import compare, export, import_graph, plan, profile, rehearse, report, simulate, train
+from graphpipe.cli import (
+    compare,
+    completion,
+    doctor,
+    export,
+    import_graph,
+    plan,
+    profile,
+    rehearse,
+    report,
+    simulate,
+    train,
+)
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
 
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
@@ -21,6 +33,8 @@ VERBS = {
     "profile": profile,
     "report": report,
     "import": import_graph,
+    "doctor": doctor,
+    "completion": completion,
 }
 
 
@@ -61,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         raise InvalidInput(f"unknown verb '{given[0]}'", remedy=nearest(given[0], list(VERBS)))
-    parser = _parser()
+    parser = make_parser()
     try:
         parsed, rest = parser.parse_known_args(given)
         # argparse takes a list of positional arguments only in one piece: `train CONFIG --json key=value` is fine too.
@@ -76,7 +90,8 @@ def _run(given: list[str]) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="graphpipe",
         description="Plan, simulate and run pipeline-parallel training of PyTorch models whose stages form a graph.",

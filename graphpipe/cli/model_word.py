@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
+from graphpipe.graph.importing import warn_of_units
 
 if TYPE_CHECKING:
     from graphpipe.run.user_code import Model
@@ -22,7 +23,9 @@ def find_graph(word: str) -> Graph:
         InvalidInput: no such model (the nearest is named), unreadable, or it cannot be captured.
     """
     if word.endswith(".json"):
-        return Graph.load(word)
+        graph = Graph.load(word)
+        warn_of_units(graph, word)
+        return graph
     module, inputs = find_model(word)
     from graphpipe.model import capture
 

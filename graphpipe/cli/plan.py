@@ -13,10 +13,12 @@ from graphpipe.plan.hand import load_hand_plan
 from graphpipe.plan.registry import PLANNERS
 from graphpipe.report import plan_table, summarise, summary_lines, timeline
 
+EXAMPLE = "graphpipe plan mmt-small --cluster local:4 --batch 32 --timeline -o plan.json"
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "plan", "cut a model into a graph of pipeline stages on a cluster")
+    parser = add_verb(subparsers, "plan", "cut a model into a graph of pipeline stages on a cluster", EXAMPLE)
     add_problem(parser)
     parser.add_argument("--planner", help=f"{', '.join(PLANNERS)} (default graphpipe)")
     parser.add_argument("--stages", metavar="FILE", help="stages written by hand, instead of a planner")

@@ -4,7 +4,8 @@ import argparse
 
 from graphpipe.api import estimate
 from graphpipe.cli.model_word import find_graph
-from graphpipe.costs import CostTable, resolve
+from graphpipe.costs import CostModel, CostTable, resolve
+from graphpipe.costs.units_check import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.plan.partition import Problem
 
@@ -20,4 +21,6 @@ def read_problem(args: argparse.Namespace) -> Problem:
     cluster = resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
     graph = find_graph(args.model)
+    if costs:
+        warn_of_units(CostModel(graph, costs, cluster), args.costs)
     return Problem(graph=graph, costs=costs or estimate(graph, cluster), cluster=cluster, batch_size=args.batch)

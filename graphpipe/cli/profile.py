@@ -9,10 +9,14 @@ from graphpipe.cli.output import Output
 from graphpipe.costs import resolve
 from graphpipe.units import format_seconds
 
+EXAMPLE = """\
+graphpipe profile two-tower-small --cluster local:2 -o costs.json
+graphpipe plan two-tower-small --cluster local:2 --batch 32 --costs costs.json"""
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "profile", "measure a model's operators on this machine")
+    parser = add_verb(subparsers, "profile", "measure a model's operators on this machine", EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--cluster", default="local:4", metavar="C", help="as it will run (default local:4)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the costs")

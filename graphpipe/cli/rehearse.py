@@ -32,9 +32,14 @@ class Rehearsal:
     """What was cut to fit this machine."""
 
 
+EXAMPLE = """\
+graphpipe plan two-tower-small --cluster local:4 --batch 32 -o plan.json
+graphpipe rehearse plan.json --steps 3"""
+
+
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "rehearse", "run a plan with real processes and messages; compute sleeps")
+    parser = add_verb(subparsers, "rehearse", "run a plan with real processes and messages; compute sleeps", EXAMPLE)
     parser.add_argument("plan", metavar="PLAN", help="a file written by `graphpipe plan -o`")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the trace of the step of median length")
     parser.add_argument("--summary", metavar="FILE", help="write what was predicted and measured")

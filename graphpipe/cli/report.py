@@ -12,10 +12,14 @@ from graphpipe.report.subject import Subject
 
 PICTURES = (".png", ".svg")
 
+EXAMPLE = """\
+graphpipe plan mmt --cluster summit:2x4 --batch 64 -o plan.json
+graphpipe report plan.json -o report.html"""
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "report", "show plans, traces and runs as one HTML page, or as a picture")
+    parser = add_verb(subparsers, "report", "show plans, traces and runs as one HTML page, or as a picture", EXAMPLE)
     parser.add_argument("files", nargs="+", metavar="PLAN|TRACE|RUN", help="a plan, its traces, or the folder of a run")
     parser.add_argument("-o", "--output", metavar="FILE", help="report.html, or a picture: .png or .svg")
     parser.add_argument("--compare", metavar="FILE", help="what `graphpipe compare --json` printed")

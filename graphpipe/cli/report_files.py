@@ -1,10 +1,8 @@
 """What `graphpipe report` is given, read: plans, traces, folders of runs, comparisons of planners."""
 
 import json
-import platform
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +13,12 @@ from graphpipe.plan import Plan
 from graphpipe.report import Outcome, Summary
 from graphpipe.report.subject import Subject
 from graphpipe.trace import Trace
+from graphpipe.versions import PACKAGE, versions
 
 if TYPE_CHECKING:
     from graphpipe.run.train_result import Step
 
-PROGRAMS = ("graphpipe-torch", "torch", "numpy", "plotly", "matplotlib")
+PROGRAMS = (PACKAGE, "torch", "numpy", "plotly", "matplotlib")
 
 
 def read_subject(paths: list[str], planners: str | None) -> Subject:
@@ -41,7 +40,7 @@ def read_subject(paths: list[str], planners: str | None) -> Subject:
     plan: Plan | None = found.get("plan")
     title = f"{plan.graph.name} on {plan.cluster.name}" if plan else f"A step of {Path(paths[0]).name}"
     rows = tuple(_outcomes(planners)) if planners else ()
-    subject = Subject(title=title, planners=rows, versions=_versions(), **found)
+    subject = Subject(title=title, planners=rows, versions=versions(PROGRAMS), **found)
     return replace(subject, predicted=simulate(plan)) if plan and not subject.predicted else subject
 
 
@@ -105,13 +104,3 @@ def _outcomes(path: str) -> Iterator[Outcome]:
         summary = from_body(Summary, figures, where) if row.get("status") == "ok" else None
         outcome = {"planner": row.get("planner"), "status": row.get("status"), "reason": row.get("reason") or ""}
         yield replace(from_body(Outcome, outcome, where), summary=summary)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for program in PROGRAMS:
-        try:
-            found[program] = version(program)
-        except PackageNotFoundError:
-            found[program] = "not installed"
-    return found

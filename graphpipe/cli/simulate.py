@@ -5,15 +5,20 @@ import argparse
 from graphpipe.api import simulate
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
+from graphpipe.costs.units_check import warn_of_units
 from graphpipe.documents import to_body
 from graphpipe.plan import Plan, Prediction
 from graphpipe.report import summarise, summary_lines, timeline
 from graphpipe.trace import save_chrome
 
+EXAMPLE = """\
+graphpipe plan mmt --cluster summit:2x4 --batch 64 -o plan.json
+graphpipe simulate plan.json --timeline --chrome trace.json"""
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "simulate", "predict one training step of a plan")
+    parser = add_verb(subparsers, "simulate", "predict one training step of a plan", EXAMPLE)
     parser.add_argument("plan", metavar="PLAN", help="a file written by `graphpipe plan -o`")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the trace")
     parser.add_argument("--chrome", metavar="FILE", help="write the trace for ui.perfetto.dev")
@@ -25,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, show and save."""
     output = Output(args.json)
     plan = Plan.load(args.plan)
+    warn_of_units(plan.cost_model, args.plan)
     trace = simulate(plan)
     if args.output:
         trace.save(args.output)

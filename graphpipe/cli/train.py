@@ -7,22 +7,35 @@ from typing import TYPE_CHECKING
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.documents import from_body, to_body
-from graphpipe.errors import GraphPipeError
+from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plan import Plan
+from graphpipe.report import config_table
 
 if TYPE_CHECKING:
     from graphpipe.run.train_config import TrainConfig
 
 FAILED = 4
+_OPTIONS = {"train.faults": "--fault", "run.elastic": "--elastic"}
+"""Settings that have an option of their own."""
+
+EXAMPLE = """\
+# in a clone of the repository
+graphpipe train examples/digits.toml cluster=local:2 train.steps=4 train.checkpoint_every=2 plan.costs=estimate"""
 
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "train", "profile, plan, predict and train, on local processes or under torchrun")
+    parser = add_verb(
+        subparsers, "train", "profile, plan, predict and train, on local processes or under torchrun", EXAMPLE
+    )
     parser.add_argument("config", metavar="CONFIG.toml", help="what to train, and how")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings, such as train.steps=50")
     parser.add_argument("--plan", metavar="FILE", help="a plan for this model, instead of making one")
     parser.add_argument("--resume", metavar="RUN", help="the folder of a run, to train on from its last checkpoint")
+    parser.add_argument("--print-config", action="store_true", help="show every setting and its source, and end")
+    parser.add_argument(
+        "--torch-profiler", metavar="steps=N", help="record N steps of every rank with torch.profiler, after two others"
+    )
     parser.add_argument("--elastic", action="store_true", help="go on with the devices that are left if a rank is lost")
     parser.add_argument(
         "--fault",
@@ -35,14 +48,39 @@ def add(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train."""
+    """Train, or only show the configuration."""
     from graphpipe.run.config_file import read_config
     from graphpipe.run.train_config import with_options
 
-    config = with_options(read_config(args.config, args.overrides), faults=args.fault, elastic=args.elastic)
+    overrides = [*args.overrides, *_profiler_override(args.torch_profiler)]
+    config = with_options(read_config(args.config, overrides), faults=args.fault, elastic=args.elastic)
+    if args.print_config:
+        return _print_config(args, config, overrides)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _run_as_rank(args, config)
     return _run_here(args, config)
+
+
+def _profiler_override(text: str | None) -> list[str]:
+    # The ranks read it from the configuration.
+    if text is None:
+        return []
+    key, _, number = text.partition("=")
+    if key != "steps" or not number.isdecimal() or int(number) < 1:
+        raise InvalidInput(f"is '{text}'", where="--torch-profiler", remedy="Write steps=3, or another number.")
+    return [f"run.profile_steps={int(number)}"]
+
+
+def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: list[str]) -> int:
+    from graphpipe.run.config_sources import leaves, value_sources
+
+    output = Output(args.json)
+    sources = value_sources(config, args.config, overrides)
+    sources |= {key: option for key, option in _OPTIONS.items() if getattr(args, option.removeprefix("--"))}
+    body = to_body(config)
+    output.show(config_table({".".join(key): value for key, value in leaves(body)}, sources))
+    output.emit({"config": body, "sources": sources})
+    return 0
 
 
 def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:

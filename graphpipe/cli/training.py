@@ -5,19 +5,21 @@ from pathlib import Path
 
 from graphpipe.api import estimate, plan, simulate
 from graphpipe.cli.output import Output
-from graphpipe.costs import Cluster, CostTable, resolve
+from graphpipe.costs import Cluster, CostModel, CostTable, resolve
+from graphpipe.costs.units_check import warn_of_units
 from graphpipe.documents import read_json
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model import capture, split
 from graphpipe.model.profile import profile
 from graphpipe.plan import Plan
-from graphpipe.report import layout_table, measured_table, plan_table, summarise, summary_lines
+from graphpipe.report import measured_table, plan_table, summarise, summary_lines
 from graphpipe.run import train as files
 from graphpipe.run.checkpoint import settle
 from graphpipe.run.checkpoint_part import PLAN
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
 from graphpipe.run.fault import check_faults, parse_faults
+from graphpipe.run.loggers import check_loggers
 from graphpipe.run.phases import phases_by_rank
 from graphpipe.run.placement import Placement
 from graphpipe.run.recipe import build_optimizer
@@ -65,6 +67,7 @@ def prepare(
             there is no checkpoint to resume from.
         CheckpointCorrupt: every checkpoint is damaged.
     """
+    check_loggers(config.train.loggers)
     steps = files.count_steps(config, task)
     if resume:
         plan_file = plan_file or _resumed_plan(config, Path(resume), steps, output)
@@ -88,7 +91,7 @@ def save_plan(plan: Plan, directory: Path, output: Output) -> None:
     """Show a plan that is about to be run, and write it and its prediction to the run's folder."""
     trace = simulate(plan)
     assert plan.prediction is not None
-    output.show(plan_table(plan, plan.prediction), layout_table(plan))
+    output.show(plan_table(plan, plan.prediction))
     output.show(*summary_lines(summarise(plan, plan.prediction)))
     plan.save(directory / files.PLAN)
     plan.costs.save(directory / files.COSTS)
@@ -143,7 +146,10 @@ def _costs(config: TrainConfig, task: Task, graph: Graph, cluster: Cluster, outp
     if config.plan.costs == "estimate":
         return estimate(graph, cluster)
     if config.plan.costs != "profile":
-        return CostTable.load(Path(config.folder) / config.plan.costs)
+        path = Path(config.folder) / config.plan.costs
+        costs = CostTable.load(path)
+        warn_of_units(CostModel(graph, costs, cluster), str(path))
+        return costs
     output.show(f"profiling {len(graph.ops)} operators as they will run on {cluster.name}")
     return profile(
         task.module,
@@ -168,6 +174,7 @@ def load_plan(config: TrainConfig, task: Task, path: str) -> Plan:
             where=path,
             remedy=f"Plan again, or set train.batch_size={loaded.batch_size}.",
         )
+    warn_of_units(loaded.cost_model, path)
     split(task.module, loaded)
     return replace(loaded, prediction=predict(loaded))
 

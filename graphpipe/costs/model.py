@@ -1,6 +1,6 @@
 """The one look-up for every cost: planners, verifier-fed predictions and simulator all ask here."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -74,6 +74,20 @@ class CostModel:
         return np.array([op.parameter_bytes if op.trainable else 0.0 for op in self.graph.ops])
 
     @cached_property
+    def least_trainable_bytes(self) -> Array:
+        """`trainable_bytes` with every shared parameter at one of its holders: no stage of any operators has less."""
+        found = self.trainable_bytes.copy()
+        for each in (each for each in self.graph.shared if each.trainable):
+            found[self.positions(self.graph.holders[each.name][1:])] -= each.bytes
+        return found
+
+    @cached_property
+    def least_state_bytes(self) -> Array:
+        """`state_bytes_by_op` with every shared parameter at one of its holders."""
+        repeated = self.trainable_bytes - self.least_trainable_bytes
+        return self.state_bytes_by_op - repeated * self.table.state_bytes_per_parameter_byte
+
+    @cached_property
     def saved_bytes(self) -> Array:
         """Bytes each operator keeps per sample in flight."""
         return np.array([op.work.saved_bytes_per_sample for op in self.graph.ops])
@@ -126,14 +140,34 @@ class CostModel:
         degree = len(devices)
         return 2 * (degree - 1) * link.seconds(count / degree) if link and count else 0.0
 
+    def gradient_bytes(self, ops: Iterable[str], without: Collection[str] = ()) -> float:
+        """Return the bytes of the gradients of these operators' parameters.
+
+        A parameter that several of them hold counts once, and one of the names `without` not at all.
+        """
+        inside = dict.fromkeys(ops)
+        total = float(self.trainable_bytes[self.positions(inside)].sum()) - self.repeated_bytes(inside)
+        apart = (each for each in self.graph.shared if each.trainable and each.name in without)
+        return total - sum(each.bytes for each in apart if any(op in inside for op in self.graph.holders[each.name]))
+
+    def repeated_bytes(self, ops: Iterable[str]) -> float:
+        """Return the bytes that a sum over these operators counts too often, of trainable parameters they share."""
+        inside = set(ops) if self.graph.shared else set[str]()
+        counts = {each: sum(op in inside for op in self.graph.holders[each.name]) for each in self.graph.shared}
+        return sum(each.bytes * max(0, count - 1) for each, count in counts.items() if each.trainable)
+
     def optimizer_seconds(self, ops: Iterable[str]) -> float:
         """Return the seconds of the optimizer step over these operators' trainable parameters."""
-        count = float(self.trainable_bytes[self.positions(ops)].sum())
-        return count * self.table.optimizer_seconds_per_parameter_byte
+        return self.gradient_bytes(ops) * self.table.optimizer_seconds_per_parameter_byte
 
     def state_bytes(self, ops: Iterable[str]) -> float:
-        """Return bytes of parameters, gradients and optimizer state, which every replica holds whole."""
-        return float(self.state_bytes_by_op[self.positions(ops)].sum())
+        """Return bytes of parameters, gradients and optimizer state, which every replica holds whole.
+
+        A trainable parameter that several of these operators share is there once; every stage that holds it has one.
+        """
+        inside = dict.fromkeys(ops)
+        repeated = self.repeated_bytes(inside) * self.table.state_bytes_per_parameter_byte
+        return float(self.state_bytes_by_op[self.positions(inside)].sum()) - repeated
 
     def activation_bytes(self, ops: Iterable[str], recompute: Recompute = "none") -> float:
         """Return the bytes that one sample in flight keeps at a stage of these operators.

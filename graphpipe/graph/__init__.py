@@ -1,6 +1,7 @@
 """What is computed: the operator graph, its decomposition, and importers of other tools' profiles."""
 
-from graphpipe.graph.operator_graph import Edge, Graph, Input, Measured, Op, Origin, Work
+from graphpipe.graph.operator import Edge, Input, Measured, Op, Origin, Shared, Work
+from graphpipe.graph.operator_graph import Graph
 from graphpipe.graph.pipedream import read_pipedream
 from graphpipe.graph.piper import read_piper
 from graphpipe.graph.series_parallel import decompose
@@ -16,6 +17,7 @@ __all__ = [
     "Origin",
     "Parallel",
     "Series",
+    "Shared",
     "Work",
     "decompose",
     "read_pipedream",

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph.operator_graph import Edge, Graph, Op
+from graphpipe.graph.operator import Edge, Op
+from graphpipe.graph.operator_graph import Graph
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-3, 20.0
 """Forward and backward of one batch of any model worth planning take a time between these."""
@@ -23,9 +24,9 @@ def read_lines(path: str | Path) -> list[str]:
     except OSError as error:
         raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
     except UnicodeDecodeError:
-        raise InvalidInput("not a text file", where=str(path)) from None
+        raise InvalidInput("not a text file", where=str(path), remedy="Give a file in UTF-8.") from None
     if not any(line.strip() for line in lines):
-        raise InvalidInput("the file is empty", where=str(path))
+        raise InvalidInput("the file is empty", where=str(path), remedy="Write it again.")
     return lines
 
 
@@ -46,7 +47,8 @@ def check_amount(amount: float, where: str) -> float:
         InvalidInput: negative, infinite or NaN.
     """
     if not (math.isfinite(amount) and amount >= 0):
-        raise InvalidInput(f"is {amount}, must be finite and not negative", where=where)
+        remedy = "Measure it again, or give 0."
+        raise InvalidInput(f"is {amount}, must be finite and not negative", where=where, remedy=remedy)
     return amount
 
 
@@ -60,13 +62,19 @@ def build(path: str | Path, ops: Iterable[Op], edges: Iterable[Edge]) -> Graph:
         graph = Graph(name=Path(path).name.split(".")[0], ops=tuple(ops), edges=tuple(edges))
     except InvalidInput as error:
         raise InvalidInput(error.what, where=str(path), remedy=error.remedy) from None
-    seconds = sum(op.measured.forward_seconds + op.measured.backward_seconds for op in graph.ops if op.measured)
-    if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
+    warn_of_units(graph, path)
+    return graph
+
+
+def warn_of_units(graph: Graph, path: str | Path) -> None:
+    """Warn, with the figure, when the times that came with a graph look like another unit's."""
+    measured = [op.measured for op in graph.ops if op.measured]
+    seconds = sum(times.forward_seconds + times.backward_seconds for times in measured)
+    if measured and not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
         warnings.warn(
             f"{path}: forward and backward of one batch sum to {seconds:.3g} s; are the times in another unit?",
             stacklevel=3,
         )
-    return graph
 
 
 def without(dropped: Collection[str], ops: Iterable[Op], edges: Iterable[Edge]) -> tuple[list[Op], list[Edge]]:

@@ -1,105 +1,14 @@
 """The operator graph: what a model computes, checked on construction."""
 
-import math
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from pydantic import ConfigDict
 
 from graphpipe.documents import fingerprint, from_body, read_document, write_document
-from graphpipe.errors import InvalidInput
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What one operator does with one sample, independent of any device."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    flops_per_sample: float = 0.0
-    """Floating-point operations of the forward pass; input and weight gradient cost as much each."""
-    traffic_bytes_per_sample: float = 0.0
-    """Bytes the forward pass reads and writes to device memory, parameters apart."""
-    saved_bytes_per_sample: float = 0.0
-    """Bytes the forward pass keeps for the backward pass (unique storages, parameters apart)."""
-    kernels: int = 1
-    """Kernel launches of the forward pass."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Times that came with an imported graph, on its own, unrecorded device."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    forward_seconds: float
-    backward_seconds: float
-    samples: int
-    """Samples in the batch the times were taken with; other batch sizes are scaled linearly."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
-    """One node: a call of one of the user's submodules, or a piece of glue between them."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    name: str
-    kind: str = "module"
-    parameters: tuple[str, ...] = ()
-    """Fully qualified parameter names, as in the user's module."""
-    parameter_bytes: float = 0.0
-    output_bytes_per_sample: float = 0.0
-    work: Work = field(default_factory=Work)
-    measured: Measured | None = None
-    model_inputs: tuple[str, ...] = ()
-    """Names of the model inputs this operator reads (they are at hand on every rank)."""
-    trainable: bool = True
-    """False when every parameter is frozen; operators without parameters do not matter."""
-    whole_batch: bool = False
-    """True when the operator needs the whole mini-batch at once (contrastive losses)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
-    """`source`'s output is read by `target`."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    source: str
-    target: str
-    bytes_per_sample: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """One tensor the model takes; its first dimension is samples."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    name: str
-    sample_shape: tuple[int, ...]
-    """Shape without the first dimension."""
-    dtype: str
-    """As torch prints it, without `torch.`: float32, int64."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """How a graph was captured from a module, so that every rank can capture it again."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    method: str
-    """`export` (torch.export) or `declared` (one operator per submodule of a DagModule)."""
-    split: tuple[str, ...] = ()
-    """Submodules whose own operators were split out."""
-    opaque: tuple[str, ...] = ()
-    """Submodules kept whole against the default granularity."""
-    whole_batch: tuple[str, ...] = ()
-    """Submodules or operators that need the whole mini-batch."""
+from graphpipe.graph.checks import check_graph
+from graphpipe.graph.operator import Edge, Input, Op, Origin, Shared
 
 
 # No slots: the derived look-ups below are cached properties.
@@ -109,7 +18,8 @@ class Graph:
 
     Raises:
         InvalidInput: no operators, a duplicate name, an edge to an unknown operator, a duplicate edge, a cycle
-            (one is spelled out), or a negative, infinite or NaN cost.
+            (one is spelled out), a negative, infinite or NaN cost, or a shared parameter that fewer than two
+            operators hold.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -121,9 +31,11 @@ class Graph:
     """What the model takes; empty for an imported graph."""
     origin: Origin | None = None
     """None for a graph that no module stands behind (imported, or written by hand)."""
+    shared: tuple[Shared, ...] = ()
+    """Parameters of more than one operator. One that is not listed must stay in one stage."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_graph(self)
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -160,6 +72,16 @@ class Graph:
             if trains or any(before in found for before in self.predecessors[name]):
                 found.add(name)
         return frozenset(found)
+
+    @cached_property
+    def holders(self) -> dict[str, tuple[str, ...]]:
+        """Names of the operators that hold each shared parameter, in order of `ops`."""
+        found: dict[str, list[str]] = {each.name: [] for each in self.shared}
+        for op in self.ops:
+            for name in op.parameters:
+                if name in found:
+                    found[name].append(op.name)
+        return {name: tuple(ops) for name, ops in found.items()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -205,63 +127,3 @@ def _topological_order(graph: Graph) -> tuple[str, ...]:
             if not missing[successor]:
                 stack.append(successor)
     return tuple(order)
-
-
-def _check(graph: Graph) -> None:
-    if not graph.ops:
-        raise InvalidInput("the graph has no operators", where=f"graph '{graph.name}'")
-    _check_names(graph)
-    for op in graph.ops:
-        _check_costs(op)
-    for edge in graph.edges:
-        _check_amount(edge.bytes_per_sample, f"edge {edge.source} -> {edge.target}, bytes_per_sample")
-    if len(graph.order) < len(graph.ops):
-        raise InvalidInput(f"the graph has a cycle: {' -> '.join(_find_cycle(graph))}", where=f"graph '{graph.name}'")
-
-
-def _check_names(graph: Graph) -> None:
-    where = f"graph '{graph.name}'"
-    for name, count in Counter(op.name for op in graph.ops).items():
-        if count > 1:
-            raise InvalidInput(f"{count} operators are named '{name}'", where=where, remedy="Names must be unique.")
-    for (source, target), count in Counter((edge.source, edge.target) for edge in graph.edges).items():
-        for end in (source, target):
-            if end not in graph.index:
-                raise InvalidInput(f"edge {source} -> {target} names '{end}', which is no operator", where=where)
-        if count > 1:
-            raise InvalidInput(f"edge {source} -> {target} is listed {count} times", where=where)
-
-
-def _check_costs(op: Op) -> None:
-    amounts = {
-        "parameter_bytes": op.parameter_bytes,
-        "output_bytes_per_sample": op.output_bytes_per_sample,
-        "work.flops_per_sample": op.work.flops_per_sample,
-        "work.traffic_bytes_per_sample": op.work.traffic_bytes_per_sample,
-        "work.saved_bytes_per_sample": op.work.saved_bytes_per_sample,
-        "work.kernels": op.work.kernels,
-    }
-    if op.measured is not None:
-        amounts["measured.forward_seconds"] = op.measured.forward_seconds
-        amounts["measured.backward_seconds"] = op.measured.backward_seconds
-        if op.measured.samples < 1:
-            raise InvalidInput(f"is {op.measured.samples}, must be at least 1", where=f"op {op.name}, measured.samples")
-    for name, amount in amounts.items():
-        _check_amount(amount, f"op {op.name}, {name}")
-
-
-def _check_amount(amount: float, where: str) -> None:
-    if not (math.isfinite(amount) and amount >= 0):
-        raise InvalidInput(f"is {amount}, must be finite and not negative", where=where)
-
-
-def _find_cycle(graph: Graph) -> list[str]:
-    # Every operator left out of the topological order has a predecessor that is left out too: walk back.
-    left = set(graph.index) - set(graph.order)
-    name = min(left)
-    seen: list[str] = []
-    while name not in seen:
-        seen.append(name)
-        name = next(before for before in graph.predecessors[name] if before in left)
-    cycle = seen[seen.index(name) :]
-    return [name, *reversed(cycle)]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph.importing import build, check_amount, check_samples, read_lines, without
-from graphpipe.graph.operator_graph import Edge, Graph, Measured, Op, Work
+from graphpipe.graph.operator import Edge, Measured, Op, Work
+from graphpipe.graph.operator_graph import Graph
 
 _KEYS = ["forward_compute_time", "backward_compute_time", "activation_size", "parameter_size"]
+_COSTS = f"A node's costs read: {'=..., '.join(_KEYS)}=..."
 _COST = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\[]*)(?:,\s*|$)")
 
 
@@ -44,12 +46,13 @@ parameter_size=256.000
         elif line.strip():
             op = _node(line, samples, where)
             if op.name in ops:
-                raise InvalidInput(f"node '{op.name}' is listed twice", where=where)
+                raise InvalidInput(f"node '{op.name}' is listed twice", where=where, remedy="List it once.")
             ops[op.name] = op
     for pair, where in pairs.items():
         for name in pair:
             if name not in ops:
-                raise InvalidInput(f"the edge names '{name}', which no line describes", where=where)
+                what = f"the edge names '{name}', which no line describes"
+                raise InvalidInput(what, where=where, remedy="Add the node, or take the edge out.")
     edges = [Edge(source=a, target=b, bytes_per_sample=ops[a].output_bytes_per_sample) for a, b in pairs]
     return build(path, *without(_unused(ops, edges), ops.values(), edges))
 
@@ -89,14 +92,14 @@ def _amounts(costs: str, where: str) -> Mapping[str, float]:
     while position < len(costs):
         match = _COST.match(costs, position)
         if match is None:
-            raise InvalidInput(f"'{costs[position:][:40]}' is not key=value", where=where)
+            raise InvalidInput(f"'{costs[position:][:40]}' is not key=value", where=where, remedy=_COSTS)
         if match[1] not in _KEYS:
             raise InvalidInput(f"unknown key '{match[1]}'", where=where, remedy=nearest(match[1], _KEYS))
         amounts[match[1]] = sum(_number(text, f"{where}, {match[1]}") for text in match[2].strip("[]").split(";"))
         position = match.end()
     missing = [key for key in _KEYS if key not in amounts]
     if missing:
-        raise InvalidInput(f"{missing[0]} is missing", where=where)
+        raise InvalidInput(f"{missing[0]} is missing", where=where, remedy=_COSTS)
     return amounts
 
 
@@ -104,7 +107,9 @@ def _number(text: str, where: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise InvalidInput(f"'{text.strip()}' is not a number", where=where) from None
+        raise InvalidInput(
+            f"'{text.strip()}' is not a number", where=where, remedy="Write one number, or [a; b]."
+        ) from None
     return check_amount(number, where)
 
 

@@ -9,7 +9,8 @@ from pydantic import ConfigDict
 from graphpipe.documents import from_body, read_json
 from graphpipe.errors import InvalidInput
 from graphpipe.graph.importing import build, check_amount, check_samples
-from graphpipe.graph.operator_graph import Edge, Graph, Measured, Op, Work
+from graphpipe.graph.operator import Edge, Measured, Op, Work
+from graphpipe.graph.operator_graph import Graph
 
 _FORBID = ConfigDict(extra="forbid")
 
@@ -83,7 +84,7 @@ def read_piper(path: str | Path, *, samples: int = 1) -> Graph:
     file = from_body(_File, read_json(path), str(path))
     names = {node.id: f"{node.name}.{node.id}" for node in file.nodes}
     if len(names) < len(file.nodes):
-        raise InvalidInput("two nodes have the same id", where=f"{path}, nodes")
+        raise InvalidInput("two nodes have the same id", where=f"{path}, nodes", remedy="Number them anew.")
     edges = [_edge(edge, names, samples, f"{path}, edges.{at}") for at, edge in enumerate(file.edges)]
     output: dict[str, float] = {}
     for edge in edges:
@@ -98,7 +99,8 @@ def read_piper(path: str | Path, *, samples: int = 1) -> Graph:
 def _edge(edge: _Connection, names: Mapping[int, str], samples: int, where: str) -> Edge:
     for field, end in (("sourceId", edge.sourceId), ("destId", edge.destId)):
         if end not in names:
-            raise InvalidInput(f"names node {end}, which is not in nodes", where=f"{where}.{field}")
+            what = f"names node {end}, which is not in nodes"
+            raise InvalidInput(what, where=f"{where}.{field}", remedy="Add the node, or take the edge out.")
     count = check_amount(edge.communicationCost, f"{where}.communicationCost")
     return Edge(source=names[edge.sourceId], target=names[edge.destId], bytes_per_sample=count / samples)
 
@@ -106,7 +108,8 @@ def _edge(edge: _Connection, names: Mapping[int, str], samples: int, where: str)
 def _op(node: _Node, name: str, output: float, samples: int, where: str) -> Op:
     variants = {variant.id: variant for variant in node.TMPCs.get("1", ())}
     if "vanilla" not in variants:
-        raise InvalidInput("has no variant 'vanilla'", where=f"{where}.TMPCs.1")
+        remedy = "Only the times without recomputation and tensor parallelism are read."
+        raise InvalidInput("has no variant 'vanilla'", where=f"{where}.TMPCs.1", remedy=remedy)
     vanilla = variants["vanilla"]
     for field in ("timePerSample", "parameterSize", "memoryUsageA"):
         check_amount(getattr(vanilla, field), f"{where}.TMPCs.1, variant vanilla, {field}")

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,7 +14,7 @@ from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.grouping import Groups, fuse_tiny, join_output, join_uncuttable
 from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
 from graphpipe.model.measure import SAMPLES, Reading, measure
-from graphpipe.model.operators import Parts, build_ops, group_names, needs_whole_batch, own_tensors
+from graphpipe.model.operators import Parts, build_ops, group_names, needs_whole_batch, own_tensors, shared_parameters
 from graphpipe.model.skeleton import CannotFollow, Skeleton, fake_twin
 from graphpipe.model.torch_private import fake_mode
 from graphpipe.model.tracing import ExportFailed, cannot_trace, trace_declared, trace_exported
@@ -42,6 +43,8 @@ def capture(
     split: Sequence[str] = (),
     opaque: Sequence[str] = (),
     method: Method = "auto",
+    arguments: Mapping[str, bool | int | float | str] | None = None,
+    outputs: Sequence[str] = (),
 ) -> Graph:
     """Return the operator graph of a module: calls of its submodules, joined by the glue in between.
 
@@ -56,12 +59,22 @@ def capture(
         opaque: submodules to keep whole against the default granularity.
         method: `export` traces with torch.export; `declared` makes one operator per submodule of a DagModule;
             `auto` tries the first, then the second.
+        arguments: what the forward takes by name besides tensors, the same in every step: `{"use_cache": False}`.
+        outputs: of a forward that returns a dict (or a dataclass of Hugging Face) the entries to return, as a dict;
+            what only the others need is never computed. Without, all that it returns, as it returns it.
 
     Raises:
-        InvalidInput: unusable inputs, an unknown submodule, or a forward that cannot be traced (with the reason).
+        InvalidInput: unusable inputs, an unknown submodule or output, or a forward that cannot be traced (and why).
     """
     named = name_inputs(input_names(module, example_inputs), example_inputs)
-    origin = Origin(method=method, split=tuple(split), opaque=tuple(opaque), whole_batch=tuple(whole_batch))
+    origin = Origin(
+        method=method,
+        split=tuple(split),
+        opaque=tuple(opaque),
+        whole_batch=tuple(whole_batch),
+        arguments=tuple((arguments or {}).items()),
+        outputs=tuple(outputs),
+    )
     return capture_again(module, describe(named), origin).graph
 
 
@@ -96,11 +109,7 @@ def capture_again(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) 
 def _capture_by(method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> Captured:
     whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
     mode = fake_mode()
-    twin = fake_twin(module, mode)
-    with mode:
-        examples = blank(inputs, SAMPLES[0])
-    # torch.export runs outside the mode, so that tensors written in a forward keep their data.
-    skeleton = trace_declared(twin, examples) if method == "declared" else trace_exported(twin, examples, origin)
+    twin, skeleton, origin = trace(method, module, inputs, origin, mode)
     with mode:
         readings = _measured(skeleton, twin, inputs)
     values = classify(skeleton.graph, readings)
@@ -109,8 +118,27 @@ def _capture_by(method: str, module: nn.Module, inputs: tuple[Input, ...], origi
     groups = join_uncuttable(skeleton.graph, values)
     if method == "export":
         groups = fuse_tiny(groups, readings, parts.parameter_elements, lambda node: needs_whole_batch(node, flagged))
-    remembered = Origin(method=method, split=origin.split, opaque=origin.opaque, whole_batch=origin.whole_batch)
-    return _captured(module, inputs, remembered, parts, join_output(groups), whole_batch)
+    return _captured(module, inputs, replace(origin, method=method), parts, join_output(groups), whole_batch)
+
+
+def trace(
+    method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, mode: AbstractContextManager[object]
+) -> tuple[nn.Module, Skeleton, Origin]:
+    """Return a copy of a module without data, its skeleton, and the origin with all that was kept whole.
+
+    Raises:
+        InvalidInput: as `capture`.
+    """
+    twin = fake_twin(module, mode)
+    with mode:
+        examples = blank(inputs, SAMPLES[0])
+    # torch.export runs outside the mode, so that tensors written in a forward keep their data.
+    if method == "export":
+        return twin, *trace_exported(twin, examples, origin)
+    if origin.arguments or origin.outputs:
+        remedy = "Its submodules take what they are fed, and its own `output` says what it returns."
+        raise InvalidInput("a declared graph has no further arguments and outputs", where="capture", remedy=remedy)
+    return twin, trace_declared(twin, examples), origin
 
 
 def _declared_whole_batch(module: nn.Module) -> list[str]:
@@ -134,7 +162,8 @@ def _captured(
                 f"'{name}' is no submodule and no operator", where="whole_batch", remedy=nearest(name, known)
             )
     ops = tuple(replace(op, whole_batch=op.whole_batch or op.name in whole_batch) for op in ops)
-    graph = Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin)
+    shared = shared_parameters(module, ops)
+    graph = Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin, shared=shared)
     nodes = dict(zip(group_names(parts, groups), groups, strict=True))
     return Captured(graph=graph, skeleton=parts.skeleton, values=parts.values, readings=parts.readings, nodes=nodes)
 

@@ -16,23 +16,27 @@ from graphpipe.model.torch_private import is_mutable, recording
 from graphpipe.model.translate import Translation
 
 
-def export_skeleton(twin: nn.Module, paths: Sequence[str], inputs: Mapping[str, Tensor]) -> Skeleton:
+def export_skeleton(
+    twin: nn.Module, paths: Sequence[str], inputs: Mapping[str, Tensor], outputs: Sequence[str] = ()
+) -> Skeleton:
     """Return the skeleton of `twin` whose submodules `paths` are kept whole.
 
     Args:
         twin: the model on fake tensors.
         paths: fully qualified names of the submodules to keep whole.
         inputs: fake model inputs by name; their first dimensions are traced as one symbol.
+        outputs: the entries of what it returns that are wanted; all of it without.
 
     Raises:
         CannotFollow: a forward does what glue cannot express.
+        InvalidInput: it returns no such output.
         Exception: whatever torch.export raises.
     """
     with recording(twin, paths) as calls, _quiet():
         program = _export(twin, inputs)
         if any(is_mutable(node.target) for node in program.graph.nodes):
             program = program.run_decompositions({})  # in-place operators become functions
-    return Translation(program, calls, list(inputs)).skeleton()
+    return Translation(program, calls, list(inputs), outputs).skeleton()
 
 
 def _export(twin: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:

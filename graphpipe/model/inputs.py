@@ -36,7 +36,8 @@ def name_inputs(names: Sequence[str], inputs: Inputs) -> dict[str, Tensor]:
         named = dict(zip(names, tensors, strict=True))
     missing = [name for name in names if name not in named]
     if missing:
-        raise InvalidInput(f"input '{missing[0]}' is missing; the model takes {', '.join(names)}")
+        what = f"input '{missing[0]}' is missing; the model takes {', '.join(names)}"
+        raise InvalidInput(what, remedy="Give a tensor for each, or mend the name in the model.")
     _check_samples(named)
     return {name: named[name] for name in names}
 

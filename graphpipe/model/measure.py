@@ -34,6 +34,8 @@ class Reading:
     """Shape of its value; None for what is no tensor."""
     sample_shape: tuple[int, ...] | None = None
     """Shape without the first dimension, if that is the samples and no other depends on their number."""
+    compares: bool = False
+    """Whether its value has a dimension for the samples twice: samples are compared with each other."""
     dtype: torch.dtype = torch.float32
     requires_grad: bool = False
 
@@ -59,6 +61,8 @@ def measure(skeleton: Skeleton, twin: nn.Module, inputs: tuple[Input, ...]) -> d
     few, many = (_run(skeleton, twin, blank(inputs, samples)) for samples in SAMPLES)
     for node, reading in many.items():
         reading.sample_shape = _sample_shape(few[node].shape, reading.shape)
+        sizes = list(zip(few[node].shape or (), reading.shape or (), strict=False))
+        reading.compares = sizes.count(SAMPLES) > 1
     return many
 
 

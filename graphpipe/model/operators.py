@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from graphpipe.graph import Edge, Op, Work
+from graphpipe.graph import Edge, Op, Shared, Work
 from graphpipe.model.grouping import Groups
 from graphpipe.model.measure import SAMPLES, Reading, attribute
 from graphpipe.model.skeleton import Skeleton
@@ -158,6 +158,21 @@ def _read_by_value(node: fx.Node) -> Sequence[fx.Node]:
 def _results(group: Sequence[fx.Node]) -> list[fx.Node]:
     # What the model returns, if this group does.
     return [value for node in group if node.op == "output" for value in node.all_input_nodes]
+
+
+def shared_parameters(module: nn.Module, ops: Sequence[Op]) -> tuple[Shared, ...]:
+    """Return the parameters that several operators hold, sorted by name."""
+    counts = Counter(name for op in ops for name in op.parameters)
+    parameters = dict(module.named_parameters())
+    return tuple(
+        Shared(
+            name=name,
+            bytes=float(parameters[name].numel() * parameters[name].element_size()),
+            trainable=parameters[name].requires_grad,
+        )
+        for name, count in sorted(counts.items())
+        if count > 1
+    )
 
 
 def own_tensors(module: nn.Module) -> dict[int, str]:

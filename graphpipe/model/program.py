@@ -1,5 +1,6 @@
 """The stage program: what the runtime runs for one stage, whatever it was made from."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +20,11 @@ class ValueSpec:
     dtype: torch.dtype
     requires_grad: bool
     """True when the consumer sends a gradient back: floating point, and some trainable parameter is upstream."""
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.sample_shape) * self.dtype.itemsize
 
 
 class StageProgram(Protocol):
@@ -69,6 +75,10 @@ class StageProgram(Protocol):
             The values it sends, by name, and the model's output (a tensor, or the tuple, list or dict the user's
             module returns) if `is_output`, else None.
         """
+        ...
+
+    def arrange(self, output: object) -> object:
+        """Return the model's output, of which only plain tuples, lists and dicts are left, in the user's containers."""
         ...
 
     def replicate(self) -> "StageProgram":

@@ -7,7 +7,7 @@ from torch import fx, nn
 from graphpipe.costs import regions
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.model.capture import Captured, capture_again, tied
+from graphpipe.model.capture import Captured, capture_again
 from graphpipe.model.dag_module import model_name
 from graphpipe.model.operators import own_tensors
 from graphpipe.model.program import ValueSpec
@@ -21,7 +21,7 @@ def split(module: nn.Module, plan: Plan) -> tuple[ModuleStage, ...]:
 
     Raises:
         InvalidInput: the plan's graph was not captured from a module, was captured from another model, does not
-            have the edges that the model's values need, or holds trainable parameters in two stages.
+            have the edges that the model's values need, or calls a submodule with buffers in two stages.
     """
     return build_stages(module, plan, capture_for(module, plan.graph))
 
@@ -32,9 +32,9 @@ def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[Mod
     Raises:
         InvalidInput: as `split`.
     """
-    check_cut(module, plan)
     stage_of = {op: number for number, stage in enumerate(plan.stages) for op in stage.ops}
     where = {node: stage_of[op] for op, nodes in captured.nodes.items() for node in nodes}
+    _check_called_twice(module, where, plan)
     crossing = _crossing(captured, where)
     _check_edges(plan, crossing)
     names = own_tensors(module)
@@ -86,24 +86,20 @@ def _difference(plan: Graph, model: Graph) -> str:
     return "their operators are connected differently"
 
 
-def check_cut(module: nn.Module, plan: Plan) -> None:
-    """Check that every trainable parameter is in one stage.
-
-    Raises:
-        InvalidInput: names the parameter, and the operators and stages that share it.
-    """
-    stage_of = {op: stage.name for stage in plan.stages for op in stage.ops}
-    parameters = dict(module.named_parameters())
-    for parameter, ops in tied(plan.graph).items():
-        stages = {stage_of[op]: op for op in ops}
-        if len(stages) > 1 and parameters[parameter].requires_grad:
-            (first, one), (second, other) = list(stages.items())[:2]
-            raise InvalidInput(
-                f"parameter '{parameter}' is shared by operator '{one}' in stage '{first}' "
-                f"and operator '{other}' in stage '{second}'",
-                where="split",
-                remedy="Tied weights and submodules called twice must be in one stage: plan with both there, or untie.",
-            )
+def _check_called_twice(module: nn.Module, where: Mapping[fx.Node, int], plan: Plan) -> None:
+    # Every stage has its own copy of a buffer: two that both change it, like running statistics, would part.
+    stages: dict[str, int] = {}
+    for node, stage in where.items():
+        if node.op == "call_module" and stages.setdefault(str(node.target), stage) != stage:
+            path = str(node.target)
+            for name, buffer in module.get_submodule(path).named_buffers():
+                if buffer.is_floating_point():
+                    names = " and ".join(f"'{plan.stages[number].name}'" for number in (stages[path], stage))
+                    raise InvalidInput(
+                        f"submodule '{path}' is called in stages {names}, and has the buffer '{name}'",
+                        where="split",
+                        remedy="Plan with both calls in one stage: what one stage writes into it the other cannot see.",
+                    )
 
 
 Crossing = Mapping[tuple[int, int], tuple[fx.Node, ...]]

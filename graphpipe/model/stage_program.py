@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, fx
 
 from graphpipe.model.program import ValueSpec
-from graphpipe.model.torch_private import TreeSpec, unflatten
+from graphpipe.model.torch_private import TreeSpec, flatten, unflatten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,10 @@ class ModuleStage:
         sent, results = self.module(*(values[name] for name in self.arguments))
         output = unflatten(list(results), self.output_spec) if self.is_output else None
         return dict(zip(self.sent, sent, strict=True)), output
+
+    def arrange(self, output: object) -> object:
+        """Return the model's output in the user's containers (see StageProgram)."""
+        return unflatten(flatten(output)[0], self.output_spec)
 
     def replicate(self) -> "ModuleStage":
         """Return a copy with its own parameters and buffers."""

@@ -129,6 +129,11 @@ def memory_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def same_but_no_leaf(tensor: Tensor) -> Tensor:
+    """Return a tensor in the same memory whose gradient is the given one's; unlike a view, it may be written into."""
+    return torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
+
+
 def running_node() -> Node | None:
     """Return the operation whose backward runs in this thread; None outside a backward."""
     return torch._C._current_autograd_node()

@@ -1,6 +1,8 @@
 """The skeleton of a model by either method, and what to say when there is none."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, fx, nn
 
@@ -34,8 +36,8 @@ def trace_declared(twin: nn.Module, examples: Mapping[str, Tensor]) -> Skeleton:
         raise cannot_trace(twin, error) from error
 
 
-def trace_exported(twin: nn.Module, examples: Mapping[str, Tensor], origin: Origin) -> Skeleton:
-    """Return the skeleton of a module through torch.export.
+def trace_exported(twin: nn.Module, examples: Mapping[str, Tensor], origin: Origin) -> tuple[Skeleton, Origin]:
+    """Return the skeleton of a module through torch.export, and how to make it again without detours.
 
     A submodule whose forward glue cannot express is kept whole, and the tracing starts again.
 
@@ -44,12 +46,14 @@ def trace_exported(twin: nn.Module, examples: Mapping[str, Tensor], origin: Orig
             CannotFollow); or torch.export fails (caused by ExportFailed).
     """
     opaque = list(origin.opaque)
+    if origin.arguments:
+        twin.forward = partial(twin.forward, **dict(origin.arguments))
     while True:
         paths = whole_paths(twin, origin.split, opaque)
         try:
-            skeleton = export_skeleton(twin, paths, examples)
-            _check_modes(twin, paths, examples, skeleton)
-            return skeleton
+            skeleton = export_skeleton(twin, paths, examples, origin.outputs)
+            _check_modes(twin, paths, examples, skeleton, origin.outputs)
+            return skeleton, replace(origin, opaque=tuple(opaque))
         except CannotFollow as fault:
             if not fault.path or fault.path in (*origin.split, *opaque):
                 raise _cannot_follow(twin, fault) from fault
@@ -60,14 +64,20 @@ def trace_exported(twin: nn.Module, examples: Mapping[str, Tensor], origin: Orig
             raise cannot_trace(twin, error) from ExportFailed(str(error))
 
 
-def _check_modes(twin: nn.Module, paths: Sequence[str], examples: Mapping[str, Tensor], training: Skeleton) -> None:
+def _check_modes(
+    twin: nn.Module,
+    paths: Sequence[str],
+    examples: Mapping[str, Tensor],
+    training: Skeleton,
+    outputs: Sequence[str],
+) -> None:
     # Glue is the same in training and evaluation, or it cannot be followed: traced in one mode, it would stay there.
     glue = [module for path, module in twin.named_modules() if not any(_inside(path, whole) for whole in paths)]
     if not any(_mentions_training(module) for module in glue if not is_container(module)):
         return
     twin.eval()
     try:
-        evaluation = export_skeleton(twin, paths, examples)
+        evaluation = export_skeleton(twin, paths, examples, outputs)
     finally:
         twin.train()
     ours, theirs = (list(skeleton.graph.nodes) for skeleton in (training, evaluation))

@@ -1,6 +1,7 @@
 """From an exported program to a skeleton: calls that were recorded become calls again, all else is glue."""
 
 import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +10,17 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_aggregate
 
+from graphpipe.errors import InvalidInput, nearest
 from graphpipe.model.skeleton import CannotFollow, Skeleton, device_of, sample_count
-from graphpipe.model.torch_private import OpaqueCall, is_higher_order, is_opaque_call, leaf, unflatten
+from graphpipe.model.torch_private import (
+    OpaqueCall,
+    TreeSpec,
+    flatten,
+    is_higher_order,
+    is_opaque_call,
+    leaf,
+    unflatten,
+)
 
 _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
@@ -18,7 +28,9 @@ _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.
 class Translation:
     """From an exported graph to a skeleton's graph, node by node."""
 
-    def __init__(self, program: ExportedProgram, calls: list[OpaqueCall], names: list[str]) -> None:
+    def __init__(
+        self, program: ExportedProgram, calls: list[OpaqueCall], names: list[str], outputs: Sequence[str] = ()
+    ) -> None:
         self.program = program
         self.calls = calls
         self.graph = fx.Graph()
@@ -31,12 +43,14 @@ class Translation:
         for node in (self.samples, self.device):
             node.meta["owner"] = ""
         self.batch = ""
+        self.results, self.output_spec = self._results(outputs)
 
     def skeleton(self) -> Skeleton:
         """Return the skeleton.
 
         Raises:
             CannotFollow: a buffer is changed in a forward, or an operator is no plain function of tensors.
+            InvalidInput: the model returns no such output.
         """
         self._check_mutations()
         self._translate_inputs()
@@ -46,10 +60,8 @@ class Translation:
                 self.env[node] = self._translate(node)
             elif node in wanted and node.op == "get_attr":
                 raise CannotFollow(_owner(node), "switches a mode of torch or branches on values inside the graph")
-        self.graph.output(tuple(self._argument(item) for item in self._results()))
-        spec = self.program.call_spec.out_spec
-        assert spec is not None
-        return Skeleton(graph=self.graph, inputs=self.inputs, output_spec=spec, constants=self.constants)
+        self.graph.output(tuple(self._argument(item) for item in self.results))
+        return Skeleton(graph=self.graph, inputs=self.inputs, output_spec=self.output_spec, constants=self.constants)
 
     def _check_mutations(self) -> None:
         for buffer in self.program.graph_signature.buffers_to_mutate.values():
@@ -78,13 +90,25 @@ class Translation:
         moved.meta["owner"] = ""
         return moved
 
-    def _results(self) -> list[Any]:
+    def _results(self, wanted: Sequence[str]) -> tuple[list[Any], TreeSpec]:
+        # The leaves of what the model returns, or of a dict of the wanted entries of it.
         (output,) = (node for node in self.program.graph.nodes if node.op == "output")
         specs = self.program.graph_signature.output_specs
-        return [item for item, spec in zip(output.args[0], specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
+        found = [item for item, spec in zip(output.args[0], specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
+        arrangement = self.program.call_spec.out_spec
+        assert arrangement is not None
+        if not wanted:
+            return found, arrangement
+        returned = unflatten(found, arrangement)
+        known = [str(name) for name in returned] if isinstance(returned, Mapping) else []
+        for name in wanted:
+            if name not in known:
+                what = f"the model returns no '{name}'" if known else "the model returns no dict"
+                raise InvalidInput(what, where="outputs", remedy=nearest(name, known) if known else "Leave it out.")
+        return flatten({name: returned[name] for name in wanted})
 
     def _wanted(self) -> set[fx.Node]:
-        stack = [item for item in self._results() if isinstance(item, fx.Node)]
+        stack = [item for item in self.results if isinstance(item, fx.Node)]
         wanted: set[fx.Node] = set()
         while stack:
             node = stack.pop()

@@ -19,10 +19,9 @@ def seconds_per_sample(plan: Plan, stage: int) -> float:
 
 
 def update_seconds(plan: Plan, stage: int) -> float:
-    """Return the seconds, once per mini-batch, of a stage's gradient all-reduce and optimizer step."""
-    costs, here = plan.cost_model, plan.stages[stage]
-    gradients = float(costs.trainable_bytes[costs.positions(here.ops)].sum())
-    return costs.all_reduce_seconds(gradients, here.devices) + costs.optimizer_seconds(here.ops)
+    """Return the seconds, once per mini-batch, of a stage's gradient all-reduce, exchanges and optimizer step."""
+    exchanged = sum(plan.exchange_seconds(each) for each in plan.exchanges if stage in each.stages)
+    return plan.reduce_seconds(stage) + exchanged + plan.cost_model.optimizer_seconds(plan.stages[stage].ops)
 
 
 def _transfer_seconds(plan: Plan, stage: int) -> list[float]:

@@ -86,7 +86,7 @@ class Drafter:
         self, parts: Sequence[Part], crossing: dict[tuple[int, int], float], in_flight: Sequence[int]
     ) -> tuple[float, ...]:
         capacity = min(self.problem.cluster.types[device.type].memory_bytes for device in self.problem.cluster.devices)
-        state = self._summed(parts, [self.costs.state_bytes_by_op] * len(parts))
+        state = np.array([self.costs.state_bytes(part.ops) for part in parts])
         saved = self._summed(parts, [self.costs.saved_bytes] * len(parts))
         # Samples that a stage holds what was saved of: all in flight, or, computed again, those of one micro-batch.
         each = zip(parts, in_flight, strict=True)

@@ -1,61 +1,88 @@
 """A proven lower bound on the step time of every plan of a problem, and how far a plan is from it."""
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
 from graphpipe.plan.bounds import bottleneck_seconds
+from graphpipe.plan.device_seconds import device_seconds_bound
+from graphpipe.plan.least_seconds import LeastSeconds
+from graphpipe.plan.menus import any_stages, one_stage_each
+from graphpipe.plan.packing import packing_bound
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan, Prediction
 
 
-def bottleneck_bound(problem: Problem) -> float:
-    """Return seconds per mini-batch below which the slowest device of no plan can be.
+def bottleneck_bound(
+    problem: Problem, *, sizes: Collection[int] | None = None, shared: bool = True, effort: float = 1.0
+) -> float:
+    """Return seconds per mini-batch below which the slowest device of no plan can be; infinite if no plan fits.
 
-    The largest of
+    Each relaxation drops more of what a plan must be than the next, and is where the next one starts:
 
-    - work: every operator's device-seconds for the mini-batch, at the batch size where it is most efficient, and the
-      optimizer's, shared evenly by all devices;
-    - the largest operator: it is in one stage, on the number of devices that is best for it alone, which synchronise
-      its gradient over the fastest link there is and each update it.
+    - the largest operator: it is in one stage, of the degree that is best for it alone;
+    - work: device-seconds, where an operator may only have a degree at which it is fast enough alone (a higher one
+      takes more of them), and bytes where they are short (see `device_seconds`);
+    - packing: what fits on one device at once (see `packing`).
 
-    An operator's time per sample falls with the samples, so the device-seconds of a mini-batch are least when one
-    device computes it whole; its seconds on d devices are least when each computes its share at once.
+    Transfers, the latency of messages, and activations beyond one micro-batch are left out of all of them.
+
+    Args:
+        problem: graph, costs, cluster and batch.
+        sizes: micro-batch sizes that stages may have; None: all. What follows a whole-batch operator may always have
+            the mini-batch.
+        shared: True for every plan. False for those in which a device runs one stage only, but for stages of
+            whole-batch operators and what follows them: such are all that the planners make.
+        effort: how long to pack; 1 ends within half a second.
     """
-    costs = CostModel(problem.graph, problem.costs, problem.cluster)
-    devices, batch = len(problem.cluster.devices), problem.batch_size
-    update = float(costs.trainable_bytes.sum()) * problem.costs.optimizer_seconds_per_parameter_byte
-    whole = _fastest(problem, costs, batch)
-    return max((float(whole.sum()) + update) / devices, float(_least_alone(problem, costs).max()))
-
-
-def _least_alone(problem: Problem, costs: CostModel) -> NDArray[np.float64]:
-    """Seconds per mini-batch of every operator's device if it had a stage of its own, of the best degree."""
-    cluster = problem.cluster
-    links = [cluster.intra_node, cluster.inter_node, *(pair.link for pair in cluster.pair_links)]
-    bandwidth = max(link.bandwidth_bytes_per_second for link in links)
-    update = costs.trainable_bytes * problem.costs.optimizer_seconds_per_parameter_byte
-    least = np.full(len(problem.graph.ops), np.inf)
-    for degree in range(1, min(len(cluster.devices), problem.batch_size) + 1):
-        reduced = 2 * (degree - 1) / degree * costs.trainable_bytes / bandwidth
-        least = np.minimum(least, _fastest(problem, costs, problem.batch_size / degree) + reduced + update)
-    return least
+    if shared and sizes is not None and any(op.whole_batch for op in problem.graph.ops):
+        sizes = {*sizes, problem.batch_size}
+    least = LeastSeconds.of(problem, sizes)
+    work = device_seconds_bound(problem, least)
+    if not 0 < work < np.inf:
+        return work + least.overhead_seconds
+    packing = any_stages(problem, least) if shared else one_stage_each(problem, least)
+    return packing_bound(packing, work, effort) + least.overhead_seconds
 
 
 def step_bound(problem: Problem) -> float:
     """Return seconds below which the step of no synchronous plan can be.
 
-    The bottleneck bound, or the critical path: at least one sample goes forwards and backwards through the longest
-    chain of operators, each of which takes at least its time for one sample, or less where curves allow a share of one.
+    The bottleneck bound, or for any operator: the forwards of one sample on the longest way to it, then its own work
+    on the mini-batch, the input gradients on the longest way back beginning where its last is ready. Operators of its
+    own stage on that way take their time on the same devices besides its work, those of other stages before and after.
     """
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
-    share = min(1.0, problem.batch_size / len(problem.cluster.devices))
-    seconds = dict(zip((op.name for op in problem.graph.ops), _fastest(problem, costs, share), strict=True))
-    longest: dict[str, float] = {}
+    forward, input_gradient, weight_gradient = _least_passes(problem, costs, 1.0)
+    until_last, work = np.full(len(forward), np.inf), np.full(len(forward), np.inf)
+    batch = problem.batch_size
+    for degree in range(1, min(len(problem.cluster.devices), batch) + 1):
+        if batch % degree == 0:
+            passes = _least_passes(problem, costs, batch / degree)
+            until_last = np.minimum(until_last, passes[0] + passes[1])
+            work = np.minimum(work, np.sum(passes, axis=0))
+    del weight_gradient
+    before, after = _longest_before(problem, forward), _longest_before(problem, input_gradient)
+    path = float(np.max(before + np.maximum(work, until_last + after)))
+    return max(bottleneck_bound(problem), path)
+
+
+def _least_passes(problem: Problem, costs: CostModel, samples: float) -> list[NDArray[np.float64]]:
+    """Return the seconds of every operator's three passes, each on its fastest device type."""
+    kinds = sorted({device.type for device in problem.cluster.devices})
+    return [np.min([costs.seconds(kind, samples)[number] for kind in kinds], axis=0) for number in range(3)]
+
+
+def _longest_before(problem: Problem, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for every operator the seconds of the longest path that ends at a predecessor."""
+    index = problem.graph.index
+    before = np.zeros(len(seconds))
     for name in problem.graph.order:
-        before = max((longest[other] for other in problem.graph.predecessors[name]), default=0.0)
-        longest[name] = before + float(seconds[name])
-    return max(bottleneck_bound(problem), *longest.values())
+        others = (index[other] for other in problem.graph.predecessors[name])
+        before[index[name]] = max((before[other] + seconds[other] for other in others), default=0.0)
+    return before
 
 
 def gap_percent(plan: Plan, prediction: Prediction) -> float:
@@ -65,12 +92,25 @@ def gap_percent(plan: Plan, prediction: Prediction) -> float:
 
 
 def bottleneck_gap_percent(plan: Plan) -> float:
-    """Return by how many percent the slowest device of a plan exceeds the bound."""
-    bound = bottleneck_bound(Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size))
+    """Return by how many percent the slowest device of a plan exceeds the bound for its micro-batch sizes.
+
+    The bound is that of all plans that share devices among stages, where this one does, and of those that do not
+    where it does not. A larger micro-batch is always more efficient, and takes longer to fill and drain: sizes are
+    for the step time to choose.
+    """
+    problem = Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
+    tail = _after_whole_batch(plan)
+    own = [stage for stage in plan.stages if not tail.issuperset(stage.ops)]
+    sizes = {stage.micro_batch for stage in own} or {plan.batch_size}
+    devices = [device for stage in own for device in stage.devices]
+    bound = bottleneck_bound(problem, sizes=sizes, shared=len(devices) > len(set(devices)))
     return 100.0 * (plan.batch_size * bottleneck_seconds(plan) / bound - 1.0) if bound else 0.0
 
 
-def _fastest(problem: Problem, costs: CostModel, samples: float) -> NDArray[np.float64]:
-    """Seconds, forward and backward, of every operator on its fastest device type."""
-    types = sorted({device.type for device in problem.cluster.devices})
-    return np.min([np.sum(costs.seconds(kind, samples), axis=0) for kind in types], axis=0)
+def _after_whole_batch(plan: Plan) -> set[str]:
+    """Return the whole-batch operators and what follows them."""
+    inside: set[str] = set()
+    for name in plan.graph.order:
+        if plan.graph[name].whole_batch or not inside.isdisjoint(plan.graph.predecessors[name]):
+            inside.add(name)
+    return inside

@@ -10,8 +10,9 @@ from pydantic import ConfigDict
 
 from graphpipe.costs import Cluster, CostModel, CostTable, Recompute
 from graphpipe.documents import fingerprint, from_body, read_document, write_document
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
+from graphpipe.plan.exchange import Exchange, exchanges_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +136,27 @@ class Plan:
         )
 
     @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The gradients that stages exchange because they share parameters."""
+        return exchanges_of(self.graph, [(stage.ops, stage.devices) for stage in self.stages])
+
+    def apart(self, stage: int) -> frozenset[str]:
+        """Return the names of a stage's parameters whose gradients are exchanged, not reduced by itself."""
+        return frozenset(name for each in self.exchanges if stage in each.stages for name in each.parameters)
+
+    def reduced_bytes(self, stage: int) -> float:
+        """Return the bytes of gradients that the replicas of a stage sum among themselves."""
+        return self.cost_model.gradient_bytes(self.stages[stage].ops, self.apart(stage))
+
+    def reduce_seconds(self, stage: int) -> float:
+        """Return the seconds of the all-reduce over the replicas of a stage."""
+        return self.cost_model.all_reduce_seconds(self.reduced_bytes(stage), self.stages[stage].devices)
+
+    def exchange_seconds(self, exchange: Exchange) -> float:
+        """Return the seconds of the all-reduce over all devices that share these parameters."""
+        return self.cost_model.all_reduce_seconds(exchange.bytes, exchange.devices)
+
+    @cached_property
     def depth(self) -> int:
         """Number of stages on the longest path of the stage graph."""
         longest = [1] * len(self.stages)
@@ -170,7 +192,12 @@ class Plan:
         from graphpipe.plan.verify import verify
 
         plan = read_document(path, "plan", lambda body: _read(body, str(path)))
-        verify(plan)
+        try:
+            verify(plan)
+        except (InvalidInput, Infeasible) as error:
+            where = f"{path}, {error.where}".removesuffix(", ")
+            remedy = error.remedy or "Plan again, or mend the file."
+            raise type(error)(error.what, where=where, remedy=remedy) from None
         return plan
 
 

@@ -131,7 +131,7 @@ def shares(problem: Problem, costs: CostModel) -> dict[str, float]:
 def stage_seconds(
     problem: Problem, costs: CostModel, micro_batch: int, degree: int, types: Sequence[str] | None = None
 ) -> Array:
-    """Return seconds per micro-batch that each operator adds to a stage: forward, backward, its share of all-reduce.
+    """Return seconds per micro-batch that each operator adds to a stage: forward, backward, its share of the update.
 
     Forward twice if the problem has stages recompute. On the slowest of some device types; None: of all in the cluster.
     """
@@ -141,10 +141,11 @@ def stage_seconds(
     compute = np.max([np.sum(seconds, axis=0) for seconds in again], axis=0)
     devices = tuple(range(min(degree, len(problem.cluster.devices))))
     link = problem.cluster.slowest_link(devices)
-    if link is None:
-        return np.maximum(compute, _LEAST_LOAD)
-    reduced = 2 * (degree - 1) / degree * costs.trainable_bytes / link.bandwidth_bytes_per_second
-    return np.maximum(compute + reduced * micro_batch / problem.batch_size, _LEAST_LOAD)
+    update_per_byte = problem.costs.optimizer_seconds_per_parameter_byte
+    if link is not None:  # a ring all-reduce of the gradients comes before the optimizer's step
+        update_per_byte += 2 * (degree - 1) / degree / link.bandwidth_bytes_per_second
+    update = costs.trainable_bytes * update_per_byte * micro_batch / problem.batch_size
+    return np.maximum(compute + update, _LEAST_LOAD)
 
 
 def far_bandwidth(problem: Problem) -> float:

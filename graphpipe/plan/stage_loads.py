@@ -154,9 +154,10 @@ class StageLoads:
         return np.max(seconds, axis=0)[land.positions] / size
 
     def _reduce(self, degree: int) -> Array:
-        """Return seconds per sample of each operator's share of the all-reduce."""
+        """Return seconds per sample of each operator's share of the update: all-reduce and optimizer step."""
         land = self.landscape
-        per_byte = all_reduce_seconds_per_byte(land.problem, degree) / land.problem.batch_size
+        reduce = all_reduce_seconds_per_byte(land.problem, degree)
+        per_byte = (reduce + land.problem.costs.optimizer_seconds_per_parameter_byte) / land.problem.batch_size
         return land.costs.trainable_bytes[land.positions] * per_byte
 
     def _all_ways(self, at: int, compute: Sequence[tuple[Policy, Array]], reduce: Array, ceiling: float) -> Ways:

@@ -160,15 +160,17 @@ def _check_edges(plan: Plan, stage_of: dict[str, int]) -> None:
 
 
 def _check_tied(plan: Plan, stage_of: dict[str, int]) -> None:
+    """Stages may share a parameter if the graph says how large it is, which decides what its gradient costs."""
+    known = {each.name for each in plan.graph.shared}
     owner: dict[str, int] = {}
     for op in plan.graph.ops:
         for parameter in op.parameters:
             stage = owner.setdefault(parameter, stage_of[op.name])
-            if stage != stage_of[op.name]:
+            if stage != stage_of[op.name] and parameter not in known:
                 names = f"'{plan.stages[stage].name}' and '{plan.stages[stage_of[op.name]].name}'"
                 raise InvalidInput(
-                    f"parameter '{parameter}' is used in stages {names}",
-                    remedy="Operators that share a parameter must be in one stage.",
+                    f"parameter '{parameter}' is used in stages {names}, and the graph does not list it as shared",
+                    remedy="List it with its bytes in the graph's `shared`, or put its operators into one stage.",
                 )
 
 
@@ -248,11 +250,16 @@ def _stage_bytes(plan: Plan, stage: Stage) -> tuple[float, float]:
     """Bytes on each device: with all samples in flight, and what a backward computes again of one micro-batch."""
     inside = set(stage.ops)
     weights = saved = 0.0
+    shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
+    seen: set[str] = set()
     for op in plan.graph.ops:
         if op.name in inside:
             factor = plan.costs.state_bytes_per_parameter_byte if op.trainable else 1.0
             weights += factor * op.parameter_bytes
             saved += op.work.saved_bytes_per_sample
+            # A stage has one copy of what its operators share.
+            weights -= factor * sum(shared[name] for name in op.parameters if name in shared and name in seen)
+            seen.update(op.parameters)
     received: dict[str, float] = {}
     for edge in plan.graph.edges:
         if edge.target in inside and edge.source not in inside:

@@ -1,7 +1,9 @@
 """How it looks: plans, layouts, comparisons and traces as tables and pictures for the terminal."""
 
 from graphpipe.report.comparison import Outcome, compare_table, measured_table
-from graphpipe.report.plan_table import layout_table, plan_table
+from graphpipe.report.config_table import config_table
+from graphpipe.report.findings_table import findings_table
+from graphpipe.report.plan_table import plan_table
 from graphpipe.report.summary import Summary, summarise, summary_lines
 from graphpipe.report.timeline import timeline
 
@@ -9,7 +11,8 @@ __all__ = [
     "Outcome",
     "Summary",
     "compare_table",
-    "layout_table",
+    "config_table",
+    "findings_table",
     "measured_table",
     "plan_table",
     "summarise",

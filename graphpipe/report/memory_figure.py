@@ -37,7 +37,8 @@ def stage_bytes(plan: Plan, stage: int) -> StageBytes:
     """Return where a stage's bytes are, by the plan's cost model."""
     model, it = plan.cost_model, plan.stages[stage]
     at = model.positions(it.ops)
-    weights, trainable = float(model.parameter_bytes[at].sum()), float(model.trainable_bytes[at].sum())
+    weights = float(model.parameter_bytes[at].sum()) - model.repeated_bytes(it.ops)
+    trainable = model.gradient_bytes(it.ops)
     beside = max(0.0, model.state_bytes(it.ops) - weights)
     samples = it.in_flight / it.degree
     kept, received = model.activation_bytes(it.ops, it.recompute), model.activation_bytes(it.ops, "full")

@@ -1,10 +1,7 @@
 """A plan as a table: a row per stage."""
 
-from rich.table import Table
-
 from graphpipe.plan import Plan, Prediction, Stage
 from graphpipe.report.fitting import Column, FittingTable
-from graphpipe.report.look import new_table
 from graphpipe.report.names import abbreviate, device_names, recomputed_names, recomputes
 from graphpipe.units import format_bytes, format_seconds
 
@@ -53,25 +50,9 @@ def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
     return [*row, recomputed_names(stage.recompute)] if recomputes(plan) else row
 
 
-def layout_table(plan: Plan) -> Table:
-    """Return which rank runs what: rank i is the i-th device in use."""
-    table = new_table("Layout")
-    for heading in ("rank", "device", "stages"):
-        table.add_column(heading)
-    for rank, device in enumerate(plan.used_devices):
-        hosted = [_seat(stage, device) for stage in plan.stages if device in stage.devices]
-        table.add_row(str(rank), plan.cluster.devices[device].name, ", ".join(hosted))
-    return table
-
-
 def _samples(stage: Stage) -> str:
     split = f"{stage.degree} x {stage.micro_batch // stage.degree}"
     return split if stage.degree > 1 else str(stage.micro_batch)
-
-
-def _seat(stage: Stage, device: int) -> str:
-    replica = f" (replica {stage.devices.index(device) + 1} of {stage.degree})" if stage.degree > 1 else ""
-    return f"{stage.name}{replica}"
 
 
 def _memory(plan: Plan, stage: Stage, prediction: Prediction) -> str:

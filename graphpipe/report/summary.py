@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from graphpipe.plan import Plan, Prediction
-from graphpipe.plan.lower_bound import gap_percent
+from graphpipe.plan.lower_bound import bottleneck_gap_percent, gap_percent
 from graphpipe.units import format_bytes, format_seconds
 
 
@@ -25,6 +25,8 @@ class Summary:
     bubble_fraction: float
     gap_percent: float
     """By how much the step exceeds what no plan can go below; 0 is proven best."""
+    bottleneck_gap_percent: float
+    """By how much the slowest device's work exceeds what no partition can go below at these micro-batch sizes."""
     peak_bytes: tuple[float, ...]
     """One per device of the cluster."""
     unused_devices: tuple[str, ...]
@@ -44,6 +46,7 @@ def summarise(plan: Plan, prediction: Prediction) -> Summary:
         samples_per_second=plan.batch_size / prediction.step_seconds if prediction.step_seconds else 0.0,
         bubble_fraction=prediction.bubble_fraction,
         gap_percent=gap_percent(plan, prediction),
+        bottleneck_gap_percent=bottleneck_gap_percent(plan),
         peak_bytes=prediction.peak_bytes,
         unused_devices=tuple(device.name for number, device in enumerate(plan.cluster.devices) if number not in used),
     )

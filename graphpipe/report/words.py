@@ -1,16 +1,10 @@
 """What kinds of spans are called, and differences with their sign."""
 
+from graphpipe.trace import SPAN_WORDS
 from graphpipe.units import format_seconds
 
 KIND_WORDS = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient",
-    "W": "weight gradient",
-    "send": "send",
-    "receive": "receive",
-    "reduce": "reduction of gradients",
-    "optimizer": "optimizer",
+    **SPAN_WORDS,
     "warm-up": "waits: warm-up",
     "bubble": "waits: bubble",
     "drain": "waits: drain",

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from torch import nn
+
 from graphpipe.model.program import StageProgram
 from graphpipe.plan import Plan
 from graphpipe.run import share
@@ -12,6 +14,7 @@ from graphpipe.run.placement import Placement
 from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.replica import StageReplica
+from graphpipe.run.shared import SharedParameters, shared_parameters
 from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
 from graphpipe.run.world import World
@@ -67,6 +70,7 @@ def build_worker(
             device=world.device,
             inbox=Inbox(world.device),
             watch=watch,
+            parameters=tuple(program.module.parameters()),
             engine=engines[seat.stage],
             last=lasts.get((seat.stage, seat.device)),
             precision=precision,
@@ -75,15 +79,29 @@ def build_worker(
             room=stage.in_flight / stage.degree if debug else None,
             kept=plan.costs.kept_for_weight_gradient,
         )
-    return Worker(
+    worker = Worker(
         placement=placement,
         world=world,
         replicas=replicas,
         engines=engines,
         channels=Channels(world),
-        recorder=Recorder(world=world, on=record),
+        recorder=Recorder(world=world, on=record, stages=tuple(stage.name for stage in plan.stages)),
         watch=watch,
     )
+    worker.shared = _shared(worker)
+    for each in worker.shared:
+        each.align(world)
+    return worker
+
+
+def _shared(worker: Worker[StageReplica]) -> list[SharedParameters]:
+    held: dict[tuple[int, int], dict[str, nn.Parameter]] = {}
+    for replica in worker.replicas.values():
+        names = replica.program.parameter_names
+        named = {names[local]: parameter for local, parameter in replica.module.named_parameters()}
+        held[replica.seat.stage, replica.seat.replica] = named
+    leaders = {(leader.seat.stage, leader.seat.replica) for leader in worker.leaders()}
+    return shared_parameters(worker.placement.plan, worker.placement, held, leaders)
 
 
 def _programs(
@@ -131,6 +149,8 @@ def align_buffers(worker: Worker[StageReplica], stage: int) -> None:
 
 
 def open_groups(plan: Plan, placement: Placement, world: World) -> None:
-    """Make the groups that replicas of a stage reduce their gradients in; every rank must call this."""
+    """Make the groups that gradients are reduced in, of a stage or of several that share; every rank must call this."""
     for stage in range(len(plan.stages)):
         world.open_group(placement.ranks(stage))
+    for exchange in plan.exchanges:
+        world.open_group([rank for stage in exchange.stages for rank in placement.ranks(stage)])

@@ -42,11 +42,10 @@ class Channels:
     world: World
     sending: list[Message] = field(default_factory=list[Message])
     agreement: Agreement | None = None
-    """Settled before the first message."""
+    """Under way; None once it is settled."""
 
     def send(self, rows: Tensor, peer: int) -> None:
         """Start sending `rows` to rank `peer`."""
-        self._settle()
         rows = rows.contiguous()
         with translate_loss(f"rank {peer}", self.world.about(peer)):
             work = dist.isend(rows, peer, group=self.world.everyone)
@@ -55,18 +54,22 @@ class Channels:
     def receive(self, rows: Tensor, peer: int) -> Message:
         """Start receiving from rank `peer` into `rows`, which must be contiguous."""
         assert rows.is_contiguous()
-        self._settle()
         with translate_loss(f"rank {peer}", self.world.about(peer)):
             return Message(dist.irecv(rows, peer, group=self.world.everyone), rows, peer, self.world)
 
     def drain(self) -> None:
         """Wait until every message sent has been taken."""
-        self._settle()
         for message in self.sending:
             message.wait()
         self.sending.clear()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Wait until it is known that all ranks mean the same mini-batch, before the first message of a step.
+
+        Raises:
+            InvalidInput: they do not.
+            PeerLost, PeerStalled: another rank is gone.
+        """
         agreement, self.agreement = self.agreement, None
         if agreement is not None:
             agreement.settle()

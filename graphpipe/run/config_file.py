@@ -1,8 +1,9 @@
-"""Training configurations from TOML files and `section.key=value` overrides."""
+"""Training configurations from TOML files, environment variables and `section.key=value` overrides."""
 
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,51 +11,111 @@ from graphpipe.documents import from_body
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.run.train_config import TrainConfig
 
+PREFIX = "GRAPHPIPE__"
+"""Of environment variables: GRAPHPIPE__TRAIN__STEPS=50 stands for train.steps=50."""
 
-def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value that changes what the file says."""
+
+    key: tuple[str, ...]
+    value: Any
+    source: str
+    """`override train.steps=50`, or `environment GRAPHPIPE__TRAIN__STEPS`."""
+
+
+def read_config(
+    path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> TrainConfig:
     """Return the configuration of a TOML file, with some values changed.
 
     Args:
         path: the file.
         overrides: `section.key=value`, the value as in TOML (a bare word is a string).
+        environment: variables such as GRAPHPIPE__TRAIN__STEPS, which overrides go before; None takes this process's.
 
     Raises:
         InvalidInput: unreadable, not TOML, an unknown key (the nearest is given), or a value that cannot be used.
     """
+    content = parse_file(path)[1]
+    refuse_unknown(TrainConfig, content, str(path))
+    for setting in read_settings(overrides, environment):
+        _set(content, setting)
+        refuse_unknown(TrainConfig, _nest(setting), setting.source)
+    home = Path(path).resolve()
+    content["folder"] = str(home.parent / content.get("folder", "."))
+    run = content.get("run", {})
+    config = content | {"run": {"name": home.stem} | run if isinstance(run, dict) else run}
+    return from_body(TrainConfig, config, str(path), strict=True)
+
+
+def parse_file(path: str | Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a TOML file, and what it says.
+
+    Raises:
+        InvalidInput: unreadable, or not TOML (the line is named).
+    """
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
     except OSError as error:
         raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"not valid TOML: {error}", where=str(path)) from None
+        raise InvalidInput(f"not valid TOML: {error}", where=str(path), remedy="Mend it there.") from None
+
+
+def read_settings(overrides: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Setting]:
+    """Yield what environment and overrides change, the strongest last.
+
+    Raises:
+        InvalidInput: an override without a key or a value.
+    """
+    variables = os.environ if environment is None else environment
+    for name in sorted(variables):
+        if name.startswith(PREFIX):
+            key = tuple(name.removeprefix(PREFIX).lower().split("__"))
+            yield Setting(key, _value(variables[name]), f"environment {name}")
     for override in overrides:
-        _override(content, override)
-    _refuse_unknown(TrainConfig, content, str(path))
-    home = Path(path).resolve()
-    content["folder"] = str(home.parent / content.get("folder", "."))
-    config = content | {"run": {"name": home.stem} | content.get("run", {})}
-    return from_body(TrainConfig, config, str(path))
+        name, equals, text = override.partition("=")
+        key = tuple(name.strip().split("."))
+        if not equals or not all(key):
+            raise InvalidInput(f"'{override}' is not an override", remedy="Write section.key=value.")
+        yield Setting(key, _value(text), f"override {override}")
 
 
-def _override(content: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    *sections, last = key.strip().split(".")
-    if not equals or not last:
-        raise InvalidInput(f"'{override}' is not an override", remedy="Write section.key=value.")
-    for section in sections:
-        content = content.setdefault(section, {})
-        if not isinstance(content, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInput(f"'{section}' is no section", where=f"override {override}")
-    try:
-        content[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        content[last] = text.strip()
+def refuse_unknown(kind: Any, content: Mapping[str, Any], where: str, prefix: str = "") -> None:
+    """Check that every key belongs to a dataclass, or to one inside it.
 
-
-def _refuse_unknown(kind: Any, content: Mapping[str, Any], where: str, prefix: str = "") -> None:
+    Raises:
+        InvalidInput: one does not; the nearest that does is named.
+    """
     known = {each.name: each.type for each in fields(kind)}
     for key, value in content.items():
         if key not in known:
             raise InvalidInput(f"unknown key '{prefix}{key}'", where=where, remedy=nearest(key, list(known)))
         if is_dataclass(known[key]) and isinstance(value, dict):
-            _refuse_unknown(known[key], cast(dict[str, Any], value), where, f"{prefix}{key}.")
+            refuse_unknown(known[key], cast(dict[str, Any], value), where, f"{prefix}{key}.")
+
+
+def _set(content: dict[str, Any], setting: Setting) -> None:
+    *sections, last = setting.key
+    for section in sections:
+        content = content.setdefault(section, {})
+        if not isinstance(content, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"'{section}' is no section", where=setting.source)
+    content[last] = setting.value
+
+
+def _nest(setting: Setting) -> dict[str, Any]:
+    nested = setting.value
+    for name in reversed(setting.key):
+        nested = {name: nested}
+    return nested
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()

@@ -1,7 +1,7 @@
 """Emulated compute: a replica that sleeps as long as its tasks would take, and sends tensors of their size."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.program import ValueSpec
 from graphpipe.plan import Plan
+from graphpipe.plan.exchange import Exchange
 from graphpipe.plan.sharding import SampleRange
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
@@ -18,6 +19,7 @@ from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
+from graphpipe.run.shared import SharedParameters
 from graphpipe.run.values import EdgeSpecs
 from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
@@ -38,7 +40,7 @@ class EmulatedReplica:
     """By kind of task."""
     receives: EdgeSpecs
     sends: EdgeSpecs
-    module: nn.Module
+    parameters: Sequence[nn.Parameter]
     outgoing: dict[int, Values] = field(default_factory=dict[int, Values])
     outgoing_task: Task | None = None
 
@@ -67,7 +69,7 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
             seconds={kind: seconds.get((seat.device, seat.stage, kind), 0.0) for kind in "FBIW"},
             receives={n: specs[n] for n, edge in enumerate(plan.edges) if edge.target == seat.stage},
             sends={n: specs[n] for n, edge in enumerate(plan.edges) if edge.source == seat.stage},
-            module=_parameters(plan, seat.stage),
+            parameters=_parameters(plan, seat.stage),
         )
     return Worker(
         placement=placement,
@@ -76,6 +78,7 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
         engines=_engines(plan, placement, world, replicas),
         channels=Channels(world),
         recorder=Recorder(world=world, on=True),
+        shared=[_shared(exchange, placement, world.rank) for exchange in plan.exchanges],
         watch=Watch.of(world.rank, [stage.name for stage in plan.stages], world.device),
     )
 
@@ -83,12 +86,17 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
 def _engines(
     plan: Plan, placement: Placement, world: World, replicas: Mapping[tuple[int, int], EmulatedReplica]
 ) -> dict[int, Engine]:
-    stages: dict[int, list[nn.Module]] = {}
+    stages: dict[int, list[Sequence[nn.Parameter]]] = {}
     for (stage, _), replica in replicas.items():
-        stages.setdefault(stage, []).append(replica.module)
+        stages.setdefault(stage, []).append(replica.parameters)
     return {
-        stage: AllReduce(world=world, ranks=placement.ranks(stage), modules=modules, stage=plan.stages[stage].name)
-        for stage, modules in stages.items()
+        stage: AllReduce(
+            world=world,
+            ranks=placement.ranks(stage),
+            copies=[*zip(*parameters, strict=True)],
+            stage=plan.stages[stage].name,
+        )
+        for stage, parameters in stages.items()
     }
 
 
@@ -114,10 +122,27 @@ def _rows(spec: ValueSpec, rows: int) -> Tensor:
     return torch.zeros((rows, *spec.sample_shape), dtype=spec.dtype)
 
 
-def _parameters(plan: Plan, stage: int) -> nn.Module:
-    # One vector as large as all parameters, whose gradient is there from the start.
-    model = plan.cost_model
-    count = float(model.trainable_bytes[model.positions(plan.stages[stage].ops)].sum())
+def _parameters(plan: Plan, stage: int) -> list[nn.Parameter]:
+    # One vector as large as all parameters that its replicas reduce.
+    vector = _vector(plan.reduced_bytes(stage))
+    return [vector] if len(vector) else []
+
+
+def _vector(count: float) -> nn.Parameter:
+    # Its gradient is there from the start.
     vector = nn.Parameter(torch.zeros(round(count / 4)))
     vector.grad = torch.zeros_like(vector)
-    return nn.ParameterList([vector] if len(vector) else [])
+    return vector
+
+
+def _shared(exchange: Exchange, placement: Placement, rank: int) -> SharedParameters:
+    # One vector as large as all parameters that are exchanged.
+    ranks = sorted({rank for stage in exchange.stages for rank in placement.ranks(stage)})
+    vector = _vector(exchange.bytes)
+    return SharedParameters(
+        name=placement.plan.stages[exchange.stages[0]].name,
+        copies=((vector,),),
+        updated=frozenset({id(vector)}),
+        ranks=tuple(ranks) if rank in ranks else (),
+        source=ranks[0],
+    )

@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor, nn
 
 from graphpipe.run.engine import Engine
-from graphpipe.run.reduce import sum_between_ranks, sum_within_rank
+from graphpipe.run.reduce import sum_between_ranks, sum_copies
 from graphpipe.run.world import World
 
 
@@ -20,8 +20,8 @@ class AllReduce(Engine):
     world: World
     ranks: tuple[int, ...]
     """Of the replicas."""
-    modules: Sequence[nn.Module]
-    """Of the replicas in this process."""
+    copies: Sequence[Sequence[nn.Parameter]]
+    """Per parameter, those of the replicas in this process."""
     stage: str
     """Its name."""
 
@@ -36,9 +36,10 @@ class AllReduce(Engine):
     def reduce(self) -> None:
         """Sum the gradients."""
         if len(set(self.ranks)) > 1:
-            sum_between_ranks(self.world, self.modules[0], self.ranks, self.stage)
-        else:
-            sum_within_rank(self.modules, self.stage)
+            sum_between_ranks(self.world, [copies[0] for copies in self.copies], self.ranks, self.stage)
+            return
+        for copies in self.copies:
+            sum_copies(copies, self.stage)
 
     def end(self) -> None:
         """Do nothing: the weights stay whole."""

@@ -27,18 +27,18 @@ class Ddp(Engine):
     Args:
         world: this rank.
         ranks: of the replicas.
-        module: of the replica here; some parameter in it must be trainable.
+        parameters: of the replica here; at least one is trainable.
     """
 
-    def __init__(self, world: World, ranks: Sequence[int], module: nn.Module) -> None:
+    def __init__(self, world: World, ranks: Sequence[int], parameters: Sequence[nn.Parameter]) -> None:
         self._world, self._ranks = world, tuple(ranks)
         group = world.group(ranks)
+        unused = nn.Parameter(torch.zeros(1, device=world.device))  # if all were used, DDP would advise to say so
         with world.waiting_for(ranks):
             self._ddp = DistributedDataParallel(
-                module,
+                nn.ParameterList([*parameters, unused]),
                 process_group=group,
-                init_sync=False,  # the runtime has aligned the replicas
-                broadcast_buffers=False,  # and aligns their buffers after every step
+                init_sync=False,  # the runtime aligns the replicas
                 find_unused_parameters=True,
                 gradient_as_bucket_view=True,
             )

@@ -8,7 +8,7 @@ graph with the shapes of the inputs. Our backwards add to the gradients of the g
 once, around a module that does nothing, and find them there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast, final
 
@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from graphpipe.errors import InvalidInput
 from graphpipe.run import shards
 from graphpipe.run.engine import Engine
-from graphpipe.run.reduce import sum_gradients
+from graphpipe.run.reduce import sum_between_ranks
 from graphpipe.run.world import World
 
 
@@ -33,22 +33,39 @@ class Fsdp2(Engine):
         ranks: of the replicas.
         module: of the replica here, no other's: its parameters become shards.
         original: the user's module, of which `module` is a copy; it stays as it is.
+        parameters: of `module`, those that the replicas reduce among themselves; others stay whole.
         stage: its name.
 
     Raises:
         InvalidInput: trainable parameters of several dtypes.
     """
 
-    def __init__(self, world: World, ranks: Sequence[int], module: nn.Module, original: nn.Module, stage: str) -> None:
+    def __init__(
+        self,
+        world: World,
+        ranks: Sequence[int],
+        module: nn.Module,
+        original: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        stage: str,
+    ) -> None:
         self._world, self._ranks, self._module, self._original = world, tuple(ranks), module, original
         self._stage = stage
-        _check_dtypes(module, stage)
         # FSDP has no shards of a single number: every replica keeps it whole.
-        self._numbers = [parameter for parameter in module.parameters() if parameter.ndim == 0]
-        mesh = DeviceMesh.from_group(world.group(ranks), world.device.type)
+        self._numbers = [parameter for parameter in parameters if not parameter.ndim]
+        cut = {parameter for parameter in parameters if parameter.ndim}
+        _check_dtypes(cut, stage)
+        self._whole = {parameter for parameter in module.parameters() if parameter not in cut}
+        group = world.group(ranks)
+        # Torch takes meshes of the same ranks and name for the same, and goes on with one whose group is gone.
+        name = f"replicas_{group.group_name}"
+        mesh = DeviceMesh.from_group(group, world.device.type, mesh_dim_names=(name,))
         with world.waiting_for(ranks):
             holder = fully_shard(
-                _Holder(module), mesh=mesh, reshard_after_forward=False, ignored_params=set(self._numbers)
+                _Holder(module),
+                mesh=mesh,
+                reshard_after_forward=False,
+                ignored_params=self._whole,
             )
         self._fsdp: FSDPModule = holder
         self._fsdp.set_gradient_divide_factor(1.0)  # losses are weighed by their share of the mini-batch instead
@@ -70,7 +87,7 @@ class Fsdp2(Engine):
         with self._world.waiting_for(self._ranks):
             flag = torch.zeros(1, device=self._world.device, requires_grad=True)
             cast(Any, self._fsdp)(flag).backward()
-        sum_gradients(self._world, self._numbers, self._ranks, self._stage)
+        sum_between_ranks(self._world, self._numbers, self._ranks, self._stage)
 
     def end(self) -> None:
         """Drop the gathered weights."""
@@ -87,7 +104,7 @@ class Fsdp2(Engine):
 
     def _fill_gaps(self) -> None:
         # FSDP reduces what has a gradient, which must be the same on all ranks: zeros where only others have one.
-        trainable = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+        trainable = [each for each in self._module.parameters() if each.requires_grad and each not in self._whole]
         present = torch.tensor([float(each.grad is not None) for each in trainable], device=self._world.device)
         self._world.sum(present, self._ranks)
         for parameter, count in zip(trainable, present.tolist(), strict=True):
@@ -106,10 +123,8 @@ class _Holder(nn.Module):
         return flag * 1.0
 
 
-def _check_dtypes(module: nn.Module, stage: str) -> None:
-    found = {
-        str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters() if parameter.requires_grad
-    }
+def _check_dtypes(parameters: Iterable[nn.Parameter], stage: str) -> None:
+    found = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters if parameter.requires_grad}
     if len(found) > 1:
         raise InvalidInput(
             f"its trainable parameters are of {len(found)} dtypes: {', '.join(sorted(found))}",

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+from torch import nn
+
 from graphpipe.errors import InvalidInput
 from graphpipe.model.program import StageProgram
 from graphpipe.plan import Plan
@@ -15,7 +17,7 @@ from graphpipe.run.world import World
 
 def is_spread(placement: Placement, stage: int, program: StageProgram) -> bool:
     """True for a stage that trains, and whose replicas are on ranks of their own: the only ones an engine works for."""
-    return len(set(placement.ranks(stage))) > 1 and any(each.requires_grad for each in program.module.parameters())
+    return len(set(placement.ranks(stage))) > 1 and any(each.requires_grad for each in _own(placement, stage, program))
 
 
 def build_engine(
@@ -40,13 +42,19 @@ def build_engine(
         InvalidInput: FSDP cannot hold the stage's parameters.
     """
     ranks, title = placement.ranks(stage), placement.plan.stages[stage].name
-    modules = [replica.module for replica in replicas]
+    parameters = [_own(placement, stage, replica) for replica in replicas]
     if is_spread(placement, stage, program):
         if name == "ddp":
-            return Ddp(world, ranks, modules[0])
+            return Ddp(world, ranks, parameters[0])
         if name == "fsdp2":
-            return Fsdp2(world, ranks, modules[0], program.module, title)
-    return AllReduce(world=world, ranks=ranks, modules=modules, stage=title)
+            return Fsdp2(world, ranks, replicas[0].module, program.module, parameters[0], title)
+    return AllReduce(world=world, ranks=ranks, copies=[*zip(*parameters, strict=True)], stage=title)
+
+
+def _own(placement: Placement, stage: int, program: StageProgram) -> list[nn.Parameter]:
+    # Not those it shares with other stages, whose gradients go over the replicas of all of them.
+    apart, names = placement.plan.apart(stage), program.parameter_names
+    return [each for local, each in program.module.named_parameters() if names[local] not in apart]
 
 
 def check_schedule(name: str, plan: Plan, split: Collection[int], placement: Placement) -> None:

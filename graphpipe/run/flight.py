@@ -95,7 +95,8 @@ class Flight:
         gradients = [arrived[name] for name in roots]
         if loss is None or not loss.requires_grad:
             return [*roots.values()], gradients
-        return [*roots.values(), loss * (self.share * self.scale)], [*gradients, torch.ones_like(loss)]
+        share = torch.full_like(loss, self.share * self.scale)
+        return [*roots.values(), loss], [*gradients, share]
 
     def _record(self) -> Computed:
         with nullcontext() if self.shelf is None else self.shelf.keeping():

@@ -13,14 +13,14 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 
 def mean_loss(loss_fn: LossFunction, output: object, targets: object) -> Tensor:
-    """Return the user's loss, a 0-d tensor.
+    """Return the user's loss, a 0-d tensor, in float32 at least: its gradient may be scaled beyond float16.
 
     Raises:
         InvalidInput: the function returned anything else.
     """
     loss = cast(object, loss_fn(output, targets))
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.is_floating_point():
-        return loss
+        return loss.to(torch.promote_types(loss.dtype, torch.float32))
     found = f"a {loss.dtype} tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
     raise InvalidInput(
         f"returned {found}, must return a 0-d floating-point tensor",
@@ -29,10 +29,20 @@ def mean_loss(loss_fn: LossFunction, output: object, targets: object) -> Tensor:
     )
 
 
-def all_finite(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """Return a 0-d boolean tensor: no floating-point tensor holds NaN or infinity. Does not wait for a GPU."""
-    finite = torch.ones((), dtype=torch.bool, device=device)
-    for tensor in tensors:
-        if tensor.is_floating_point() or tensor.is_complex():
-            finite &= torch.isfinite(tensor.detach()).all()
-    return finite
+def is_exact(tensor: Tensor) -> bool:
+    """True for integers and booleans, which are always finite."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def sum_of(tensor: Tensor) -> Tensor:
+    """Return the sum of all elements (0-d): it is NaN or infinite if any of them is. Does not wait for a GPU.
+
+    One pass over the memory and no temporary; finite numbers add up to infinity only if they are about as large as
+    the largest of float32.
+    """
+    detached = tensor.detach()
+    if detached.is_complex():
+        detached = torch.view_as_real(detached)
+    if not detached.ndim:
+        return detached
+    return detached.sum(dtype=torch.promote_types(detached.dtype, torch.float32))

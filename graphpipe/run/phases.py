@@ -2,7 +2,7 @@
 
 from graphpipe.plan import Plan
 from graphpipe.run.placement import Placement
-from graphpipe.schedule import Compute, Receive, Reduce, Send, lower, schedule
+from graphpipe.schedule import Compute, Receive, Reduce, ReduceShared, Send, lower, schedule
 from graphpipe.schedule.lowered import Action
 
 
@@ -24,5 +24,5 @@ def _phase(action: Action, placement: Placement) -> str:
             ends = {placement.rank_of[end] for end in (transfer.source_device, transfer.target_device)}
             phase = "send" if isinstance(action, Send) else "receive"
             return phase if len(ends) == 2 else ""
-        case Reduce():
+        case Reduce() | ReduceShared():
             return "reduce"

@@ -28,12 +28,14 @@ from graphpipe.run.fit import fit
 from graphpipe.run.held import Held
 from graphpipe.run.loss_scale import LossScale
 from graphpipe.run.losses import LossFunction
+from graphpipe.run.numbers import Numbers
 from graphpipe.run.placement import Placement, RankLayout, layout
 from graphpipe.run.portions import portions
 from graphpipe.run.precision import PrecisionName, check_precision, initial_scale
+from graphpipe.run.rng import apart
 from graphpipe.run.shapes import Shapes, show
 from graphpipe.run.shortage import naming_shortage
-from graphpipe.run.tally import check_finite, tally
+from graphpipe.run.tally import check_finite, places, tally
 from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
 from graphpipe.run.values import gradient_edges
 from graphpipe.run.watch import Watch
@@ -118,6 +120,7 @@ class Pipeline:
             shares = "shared out" if shard_optimizer else "whole"
             settings = {"engine": engine, "optimizer sharding": shares, "precision": precision}
             agree(self._world, plan, placement, specs, seed, settings)
+            self._numbers = Numbers(self._world, places(plan, self._output_stage), root=placement.ranks(0)[0])
             self._watch = Watch.of(
                 self._world.rank, [stage.name for stage in plan.stages], self._world.device, faults, fault_log
             )
@@ -160,11 +163,13 @@ class Pipeline:
             worker.recorder.begin()
             self._update.clear()
             match_modes(worker, self._shapes.fit(batch.inputs).programs)
-            worker.run(self._lowered, batch, self._loss_fn)
+            self._numbers.expect()
+            with apart(self._world.device):
+                worker.run(self._lowered, batch, self._loss_fn)
             if self._scale is not None:
                 self._update.scale_gradients(1 / self._scale.factor)
             result = tally(
-                self._world,
+                self._numbers,
                 plan,
                 [*worker.replicas.values()],
                 self._output_stage,
@@ -210,10 +215,14 @@ class Pipeline:
         with self._failing():
             batch = self._fit(batch)
         with self._failing(), evaluating(replica.program.module for replica in replicas):
-            worker.run(lowered, batch, None if targets is None else self._loss_fn)
+            if targets is not None:
+                self._numbers.expect()
+            with apart(self._world.device):
+                worker.run(lowered, batch, None if targets is None else self._loss_fn)
             own = [piece for replica in replicas for piece in replica.results]
-            results = outputs.gather(self._world, own) if gather else None
-            loss = None if targets is None else tally(self._world, self.plan, replicas, self._output_stage).loss
+            arrange = self._programs[self._output_stage].arrange
+            results = arrange(outputs.gather(self._world, own)) if gather else None
+            loss = None if targets is None else tally(self._numbers, self.plan, replicas, self._output_stage).loss
         return loss, results
 
     def sync_model(self) -> None:
@@ -356,6 +365,7 @@ class Pipeline:
         for replica in self._worker.replicas.values():
             replica.begin()
         self._worker.channels.sending.clear()
+        self._numbers.forget()
         self._world.close()
         self._open = False
 

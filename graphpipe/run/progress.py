@@ -1,18 +1,21 @@
 """What a person sees while the ranks train: a bar on a terminal, a line now and then elsewhere."""
 
 import sys
+import time
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from graphpipe.units import format_seconds
+
 LINES = 10
 """Lines of a whole training where there is no terminal."""
 
 
 class TrainProgress:
-    """Steps done, loss and samples per second, on standard error.
+    """Steps done, loss, samples per second and time left, on standard error.
 
     Args:
         steps: in all.
@@ -24,6 +27,7 @@ class TrainProgress:
         self.steps = steps
         self._done = self._before = done
         self._shown = shown
+        self._began = time.monotonic()
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -46,10 +50,16 @@ class TrainProgress:
             and self._bar.disable
             and (self._done % every == 0 or self._done in (self._before + 1, self.steps))
         ):
-            print(f"step {self._done}/{self.steps}  {figures}", file=sys.stderr, flush=True)
+            left = f"{format_seconds(self._seconds_left())} left"
+            print(f"step {self._done}/{self.steps}  {figures}  {left}", file=sys.stderr, flush=True)
+
+    def _seconds_left(self) -> float:
+        each = (time.monotonic() - self._began) / (self._done - self._before)
+        return each * (self.steps - self._done)
 
     def __enter__(self) -> Self:
-        """Show the bar."""
+        """Show the bar, and start the clock."""
+        self._began = time.monotonic()
         self._bar.start()
         return self
 

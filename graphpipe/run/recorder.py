@@ -1,19 +1,28 @@
 """When everything happened: spans of one rank, and all ranks' spans as a trace."""
 
-import resource
-import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.profiler import record_function
 
 from graphpipe.documents import from_body, to_body
 from graphpipe.plan import Plan
+from graphpipe.run.memory_use import peak_bytes
 from graphpipe.run.world import World
-from graphpipe.trace import MemorySample, Span, SpanKind, Trace
+from graphpipe.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
+
+
+class Doing(NamedTuple):
+    """What a rank is at."""
+
+    kind: SpanKind
+    stage: int
+    micro_batch: int
+    """-1 for what concerns the whole mini-batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +35,10 @@ class Recorder:
     memory: list[MemorySample] = field(default_factory=list[MemorySample])
     began: float = 0.0
     step_seconds: float = 0.0
+    stages: tuple[str, ...] = ()
+    """Their names; without them their numbers stand in what torch's profiler records."""
+    doing: Doing | None = None
+    """What the rank is at, or was at when an error ended it."""
 
     def begin(self) -> None:
         """Forget the last step, and start the clock together with all other ranks."""
@@ -54,31 +67,37 @@ class Recorder:
         if self.on:
             self.step_seconds = self._now() - self.began
             if len(devices) == 1:
-                held = _peak_bytes(self.world.device)
+                held = peak_bytes(self.world.device)
                 self.memory.append(MemorySample(device=devices[0], seconds=self.step_seconds, bytes=held))
 
     @contextmanager
     def span(
         self, device: int, kind: SpanKind, stage: int, micro_batch: int = -1, peer: int = -1, count: float = 0.0
     ) -> Generator[None]:
-        """Record what happens inside as a span; `count` is the bytes of a transfer."""
-        if not self.on:
+        """Record what happens inside as a span, and name it to torch's profiler; `count` is the bytes of a transfer."""
+        self.doing = Doing(kind, stage, micro_batch)
+        start = self._now() if self.on else 0.0
+        with record_function(self._name(self.doing)):
             yield
-            return
-        start = self._now()
-        yield
-        self.spans.append(
-            Span(
-                device=device,
-                kind=kind,
-                stage=stage,
-                micro_batch=micro_batch,
-                start_seconds=start - self.began,
-                end_seconds=self._now() - self.began,
-                peer=peer,
-                bytes=count,
+        self.doing = None
+        if self.on:
+            self.spans.append(
+                Span(
+                    device=device,
+                    kind=kind,
+                    stage=stage,
+                    micro_batch=micro_batch,
+                    start_seconds=start - self.began,
+                    end_seconds=self._now() - self.began,
+                    peer=peer,
+                    bytes=count,
+                )
             )
-        )
+
+    def _name(self, doing: Doing) -> str:
+        stage = self.stages[doing.stage] if self.stages else str(doing.stage)
+        micro_batch = f" micro-batch {doing.micro_batch}" if doing.micro_batch >= 0 else ""
+        return f"{SPAN_WORDS[doing.kind]} {stage}{micro_batch}"
 
     def own(self) -> dict[str, Any]:
         """Return what this rank did in the last step, as JSON can hold it."""
@@ -111,11 +130,3 @@ def assemble(plan: Plan, ranks: Sequence[Mapping[str, Any]], source: Literal["me
         spans=tuple(sorted(spans, key=lambda span: (span.device, span.start_seconds))),
         memory=tuple(from_body(MemorySample, body, "trace") for rank in ranks for body in rank["memory"]),
     )
-
-
-def _peak_bytes(device: torch.device) -> float:
-    """Return the step's peak on a GPU; on the CPU the process's peak so far, torch itself (200 MiB) included."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)

@@ -10,16 +10,11 @@ from graphpipe.run.flat import buckets, flatten
 from graphpipe.run.world import World
 
 
-def sum_between_ranks(world: World, module: nn.Module, ranks: Sequence[int], stage: str) -> None:
-    """Replace each parameter's gradient by its sum over the ranks that hold a replica.
+def sum_between_ranks(world: World, parameters: Sequence[nn.Parameter], ranks: Sequence[int], stage: str) -> None:
+    """Replace each parameter's gradient by its sum over the ranks, which all hold these parameters.
 
     A parameter without gradient everywhere keeps none (an optimizer skips it); without one here, it counts as zero.
     """
-    sum_gradients(world, [*module.parameters()], ranks, stage)
-
-
-def sum_gradients(world: World, parameters: Sequence[nn.Parameter], ranks: Sequence[int], stage: str) -> None:
-    """Replace each of these parameters' gradients by its sum over the ranks (see `sum_between_ranks`)."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     for bucket in buckets(trainable):
         present = torch.tensor([parameter.grad is not None for parameter in bucket], dtype=bucket[0].dtype)
@@ -30,14 +25,13 @@ def sum_gradients(world: World, parameters: Sequence[nn.Parameter], ranks: Seque
             parameter.grad = total.view_as(parameter) if count else None
 
 
-def sum_within_rank(modules: Sequence[nn.Module], stage: str) -> None:
-    """Sum the gradients of replicas in one process into the first one, in replica order."""
-    for copies in zip(*(module.parameters() for module in modules), strict=True):
-        first = copies[0]
-        for other in copies[1:]:
-            if other.grad is not None:
-                first.grad = _gradient(first, stage) + other.grad
-                other.grad = None
+def sum_copies(copies: Sequence[nn.Parameter], stage: str) -> None:
+    """Sum the gradients of copies of a parameter in one process into the first one, in order."""
+    first = copies[0]
+    for other in copies[1:]:
+        if other.grad is not None:
+            first.grad = _gradient(first, stage) + other.grad
+            other.grad = None
 
 
 def _gradient(parameter: Tensor, stage: str) -> Tensor:

@@ -1,6 +1,6 @@
 """One replica of a stage at work: the tasks of its micro-batches, and what is kept between them."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,11 @@ from graphpipe.run.batch import Batch
 from graphpipe.run.engine import Engine
 from graphpipe.run.flight import Computed, Flight
 from graphpipe.run.inbox import Inbox, Values
-from graphpipe.run.losses import LossFunction, all_finite, mean_loss
+from graphpipe.run.losses import LossFunction, is_exact, mean_loss, sum_of
 from graphpipe.run.placement import Seat
 from graphpipe.run.precision import casting
 from graphpipe.run.recompute import Forgetful
-from graphpipe.run.rng import seeded
+from graphpipe.run.rng import seed
 from graphpipe.run.shelf import Shelf
 from graphpipe.run.split_backward import WeightHalf
 from graphpipe.run.values import check_outputs, enter
@@ -40,6 +40,8 @@ class StageReplica:
     device: torch.device
     inbox: Inbox
     watch: Watch
+    parameters: Sequence[nn.Parameter]
+    """Of the program between steps, looked up once: FSDP's shards, where it cuts them up."""
     engine: Engine
     """Of its stage on this rank."""
     last: Task | None
@@ -64,10 +66,10 @@ class StageReplica:
     outgoing: dict[int, Values] = field(default_factory=dict[int, Values])
     """What the last task has to send, by edge: transfers come right after the task that made them."""
     outgoing_task: Task | None = None
-    loss: float | Tensor = 0.0
-    """The sum so far of this step's weighed losses, in float64."""
-    finite: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """By micro-batch of this step: whether no output was NaN or infinite (0-d)."""
+    losses: list[tuple[Tensor, float]] = field(default_factory=list[tuple[Tensor, float]])
+    """Of this step so far: each micro-batch's loss (0-d) and its share of the mini-batch."""
+    sums: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
+    """By micro-batch of this step: a number for every output (0-d), not finite if anything in it was not."""
     results: list[tuple[SampleRange, Any]] = field(default_factory=list[tuple[SampleRange, Any]])
     """The model's outputs and their samples (evaluation only)."""
     frees: bool | None = None
@@ -88,8 +90,8 @@ class StageReplica:
         self.inbox.parcels.clear()
         self.outgoing, self.outgoing_task = {}, None
         self.results = []
-        self.loss = 0.0
-        self.finite.clear()
+        self.losses.clear()
+        self.sums.clear()
 
     def do(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do a task of these samples, and hold what it has to send."""
@@ -165,8 +167,8 @@ class StageReplica:
             # The stage may write into its inputs, which are needed once more.
             values = {name: value.clone() for name, value in values.items()}
         loss = None
-        seed = seeded(self.device, *batch.key, task.stage, task.micro_batch, self.seat.replica)
-        with seed, casting(self.precision, self.device):
+        seed(self.device, *batch.key, task.stage, task.micro_batch, self.seat.replica)
+        with casting(self.precision, self.device):
             outputs, result = self.program(values)
             outputs = {name: self.watch.spoil("forward", value) for name, value in outputs.items()}
             check_outputs(outputs, {edge: batch.specs[edge] for edge in self.program.sends}, len(rows), self.stage_name)
@@ -198,13 +200,13 @@ class StageReplica:
 
     def _spoil_gradients(self) -> None:
         # Where an injected fault wants it.
-        for parameter in self.module.parameters() if self.watch.injector.armed else ():
+        for parameter in self.parameters if self.watch.injector.armed else ():
             if parameter.grad is not None:
                 parameter.grad = self.watch.spoil("backward", parameter.grad)
 
     def _note(self, task: Task, outputs: Values, loss: Tensor | None, share: float, *, check_finite: bool) -> None:
         if loss is not None:
-            self.loss = self.loss + loss.detach().double() * share
+            self.losses.append((loss.detach(), share))
         if check_finite:
             seen = [*outputs.values(), *([] if loss is None else [loss])]
-            self.finite[task.micro_batch] = all_finite(seen, self.device)
+            self.sums[task.micro_batch] = [sum_of(value) for value in seen if not is_exact(value)]

@@ -11,17 +11,20 @@ from torch import Tensor
 
 
 @contextmanager
-def seeded(device: torch.device, *key: int) -> Generator[None]:
-    """Seed torch's generators from `key` (seed, step, stage, micro-batch, replica), and restore them afterwards."""
-    digest = blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
-    seed = int.from_bytes(digest, "little") >> 1
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        # Not torch.manual_seed, which formats a stack trace where there is no GPU.
-        torch.default_generator.manual_seed(seed)
-        if on_gpu:
-            torch.cuda.manual_seed(seed)
+def apart(device: torch.device) -> Generator[None]:
+    """Put torch's generators back, afterwards, to where they are now: once per step, as it costs more than `seed`."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
+
+
+def seed(device: torch.device, *key: int) -> None:
+    """Seed torch's generators from `key` (seed, step, stage, micro-batch, replica)."""
+    digest = blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
+    number = int.from_bytes(digest, "little") >> 1
+    # Not torch.manual_seed, which formats a stack trace where there is no GPU.
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
 
 
 @dataclass(frozen=True, slots=True)

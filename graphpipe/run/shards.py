@@ -4,10 +4,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from graphpipe.run.world import translate_loss
+
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor; if it is in shards, all ranks that hold one must call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """Return all of a tensor; if it is in shards, all ranks that hold one must call this.
+
+    Raises:
+        PeerLost, PeerStalled: one of them is gone.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with translate_loss("another replica"):
+        return tensor.full_tensor()
 
 
 def own(tensor: Tensor) -> Tensor:

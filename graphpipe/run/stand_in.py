@@ -41,7 +41,8 @@ def stand_in(plan: Plan, limits: Limits, link: Link) -> Plan:
     """
     shrink = min(1.0, limits.most_bytes / max(1.0, *_gradient_bytes(plan)))
     ops = tuple(replace(op, parameter_bytes=op.parameter_bytes * shrink) for op in plan.graph.ops)
-    graph = replace(plan.graph, ops=ops)
+    shared = tuple(replace(each, bytes=each.bytes * shrink) for each in plan.graph.shared)
+    graph = replace(plan.graph, ops=ops, shared=shared)
     cluster: Cluster = replace(
         plan.cluster, intra_node=link, inter_node=link, pair_links=(), overlap=True, cores_per_node=None
     )
@@ -76,8 +77,8 @@ def changes(plan: Plan, limits: Limits) -> list[str]:
 
 
 def _gradient_bytes(plan: Plan) -> list[float]:
-    model = plan.cost_model
-    return [float(model.trainable_bytes[model.positions(stage.ops)].sum()) for stage in plan.stages]
+    exchanged = [each.bytes for each in plan.exchanges]
+    return [plan.reduced_bytes(stage) for stage in range(len(plan.stages))] + exchanged
 
 
 def _cut(plan: Plan, edge: StageEdge, most: float) -> StageEdge:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.plan import Plan
+from graphpipe.run.numbers import Numbers
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.shards import is_sharded, own
-from graphpipe.run.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,14 @@ class Tally:
         return math.sqrt(sum(self.squared_norms))
 
 
+def places(plan: Plan, output_stage: int) -> int:
+    """Return how many numbers a tally adds up."""
+    degrees = [stage.degree for stage in plan.stages]
+    return degrees[output_stage] + 2 * sum(degrees)
+
+
 def tally(
-    world: World, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
+    numbers: Numbers, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
 ) -> Tally:
     """Add up the step over all ranks; every rank must call this.
 
@@ -46,41 +52,61 @@ def tally(
     exact, and the loss is added up in replica order wherever the replicas run.
     """
     degrees = [stage.degree for stage in plan.stages]
-    degree = degrees[output_stage]
-    places = torch.zeros(degree + 2 * sum(degrees), dtype=torch.float64, device=world.device)
-    losses, squares, bad = places.split([degree, sum(degrees), sum(degrees)])
-    norms, by_stage = squares.split(degrees), bad.split(degrees)
+    degree, replicas_in_all = degrees[output_stage], sum(degrees)
+    first_place = [degree + sum(degrees[:stage]) for stage in range(len(degrees))]
+    given = [0.0] * places(plan, output_stage)
     for replica in replicas:
         seat = replica.seat
+        place = first_place[seat.stage] + seat.replica
         if seat.stage == output_stage:
-            losses[seat.replica] = replica.loss
-        by_stage[seat.stage][seat.replica] = _first_bad(replica, world.device)
-        if with_norms and (gradients := _answered_for(replica)):
-            norms[seat.stage][seat.replica] = torch.nn.utils.get_total_norm(gradients).double() ** 2
-    world.sum(places)
-    numbers: list[float] = places.tolist()
-    rest = iter(numbers[degree:])
+            given[seat.replica] = _loss(replica)
+        if with_norms:
+            given[place] = total_norm(_counted(plan, replica)) ** 2
+        given[replicas_in_all + place] = _first_bad(replica)
+    sums = numbers.add_up(given)
+    rest = iter(sums[degree:])
     squared_norms = [sum(islice(rest, replicas)) for replicas in degrees]
     firsts = [min(islice(rest, replicas)) for replicas in degrees]
     return Tally(
-        loss=sum(numbers[:degree]),
+        loss=sum(sums[:degree]),
         first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
         squared_norms=tuple(squared_norms),
     )
 
 
-def _answered_for(replica: StageReplica) -> list[Tensor]:
-    # Every gradient, or part of one, on one replica alone: its shards, and on replica 0 what all replicas have.
-    gradients = [p.grad for p in replica.program.module.parameters() if p.grad is not None]
+def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
+    # Every gradient, or part of one, on one replica alone: its shards, and on replica 0 what all replicas have. What
+    # stages share counts with the first of them.
+    stage = replica.seat.stage
+    elsewhere = {name for each in plan.exchanges if stage in each.stages[1:] for name in each.parameters}
+    parameters = replica.parameters
+    if elsewhere:
+        names = replica.program.parameter_names
+        parameters = [each for local, each in replica.module.named_parameters() if names[local] not in elsewhere]
+    gradients = [each.grad for each in parameters if each.grad is not None]
     return [own(gradient) for gradient in gradients if is_sharded(gradient) or replica.seat.replica == 0]
 
 
-def _first_bad(replica: StageReplica, device: torch.device) -> Tensor:
-    # Infinity where there is none. Does not wait for a GPU.
-    if not replica.finite:
-        return torch.full((), math.inf, dtype=torch.float64)
-    numbers = torch.tensor(list(replica.finite), dtype=torch.float64, device=device)
-    return torch.where(torch.stack(list(replica.finite.values())), math.inf, numbers).min()
+def total_norm(gradients: Sequence[Tensor]) -> float:
+    """Return the 2-norm of all gradients together; NaN or infinite if anything in them is."""
+    return float(torch.nn.utils.get_total_norm(gradients, foreach=True)) if gradients else 0.0
+
+
+def _loss(replica: StageReplica) -> float:
+    # The part of the mini-batch's loss that the replica has computed.
+    if not replica.losses:
+        return 0.0
+    values: list[float] = torch.stack([loss for loss, _ in replica.losses]).tolist()
+    return sum(value * share for value, (_, share) in zip(values, replica.losses, strict=True))
+
+
+def _first_bad(replica: StageReplica) -> float:
+    # Infinity where there is none.
+    seen = [(number, each) for number, sums in replica.sums.items() for each in sums]
+    values: list[float] = torch.stack([each for _, each in seen]).tolist() if seen else []
+    return min(
+        (number for (number, _), value in zip(seen, values, strict=True) if not math.isfinite(value)), default=math.inf
+    )
 
 
 def check_finite(result: Tally, plan: Plan, step: int) -> None:

@@ -5,34 +5,35 @@ import os
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from graphpipe.documents import to_body, write_text
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
+from graphpipe.run.banner import show_banner
 from graphpipe.run.checkpoint import Checkpoints
 from graphpipe.run.checkpoint_export import CHECKPOINTS, save_weights
 from graphpipe.run.data_position import Position, Reader
 from graphpipe.run.fault import parse_faults
 from graphpipe.run.faults import LOG as FAULTS
+from graphpipe.run.observer import METRICS_LOG, Observer, observing
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.run.progress import TrainProgress
+from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
 from graphpipe.run.recipe import build_optimizer, scheduler_factory
 from graphpipe.run.recovery import go_on, read_recoveries
 from graphpipe.run.task import Task, load_task
 from graphpipe.run.train_config import TrainConfig
-from graphpipe.run.train_log import read_log, write_log
+from graphpipe.run.train_log import read_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
 from graphpipe.run.whereabouts import WATCH
 from graphpipe.trace import Trace
 
 CONFIG, PLAN, COSTS = "config.json", "plan.json", "costs.json"
 PREDICTED, MEASURED, CHROME = "trace-predicted.json", "trace-measured.json", "trace-chrome.json"
-LOG, METRICS, WEIGHTS = "metrics.jsonl", "metrics.json", "model.safetensors"
+LOG, METRICS, WEIGHTS = METRICS_LOG, "metrics.json", "model.safetensors"
 TRACED = 5
 """The last steps, of which the one with the median time is kept as the measured trace."""
 
@@ -63,7 +64,8 @@ def train(
     """Train, evaluate and save; every rank calls this, and rank 0 writes the files.
 
     Writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step),
-    model.safetensors (the state_dict of the whole model), and every rank its part of the checkpoints.
+    model.safetensors (the state_dict of the whole model) and what the configured loggers write; and every rank its
+    events/rank-R.jsonl (see `event`), its part of the checkpoints, and torch-profile/rank-R.json where it is asked for.
 
     Returns:
         The result; None if the ranks were asked to leave at a checkpoint (`elastic` only), and have left.
@@ -103,16 +105,18 @@ def train(
             go_on(directory, pipeline.steps)
         history = [step for step in history if step.step <= pipeline.steps]
         reader = Reader(task=task, batch_size=config.train.batch_size, seed=config.train.seed, position=position)
-        with (
-            TrainProgress(steps, shown=main, done=pipeline.steps) as progress,
-            write_log(directory / LOG, history) if main else nullcontext() as log,
-        ):
-            leave = Leave(pipeline.held().world, directory) if elastic else None
-            traces = _steps(config, pipeline, reader, checkpoints, progress, history, log, leave)
-        checkpoints.wait()
-        if pipeline.steps < steps:
-            return None
-        result = train_result(plan, history, *_evaluate(task, pipeline), read_recoveries(directory))
+        held = pipeline.held()
+        ready = readiness(held.world, plan, held.worker.placement)
+        if main:
+            show_banner(ready)
+        leave = Leave(held.world, directory) if elastic else None
+        with observing(config, held, directory, steps, history, pipeline.steps) as observer:
+            traces = _steps(config, pipeline, reader, checkpoints, observer, history, leave)
+            checkpoints.wait()
+            if pipeline.steps < steps:
+                return None
+            result = train_result(plan, history, *_evaluate(task, pipeline), read_recoveries(directory))
+            observer.end(result)
         pipeline.sync_model()
         if main:
             _save(directory, task, traces, result)
@@ -157,26 +161,25 @@ def _steps(
     pipeline: Pipeline,
     reader: Reader,
     checkpoints: Checkpoints,
-    progress: TrainProgress,
+    observer: Observer,
     history: list[Step],
-    log: TextIO | None,
     leave: Leave | None,
 ) -> list[Trace]:
     """Train up to the last step, or until asked to leave, extending the history; return the last steps' traces."""
     traces: list[Trace] = []
     every = config.train.checkpoint_every
-    for number, (inputs, targets) in zip(range(pipeline.steps + 1, progress.steps + 1), reader, strict=False):
+    for number, (inputs, targets) in zip(range(pipeline.steps + 1, observer.steps + 1), reader, strict=False):
         start = time.perf_counter()
         loss = pipeline.step(inputs, targets)
         history.append(Step(step=number, loss=loss, seconds=time.perf_counter() - start))
-        progress.advance(loss, config.train.batch_size / history[-1].seconds)
-        if log is not None:
-            print(json.dumps(to_body(history[-1])), file=log, flush=True)
-        if number > progress.steps - TRACED:
+        observer.step(history[-1])
+        if number > observer.steps - TRACED:
             traces.append(pipeline.trace())
-        if every is not None and (number % every == 0 or number == progress.steps):
+        if every is not None and (number % every == 0 or number == observer.steps):
+            start = time.perf_counter()
             checkpoints.save(reader.position)
-            if number < progress.steps and leave is not None and leave.asked():
+            observer.checkpoint(time.perf_counter() - start)
+            if number < observer.steps and leave is not None and leave.asked():
                 break
     return traces
 

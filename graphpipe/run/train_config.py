@@ -51,6 +51,8 @@ class TrainSettings:
     """Steps between checkpoints, with one more at the end; by default none is made."""
     keep: int = 2
     """Checkpoints that stay."""
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where loss, throughput and memory go besides metrics.jsonl; each needs the extra of its name."""
     faults: tuple[str, ...] = ()
     """To be injected, such as `kill@rank2:step3:phase=send` (see `graphpipe.run.faults`); by default none."""
 
@@ -82,6 +84,8 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         _positive("optimizer.lr", self.lr)
+        _not_negative("optimizer.weight_decay", self.weight_decay)
+        _not_negative("optimizer.momentum", self.momentum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,9 @@ class ScheduleSettings:
     """`cosine` falls to zero at the last step."""
     warmup_steps: int = 0
     """Steps in which it rises from zero."""
+
+    def __post_init__(self) -> None:
+        _not_negative("lr_schedule.warmup_steps", self.warmup_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +117,8 @@ class RunSettings:
     """Where local ranks meet; 0 is any free one."""
     timeout_seconds: float = 300.0
     """How long a rank waits for another that neither answers nor dies."""
+    profile_steps: int = 0
+    """Steps that torch's profiler records on every rank; `--torch-profiler steps=3` sets it."""
     elastic: bool = False
     """Go on with the devices that are left when a rank is lost (see `graphpipe.run.elastic`)."""
     most_recoveries: int = 10
@@ -124,10 +133,13 @@ class RunSettings:
             raise InvalidInput(
                 f"is '{self.name}', which would leave run.directory", where="run.name", remedy="Write a plain name."
             )
-        if self.most_recoveries < 0:
-            raise InvalidInput(f"is {self.most_recoveries}, must not be negative", where="run.most_recoveries")
-        if not (math.isfinite(self.readmit_seconds) and self.readmit_seconds >= 0):
-            raise InvalidInput(f"is {self.readmit_seconds}, must be finite, not negative", where="run.readmit_seconds")
+        counts = {
+            "most_recoveries": self.most_recoveries,
+            "readmit_seconds": self.readmit_seconds,
+            "profile_steps": self.profile_steps,
+        }
+        for name, number in counts.items():
+            _not_negative(f"run.{name}", number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,3 +203,9 @@ def _at_least_one(name: str, number: int) -> None:
 def _positive(name: str, number: float) -> None:
     if not (math.isfinite(number) and number > 0):
         raise InvalidInput(f"is {number}, must be positive and finite", where=name)
+
+
+def _not_negative(name: str, number: float) -> None:
+    if not (math.isfinite(number) and number >= 0):
+        wanted = "must not be negative" if isinstance(number, int) else "must be finite, not negative"
+        raise InvalidInput(f"is {number}, {wanted}", where=name)

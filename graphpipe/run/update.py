@@ -53,7 +53,7 @@ class Stepper:
 class Update:
     """What changes the weights that a rank hosts; replicas on other ranks change theirs alike."""
 
-    parameters: list[nn.Parameter]
+    portions: Sequence[Portion]
     steppers: list[Stepper]
     clip_norm: float | None
 
@@ -72,10 +72,15 @@ class Update:
         if clip_norm is not None and not clip_norm > 0:
             raise InvalidInput(f"is {clip_norm}, must be positive", where="clip_norm", remedy="None clips nothing.")
         return Update(
-            parameters=[parameter for portion in portions for parameter in portion.parameters],
+            portions=portions,
             steppers=[] if optimizer is None else [Stepper.of(each, optimizer, scheduler) for each in portions],
             clip_norm=clip_norm,
         )
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that it changes."""
+        return [parameter for portion in self.portions for parameter in portion.parameters]
 
     def clear(self) -> None:
         """Drop all gradients."""
@@ -90,8 +95,12 @@ class Update:
 
     def step(self, gradient_norm: float) -> None:
         """Change the weights, given the norm of the whole model's gradients."""
-        if self.clip_norm is not None and self.parameters:
-            norm = torch.tensor(gradient_norm, device=self.parameters[0].device)
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
+        if self.clip_norm is not None:
+            self._clip(self.clip_norm, gradient_norm)
         for stepper in self.steppers:
             stepper.step()
+
+    def _clip(self, limit: float, gradient_norm: float) -> None:
+        for portion in self.portions:  # torch takes the shards of one group at a time
+            norm = torch.tensor(gradient_norm, device=portion.parameters[0].device)
+            torch.nn.utils.clip_grads_with_norm_(portion.parameters, limit, norm)

@@ -1,13 +1,13 @@
 """The values on a stage edge: agreed before training, checked before they leave, entered where they arrive."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.program import StageProgram, ValueSpec
+from graphpipe.model.torch_private import same_but_no_leaf
 
 EdgeSpecs = Mapping[int, tuple[ValueSpec, ...]]
 
@@ -61,21 +61,12 @@ def _show(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class _Enter(torch.autograd.Function):
-    """Identity that is no leaf, so that a stage may begin with an in-place operation (`ReLU(inplace=True)`)."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return gradient
-
-
 def enter(leaf: Tensor) -> Tensor:
-    """Return a received value as the stage computes with it; its gradient arrives in `leaf.grad`."""
-    return _Enter.apply(leaf) if leaf.requires_grad else leaf  # pyright: ignore[reportReturnType]
+    """Return a received value as the stage computes with it; its gradient arrives in `leaf.grad`.
+
+    It is no leaf, so that a stage may begin with an in-place operation (`ReLU(inplace=True)`).
+    """
+    return same_but_no_leaf(leaf) if leaf.requires_grad else leaf
 
 
 def gradient_of(leaf: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.program import ValueSpec
 from graphpipe.plan.sharding import SampleRange, sample_range
+from graphpipe.run.ahead import AHEAD_BYTES, Ahead
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
 from graphpipe.run.engine import Engine
@@ -15,11 +16,12 @@ from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
+from graphpipe.run.shared import SharedParameters
 from graphpipe.run.values import check_message
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import World
-from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Task, Transfer
+from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer
 
 
 class Replica(Protocol):
@@ -38,8 +40,8 @@ class Replica(Protocol):
         ...
 
     @property
-    def module(self) -> nn.Module:
-        """Its parameters, whose gradients are reduced."""
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those whose gradients are reduced; in the same order in every replica of a stage."""
         ...
 
     def begin(self) -> None:
@@ -71,6 +73,8 @@ class Worker(Generic[AnyReplica]):
     channels: Channels
     recorder: Recorder
     watch: Watch
+    shared: Sequence[SharedParameters] = ()
+    """By position in `Plan.exchanges`."""
 
     def run(self, lowered: LoweredSchedule, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do this rank's part of one mini-batch, and wait until the last message is gone."""
@@ -79,8 +83,15 @@ class Worker(Generic[AnyReplica]):
         self.channels.sending.clear()
         for engine in self.engines.values():
             engine.begin()
-        for device, action in self.own(lowered):
-            self._do(device, action, batch, loss_fn)
+        own = [*self.own(lowered)]
+        ahead = self._ahead(batch)
+        alone = next((place for place, (_, action) in enumerate(own) if not isinstance(action, Compute)), len(own))
+        for device, action in own[:alone]:
+            self._do(device, action, batch, loss_fn, ahead)
+        self.channels.settle()
+        ahead.start(action.transfer for _, action in own if isinstance(action, Receive) and self._from_afar(action))
+        for device, action in own[alone:]:
+            self._do(device, action, batch, loss_fn, ahead)
         for engine in self.engines.values():
             engine.end()
         self.watch.at("tally", peer=EVERYBODY)
@@ -102,20 +113,25 @@ class Worker(Generic[AnyReplica]):
         stages = sorted({stage for stage, _ in self.replicas})
         return [self.of_stage(stage)[0] for stage in stages]
 
-    def _do(self, device: int, action: Action, batch: Batch, loss_fn: LossFunction | None) -> None:
+    def _do(self, device: int, action: Action, batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
         match action:
             case Compute(task):
-                self._compute(device, task, batch, loss_fn)
+                self._compute(device, task, batch, loss_fn, ahead)
             case Send(transfer):
                 self._send(transfer, batch)
             case Receive(transfer):
-                self._receive(transfer, batch)
+                ahead.reach(transfer)
             case Reduce(stage):
                 self.watch.at("reduce", stage, peer=EVERYBODY)
                 with self.recorder.span(device, "reduce", stage):
                     self.reduce(stage)
+            case ReduceShared(number):
+                first = next(stage for stage, at in self.replicas if at == device)
+                self.watch.at("reduce", first, peer=EVERYBODY)
+                with self.recorder.span(device, "reduce", first):
+                    self.shared[number].sum_gradients(self.world)
 
-    def _compute(self, device: int, task: Task, batch: Batch, loss_fn: LossFunction | None) -> None:
+    def _compute(self, device: int, task: Task, batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
         replica = self.replicas[task.stage, device]
         rows = self._rows(task, device, batch)
         if not rows:
@@ -125,6 +141,7 @@ class Worker(Generic[AnyReplica]):
             self.watch.at("receive", task.stage, task.micro_batch, message.peer)
             with self.recorder.span(device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
                 message.wait()
+            ahead.used(message.rows.nbytes)
         self.watch.at("forward" if task.kind == "F" else "backward", task.stage, task.micro_batch)
         with self.recorder.span(device, task.kind, task.stage, task.micro_batch):
             replica.do(task, rows, batch, loss_fn)
@@ -146,13 +163,23 @@ class Worker(Generic[AnyReplica]):
             else:
                 self.channels.send(rows, peer)
 
-    def _receive(self, transfer: Transfer, batch: Batch) -> None:
+    def _ahead(self, batch: Batch) -> Ahead:
+        return Ahead(
+            begin=lambda transfer: self._receive(transfer, batch),
+            size_of=lambda transfer: _bytes(transfer, batch),
+            room=AHEAD_BYTES if self.world.backend == "gloo" else 0,
+        )
+
+    def _from_afar(self, action: Receive) -> bool:
+        return self.placement.rank_of[action.transfer.source_device] != self.world.rank
+
+    def _receive(self, transfer: Transfer, batch: Batch) -> int:
         peer = self.placement.rank_of[transfer.source_device]
-        if peer == self.world.rank:
-            return
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
-        for rows in self._buffers(transfer, batch).values():
+        buffers = self._buffers(transfer, batch).values()
+        for rows in buffers:
             target.inbox.expect(transfer.target_task, self.channels.receive(rows, peer))
+        return sum(rows.nbytes for rows in buffers)
 
     def _buffers(self, transfer: Transfer, batch: Batch) -> dict[str, Tensor]:
         # The rows of the target's buffers that this transfer fills, in the order of its values.
@@ -169,13 +196,17 @@ class Worker(Generic[AnyReplica]):
         return sample_range(batch.size, batch.micro_batches[task.stage], stage.degree, task.micro_batch, replica)
 
     def reduce(self, stage: int) -> None:
-        """Sum the gradients of a stage over its replicas."""
+        """Sum the gradients of a stage over its replicas, but for what it shares with other stages."""
         self.engines[stage].reduce()
 
 
 def _values(transfer: Transfer, batch: Batch) -> Sequence[ValueSpec]:
     specs = batch.specs[transfer.edge]
     return [spec for spec in specs if spec.requires_grad] if transfer.direction == "backward" else specs
+
+
+def _bytes(transfer: Transfer, batch: Batch) -> int:
+    return sum(spec.bytes_per_sample for spec in _values(transfer, batch)) * len(transfer.samples)
 
 
 def _window(samples: SampleRange, within: SampleRange) -> slice:

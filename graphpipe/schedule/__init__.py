@@ -1,7 +1,7 @@
 """In what order: tasks, schedules, their verifier and lowering, and one file per scheduler."""
 
 from graphpipe.schedule.lower import lower
-from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Transfer
+from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
 from graphpipe.schedule.registry import SCHEDULERS, schedule
 from graphpipe.schedule.schedule import Schedule, Task
 
@@ -12,6 +12,7 @@ __all__ = [
     "LoweredSchedule",
     "Receive",
     "Reduce",
+    "ReduceShared",
     "Schedule",
     "Send",
     "Task",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.schedule.logical_clock import Chain, Clock
-from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Transfer
+from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
 from graphpipe.schedule.merge import check_all_start
 from graphpipe.schedule.schedule import Schedule, Task
 from graphpipe.schedule.tasks import Flow, TaskNumbers
@@ -30,7 +30,8 @@ def lower(
     A consumer's samples, cut by its own micro-batch size and degree, are received from whichever replicas hold them.
     The total order is that of a logical clock: a task when it starts, its transfers when it ends. Where a backward is
     split, the gradients leave after the input half. A stage's `Reduce` comes when the last of its replicas has done its
-    last backward or weight gradient.
+    last backward or weight gradient. The exchanges of gradients that stages share come last of all, in order of
+    `Plan.exchanges`: none of them keeps a device from its tasks.
 
     Args:
         plan: a sound plan.
@@ -58,6 +59,9 @@ def lower(
     clock.run(chains, ((flow.source, flow.target) for flow in flows))
     check_all_start(plan, clock, chains, tasks)
     order = _total_order(plan, clock, tasks, _transfers(flows, clock, tasks))
+    if not forward_only:
+        shared = enumerate(plan.exchanges)
+        order += [(device, ReduceShared(number)) for number, exchange in shared for device in exchange.devices]
     devices: list[list[Action]] = [[] for _ in plan.cluster.devices]
     for device, action in order:
         devices[device].append(action)

@@ -54,7 +54,15 @@ class Reduce:
     stage: int
 
 
-Action = Compute | Send | Receive | Reduce
+@dataclass(frozen=True, slots=True)
+class ReduceShared:
+    """Sum the gradients of parameters that stages share, over all replicas of these stages."""
+
+    exchange: int
+    """Position in `Plan.exchanges`."""
+
+
+Action = Compute | Send | Receive | Reduce | ReduceShared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

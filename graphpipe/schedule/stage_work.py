@@ -6,6 +6,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from graphpipe.plan import Plan
+from graphpipe.plan.bounds import update_seconds
 from graphpipe.plan.in_flight import in_flight_samples
 from graphpipe.schedule.schedule import Kind
 
@@ -44,7 +45,7 @@ class StageWork:
     gradients: tuple[tuple[Message, ...], ...]
     """What each backward sends."""
     tail_seconds: float
-    """Of all-reduce and optimizer, after the last task."""
+    """Of all-reduce, exchange of shared gradients and optimizer, after the last task."""
 
     @property
     def split(self) -> bool:
@@ -68,7 +69,6 @@ def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSecon
     weight = max(task.weight_gradient for task in tasks) if _splits(plan, number) else 0.0
     count = plan.micro_batches(number)
     room = min(count, stage.in_flight // stage.micro_batch)
-    gradients = float(costs.trainable_bytes[costs.positions(stage.ops)].sum())
     return StageWork(
         devices=stage.devices,
         count=count,
@@ -85,7 +85,7 @@ def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSecon
         gradients=tuple(
             tuple(_messages(plan, number, index, message_seconds, forward=False)) for index in range(count)
         ),
-        tail_seconds=costs.all_reduce_seconds(gradients, stage.devices) + costs.optimizer_seconds(stage.ops),
+        tail_seconds=update_seconds(plan, number),
     )
 
 

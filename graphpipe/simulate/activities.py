@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from graphpipe.costs import CostTable, TaskSeconds
 from graphpipe.plan import Plan
-from graphpipe.schedule import Compute, LoweredSchedule, Reduce, Send, Task, Transfer
+from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceShared, Send, Task, Transfer
 from graphpipe.schedule.schedule import Kind
 from graphpipe.simulate.engine import Activity
 
@@ -16,8 +16,8 @@ class Update:
     device: int
 
 
-Doing = tuple[int, Task] | Transfer | Reduce | Update
-"""What an activity is: a task on a device, a transfer, a reduction over all replicas, an optimizer step."""
+Doing = tuple[int, Task] | Transfer | Reduce | ReduceShared | Update
+"""What an activity is: a task on a device, a transfer, a reduction over replicas, an optimizer step."""
 
 
 def seconds_of(kind: Kind, seconds: TaskSeconds, costs: CostTable) -> float:
@@ -62,6 +62,8 @@ class Activities:
                 self._transfer(action.transfer)
             elif isinstance(action, Reduce) and device == self.plan.stages[action.stage].devices[0]:
                 self._reduce(action)
+            elif isinstance(action, ReduceShared) and device == self.plan.exchanges[action.exchange].devices[0]:
+                self._reduce_shared(action)
         for device in self.plan.used_devices:
             self._update(device)
 
@@ -104,14 +106,24 @@ class Activities:
         self._received.setdefault((target, transfer.target_task), []).append(number)
 
     def _reduce(self, action: Reduce) -> None:
-        stage, model, overlap = self.plan.stages[action.stage], self.plan.cost_model, self.plan.cluster.overlap
-        count = float(model.trainable_bytes[model.positions(stage.ops)].sum())
-        seconds = model.all_reduce_seconds(count, stage.devices)
-        needs = [self._last_task[device, action.stage] for device in stage.devices]
-        needs += [number for device in stage.devices for number in self._reduced.get(device, [])[-1:]]
-        needs += [] if overlap else self._last_of(*stage.devices)
-        number = self._add(action, seconds, needs)
-        for device in stage.devices:
+        devices = self.plan.stages[action.stage].devices
+        ends = [self._last_task[device, action.stage] for device in devices]
+        self._sum_gradients(action, self.plan.reduce_seconds(action.stage), devices, ends)
+
+    def _reduce_shared(self, action: ReduceShared) -> None:
+        exchange = self.plan.exchanges[action.exchange]
+        ends = [
+            self._last_task[device, stage] for stage in exchange.stages for device in self.plan.stages[stage].devices
+        ]
+        self._sum_gradients(action, self.plan.exchange_seconds(exchange), exchange.devices, ends)
+
+    def _sum_gradients(self, what: Doing, seconds: float, devices: tuple[int, ...], ends: list[int]) -> None:
+        # After the last tasks that add to the gradients, and one reduction of a device after the other.
+        overlap = self.plan.cluster.overlap
+        needs = ends + [number for device in devices for number in self._reduced.get(device, [])[-1:]]
+        needs += [] if overlap else self._last_of(*devices)
+        number = self._add(what, seconds, needs)
+        for device in devices:
             self._reduced.setdefault(device, []).append(number)
             if not overlap:
                 self._last[device] = number

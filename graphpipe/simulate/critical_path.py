@@ -41,11 +41,12 @@ def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
     last = [0.0] * len(plan.stages)
     for slot, (stage, _) in enumerate(period.slots):
         last[stage] = max(last[stage], ends[period.alike[slot]])
-    finish = 0.0
-    for end, stage in zip(last, plan.stages, strict=True):
-        count = float(model.trainable_bytes[model.positions(stage.ops)].sum())
-        finish = max(finish, end + model.all_reduce_seconds(count, stage.devices) + model.optimizer_seconds(stage.ops))
-    return finish
+    ready = [end + plan.reduce_seconds(stage) for stage, end in enumerate(last)]
+    for exchange in plan.exchanges:  # in this order: a stage takes part in one after the other
+        begin = max(ready[stage] for stage in exchange.stages)
+        for stage in exchange.stages:
+            ready[stage] = begin + plan.exchange_seconds(exchange)
+    return max(end + model.optimizer_seconds(stage.ops) for end, stage in zip(ready, plan.stages, strict=True))
 
 
 def _slot_ends(period: Period) -> dict[Slot, float]:

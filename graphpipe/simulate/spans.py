@@ -1,7 +1,9 @@
 """An activity that happened, as the devices involved record it."""
 
+from collections.abc import Iterable
+
 from graphpipe.plan import Plan
-from graphpipe.schedule import Reduce, Transfer
+from graphpipe.schedule import Reduce, ReduceShared, Transfer
 from graphpipe.simulate.activities import Doing, Update
 from graphpipe.simulate.engine import Interval
 from graphpipe.trace import Span, SpanKind
@@ -37,8 +39,14 @@ def _records(plan: Plan, what: Doing) -> list[Record]:
         ]
     if isinstance(what, Reduce):
         return [(device, "reduce", what.stage, -1, -1, 0.0) for device in plan.stages[what.stage].devices]
+    if isinstance(what, ReduceShared):
+        exchange = plan.exchanges[what.exchange]
+        return [(device, "reduce", _first(plan, device, exchange.stages), -1, -1, 0.0) for device in exchange.devices]
     if isinstance(what, Update):
-        first = next(number for number, stage in enumerate(plan.stages) if what.device in stage.devices)
-        return [(what.device, "optimizer", first, -1, -1, 0.0)]
+        return [(what.device, "optimizer", _first(plan, what.device, range(len(plan.stages))), -1, -1, 0.0)]
     device, task = what
     return [(device, task.kind, task.stage, task.micro_batch, -1, 0.0)]
+
+
+def _first(plan: Plan, device: int, stages: Iterable[int]) -> int:
+    return next(stage for stage in stages if device in plan.stages[stage].devices)

@@ -2,9 +2,10 @@
 
 from graphpipe.trace.chrome import save_chrome, to_chrome
 from graphpipe.trace.compare import Comparison, Difference, compare
-from graphpipe.trace.trace import MemorySample, Span, SpanKind, Trace
+from graphpipe.trace.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
 
 __all__ = [
+    "SPAN_WORDS",
     "Comparison",
     "Difference",
     "MemorySample",

@@ -1,5 +1,6 @@
 """The trace: what every device did when, predicted or measured."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,17 @@ from pydantic import ConfigDict
 from graphpipe.documents import from_body, read_document, write_document
 
 SpanKind = Literal["F", "B", "I", "W", "send", "receive", "reduce", "optimizer"]
+SPAN_WORDS: Mapping[SpanKind, str] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "send": "send",
+    "receive": "receive",
+    "reduce": "reduction of gradients",
+    "optimizer": "optimizer",
+}
+"""What kinds of spans are called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ RESULT = {
 }
 FILES = {
     *("config.json", "plan.json", "costs.json", "trace-predicted.json", "trace-measured.json", "trace-chrome.json"),
-    *("metrics.jsonl", "metrics.json", "model.safetensors"),
+    *("metrics.jsonl", "metrics.json", "model.safetensors", "events"),
 }
 
 
@@ -59,7 +59,7 @@ def test_train_prints_the_result_and_writes_the_run(run: Run, config: Path) -> N
     assert measured.plan_fingerprint == plan.fingerprint
     assert 0 < result["step_seconds_measured"] < 5
     assert 0 <= result["accuracy"] <= 1
-    for words in ("Layout", "rank", "step 7/7", "Predicted against measured", "held-out accuracy"):
+    for words in ("Ranks", "memory predicted", "step 7/7", "Predicted against measured", "held-out accuracy"):
         assert words in ran.err
     losses, weights = by_hand(7, lr=0.05)
     logged = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,6 +1,8 @@
 """What the verbs print and write, for the input they are meant for."""
 
+import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,17 +10,20 @@ from pathlib import Path
 import pytest
 import race_work
 from cli_cases import STAGES, Run
+from rich.console import Console
 
 from graphpipe.cli import compare
 from graphpipe.costs import CostTable
 from graphpipe.documents import to_body
 from graphpipe.graph import Graph
 from graphpipe.plan import Plan
+from graphpipe.report import timeline
+from graphpipe.simulate import simulate
 from graphpipe.trace import Trace
 
 FIGURES = {
     *("planner", "search_seconds", "stages", "depth", "micro_batch", "step_seconds", "samples_per_second"),
-    *("bubble_fraction", "peak_bytes"),
+    *("bubble_fraction", "gap_percent", "bottleneck_gap_percent", "peak_bytes"),
 }
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -93,6 +98,44 @@ def test_compare_gives_a_row_per_planner(run: Run, graph: Path) -> None:
     assert all(row.keys() >= FIGURES and row["status"] == "ok" for row in rows.values())
     assert rows["graphpipe"]["step_seconds"] <= rows["spp"]["step_seconds"]
     assert "against best" in ran.err
+
+
+def test_compare_draws_the_step_of_every_plan(run: Run, graph: Path) -> None:
+    words = ("compare", graph, "--cluster", "summit:1x4", "--batch", 16, "--planners", "spp,graphpipe,piper")
+    ran = run(*words, "--timeline")
+    assert ran.code == 0
+    _, first, second, third = re.split(r"\n(?:spp|graphpipe|piper)\n", ran.out)
+    for picture in (first, second, third):
+        assert picture.splitlines()[0].startswith("node0/v100-0  0")
+        assert "one character is" in picture
+    assert "one character is" not in run(*words).out
+
+
+@pytest.mark.parametrize("verb", ["plan", "simulate", "compare"])
+@pytest.mark.parametrize("width", [60, 100])
+def test_timelines_fit_the_terminal(
+    verb: str, width: int, run: Run, graph: Path, plan_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("graphpipe.cli.output.NOT_A_TERMINAL_WIDTH", width)
+    on = (graph, "--cluster", "summit:1x4", "--batch", 16)
+    words = {
+        "plan": ("plan", *on),
+        "simulate": ("simulate", plan_file),
+        "compare": ("compare", *on, "--planners", "spp"),
+    }
+    ran = run(*words[verb], "--timeline")
+    rows = [line for line in ran.out.splitlines() if re.match(r"node0/v100-\d  \S+$", line)]
+    assert len(rows) == 4
+    assert {len(row) for row in rows} == {width}
+
+
+def test_a_terminal_gets_a_colour_per_stage(plan_file: Path) -> None:
+    plan = Plan.load(plan_file)
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=60)
+    with terminal.capture() as capture:
+        terminal.print(timeline(simulate(plan), 60))
+    assert len(set(re.findall(r"\x1b\[(3\d)m", capture.get()))) == len(plan.stages)
 
 
 def test_compare_stops_a_planner_at_its_time_limit(run: Run, graph: Path) -> None:

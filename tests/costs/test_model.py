@@ -6,7 +6,7 @@ import pytest
 
 from graphpipe.costs import Cluster, CostModel, CostTable, Curve, Device, DeviceType, Link, OpCost, regions
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Edge, Graph, Op, Work
+from graphpipe.graph import Edge, Graph, Op, Shared, Work
 
 
 def op(name: str, saved: float, parameters: float, *, trainable: bool = True) -> Op:
@@ -93,6 +93,21 @@ def test_a_ring_all_reduce_takes_twice_degree_minus_one_steps_over_the_slowest_l
 def test_frozen_parameters_have_no_optimizer_state_and_no_optimizer_step() -> None:
     assert MODEL.optimizer_seconds(("a", "b", "c", "d")) == 110 * 0.25
     assert MODEL.state_bytes(("a", "b", "c", "d")) == 4 * 110 + 1000
+
+
+def test_a_shared_parameter_counts_once_among_operators_and_again_at_every_other_holder() -> None:
+    ops = tuple(replace(op, parameters=("tied",)) if op.name in "abd" else op for op in GRAPH.ops)
+    ops = (*ops[:3], replace(ops[3], parameter_bytes=10.0))
+    graph = replace(GRAPH, ops=ops, shared=(Shared(name="tied", bytes=10.0),))
+    model = CostModel(graph, replace(TABLE, graph_fingerprint=graph.fingerprint), CLUSTER)
+    assert model.gradient_bytes(("a", "b", "c", "d")) == 100
+    assert model.gradient_bytes(("a", "b")) == 100
+    assert model.gradient_bytes(("d",)) == 10
+    assert model.gradient_bytes(("a", "b"), without=("tied",)) == 90
+    assert model.gradient_bytes(("c",), without=("tied",)) == 0
+    assert model.state_bytes(("a", "b", "c", "d")) == 4 * 100 + 1000
+    assert model.state_bytes(("a", "b")) + model.state_bytes(("c", "d")) == 4 * 100 + 1000 + 4 * 10
+    assert model.optimizer_seconds(("a", "d")) == 10 * 0.25
 
 
 def test_activations_are_what_is_saved_and_what_is_received_once() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Edge, Graph, Input, Measured, Op, Origin, Work
+from graphpipe.graph import Edge, Graph, Input, Measured, Op, Origin, Shared, Work
 
 A, B, C = Op(name="a"), Op(name="b"), Op(name="c")
 
@@ -128,3 +128,19 @@ def test_a_file_with_a_cycle_or_an_unknown_field_names_file_and_fault(tmp_path: 
     path.write_text(text.replace('"kind"', '"kindness"', 1))
     with pytest.raises(InvalidInput, match=r"graph\.json, field ops\.0\.kindness"):
         Graph.load(path)
+
+
+@pytest.mark.parametrize(
+    ("shared", "message"),
+    [
+        ((Shared(name="w", bytes=float("nan")),), "shared parameter 'w', bytes: is nan"),
+        ((Shared(name="v", bytes=4.0),), r"shared parameter 'v': is held by fewer than two operators \(b\)"),
+        ((Shared(name="u", bytes=4.0),), r"fewer than two operators \(none\)"),
+        ((Shared(name="w", bytes=4.0), Shared(name="w", bytes=4.0)), "shared parameter 'w': is listed twice"),
+    ],
+)
+def test_shared_parameters_have_two_holders(shared: tuple[Shared, ...], message: str) -> None:
+    ops = (Op(name="a", parameters=("w",)), Op(name="b", parameters=("v", "w")))
+    assert Graph(name="g", ops=ops, edges=(), shared=(Shared(name="w", bytes=4.0),)).holders == {"w": ("a", "b")}
+    with pytest.raises(InvalidInput, match=message):
+        Graph(name="g", ops=ops, edges=(), shared=shared)

@@ -36,10 +36,10 @@ def make_plan(graph: Graph, parts: Sequence[Sequence[str]]) -> Plan:
     )
 
 
-def random_parts(graph: Graph, seed: int, together: Sequence[Sequence[str]] = ()) -> list[list[str]]:
+def random_parts(graph: Graph, seed: int) -> list[list[str]]:
     """Cut a random topological order into consecutive pieces: the stage graph is acyclic, stages need not be connected.
 
-    `together`: operators that share a parameter; the pieces between their first and last are joined.
+    Operators that share a parameter may part.
     """
     chance = random.Random(seed)
     ready = [op.name for op in graph.ops if not graph.predecessors[op.name]]
@@ -52,9 +52,6 @@ def random_parts(graph: Graph, seed: int, together: Sequence[Sequence[str]] = ()
             if not missing[successor]:
                 ready.append(successor)
     cuts = {cut for cut in range(1, len(order)) if chance.random() < 0.6}
-    for group in together:
-        at = sorted(order.index(name) for name in group)
-        cuts -= set(range(at[0] + 1, at[-1] + 1))
     bounds = [0, *sorted(cuts), len(order)]
     return [order[start:stop] for start, stop in pairwise(bounds)]
 

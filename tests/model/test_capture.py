@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hard_models import MODELS, ConvNet, Encoder, Frozen, Gpt, SequenceFirst, mlp, two_tower
+from stage_runs import assert_same, make_plan, run_stages
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.model import DagModule, capture
+from graphpipe.model import DagModule, capture, split
 
 
 @lru_cache
@@ -274,3 +275,38 @@ def test_whole_batch_operators_are_marked_and_not_joined_to_others() -> None:
 def test_lazy_modules_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"parameter '0.weight' has no shape yet"):
         capture(nn.Sequential(nn.LazyLinear(3)), torch.zeros(2, 6))
+
+
+class Heads(nn.Module):
+    """Returns several things, one of them only if asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, scale: float = 1.0, deep: bool = True) -> dict[str, Tensor]:
+        hidden = self.body(x) * scale
+        return {"one": self.one(hidden), "two": self.two(hidden), **({"hidden": hidden} if deep else {})}
+
+
+def test_only_what_wanted_outputs_need_is_captured() -> None:
+    x = torch.randn(3, 4)
+    assert {op.name for op in capture(Heads(), x).ops} == {"body", "one", "two", "output"}
+    graph = capture(Heads(), x, outputs=["two"])
+    assert [op.name for op in graph.ops] == ["body", "two"]
+    assert graph.origin is not None
+    assert graph.origin.outputs == ("two",)
+    with pytest.raises(InvalidInput, match="outputs: the model returns no 'tow'"):
+        capture(Heads(), x, outputs=["tow"])
+    with pytest.raises(InvalidInput, match="outputs: the model returns no dict"):
+        capture(nn.Linear(4, 2), x, outputs=["two"])
+
+
+def test_arguments_of_the_forward_are_remembered() -> None:
+    module, x = Heads(), torch.randn(3, 4)
+    graph = capture(module, x, arguments={"deep": False, "scale": 2.0})
+    plan = make_plan(graph, [[op.name] for op in graph.ops])
+    found = run_stages(split(module, plan), plan, {"x": x})
+    assert_same(module(x, deep=False, scale=2.0), found)
+    with pytest.raises(InvalidInput, match="a declared graph has no further arguments"):
+        capture(DagModule({"a": nn.Linear(4, 2)}, {"a": ["x"]}), x, method="declared", outputs=["a"])

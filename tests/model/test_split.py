@@ -12,7 +12,7 @@ from stage_runs import assert_same, assert_same_training, make_plan, random_part
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Edge, Graph, Op, Origin
+from graphpipe.graph import Edge, Graph, Op, Origin, Shared
 from graphpipe.model import DagModule, capture, split, tied
 from graphpipe.model.capture import Captured, capture_again
 from graphpipe.model.inputs import describe
@@ -30,9 +30,8 @@ def captured(name: str) -> tuple[nn.Module, Captured]:
 @pytest.mark.parametrize("name", MODELS)
 def test_any_cut_trains_like_the_plain_model_at_any_batch_size(name: str) -> None:
     module, made = captured(name)
-    together = list(tied(made.graph).values())
     for seed, samples in enumerate((2, 3, 5, 7)):
-        plan = make_plan(made.graph, random_parts(made.graph, seed, together))
+        plan = make_plan(made.graph, random_parts(made.graph, seed))
         assert_same_training(module, plan, build_stages(module, plan, made), MODELS[name][1](samples))
 
 
@@ -179,19 +178,45 @@ def test_whole_batch_head_receives_both_towers() -> None:
     ]
 
 
-def test_tied_weights_in_two_stages_are_refused_and_in_one_stage_trained() -> None:
+def test_tied_weights_are_trained_in_one_stage_and_in_two() -> None:
     module = Gpt()
     module.head.weight = module.token.weight
     graph = capture(module, torch.zeros(2, 5, dtype=torch.long))
     assert tied(graph) == {"token.weight": ("token", "head")}
+    assert graph.shared == (Shared(name="token.weight", bytes=4.0 * 40 * 8),)
     order = [op.name for op in graph.ops]
-    with pytest.raises(InvalidInput, match=r"'token.weight' is shared by operator 'token' in stage 's0'"):
-        split(module, make_plan(graph, [order[:4], order[4:]]))
-    plan = make_plan(graph, [order])
-    assert_same_training(module, plan, split(module, plan), MODELS["gpt"][1](3))
+    for parts in ([order], [order[:4], order[4:]]):
+        plan = make_plan(graph, parts)
+        assert_same_training(module, plan, split(module, plan), MODELS["gpt"][1](3))
+    assert [exchange.parameters for exchange in plan.exchanges] == [("token.weight",)]
     module.token.weight.requires_grad_(False)
     frozen = capture(module, torch.zeros(2, 5, dtype=torch.long))
-    assert len(split(module, make_plan(frozen, [order[:4], order[4:]]))) == 2
+    assert not frozen.shared[0].trainable
+    assert not make_plan(frozen, [order[:4], order[4:]]).exchanges
+
+
+def test_a_submodule_called_in_two_stages_is_refused_if_its_buffers_would_part() -> None:
+    class Normed(nn.Module):
+        def __init__(self, norm: nn.Module) -> None:
+            super().__init__()
+            self.one, self.two, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), norm
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.two(self.norm(self.one(x))))
+
+    inputs = {"x": torch.randn(3, 4)}
+    for norm in (nn.BatchNorm1d(4), nn.LayerNorm(4)):
+        module = Normed(norm)
+        graph = capture(module, inputs)
+        (first,) = graph.predecessors[graph.order[-1]]
+        plan = make_plan(graph, [list(graph.order[:-1]), [graph.order[-1]]])
+        assert graph.shared
+        assert first in plan.stages[0].ops
+        if isinstance(norm, nn.LayerNorm):
+            assert_same_training(module, plan, split(module, plan), inputs)
+        else:
+            with pytest.raises(InvalidInput, match="'norm' is called in stages 's0' and 's1', and has the buffer"):
+                split(module, plan)
 
 
 def test_a_plan_for_another_model_is_refused() -> None:

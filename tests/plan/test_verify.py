@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import KIND, cluster, table, towers
 
+from graphpipe.api import plan as find_plan
 from graphpipe.costs import Recompute
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.graph import Edge, Graph, Op, Work
+from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.plan.bounds import memory_shortfall, needed_bytes
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan, StageEdge
+from graphpipe.plan.registry import PLANNERS
 from graphpipe.plan.verify import verify
+from graphpipe.simulate import simulate
 
 
 def sound() -> Plan:
@@ -117,17 +120,50 @@ def test_memory_is_summed_over_the_stages_of_a_device() -> None:
         plan_by_hand(towers([2], 1, 4, memory_bytes=need - 1000), HandPlan(stages=tuple(one_device)))
 
 
-def test_shared_parameters_must_be_in_one_stage() -> None:
-    problem = towers([2], 2, 4)
-    tied = [replace(op, parameters=("weight",)) for op in problem.graph.ops]
-    graph = Graph(name="tied", ops=tuple(tied), edges=problem.graph.edges)
-    problem = replace(problem, graph=graph, costs=replace(problem.costs, graph_fingerprint=graph.fingerprint))
-    stages = (
-        HandStage(name="first", ops=("b0.0",), devices=(0,), micro_batch=2),
-        HandStage(name="second", ops=("b0.1", "join"), devices=(1,), micro_batch=2),
+def tied_chain(count: float, memory_bytes: float = 16e9, *, listed: bool = True) -> Problem:
+    """Two layers and a join that hold a parameter of `count` bytes, beside 1 MB of their own each."""
+    problem = towers([2], 2, 4, memory_bytes=memory_bytes)
+    ops = tuple(
+        replace(op, parameters=("weight",), parameter_bytes=op.parameter_bytes + count) for op in problem.graph.ops
     )
-    with pytest.raises(InvalidInput, match="parameter 'weight' is used in stages 'first' and 'second'"):
-        plan_by_hand(problem, HandPlan(stages=stages))
+    graph = replace(problem.graph, ops=ops, shared=(Shared(name="weight", bytes=count),) if listed else ())
+    return replace(problem, graph=graph, costs=replace(problem.costs, graph_fingerprint=graph.fingerprint))
+
+
+APART = HandPlan(
+    stages=(
+        HandStage(name="first", ops=("b0.0",), devices=(0,), micro_batch=2, in_flight=2),
+        HandStage(name="second", ops=("b0.1", "join"), devices=(1,), micro_batch=2, in_flight=2),
+    )
+)
+
+
+def test_stages_may_share_a_parameter_that_the_graph_lists() -> None:
+    plan = plan_by_hand(tied_chain(1e6), APART)
+    assert [(each.stages, each.devices, each.bytes) for each in plan.exchanges] == [((0, 1), (0, 1), 1e6)]
+    with pytest.raises(InvalidInput, match="parameter 'weight' is used in stages 'first' and 'second', and the graph"):
+        plan_by_hand(tied_chain(1e6, listed=False), APART)
+
+
+def test_memory_counts_a_shared_parameter_once_in_a_stage_and_at_every_stage() -> None:
+    # The second stage: state of a layer, of the join (no weights of its own) and of what both share, 4 bytes a byte;
+    # in flight 2 x (1 MB of the layer + 1 MB of the join + 1 kB received).
+    own = [op.parameter_bytes for op in towers([2], 2, 4).graph.ops if op.name in ("b0.1", "join")]
+    need = 4 * (sum(own) + 3e6) + 2 * (2e6 + 1e3)
+    plan_by_hand(tied_chain(3e6, memory_bytes=need), APART)
+    with pytest.raises(Infeasible, match=r"stage 'second' needs .* \(1000 bytes\) short"):
+        plan_by_hand(tied_chain(3e6, memory_bytes=need - 1000), APART)
+
+
+@pytest.mark.parametrize("name", sorted(PLANNERS))
+def test_planners_may_part_what_shares_a_parameter(name: str) -> None:
+    # The three operators do not fit on one device: whatever the planner, the parameter is in several stages.
+    problem = replace(tied_chain(1e6), cluster=towers([2], 4, 4, memory_bytes=14e6).cluster)
+    plan = find_plan(problem.graph, problem.costs, problem.cluster, batch_size=4, planner=name)
+    (exchange,) = plan.exchanges
+    assert len(exchange.stages) > 1
+    assert plan.prediction is not None
+    assert plan.prediction.step_seconds == pytest.approx(simulate(plan).step_seconds)
 
 
 def test_whole_batch_operators_get_the_mini_batch_on_one_device() -> None:

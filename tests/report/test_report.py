@@ -10,7 +10,6 @@ from graphpipe.plan import Plan, Prediction
 from graphpipe.report import (
     Outcome,
     compare_table,
-    layout_table,
     measured_table,
     plan_table,
     summarise,
@@ -78,12 +77,6 @@ def test_a_plan_that_recomputes_has_a_column_for_it() -> None:
     boxes = mermaid(replace(PLAN, stages=stages)).splitlines()
     assert boxes[1].endswith('micro 2<br>recomputes all"]')
     assert boxes[3].endswith('micro 2 × 1<br>recomputes"]')
-
-
-def test_layout_tells_replicas() -> None:
-    lines = draw(layout_table(PLAN))
-    assert row(lines, "0") == ["0", "d0", "s0"]
-    assert row(lines, "3") == ["3", "d3", "s2 (replica 2 of 2)"]
 
 
 def test_operators_are_abbreviated_by_branch() -> None:

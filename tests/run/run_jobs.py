@@ -64,3 +64,16 @@ def listen_at(folder: str, port: str) -> None:
     ends = [row[1].split(":") for row in rows if row[3] == "0A"]
     (Path(folder) / str(world.rank)).write_text(" ".join(host for host, at in ends if int(at, 16) == int(port)))
     world.leave()
+
+
+def check_ranks_with(torch_version: str) -> list[tuple[str, str, str]]:
+    """Return what `doctor` says of these ranks when rank 1 has this version of torch."""
+    from graphpipe.run import check_ranks
+
+    world = join("cpu", 30.0)
+    if world.rank == 1:
+        found = check_ranks.versions
+        check_ranks.versions = lambda packages: found(packages) | {"torch": torch_version}
+    findings = check_ranks.check_ranks(world)
+    world.leave()
+    return [(finding.name, finding.status, finding.what) for finding in findings]

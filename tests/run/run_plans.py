@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.cluster import Device, DeviceType, Link
-from graphpipe.graph import Edge, Graph, Input, Op
-from graphpipe.graph.operator_graph import Origin
+from graphpipe.graph import Edge, Graph, Input, Op, Origin
 from graphpipe.model import DagModule, capture
 from graphpipe.model.program import ValueSpec
 from graphpipe.plan import Plan, Stage, StageEdge
@@ -130,6 +129,10 @@ class HandStage:
             at_hand[name] = self.module[name](*(at_hand[other] for other in names))
         sent = {spec.name: at_hand[spec.name] for specs in self.sends.values() for spec in specs}
         return sent, at_hand[self.result] if self.is_output else None
+
+    def arrange(self, output: object) -> object:
+        """The model's containers are plain ones."""
+        return output
 
     def replicate(self) -> "HandStage":
         """Return a copy with its own parameters."""

@@ -227,7 +227,10 @@ def test_a_kill_at_any_moment_loses_no_complete_checkpoint(tmp_path: Path) -> No
     generator = random.Random(0)
     folder, log = tmp_path / "checkpoints", tmp_path / "log"
     interrupted = 0
-    for _ in range(KILLS):
+    for kills in itertools.count():
+        if kills >= KILLS and interrupted > KILLS // 4:
+            break
+        assert kills < 10 * KILLS, "hardly any kill hit a save"  # how many do depends on what else the machine does
         before = log.stat().st_size if log.exists() else 0
         process = context.Process(target=save_for_ever, args=(str(folder), str(log)))
         process.start()
@@ -243,7 +246,6 @@ def test_a_kill_at_any_moment_loses_no_complete_checkpoint(tmp_path: Path) -> No
             warnings.simplefilter("error")
             found = find(folder)
         assert complete <= int(found.path.name[5:13]) <= complete + 1
-    assert interrupted > KILLS // 4, "hardly any kill hit a save"
 
 
 def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_is_complete(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_engines import ENGINES, refused, resume, save_and_resume, state_bytes, train, train_all, train_alone
+from run_engines import train_all, train_alone
 from run_ranks import run_ranks, values
 
 RANKS = {"replicas": 4, "both": 4, "four": 4, "overlap": 3}

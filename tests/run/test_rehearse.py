@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from builders import Part, make_plan
+from builders import Part, make_plan, share
 
 from graphpipe.cli import main
 from graphpipe.costs.cluster import Link
@@ -100,6 +100,18 @@ def test_a_rehearsal_does_what_the_schedule_says_and_takes_as_long_as_predicted(
     assert sum(moved) == 8 * 500  # every sample once, to one of the replicas
     assert {span.kind for span in found.spans if span.device == 1} >= {"reduce", "optimizer", "receive"}
     assert multiprocessing.active_children() == []
+
+
+def test_a_rehearsal_exchanges_what_stages_share() -> None:
+    plan = share(branches(), (0, 1), 2e6)
+    limits = Limits(scale=0.01, most_bytes=1000.0)
+    assert changes(plan, limits)[-1] == "reduced gradients are cut to 1/2,000 of their bytes"
+    stand = stand_in(plan, limits, LOOPBACK)
+    assert [each.bytes for each in stand.exchanges] == [1000.0]
+    predicted = simulate(stand)
+    found = rehearse(stand, schedule(stand), predicted, steps=1, timeout_seconds=60)
+    reduced = [sorted(span.device for span in trace.spans if span.kind == "reduce") for trace in (found, predicted)]
+    assert reduced == [[0, 1, 1, 2, 2]] * 2
 
 
 def test_a_rank_that_fails_ends_the_rehearsal_and_is_named() -> None:

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from builders import Part, chain, make_plan
+from builders import Part, chain, make_plan, share
 
 from graphpipe.costs import Link
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
-from graphpipe.plan.bounds import bottleneck_seconds, least_step_seconds, needed_bytes
+from graphpipe.plan.bounds import bottleneck_seconds, least_step_seconds, needed_bytes, update_seconds
 from graphpipe.schedule import Schedule
 from graphpipe.simulate import predict, simulate, step_seconds
 from graphpipe.trace import Trace
@@ -151,6 +151,35 @@ def test_reductions_of_a_device_go_one_at_a_time():
     part = Part(micro_batch=2, degree=2, devices=(0, 1), parameter_bytes=1000)
     trace = simulate(make_plan([part, part], [], batch_size=2))
     assert times(trace, 0, "reduce") == [("reduce-1", 3, 1003), ("reduce-1", 1003, 2003)]
+
+
+def test_stages_exchange_the_gradients_of_what_they_share_after_their_own():
+    # Stage 0 on devices 0 and 1 reduces 100 of its own bytes from 3 to 103 (2 x 50); stage 1 is done at 6. Then all
+    # three sum 300 bytes in 4 steps of 100. The optimizer steps over 400 bytes at stage 0, 300 at stage 1.
+    parts = [Part(micro_batch=2, degree=2, parameter_bytes=100), Part(micro_batch=2)]
+    plan = share(make_plan(parts, [], batch_size=2, optimizer_seconds_per_parameter_byte=0.01), (0, 1), 300)
+    trace = simulate(plan)
+    for device in (0, 1):
+        assert times(trace, device, "reduce", "optimizer") == [
+            ("reduce-1", 3, 103),
+            ("reduce-1", 103, 503),
+            ("optimizer-1", 503, 507),
+        ]
+    assert times(trace, 2, "B", "reduce", "optimizer") == [
+        ("B0", 2, 6),
+        ("reduce-1", 103, 503),
+        ("optimizer-1", 503, 506),
+    ]
+    assert trace.step_seconds == 507
+    assert trace.peak_bytes == (4 * 400, 4 * 400, 4 * 300)
+    assert update_seconds(plan, 0) == 100 + 400 + 4
+
+
+def test_what_is_shared_inside_a_device_costs_no_message():
+    parts = [Part(devices=(0,)), Part(devices=(0,))]
+    plan = share(make_plan(parts, [], batch_size=2), (0, 1), 300)
+    assert simulate(plan).step_seconds == 2 * 2 * 3
+    assert [exchange.devices for exchange in plan.exchanges] == [(0,)]
 
 
 def test_processes_share_the_cores_of_a_node():

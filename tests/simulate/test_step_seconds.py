@@ -1,8 +1,9 @@
 """The quick step time against the full simulation."""
 
 import pytest
-from builders import Part, chain, make_plan, plans
+from builders import Part, chain, make_plan, plans, share
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
@@ -20,6 +21,16 @@ def test_the_quick_path_is_the_simulation(plan: Plan):
 @settings(max_examples=40, deadline=None)
 @given(plans(batch_size=16, costs=[1.0], micro_batches=[1, 2], quick=True))
 def test_the_quick_path_is_the_simulation_where_much_is_alike(plan: Plan):
+    assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(batch_size=16, quick=True), st.data())
+def test_the_quick_path_is_the_simulation_where_stages_share(plan: Plan, data: st.DataObject):
+    for name in ("one", "two"):
+        stages = data.draw(st.sets(st.integers(0, len(plan.stages) - 1), min_size=min(2, len(plan.stages))))
+        if len(stages) > 1:
+            plan = share(plan, sorted(stages), 3.0, name)
     assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
 
 

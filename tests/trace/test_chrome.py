@@ -1,6 +1,7 @@
 """The Chrome export: what the viewers need, nothing overlapping within a thread."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -112,7 +113,11 @@ REQUIRED = {
     "s": {"ts", "id", "cat"},
     "f": {"ts", "id", "cat", "bp"},
 }
-"""What the trace event format asks of every phase, beside ph, name, pid and tid."""
+"""What the trace event format asks of every phase, beside ph, name, pid and tid.
+
+Perfetto's own trace processor does not read the traces here: its Python package is only a client that downloads the
+program when it is first used, and tests need no network.
+"""
 
 
 def check_format(document: dict[str, Any]) -> None:
@@ -158,6 +163,29 @@ def test_any_simulated_step_is_in_the_format_with_an_arrow_per_transfer(plan: Pl
     ends = {event["id"]: event["ts"] for event in document["traceEvents"] if event["ph"] == "f"}
     starts = {event["id"]: event["ts"] for event in document["traceEvents"] if event["ph"] == "s"}
     assert all(starts[name] <= ends[name] for name in starts)
+
+
+@given(plans(batch_size=8))
+@settings(max_examples=25, deadline=None)
+def test_a_track_per_device_and_direction_a_flow_per_transfer_a_counter_per_device(plan: Plan):
+    predicted = simulate(plan)
+    events = to_chrome([predicted, replace(predicted, source="measured")])["traceEvents"]
+    spans = predicted.spans
+    computing = {span.device for span in spans if span.kind in ("F", "B", "I", "W", "optimizer")}
+    directions = {(span.kind, span.device, span.peer) for span in spans if span.kind in ("send", "receive")}
+    reducing = {span.device for span in spans if span.kind == "reduce"}
+    kinds = Counter((event["pid"], event["ph"], event["name"] if event["ph"] == "M" else "") for event in events)
+    for process in (0, 1):
+        assert kinds[process, "M", "process_name"] == 1
+        assert kinds[process, "M", "thread_name"] == len(computing) + len(directions) + len(reducing)
+        assert kinds[process, "X", ""] == len(spans)
+        transfers = sum(span.kind == "send" for span in spans)
+        assert (kinds[process, "s", ""], kinds[process, "f", ""]) == (transfers, transfers)
+        assert kinds[process, "C", ""] == len(predicted.memory)
+    tracks = {(event["pid"], event["name"]) for event in events if event["ph"] == "C"}
+    devices = {predicted.device_names[sample.device] for sample in predicted.memory}
+    assert tracks == {(process, f"memory of {device}") for process in (0, 1) for device in devices}
+    assert len(devices) == len(plan.used_devices)
 
 
 def test_the_file_is_the_object(tmp_path: Path):

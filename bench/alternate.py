@@ -1,0 +1,49 @@
+"""Timing several engines in one run: one step of each in turn, so that all meet the same noise of the machine."""
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+import torch.distributed as dist
+
+Step = Callable[[], object]
+
+
+def alternate(steps: Mapping[str, Step], *, warmup: int, repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of every timed step of each engine on this rank; all ranks call this.
+
+    Every step begins at a barrier, and the engine that comes first changes from round to round.
+
+    Args:
+        steps: what one training step is, by engine.
+        warmup: rounds before those that count.
+        repeats: rounds that count.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    names = [*steps]
+    for turn in range(warmup + repeats):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            if dist.is_initialized():
+                dist.barrier()
+            start = time.perf_counter()
+            steps[name]()
+            if turn >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def slowest(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Return the seconds of every step: those of the rank that took longest."""
+    return {name: [max(each) for each in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+
+
+def summary(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> dict[str, Any]:
+    """Return the median step of each engine, and ours over theirs: of the medians, and median of the rounds' ratios."""
+    paired = [one / other for one, other in zip(seconds[ours], seconds[theirs], strict=True)]
+    return {
+        "seconds": {name: median(values) for name, values in seconds.items()},
+        "ratio": median(seconds[ours]) / median(seconds[theirs]),
+        "paired_ratio": median(paired),
+        "steps": len(paired),
+    }

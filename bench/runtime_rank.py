@@ -1,0 +1,81 @@
+"""One rank of the runtime benchmarks: `launch("bench.runtime_rank:chain", ...)`."""
+
+import copy
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.alternate import alternate
+from bench.engines import ours, plain, theirs
+from graphpipe.model.zoo import zoo_model
+from graphpipe.plan import Plan
+
+
+def chain(job: str) -> None:
+    """Train gpt with our runtime and with torch.distributed.pipelining, cut into the same stages."""
+    case: dict[str, Any] = json.loads(Path(job).read_text())
+    rank = _join(case)
+    plan = Plan.load(case["plan"])
+    model = _zoo(case["model"])
+    inputs, targets = model.batch(torch.Generator().manual_seed(0), plan.batch_size)
+    twin = copy.deepcopy(model.module)
+    count = plan.batch_size // plan.stages[0].micro_batch
+    steps = {
+        "ours": ours(plan, model.module, model.loss_fn, inputs, targets),
+        "theirs": theirs(
+            _gpt_stage(twin, rank, case["ranks"]), model.loss_fn, plan.schedule, count, [*inputs.values()], targets
+        ),
+    }
+    losses = [steps["ours"](), steps["theirs"]()]
+    if rank == case["ranks"] - 1:
+        assert abs(losses[0] - losses[1]) < 1e-5 * abs(losses[0]), f"the engines compute different losses: {losses}"
+    _write(job, rank, alternate(steps, warmup=case["warmup"], repeats=case["repeats"]))
+    dist.destroy_process_group()
+
+
+def alone(job: str) -> None:
+    """Train a model of the zoo on one rank, with our runtime and with plain gradient accumulation."""
+    case: dict[str, Any] = json.loads(Path(job).read_text())
+    torch.set_num_threads(1)
+    plan = Plan.load(case["plan"])
+    model = _zoo(case["model"])
+    inputs, targets = model.batch(torch.Generator().manual_seed(0), plan.batch_size)
+    twin = copy.deepcopy(model.module)
+    count = plan.batch_size // plan.stages[0].micro_batch
+    steps = {
+        "ours": ours(plan, model.module, model.loss_fn, inputs, targets),
+        "plain": plain(twin, model.loss_fn, count, inputs, targets),
+    }
+    losses = [steps["ours"](), steps["plain"]()]
+    assert abs(losses[0] - losses[1]) < 1e-5 * abs(losses[0]), f"the engines compute different losses: {losses}"
+    _write(job, 0, alternate(steps, warmup=case["warmup"], repeats=case["repeats"]))
+
+
+def _join(case: dict[str, Any]) -> int:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    return dist.get_rank()
+
+
+def _zoo(name: str):
+    torch.manual_seed(0)
+    return zoo_model(name)
+
+
+def _gpt_stage(model: nn.Module, rank: int, ranks: int) -> nn.Sequential:
+    # The same modules as in the plan: layers in equal parts, the embedding with the first, the head with the last.
+    layers = [*model.get_submodule("layers").children()]
+    each = len(layers) // ranks
+    parts = layers[rank * each : (rank + 1) * each]
+    first = [model.get_submodule("embedding")] if rank == 0 else []
+    last = [model.get_submodule("head")] if rank == ranks - 1 else []
+    return nn.Sequential(*first, *parts, *last)
+
+
+def _write(job: str, rank: int, seconds: dict[str, list[float]]) -> None:
+    Path(f"{job}.{rank}").write_text(json.dumps(seconds))

@@ -1,0 +1,60 @@
+"""Whether processes of this machine can reach each other."""
+
+import os
+import socket
+
+from graphpipe.doctor.finding import Finding
+
+LOOPBACK = "127.0.0.1"
+TIMEOUT_SECONDS = 5.0
+
+
+def check_network(port: int = 0) -> list[Finding]:
+    """Return whether local ranks can meet.
+
+    Args:
+        port: where they shall; 0 is any free one.
+    """
+    return [check_loopback(port), check_host_name(socket.gethostname())]
+
+
+def check_loopback(port: int) -> Finding:
+    """Listen at a port of the loopback interface, and send something through it."""
+    try:
+        with socket.create_server((LOOPBACK, port)) as server:
+            server.settimeout(TIMEOUT_SECONDS)
+            found = server.getsockname()[1]
+            with socket.create_connection((LOOPBACK, found), TIMEOUT_SECONDS) as client:
+                other, _ = server.accept()
+                with other:
+                    client.sendall(b"graphpipe")
+                    other.settimeout(TIMEOUT_SECONDS)
+                    received = other.recv(9)
+    except OverflowError:
+        return _no_port(f"{port} is no port", "Ports are 0 (any free one) to 65535.")
+    except OSError as error:
+        said = os.strerror(error.errno) if error.errno else str(error)
+        if port:
+            return _no_port(f"port {port} cannot be used: {said}", "Choose another, or 0 for any free one.")
+        return _no_port(f"no port of {LOOPBACK} can be used: {said}", "Allow local connections in the firewall.")
+    if received != b"graphpipe":
+        return _no_port(f"port {found} of {LOOPBACK} swallows what is sent", "Look at the firewall.")
+    return Finding(name="loopback", status="fine", what=f"port {found} of {LOOPBACK} listens and answers")
+
+
+def check_host_name(name: str) -> Finding:
+    """Check that the host's name leads to an address: gloo looks it up where no interface is named."""
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return Finding(
+            name="host name",
+            status="warning",
+            what=f"'{name}' has no address",
+            remedy="torchrun on several hosts needs one: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME.",
+        )
+    return Finding(name="host name", status="fine", what=f"'{name}' is {address}")
+
+
+def _no_port(what: str, remedy: str) -> Finding:
+    return Finding(name="loopback", status="problem", what=what, remedy=remedy)

@@ -1,0 +1,171 @@
+"""Models of Hugging Face `transformers`: captured layer by layer, with a loss that is exact over micro-batches."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph, Origin
+from graphpipe.model.capture import Captured, capture_again
+from graphpipe.model.inputs import describe, input_names, name_inputs
+from graphpipe.model.own_loss import OwnLoss, own_loss
+
+LABELS = ("labels", "start_positions", "end_positions")
+"""Inputs for the loss alone, unless told otherwise."""
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersModel:
+    """A model of `transformers` with what `gp.plan` and `gp.Pipeline` need of it."""
+
+    module: nn.Module
+    """The model itself, as it was given: its parameter names, its checkpoints."""
+    graph: Graph
+    inputs: tuple[str, ...]
+    """What the pipeline takes, in this order."""
+    loss: OwnLoss | None
+    """The model's own; None without labels in the example."""
+
+    def batch(self, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
+        """Return the inputs and targets of a whole mini-batch, for `Pipeline.step` and `Pipeline.evaluate`.
+
+        Without labels the targets are None. Decoder inputs that are missing are the labels shifted, as the model
+        itself shifts them.
+
+        Raises:
+            InvalidInput: an input or label is missing.
+        """
+        given = _with_decoder_inputs(self.module, batch, self.inputs)
+        inputs = name_inputs(self.inputs, {name: given[name] for name in self.inputs if name in given})
+        if self.loss is None:
+            return inputs, None
+        for name in self.loss.labels:
+            if name not in given:
+                raise InvalidInput(f"'{name}' is missing, which the model's loss reads", where="mini-batch")
+        return inputs, self.loss.targets(given)
+
+    def loss_fn(self, output: Any, targets: Any) -> Tensor:
+        """Return the loss for the pipeline: the model's own, over the labels that count in the whole mini-batch.
+
+        Raises:
+            InvalidInput: the model was captured without labels.
+        """
+        if self.loss is None:
+            remedy = "Put the labels into the example, or give the pipeline a loss function of your own."
+            raise InvalidInput(f"{type(self.module).__name__} was captured without labels", where="loss", remedy=remedy)
+        return self.loss(output, targets)
+
+
+def from_transformers(
+    model: nn.Module,
+    example: Mapping[str, Any],
+    *,
+    outputs: Sequence[str] = (),
+    labels: Sequence[str] = LABELS,
+    whole_batch: Sequence[str] = (),
+    split: Sequence[str] = (),
+    opaque: Sequence[str] = (),
+) -> TransformersModel:
+    """Return a model of Hugging Face `transformers`, captured for planning: nothing is computed or downloaded.
+
+    Its transformer layers stay whole, key-value caches are left out, and operators that compare the samples of a
+    mini-batch with each other get it whole. With labels in the example, the pipeline returns only the outputs that
+    the model's own loss is made of, and that loss is computed at the last stage: a cross-entropy is the sum over all
+    labels, over the number of labels in the mini-batch that are not -100, however these spread over micro-batches.
+
+    Args:
+        model: any model that `capture` can trace. For others declare a DagModule of its parts.
+        example: a batch as the tokenizer or processor returns it: tensors by name, of two samples or more. Numbers,
+            truth values and texts are arguments of the forward that stay the same in every step.
+        outputs: the entries of the model's output to return; without, those the loss reads, or else all.
+        labels: names of inputs that are for the loss alone.
+        whole_batch: as in `capture`, besides what compares samples.
+        split: layers to look into, as in `capture`.
+        opaque: further submodules to keep whole, as in `capture`.
+
+    Raises:
+        InvalidInput: `transformers` is not installed, the model is none of its own or cannot be traced, or makes its
+            loss in a way that is not known to be exact over micro-batches.
+    """
+    layer = _layer_class()
+    layers = [path for path, part in model.named_modules() if isinstance(part, layer) and not _inside(path, split)]
+    given = _with_decoder_inputs(model, example, ())
+    tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
+    origin = Origin(
+        method="export",
+        split=tuple(split),
+        opaque=tuple(dict.fromkeys([*opaque, *layers])),
+        whole_batch=tuple(whole_batch),
+        arguments=tuple(_arguments(model, given).items()),
+    )
+    inputs = {name: each for name, each in tensors.items() if name not in labels}
+    loss = None
+    if len(inputs) < len(tensors):
+        known = [name for name in labels if name in tensors]
+        loss, origin = own_loss(model, describe(_named(model, tensors)), known, origin)
+    wanted = tuple(dict.fromkeys([*outputs, *(loss.reads if loss else ())]))
+    graph = _captured(model, describe(_named(model, inputs)), replace(origin, outputs=wanted)).graph
+    return TransformersModel(module=model, graph=graph, inputs=tuple(each.name for each in graph.inputs), loss=loss)
+
+
+def _layer_class() -> type[nn.Module]:
+    try:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+    except ImportError:
+        remedy = "Install it: pip install 'graphpipe-torch[transformers]'."
+        raise InvalidInput("transformers is not installed", where="from_transformers", remedy=remedy) from None
+    return GradientCheckpointingLayer
+
+
+def _inside(path: str, split: Collection[str]) -> bool:
+    # Whether a layer is to be looked into, or has a part that is.
+    return any(name == path or name.startswith(path + ".") for name in split)
+
+
+def _named(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return name_inputs(input_names(model, tensors), tensors)
+
+
+def _with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any], wanted: Collection[str]) -> dict[str, Any]:
+    # Without entries that are None, and with the decoder's inputs that an encoder-decoder makes of its labels.
+    given = {name: each for name, each in batch.items() if each is not None}
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    known = {"decoder_input_ids", "decoder_inputs_embeds"} & given.keys()
+    if prepare is not None and "labels" in given and not known and (not wanted or "decoder_input_ids" in wanted):
+        given["decoder_input_ids"] = prepare(labels=given["labels"])
+    return given
+
+
+def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Scalar]:
+    found: dict[str, Scalar] = {}
+    for name, each in given.items():
+        if isinstance(each, bool | int | float | str):
+            found[name] = each
+        elif not isinstance(each, Tensor):
+            what = f"'{name}' is a {type(each).__name__}"
+            raise InvalidInput(what, where="example", remedy="Give tensors (return_tensors='pt'), numbers or texts.")
+    config = getattr(model, "config", None)
+    configs = [config, getattr(config, "text_config", None)]
+    if any(getattr(each, "use_cache", None) for each in configs):
+        found.setdefault("use_cache", False)
+    if getattr(config, "return_dict", True) is False:
+        found.setdefault("return_dict", True)
+    return found
+
+
+def _captured(model: nn.Module, inputs: Any, origin: Origin) -> Captured:
+    # Once more, if operators compare samples: they need the whole batch.
+    captured = capture_again(model, inputs, origin)
+    comparing = [
+        op.name
+        for op in captured.graph.ops
+        if not op.whole_batch and any(captured.readings[node].compares for node in captured.nodes[op.name])
+    ]
+    if not comparing:
+        return captured
+    found = captured.graph.origin
+    assert found is not None
+    return capture_again(model, inputs, replace(found, whole_batch=(*origin.whole_batch, *comparing)))

@@ -1,0 +1,76 @@
+"""The work of a mini-batch, in seconds of devices and bytes of devices, against what the cluster has of both."""
+
+import numpy as np
+
+from graphpipe.plan.least_seconds import Array, LeastSeconds
+from graphpipe.plan.partition import Problem
+
+_HALVINGS = 40
+
+
+def device_seconds_bound(problem: Problem, least: LeastSeconds) -> float:
+    """Return seconds within which all devices together cannot do the work of a mini-batch.
+
+    Within t seconds, an operator's stage has a degree at which the operator alone takes at most t. It then takes
+    degree times its seconds out of the devices' t each. Where the degrees that take the fewest device-seconds hold
+    more bytes than all devices have, fractions of the degrees are chosen by a linear programme that keeps to both.
+    """
+    # Infinite where an operator fits no device.
+    low = float(least.anywhere.max())
+    total, single = _choices(least)
+    devices, capacity = _resources(problem)
+    high = max(low, float(total.min(axis=1).sum()))
+    if not np.isfinite(high):
+        return high
+    bytes_ = _bytes(least)
+
+    def within(seconds: float) -> bool:
+        allowed = np.where(single <= seconds, total, np.inf)
+        if allowed.min(axis=1).sum() > devices * seconds:
+            return False
+        lightest = np.take_along_axis(bytes_, allowed.argmin(axis=1)[:, None], axis=1).sum()
+        return lightest <= capacity or _split(allowed, bytes_, capacity) <= devices * seconds
+
+    if within(low):
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if within(middle) else (middle, high)
+    return low
+
+
+def _choices(least: LeastSeconds) -> tuple[Array, Array]:
+    """Return, of shape [operators, degrees and the whole batch at once], seconds of all devices and of each."""
+    seconds = np.min(list(least.seconds.values()), axis=0)
+    single = np.column_stack((seconds, np.min(list(least.whole.values()), axis=0)))
+    return single * np.array([*least.degrees, 1.0]), single
+
+
+def _bytes(least: LeastSeconds) -> Array:
+    """Return the bytes of state that all devices of a stage hold of an operator, for every choice."""
+    return least.state_bytes[:, None] * np.array([*least.degrees, 1.0])
+
+
+def _resources(problem: Problem) -> tuple[int, float]:
+    devices = problem.cluster.devices
+    capacity = sum(problem.cluster.types[device.type].memory_bytes * (1 + 1e-6) + 1 for device in devices)
+    return len(devices), capacity
+
+
+def _split(total: Array, bytes_: Array, capacity: float) -> float:
+    """Return the fewest device-seconds of fractions of the allowed choices that keep to the bytes."""
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
+    row, column = np.nonzero(np.isfinite(total))
+    count = len(row)
+    one_each = coo_array((np.ones(count), (row, np.arange(count))), shape=(len(total), count))
+    found = linprog(
+        total[row, column],
+        A_ub=bytes_[row, column][None] / capacity,
+        b_ub=np.ones(1),
+        A_eq=one_each.tocsr(),
+        b_eq=np.ones(len(total)),
+        method="highs",
+    )
+    return float(found.fun) if found.status == 0 else np.inf

@@ -1,0 +1,121 @@
+"""Whether ranks can talk, and whether they are of one kind."""
+
+import json
+import platform
+import socket
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch.cuda import nccl
+
+from graphpipe.doctor import Finding
+from graphpipe.documents import from_body, to_body
+from graphpipe.errors import GraphPipeError
+from graphpipe.run.launch import launch
+from graphpipe.run.world import World, join
+from graphpipe.units import format_seconds
+from graphpipe.versions import PACKAGE, versions
+
+TIMEOUT_SECONDS = 60.0
+FILE = "findings.json"
+ROUNDS = 10
+Environment = Mapping[str, str]
+
+
+def check_local_ranks(ranks: int, port: int) -> list[Finding]:
+    """Start ranks on this machine as `graphpipe train` does, and return what they find.
+
+    Args:
+        ranks: how many.
+        port: where they meet; 0 is any free one.
+    """
+    with tempfile.TemporaryDirectory(prefix="graphpipe") as folder:
+        try:
+            launch("graphpipe.run.check_ranks:work", ranks, arguments=[folder], port=port)
+        except GraphPipeError as error:
+            remedy = error.remedy or "Look at the other findings first."
+            what = f"{error.where}: {error.what}" if error.where else error.what
+            return [Finding(name="ranks", status="problem", what=what, remedy=remedy)]
+        bodies = json.loads((Path(folder) / FILE).read_text())
+    return [from_body(Finding, body, FILE) for body in bodies]
+
+
+def work(folder: str) -> None:
+    """Do one rank's part; rank 0 leaves what was found in the folder."""
+    world = join(None, TIMEOUT_SECONDS)
+    with world.closing_on_error():
+        found = check_ranks(world)
+        if world.rank == 0:
+            (Path(folder) / FILE).write_text(json.dumps([to_body(finding) for finding in found]))
+        world.leave()
+
+
+def check_ranks(world: World) -> list[Finding]:
+    """Return whether these ranks compute the right sum together and have the same programs; all ranks call this.
+
+    Raises:
+        PeerLost, PeerStalled: another rank is gone.
+    """
+    environments = world.exchange(environment(world.device))
+    return [*_sums(world), *differences(environments)]
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Return the programs that all ranks must have alike, and where this rank is."""
+    gpu = device.type == "cuda"
+    return {
+        "host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(device) if gpu else platform.machine(),
+        **versions([PACKAGE, "torch", "numpy", "safetensors"]),
+        "cuda": str(torch.version.cuda),
+        "nccl": ".".join(map(str, nccl.version())) if gpu else "none",
+    }
+
+
+def differences(environments: Sequence[Environment]) -> list[Finding]:
+    """Return a problem for every program whose version on some rank is not that of rank 0.
+
+    Different devices are a warning: the plan must know of them.
+    """
+    found: list[Finding] = []
+    first = environments[0]
+    for what in first:
+        ranks = [rank for rank, other in enumerate(environments) if other[what] != first[what]]
+        if what == "host" or not ranks:
+            continue
+        other = environments[ranks[0]]
+        text = (
+            f"rank {ranks[0]} on {other['host']} has {other[what]}, rank 0 on {first['host']} has {first[what]}"
+            f" ({len(ranks)} of {len(environments)} ranks differ from rank 0)"
+        )
+        if what == "device":
+            remedy = "Describe the cluster in a TOML file with a type for each, so that plans count with their speeds."
+            found.append(Finding(name="devices of the ranks", status="warning", what=text, remedy=remedy))
+        else:
+            remedy = f"Install the same {what} on every host."
+            found.append(Finding(name=f"{what} of the ranks", status="problem", what=text, remedy=remedy))
+    if not found:
+        hosts = len({each["host"] for each in environments})
+        what = f"the same programs on {len(environments)} ranks of {hosts} host{'s' * (hosts > 1)}"
+        found.append(Finding(name="versions", status="fine", what=what))
+    return found
+
+
+def _sums(world: World) -> list[Finding]:
+    expected = world.size * (world.size - 1) / 2
+    seconds: list[float] = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        tensor = torch.full((1024,), float(world.rank), device=world.device)
+        world.sum(tensor)
+        right = bool((tensor == expected).all())
+        seconds.append(time.perf_counter() - start)
+        if not all(world.exchange(right)):
+            what = f"{world.backend} gives ranks a wrong sum"
+            return [Finding(name="ranks", status="problem", what=what, remedy="Look at the network and its drivers.")]
+    slowest = max(world.exchange(min(seconds)))
+    what = f"{world.size} over {world.backend}, a sum of 4 KiB takes {format_seconds(slowest)}"
+    return [Finding(name="ranks", status="fine", what=what)]

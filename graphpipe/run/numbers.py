@@ -1,0 +1,103 @@
+"""A few numbers of every rank, added up at the end of a step: to the rank that ends last, and back.
+
+An all-reduce begins when the last rank comes, and takes several rounds of messages from there. Here whoever ends early
+has sent its numbers by then, and the rank that ends last goes on at once: nobody waits for more than one message after
+the last rank's work.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from graphpipe.run.world import World, translate_loss
+
+_TAG = 1
+"""Other messages between ranks have tag 0."""
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Sums over all ranks of as many numbers each, in float64; every rank calls every method alike.
+
+    NCCL has no tags, so that its messages cannot overtake those of the pipeline: there it is an all-reduce.
+    """
+
+    world: World
+    count: int
+    """How many."""
+    root: int
+    """The rank that adds up: best one that ends last, as the first stage does."""
+    _arriving: dict[int, tuple[Tensor, dist.Work]] = field(default_factory=dict[int, tuple[Tensor, dist.Work]])
+    """What is to come, by rank."""
+    _leaving: list[tuple[Tensor, dist.Work]] = field(default_factory=list[tuple[Tensor, dist.Work]])
+
+    def expect(self) -> None:
+        """Get ready to receive, before the work whose numbers are added up.
+
+        Raises:
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        if not self._by_messages:
+            return
+        with translate_loss("another rank"):
+            for _, work in self._leaving:
+                work.wait()  # Taken long ago: the receiver has gone on since.
+            self._leaving.clear()
+            for rank in self._others if self.world.rank == self.root else [self.root]:
+                tensor = torch.empty(self.count, dtype=torch.float64)
+                self._arriving[rank] = tensor, _some(dist.irecv(tensor, rank, group=self.world.everyone, tag=_TAG))
+
+    def add_up(self, own: list[float]) -> list[float]:
+        """Return the sums over all ranks, in rank order; `expect` came before.
+
+        Raises:
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        assert len(own) == self.count
+        if self.world.size == 1:
+            return own
+        tensor = torch.tensor(own, dtype=torch.float64, device=self.world.device)
+        if not self._by_messages:
+            self.world.sum(tensor)
+        elif self.world.rank == self.root:
+            given = {self.root: tensor} | {rank: self._take(rank) for rank in self._others}
+            tensor = torch.stack([given[rank] for rank in range(self.world.size)]).sum(dim=0)
+            for rank in self._others:
+                self._send(tensor, rank)
+        else:
+            self._send(tensor, self.root)
+            tensor = self._take(self.root)
+        return tensor.tolist()
+
+    def forget(self) -> None:
+        """Let go of all messages: a handle keeps its connection open."""
+        self._arriving.clear()
+        self._leaving.clear()
+
+    @property
+    def _by_messages(self) -> bool:
+        return self.world.size > 1 and self.world.backend == "gloo"
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.world.size) if rank != self.root]
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        with translate_loss("another rank"):
+            work = dist.isend(tensor, rank, group=self.world.everyone, tag=_TAG)
+        self._leaving.append((tensor, _some(work)))
+
+    def _take(self, rank: int) -> Tensor:
+        tensor, work = self._arriving.pop(rank)
+        # The root waits for everyone, and the others for it: it may not be the one that is gone.
+        known = self.world.rank == self.root
+        with translate_loss(f"rank {rank}" if known else "another rank", self.world.about(rank) if known else ""):
+            work.wait()
+        return tensor
+
+
+def _some(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "this rank is not in the group"
+    return work

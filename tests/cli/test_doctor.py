@@ -1,0 +1,82 @@
+"""`graphpipe doctor`: what it shows, and its exit codes."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+from cli_cases import Run
+
+from graphpipe.cli import doctor
+from graphpipe.doctor import Finding
+from graphpipe.doctor.machine import check_python
+from graphpipe.errors import GraphPipeError
+from graphpipe.run import check_ranks
+
+CHECKS = {
+    *("python", "cores", "memory", "shared memory", "temporary files", "clock", "torch", "gloo", "GPUs"),
+    *("loopback", "host name"),
+}
+
+
+def test_all_is_checked_here_and_on_ranks(run: Run) -> None:
+    ran = run("doctor", "--ranks", 2, "--json")
+    assert ran.code == 0, ran.err
+    found = {finding["name"]: finding for finding in ran.json["findings"]}
+    assert ran.json["ok"]
+    assert CHECKS | {"ranks", "versions"} <= found.keys()
+    assert found["ranks"]["what"].startswith("2 over gloo")
+    assert "Installation" in ran.err
+
+
+def test_a_problem_is_told_with_its_remedy_and_exit_code_2(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ran = run("doctor", "--port", taken.getsockname()[1])
+    assert ran.code == 2
+    line = next(line for line in ran.out.splitlines() if line.startswith("loopback"))
+    assert "problem" in line
+    assert "Choose another" in line
+    assert ran.out.splitlines()[-1].startswith("1 problem")
+
+
+def test_a_torch_that_cannot_be_imported_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "graphpipe.run.check_torch", None)
+    ran = run("doctor", "--ranks", 2, "--json")
+    assert ran.code == 2
+    found = {finding["name"]: finding for finding in ran.json["findings"]}
+    assert found["torch"]["status"] == "problem"
+    assert "cannot be imported" in found["torch"]["what"]
+    assert "ranks" not in found  # there is no point in starting them
+
+
+def test_ranks_that_fail_exit_with_4(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise GraphPipeError("was killed by SIGKILL", where="rank 1", remedy="The other ranks were stopped.")
+
+    monkeypatch.setattr(check_ranks, "launch", fail)
+    ran = run("doctor", "--ranks", 2, "--json")
+    assert ran.code == 4
+    assert ran.json["findings"][-1]["what"] == "rank 1: was killed by SIGKILL"
+
+
+def test_a_warning_lets_work_go_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    warning = Finding(name="cores", status="warning", what="few", remedy="Get more.")
+    monkeypatch.setattr(doctor, "_check_here", lambda *_: [check_python((3, 12)), warning])
+    ran = run("doctor")
+    assert ran.code == 0
+    assert ran.out.splitlines()[-1] == "1 warning"
+
+
+def test_a_bad_number_of_ranks(run: Run) -> None:
+    ran = run("doctor", "--ranks", -1)
+    assert ran.code == 2
+    assert "--ranks: is -1" in ran.err
+
+
+def test_under_torchrun_every_rank_checks_and_one_shows() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "graphpipe", "doctor"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {finding["name"] for finding in json.loads(done.stdout)["findings"]}
+    assert CHECKS | {"ranks", "versions"} <= found

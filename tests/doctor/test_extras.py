@@ -1,0 +1,35 @@
+"""The extras that are looked for are those of the project."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from graphpipe.doctor import extras
+from graphpipe.doctor.extras import EXTRAS, check_extras
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def test_every_extra_for_users_is_looked_for() -> None:
+    declared = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    names = {extra: {re.split(r"[<>=\[]", each)[0] for each in packages} for extra, packages in declared.items()}
+    assert {extra: set(packages) for extra, packages in EXTRAS.items()} == {
+        extra: packages for extra, packages in names.items() if extra not in ("docs", "dev")
+    }
+
+
+def test_a_missing_one_is_no_fault_and_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def versions(packages: tuple[str, ...]) -> dict[str, str]:
+        return {"python": "3.11.0"} | {name: "not installed" if name == "wandb" else "1.0" for name in packages}
+
+    monkeypatch.setattr(extras, "versions", versions)
+    found = {finding.name: finding for finding in check_extras()}
+    assert {finding.status for finding in found.values()} == {"fine"}
+    assert (found["extra wandb"].what, found["extra report"].what) == (
+        "wandb not installed",
+        "plotly 1.0, matplotlib 1.0",
+    )
+    assert found["extra wandb"].remedy == "If you want it: pip install 'graphpipe-torch[wandb]'."
+    assert not found["extra report"].remedy

@@ -1,0 +1,90 @@
+"""What the machine has, and what is said where it has too little."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from graphpipe.doctor import Finding, host_memory, machine
+from graphpipe.doctor.host_memory import available_host_bytes
+from graphpipe.doctor.machine import (
+    check_clock,
+    check_cores,
+    check_machine,
+    check_memory,
+    check_python,
+    check_shared_memory,
+    check_temporary_files,
+)
+
+
+def says(finding: Finding, status: str, *parts: str) -> None:
+    """Check the status, the words, and that whoever reads it is told what to do if all is not fine."""
+    assert finding.status == status
+    assert all(part in f"{finding.what} {finding.remedy}" for part in parts), finding
+    assert bool(finding.remedy) == (status != "fine")
+
+
+def test_this_machine_can_work() -> None:
+    found = check_machine()
+    assert [finding.name for finding in found] == [
+        *("python", "cores", "memory", "shared memory", "temporary files", "clock")
+    ]
+    assert not [finding for finding in found if finding.status == "problem"]
+
+
+def test_pythons() -> None:
+    says(check_python((3, 11, 0)), "fine", "3.11.0")
+    says(check_python((3, 10, 9)), "problem", "3.10.9, needs 3.11", "Install Python 3.11")
+
+
+def test_cores_for_ranks_and_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (2.9, 0.0, 0.0))
+    says(check_cores(2, 2), "fine", "2 for this process")
+    says(check_cores(2, 3), "warning", "fewer than 3 ranks")
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (3.1, 0.0, 0.0))
+    says(check_cores(2, 2), "warning", "load 3.1: other work takes them", "wait")
+
+
+def test_memory_for_ranks() -> None:
+    says(check_memory(512 * 2**20, 2), "fine", "512 MiB available")
+    says(check_memory(512 * 2**20 - 1, 2), "problem", "2 ranks without any model take 512 MiB")
+
+
+def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(check_shared_memory(tmp_path / "nowhere"), "fine", "no ")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=64 * 2**20 - 1))
+    says(check_shared_memory(tmp_path), "warning", "--shm-size")
+
+
+def test_temporary_files_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(check_temporary_files(), "fine", tempfile.gettempdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    says(check_temporary_files(), "problem", "No such file", "TMPDIR")
+
+
+@pytest.mark.parametrize(
+    ("times", "status", "part"),
+    [
+        ([0.0, 0.0, 1e-6, 1.5e-6], "fine", "steps by 500 ns"),
+        ([0.0, 0.02, 0.04, 0.06], "warning", "steps by 20.0 ms"),
+        ([0.0, 1e-6, 0.5e-6, 2e-6], "warning", "goes back"),
+    ],
+)
+def test_clocks(times: list[float], status: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([*times, *[times[-1]] * 2000])
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(ticks))
+    says(check_clock(), status, part)
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
+    assert available_host_bytes() > 1e6
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 50000\n")
+    assert available_host_bytes() == 650_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_host_bytes() > 1e6

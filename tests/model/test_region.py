@@ -1,0 +1,63 @@
+"""Regions of a stage: the same computation and parameters, as calls of submodules that may be computed twice."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from graphpipe.api import estimate, hand_plan
+from graphpipe.costs import Recompute, resolve
+from graphpipe.model import capture, split
+from graphpipe.model.program import StageProgram
+from graphpipe.model.region import regions_of
+from graphpipe.model.zoo import zoo_model
+from graphpipe.plan import Plan
+from graphpipe.plan.hand import HandStage
+
+
+def whole(module: nn.Module, inputs: dict[str, Tensor], recompute: Recompute) -> tuple[StageProgram, Plan]:
+    """Return the program of a plan of one stage."""
+    graph, cluster = capture(module, inputs), resolve("local:1")
+    stage = HandStage(ops=("*",), devices=(0,), micro_batch=2, recompute=recompute)
+    plan = hand_plan(graph, estimate(graph, cluster), cluster, batch_size=2, stages=[stage])
+    return split(module, plan)[0], plan
+
+
+@pytest.mark.parametrize("name", ["gpt-small", "mmt-small", "dlrm-small", "two-tower-small"])
+def test_a_program_with_regions_computes_the_same_with_the_same_parameters(name: str) -> None:
+    model = zoo_model(name)
+    inputs, _ = model.batch(torch.Generator().manual_seed(0), 2)
+    _, plan = whole(model.module, inputs, "none")
+    recompute = tuple(op for op in plan.graph.order if plan.graph[op].parameters)[::2]
+    wanted = replace(plan, stages=(replace(plan.stages[0], recompute=recompute),))
+    plain, folded = (split(model.module, each)[0] for each in (plan, wanted))
+    assert {region.name for region in regions_of(folded.module)} == set(recompute)
+    assert sorted(plain.parameter_names.values()) == sorted(folded.parameter_names.values())
+    results: list[Any] = []
+    for program in (plain, folded):
+        torch.manual_seed(1)
+        results.append(program(inputs)[1])
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+def test_a_submodule_of_several_operators_is_one_region() -> None:
+    model = zoo_model("gpt-small")
+    inputs, _ = model.batch(torch.Generator().manual_seed(0), 2)
+    program, _ = whole(model.module, inputs, ("layers.1", "layers.3.attention"))
+    found = {region.name: region for region in regions_of(program.module)}
+    assert found.keys() == {"layers.1", "layers.3.attention"}
+    owned = {program.parameter_names[name] for name, _ in program.module.named_parameters() if "region_0" in name}
+    assert owned == {name for name, _ in model.module.named_parameters() if name.startswith("layers.1.")}
+
+
+def test_a_copy_of_a_program_has_regions_of_its_own() -> None:
+    model = zoo_model("gpt-small")
+    inputs, _ = model.batch(torch.Generator().manual_seed(0), 2)
+    program, _ = whole(model.module, inputs, ("layers.1",))
+    copied = program.replicate()
+    (one,), (other,) = regions_of(program.module), regions_of(copied.module)
+    assert one is not other
+    assert not {id(p) for p in one.parameters()} & {id(p) for p in other.parameters()}
+    torch.testing.assert_close(copied(inputs)[1], program(inputs)[1], rtol=0, atol=0)

@@ -1,0 +1,156 @@
+"""Real models: planned, cut, and trained on several ranks as plain PyTorch trains them on whole mini-batches."""
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
+
+from run_hugging_face import MODELS, plan_of, run_of, train_all, train_plainly
+from run_ranks import run_ranks, values
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.model import capture
+from graphpipe.model.hugging_face import from_transformers
+from graphpipe.run import Pipeline
+
+pytestmark = pytest.mark.timeout(600)
+TIED = {"t5": "shared.weight", "bart": "model.shared.weight", "gpt2": "transformer.wte.weight"}
+KINDS = {"clip": "CLIPOutput", "flava": "FlavaModelOutput", "llava": "Tensor", "vilt": "Tensor"}
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, Graph]:
+    """Return every model's graph."""
+    return {name: run_of(name).graph for name in MODELS}
+
+
+@pytest.fixture(scope="module")
+def plain(graphs: dict[str, Graph]) -> dict[str, dict[str, Any]]:
+    """Return what plain PyTorch makes of every model."""
+    return {name: train_plainly(name, graph) for name, graph in graphs.items()}
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def trained(
+    request: pytest.FixtureRequest, graphs: dict[str, Graph], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """Return what every rank makes of every model, the ranks being started once for all of them."""
+    folder = tmp_path_factory.mktemp("plans")
+    for name, graph in graphs.items():
+        plan_of(graph, request.param).save(folder / f"{name}.json")
+    return values(run_ranks(train_all, request.param, folder / "ranks", str(folder), seconds=500))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_are_pipelines_over_all_devices_and_part_what_is_tied(name: str, graphs: dict[str, Graph]) -> None:
+    for devices in (2, 4):
+        plan = plan_of(graphs[name], devices)
+        assert len(plan.used_devices) == devices
+        assert len(plan.stages) > 1
+        if name in TIED:
+            assert [TIED[name] in exchange.parameters for exchange in plan.exchanges] == [True]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ranks_train_as_plain_pytorch_does(
+    name: str, trained: list[dict[str, Any]], plain: dict[str, dict[str, Any]]
+) -> None:
+    wanted, seen = plain[name], set[str]()
+    for rank in (rank[name] for rank in trained):
+        assert rank["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+        for key, gradient in rank["gradients"].items():
+            zero = torch.zeros_like(gradient)  # of what the loss does not depend on
+            torch.testing.assert_close(gradient, wanted["gradients"].get(key, zero), rtol=1e-5, atol=1e-5, msg=key)
+        for key, weight in wanted["state"].items():
+            torch.testing.assert_close(rank["state"][key], weight, rtol=1e-5, atol=1e-5, msg=key)
+        seen |= rank["gradients"].keys()
+    assert wanted["gradients"].keys() <= seen
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_rank_gets_the_evaluation_in_the_models_own_containers(
+    name: str, trained: list[dict[str, Any]], plain: dict[str, dict[str, Any]]
+) -> None:
+    for rank in (rank[name] for rank in trained):
+        assert rank["kind"] == KINDS.get(name, "dict")
+        if name not in ("clip", "flava"):  # without labels no loss is evaluated
+            assert rank["evaluation"] == pytest.approx(plain[name]["evaluation"], rel=1e-5)
+        whole = plain[name]["outputs"] if rank["kind"] != "dict" else plain[name]["outputs"][:1]
+        for found, wanted in zip(rank["outputs"], whole, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def halves(graph: Graph) -> tuple[str, ...]:
+    """Return the inputs of the model that the last stage of a two-stage plan reads."""
+    last = plan_of(graph, 2).stages[1]
+    return tuple(sorted({name for op in last.ops for name in graph[op].model_inputs}))
+
+
+def test_masks_and_labels_enter_at_the_stage_that_reads_them() -> None:
+    run = run_of("gpt2")
+    assert halves(run.graph) == ("attention_mask",)
+    inputs, targets = run.split(0)
+    given = {**inputs, "labels": targets["labels"].clamp(0)}  # all count: then the mean of means is the mean
+    graph = capture(run.model, given, arguments={"use_cache": False}, outputs=["loss"])
+    assert "labels" in halves(graph)
+    plan = plan_of(graph, 2)
+    assert "labels" not in {name for op in plan.stages[0].ops for name in graph[op].model_inputs}
+    with Pipeline(plan, run.model, lambda output, _: output["loss"]) as pipeline:
+        wanted = run.model(**given).loss
+        assert pipeline.step(given) == pytest.approx(wanted.item(), rel=1e-6)
+        (gradient,) = torch.autograd.grad(wanted, [run.model.transformer.wte.weight])
+        torch.testing.assert_close(pipeline.gradients()["transformer.wte.weight"], gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_dropout_follows_the_modes_of_the_users_model(name: str) -> None:
+    run = run_of(name, dropout=0.2)
+    with Pipeline(plan_of(run.graph, 2), run.module, run.loss_fn) as pipeline:
+        inputs, targets = run.split(0)
+        run.model.eval()
+        with torch.no_grad():
+            wanted = run.plain_loss(0).item()
+        assert pipeline.step(inputs, targets) == pytest.approx(wanted, rel=1e-5)
+        run.model.train()
+        dropped = pipeline.step(inputs, targets)
+        assert dropped != pytest.approx(wanted, rel=1e-4)
+        assert pipeline.evaluate(inputs, targets)[0] == pytest.approx(wanted, rel=1e-5)
+        assert all(module.training for module in run.model.modules())
+
+
+def test_layers_stay_whole_unless_they_are_to_be_split() -> None:
+    model, batch = MODELS["vit"]()
+    layers = ["vit.layers.0", "vit.layers.1"]
+    whole = from_transformers(model, batch(0))
+    assert [name for name in whole.graph.order if "layers" in name] == layers
+    split = from_transformers(model, batch(0), split=layers[:1])
+    assert {"vit.layers.0.attention", "vit.layers.0.mlp", "vit.layers.1"} <= {*split.graph.order}
+
+
+def test_what_a_mini_batch_lacks_is_said() -> None:
+    model, batch = MODELS["vit"]()
+    held = from_transformers(model, batch(0))
+    with pytest.raises(InvalidInput, match="'labels' is missing, which the model's loss reads"):
+        held.batch({"pixel_values": batch(0)["pixel_values"]})
+    with pytest.raises(InvalidInput, match="input 'pixel_values' is missing"):
+        held.batch({"labels": batch(0)["labels"]})
+    bare = from_transformers(model, {"pixel_values": batch(0)["pixel_values"]})
+    assert bare.batch(batch(0))[1] is None
+    with pytest.raises(InvalidInput, match="ViTForImageClassification was captured without labels"):
+        bare.loss_fn({}, None)
+    with pytest.raises(InvalidInput, match="'pixel_values' is a list"):
+        from_transformers(model, {"pixel_values": [0.0]})
+
+
+def test_the_example_trains_clip(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    example = importlib.import_module("clip")
+    monkeypatch.setattr(example, "STEPS", 20)
+    example.main()
+    said = capsys.readouterr().out
+    first, second = (float(line.rpartition(" ")[2]) for line in said.splitlines() if line.startswith("step"))
+    assert second < first < 1
+    assert int(said.rpartition(": ")[2].rstrip("%\n")) >= 90

@@ -1,0 +1,96 @@
+"""Stages that share parameters train them as one: gradients summed, clipped and counted once, every copy alike."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_ranks import run_ranks, values
+from run_shared import CUTS, batch, build, resume, save, train, train_apart, train_plainly
+from safetensors.torch import load_file
+
+from graphpipe.run.checkpoint_export import export
+from graphpipe.run.checkpoint_folder import find
+
+TIED = "source.weight"
+
+
+def ranks_of(cut: str) -> int:
+    return len({device for _, devices, _ in CUTS[cut] for device in devices})
+
+
+def assert_close(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for name, each in found.items():
+        torch.testing.assert_close(each, wanted[name], rtol=1e-5, atol=1e-6, msg=lambda said, n=name: f"{n}: {said}")
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize("cut", CUTS)
+def test_one_rank_trains_like_the_unpartitioned_model(cut: str, clip_norm: float | None) -> None:
+    pipeline, model = build(cut)
+    assert {name for each in pipeline.plan.exchanges for name in each.parameters} >= {TIED, "mix.weight"}
+    assert model.score.weight is model.source.weight
+    wanted, found = train_plainly(4, clip_norm), train(cut, 4, {"clip_norm": clip_norm})
+    assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+    assert found["gradients"].keys() == wanted["gradients"].keys()
+    assert_close(found["gradients"], wanted["gradients"])
+    assert_close(found["state"], wanted["state"])
+
+
+@pytest.mark.parametrize(("cut", "clip_norm"), [("four", 0.1), ("unequal", 0.1), ("crossed", None), ("beside", 0.1)])
+def test_every_rank_that_holds_a_shared_parameter_updates_it_alike(
+    cut: str, clip_norm: float | None, tmp_path: Path
+) -> None:
+    wanted = train_plainly(3, clip_norm)
+    together = values(run_ranks(train, ranks_of(cut), tmp_path, cut, 3, {"clip_norm": clip_norm}))
+    held: list[torch.Tensor] = []
+    for rank in together:
+        assert rank["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+        assert_close(rank["gradients"], wanted["gradients"])
+        assert_close(rank["state"], wanted["state"])
+        held += [rank["own"][TIED]] if TIED in rank["gradients"] else []
+    assert len(held) > 1
+    assert all(torch.equal(each, held[0]) for each in held)
+
+
+def test_the_first_holder_decides_the_weights(tmp_path: Path) -> None:
+    together = values(run_ranks(train_apart, 3, tmp_path, "unequal"))
+    for rank in together[1:]:
+        assert rank["losses"] == together[0]["losses"]
+        for name, each in rank["state"].items():
+            assert torch.equal(each, together[0]["state"][name]), name
+
+
+@pytest.mark.parametrize("cut", ["four", "unequal"])
+def test_backwards_in_halves_leave_nothing_out(cut: str) -> None:
+    wanted, found = train_plainly(2), train(cut, 2, {"schedule": "zb-h1"})
+    assert_close(found["gradients"], wanted["gradients"])
+    assert_close(found["state"], wanted["state"])
+    pipeline, _ = build(cut, schedule="zb-h1")
+    pipeline.step(*batch())
+    assert "split" in pipeline.backwards().values()
+
+
+def test_dropout_is_drawn_alike_on_one_rank_and_on_several(tmp_path: Path) -> None:
+    alone = train("unequal", 2, {"dropout": 0.3})
+    assert alone["losses"] != train("unequal", 2, {})["losses"]
+    for rank in values(run_ranks(train, 3, tmp_path, "unequal", 2, {"dropout": 0.3})):
+        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [("unequal", "four"), ("four", "unequal")])
+def test_checkpoints_hold_what_is_shared_once_and_load_into_any_plan(saved: str, loaded: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    values(run_ranks(save, ranks_of(saved), tmp_path / "save", saved, str(folder)))
+    found = find(folder)
+    files = [load_file(path) for path in sorted(found.path.glob("*.safetensors"))]
+    names = [name for file in files for name in file]
+    assert len(names) == len(set(names))
+    assert {TIED, f"{TIED}:exp_avg", "mix.weight"} < set(names)
+    assert found.contents.aliases == {"target.weight": TIED, "score.weight": TIED}
+    export(folder, tmp_path / "model.safetensors")
+    assert set(load_file(tmp_path / "model.safetensors")) == set(build(saved)[1].state_dict())
+    wanted = train_plainly(3)
+    for rank in values(run_ranks(resume, ranks_of(loaded), tmp_path / "load", loaded, str(folder))):
+        assert rank["losses"] == pytest.approx(wanted["losses"][1:], rel=1e-5)
+        assert_close(rank["state"], wanted["state"])
