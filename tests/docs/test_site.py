@@ -1,5 +1,6 @@
-"""The documentation site builds with warnings as errors, and every planner and schedule has its page and picture."""
+"""The documentation site builds with warnings as errors, and every planner, schedule and room has its page."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,5 +35,40 @@ def test_each_algorithm_has_a_page_with_its_picture(site: Path, page: str) -> No
     assert "<svg" in (site / picture).read_text()
 
 
-def test_the_site_fetches_no_fonts(site: Path) -> None:
-    assert "fonts.g" not in (site / "index.html").read_text()
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|<link\b[^>]*\bhref=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|@import\s+(?:url\()?["']?((?:https?:)?//[^"'\s)]+)"""
+    r"""|url\(["']?((?:https?:)?//[^"'\s)]+)"""
+)
+
+
+def test_the_check_finds_what_a_page_fetches() -> None:
+    for page in (
+        '<script src="https://a.example/x.js"></script>',
+        "<link rel=stylesheet href=//a.example/x.css>",
+        "@import 'https://a.example/x.css'",
+        "p { background: url(http://a.example/x.png) }",
+    ):
+        assert FETCHED.search(page), page
+    assert not FETCHED.search('<a href="https://a.example/">elsewhere</a> <img src="../pictures/x.svg">')
+
+
+def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+    pages = [path for path in site.rglob("*") if path.suffix in (".html", ".css", ".svg")]
+    assert len(pages) > 40
+    for path in pages:
+        assert not (found := FETCHED.search(path.read_text())), f"{path.relative_to(site)}: {found and found[0]}"
+
+
+ROOMS = sorted(folder.name for folder in (ROOT / "graphpipe").iterdir() if (folder / "__init__.py").exists())
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_room_has_a_page_that_names_its_files(site: Path, room: str) -> None:
+    built = (site / "rooms" / room / "index.html").read_text()
+    files = {path.name for path in (ROOT / "graphpipe" / room).glob("*.py")} - {"__init__.py"}
+    assert all(f"<code>{name}</code>" in built for name in files)
+    everywhere = {path.name for path in (ROOT / "graphpipe").rglob("*.py")}
+    page = (ROOT / "docs" / "rooms" / f"{room}.md").read_text()
+    assert set(re.findall(r"`(?:\w+/)*(\w+\.py)`", page)) <= everywhere | {"test_browser.py"}

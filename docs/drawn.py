@@ -1,5 +1,7 @@
-"""The pictures of the planners' and schedules' pages, drawn while the site is built: a hook of mkdocs."""
+"""What is made while the site is built: pictures of planners and schedules, tables of files. A hook of mkdocs."""
 
+import ast
+import re
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +34,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         picture = f"pictures/{word}-{name}.svg"
         files.append(File.generated(config, picture, content=_drawn(plan)))
     return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Put a table of a room's files, with what each says of itself, where a page asks for it."""
+    return re.sub(r"<!-- files of (\w+) -->", lambda found: _files(found[1]), markdown)
+
+
+def _files(room: str) -> str:
+    rows = ["| file | what it is |", "| --- | --- |"]
+    for path in sorted((Path(gp.__file__).parent / room).glob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        if path.name != "__init__.py":
+            rows.append(f"| `{path.name}` | {said.splitlines()[0].replace('|', '/')} |")
+    return "\n".join(rows)
 
 
 def _drawn(plan: gp.Plan) -> str:
