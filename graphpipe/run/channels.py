@@ -63,6 +63,11 @@ class Channels:
             message.wait()
         self.sending.clear()
 
+    def forget(self) -> None:
+        """Let go of all messages: a handle keeps its connection open."""
+        self.sending.clear()
+        self.agreement = None
+
     def settle(self) -> None:
         """Wait until it is known that all ranks mean the same mini-batch, before the first message of a step.
 

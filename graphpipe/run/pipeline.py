@@ -17,7 +17,7 @@ from graphpipe.model.program import StageProgram
 from graphpipe.plan import Plan
 from graphpipe.run import outputs, shards, share
 from graphpipe.run.agree import agree
-from graphpipe.run.agreement import Agreement
+from graphpipe.run.agreement import Agreement, neighbours
 from graphpipe.run.batch import Batch, check_rows
 from graphpipe.run.build import align_buffers, build_worker, match_modes
 from graphpipe.run.engine import EngineName, check_engine
@@ -120,6 +120,7 @@ class Pipeline:
             shares = "shared out" if shard_optimizer else "whole"
             settings = {"engine": engine, "optimizer sharding": shares, "precision": precision}
             agree(self._world, plan, placement, specs, seed, settings)
+            self._neighbours = neighbours(plan, placement, self._lowered, self._world.rank)
             self._numbers = Numbers(self._world, places(plan, self._output_stage), root=placement.ranks(0)[0])
             self._watch = Watch.of(
                 self._world.rank, [stage.name for stage in plan.stages], self._world.device, faults, fault_log
@@ -158,8 +159,8 @@ class Pipeline:
         batch = self._batch(inputs, targets, training=True)
         worker, plan, watch = self._worker, self.plan, self._watch
         with self._failing():
-            batch = self._fit(batch)
             watch.begin(self.steps + 1)
+            batch = self._fit(batch)
             worker.recorder.begin()
             self._update.clear()
             match_modes(worker, self._shapes.fit(batch.inputs).programs)
@@ -322,16 +323,26 @@ class Pipeline:
         try:
             return self._checked(inputs, targets, training=training)
         except InvalidInput as error:
-            with self._failing():  # other ranks may have found nothing wrong with theirs
-                Agreement.begin(self._world, str(error)).settle()
+            self._tell(error)
             raise
+
+    def _tell(self, error: InvalidInput) -> None:
+        # Other ranks may have found nothing wrong with their mini-batch.
+        with self._failing():
+            try:
+                Agreement.begin(self._world, self._neighbours, f"cannot use its mini-batch ({error.what})").settle()
+            except InvalidInput:
+                raise error from None
 
     def _fit(self, batch: Batch) -> Batch:
         """Return the mini-batch with what will cross the edges, this rank's replicas being ready for its shapes."""
-        text = f"{batch.size} samples of {show(describe(batch.inputs))}"
-        agreement = Agreement.begin(self._world, text)
-        if self._world.device.type == "cuda" or not self._shapes.knows(batch.inputs):
+        self._watch.at("agree", peer=EVERYBODY)
+        text = f"was given {batch.size} samples of {show(describe(batch.inputs))}"
+        agreement = Agreement.begin(self._world, self._neighbours, text)
+        if not (batch.training and self._shapes.knows(batch.inputs)):
             agreement.settle()
+        if not batch.training:
+            self._world.barrier()  # messages will go between ranks that have not compared theirs with each other
         fitted = self._shapes.fit(batch.inputs)
         fit(self._worker, self.plan, self._shapes.first, fitted)
         self._worker.channels.agreement = agreement
@@ -364,7 +375,7 @@ class Pipeline:
             clear_frames(error.__cause__.__traceback__)
         for replica in self._worker.replicas.values():
             replica.begin()
-        self._worker.channels.sending.clear()
+        self._worker.channels.forget()
         self._numbers.forget()
         self._world.close()
         self._open = False

@@ -88,7 +88,7 @@ class Worker(Generic[AnyReplica]):
         alone = next((place for place, (_, action) in enumerate(own) if not isinstance(action, Compute)), len(own))
         for device, action in own[:alone]:
             self._do(device, action, batch, loss_fn, ahead)
-        self.channels.settle()
+        self.channels.settle()  # before the first message
         ahead.start(action.transfer for _, action in own if isinstance(action, Receive) and self._from_afar(action))
         for device, action in own[alone:]:
             self._do(device, action, batch, loss_fn, ahead)
