@@ -32,9 +32,8 @@ def autocast_specs(
         values: dict[str, Tensor] = {name: each.to(device) for name, each in blank(inputs, SAMPLES).items()}
     specs: dict[int, tuple[ValueSpec, ...]] = {}
     for program in programs:
-        twin = replace(program, module=fake_twin(program.module, mode))
+        twin = replace(program, module=fake_twin(program.module, mode, device))
         with mode, torch.no_grad(), torch.autocast(device.type, dtype=dtype):
-            twin.module.to(device)
             values |= twin(values)[0]
         for edge, sent in program.sends.items():
             specs[edge] = tuple(replace(spec, dtype=values[spec.name].dtype) for spec in sent)

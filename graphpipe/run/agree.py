@@ -12,11 +12,11 @@ from graphpipe.run.world import World
 
 _REMEDIES = {
     "plan": "Give every rank the same plan file.",
-    "values on the stage edges": "Build the same model, with the same example inputs and frozen parts, on every rank.",
-    "seed": "Give every rank the same seed.",
     "engine": "Give every rank the same engine.",
     "optimizer sharding": "Give every rank the same shard_optimizer.",
     "precision": "Give every rank the same precision.",
+    "values on the stage edges": "Build the same model, with the same example inputs and frozen parts, on every rank.",
+    "seed": "Give every rank the same seed.",
 }
 
 
@@ -36,7 +36,7 @@ def agree(
     Raises:
         InvalidInput: on every rank, if any two differ; says which rank differs from rank 0, and in what.
     """
-    own = {"plan": plan.fingerprint, "values on the stage edges": digest(specs), "seed": seed, **settings}
+    own = {"plan": plan.fingerprint, **settings, "values on the stage edges": digest(specs), "seed": seed}
     ranks = world.exchange(own | {"host": socket.gethostname()})
     for rank, other in enumerate(ranks):
         stages = sorted({seat.stage for seat in placement.seats(rank)})

@@ -7,6 +7,7 @@ have come by then: a rank that computes first does not wait for them.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,7 @@ def neighbours(plan: Plan, placement: Placement, lowered: LoweredSchedule, rank:
     ]
     for stage in range(len(plan.stages)):
         ranks = sorted(set(placement.ranks(stage)))
-        ends += zip(ranks, ranks[1:], strict=False)
+        ends += pairwise(ranks)
     return tuple(sorted({other for pair in ends if rank in pair for other in pair} - {rank}))
 
 
@@ -78,7 +79,8 @@ class Agreement:
         with translate_loss(f"rank {peer}", self.world.about(peer)):
             sent = dist.isend(self.own, peer, group=self.world.everyone, tag=_TAG)
             come = dist.irecv(self.given[peer], peer, group=self.world.everyone, tag=_TAG)
-        assert sent is not None and come is not None
+        assert sent is not None
+        assert come is not None
         self.works += [(peer, sent), (peer, come)]
 
     def settle(self) -> None:
@@ -100,7 +102,7 @@ class Agreement:
                 raise InvalidInput(
                     f"rank {peer} {theirs[1]}; rank {self.world.rank} {own[1]}",
                     where="mini-batch",
-                    remedy="Give every rank the whole mini-batch, the same everywhere; each takes the samples it needs.",
+                    remedy="Give every rank the same, whole mini-batch: each takes the samples it needs.",
                 )
 
 

@@ -113,7 +113,8 @@ def restore(
         for index, (parameter, name, origin) in enumerate(zip(group["params"], held, origins, strict=True), first):
             kept = origin.parameters[name]
             if id(parameter) in updated and (kept.plain or kept.slots):
-                slots = {key: in_shards(tensors[slot(name, key)], parameter) for key in kept.slots}
+                # Copies, because a parameter may be here twice: of two stages that share it.
+                slots = {key: in_shards(tensors[slot(name, key)].clone(), parameter) for key in kept.slots}
                 state[index] = kept.plain | slots
         first += len(held)
     zero.load(optimizer, {"state": state, "param_groups": groups})

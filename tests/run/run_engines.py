@@ -4,10 +4,13 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import run_shared
 import torch
+import torch.distributed as dist
 from run_checkpoints import STEPS, train_on, two_groups
 from run_models import BATCH, STAGES, Both, Join, cross_entropy, fan_batch
 from run_plans import StageLine, captured_plan
+from run_splits import in_halves
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
@@ -67,11 +70,11 @@ def pipeline_of(
 ) -> tuple[Pipeline, DagModule]:
     """Return a pipeline of one of the `CUTS`, by one of the `ENGINES`, and the model."""
     model = model_of(norm=norm)
-    plan = replace(captured_plan(model, fan_batch()[0], CUTS[cut], BATCH), schedule=schedule)
+    plan = in_halves(captured_plan(model, fan_batch()[0], CUTS[cut], BATCH), schedule)
     if recompute:
         plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
     options = {"optimizer": two_groups, "clip_norm": 0.5} | options
-    return Pipeline(plan, model, cross_entropy, **ENGINES[kind], **options), model
+    return Pipeline(plan, model, cross_entropy, **ENGINES[kind] | options), model
 
 
 def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]:
@@ -96,11 +99,11 @@ def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]
     }
 
 
-def train_all(cut: str, schedules: list[str], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Train by every engine under every schedule, one after another."""
+def train_all(cut: str, kinds: list[str], schedules: list[str], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Train by each engine under each schedule, one after another."""
     return {
         f"{kind}, {schedule}": train(cut, kind, schedule=schedule, **options)
-        for kind in ENGINES
+        for kind in kinds
         for schedule in schedules
     }
 
@@ -190,11 +193,34 @@ def resume(cut: str, folder: str, kind: str) -> dict[str, Any]:
     return train_on(pipeline, model)
 
 
+def save_shared(kinds: list[str], folder: str) -> dict[str, dict[str, Any]]:
+    """Train a model whose stages share parameters by every engine; save with one, and go on with the next."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind, following in zip(kinds, [*kinds[1:], kinds[0]], strict=True):
+        found[kind] = run_shared.train("crossed", 3, {"clip_norm": 0.1, **ENGINES[kind]})
+        pipeline, _ = run_shared.build("crossed", clip_norm=0.1, **ENGINES[kind])
+        with pipeline, Checkpoints(pipeline, f"{folder}/{kind}") as checkpoints:
+            pipeline.step(*run_shared.batch())
+            checkpoints.save()
+        pipeline, model = run_shared.build("crossed", weights=7, clip_norm=0.1, **ENGINES[following])
+        with pipeline:
+            Checkpoints(pipeline, f"{folder}/{kind}").load()
+            losses = [pipeline.step(*run_shared.batch(seed=1 + step)) for step in range(1, 3)]
+            pipeline.sync_model()
+        state = {name: each.clone() for name, each in model.state_dict().items()}
+        found[f"{kind} -> {following}"] = {"losses": losses, "gradients": {}, "state": state}
+    return found
+
+
+def differ(cut: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    """Return what the pipeline says where rank 1 is given other options than the rest."""
+    return [refused(cut, theirs if dist.get_rank() == 1 else ours) for ours, theirs in pairs]
+
+
 def refused(cut: str, options: dict[str, Any]) -> str:
     """Return what the pipeline says of options that do not go together."""
-    kind = options.pop("kind")
     try:
-        pipeline_of(cut, kind, **options)
+        pipeline_of(cut, "allreduce", **options)
     except InvalidInput as error:
         return str(error)
     return ""
