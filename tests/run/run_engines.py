@@ -73,27 +73,22 @@ def pipeline_of(
     plan = in_halves(captured_plan(model, fan_batch()[0], CUTS[cut], BATCH), schedule)
     if recompute:
         plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
-    options = {"optimizer": two_groups, "clip_norm": 0.5} | options
-    return Pipeline(plan, model, cross_entropy, **ENGINES[kind] | options), model
+    given = {"loss_fn": cross_entropy, "optimizer": two_groups, "clip_norm": 0.5} | ENGINES[kind] | options
+    return Pipeline(plan, model, **given), model
 
 
 def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]:
-    """Train; return the losses, the first gradients before and after clipping, an evaluation, and the whole state."""
-    pipeline, _ = pipeline_of(cut, kind, optimizer=None, clip_norm=None, **options)
-    with pipeline:
-        pipeline.step(*fan_batch(seed=0))
-        gradients = {name: each.clone() for name, each in pipeline.gradients().items() if each is not None}
+    """Train; return the losses, the first gradients (clipped), an evaluation, and the whole state."""
     pipeline, model = pipeline_of(cut, kind, **options)
     with pipeline:
         losses = [pipeline.step(*fan_batch(seed=0))]
-        clipped = {name: each.clone() for name, each in pipeline.gradients().items() if each is not None}
+        gradients = {name: each.clone() for name, each in pipeline.gradients().items() if each is not None}
         losses += [pipeline.step(*fan_batch(seed=step)) for step in range(1, steps)]
         evaluation, _ = pipeline.evaluate(*fan_batch(7, seed=99))  # some replicas get no sample of it
         pipeline.sync_model()
     return {
         "losses": losses,
         "gradients": gradients,
-        "clipped": clipped,
         "evaluation": evaluation,
         "state": {name: each.clone() for name, each in model.state_dict().items()},
     }
@@ -120,9 +115,8 @@ def train_alone(*, norm: bool = False, steps: int = 3) -> dict[str, Any]:
         loss = cross_entropy(model(**inputs), targets)
         loss.backward()
         losses.append(loss.item())
-        gradients.append(_gradients(model))
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        gradients.append(_gradients(model))
+        gradients.append({name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None})
         optimizer.step()
     with torch.no_grad():
         inputs, targets = fan_batch(7, seed=99)
@@ -131,14 +125,9 @@ def train_alone(*, norm: bool = False, steps: int = 3) -> dict[str, Any]:
     return {
         "losses": losses,
         "gradients": gradients[0],
-        "clipped": gradients[1],
         "evaluation": evaluation,
         "state": state,
     }
-
-
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
 def state_bytes(cut: str) -> dict[str, list[int]]:

@@ -31,7 +31,7 @@ def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
 def assert_alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
     assert found["evaluation"] == pytest.approx(wanted["evaluation"], rel=1e-5)
-    for part in ("gradients", "clipped", "state"):
+    for part in ("gradients", "state"):
         assert_close(found[part], wanted[part])
     assert found["state"].keys() == wanted["state"].keys()
 
@@ -44,8 +44,8 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("cut", RANKS)
 def test_every_engine_trains_as_the_unpartitioned_model(cut: str, tmp_path: Path) -> None:
-    wanted = train_alone()
-    outcomes = values(run_ranks(train_all, RANKS[cut], tmp_path, cut, [*ENGINES], ["1f1b", "gpipe"], {}, seconds=200))
+    wanted, schedules = train_alone(), ["1f1b", "gpipe"] if cut in ("both", "four") else ["1f1b"]
+    outcomes = values(run_ranks(train_all, RANKS[cut], tmp_path, cut, [*ENGINES], schedules, {}, seconds=200))
     for label in outcomes[0]:
         seen: set[str] = set()
         for outcome in outcomes:
