@@ -51,7 +51,7 @@ class Masked(nn.Module):
         return self.score(hidden + mask.sum(1, keepdim=True))
 
 
-MASKED: list[StageLine] = [(["embed"], [0], 4), (["mix"], [1, 2], 4), (["score"], [3], 3)]
+MASKED: list[StageLine] = [(["embed"], [0, 1], 4), (["mix"], [2], 4), (["score"], [3], 3)]
 
 
 def batch(length: int, seed: int, samples: int = BATCH) -> tuple[Tensor, Tensor]:
@@ -82,21 +82,8 @@ def build(cut: str, kind: str = "allreduce", **options: Any) -> tuple[Pipeline, 
     model = model_of(cut)
     stages = MASKED if cut == "masked" else GPT[cut]
     opaque = [name for names, _, _ in stages for name in names]
-    plan = plan_for(capture(model, batch(LENGTHS[0], 0)[0], opaque=opaque), _with_glue(model, stages), BATCH)
+    plan = plan_for(capture(model, batch(LENGTHS[0], 0)[0], opaque=opaque), stages, BATCH)
     return Pipeline(plan, model, loss_fn, options.pop("optimizer", adam), **ENGINES[kind], **options), model
-
-
-def _with_glue(model: nn.Module, stages: list[StageLine]) -> list[StageLine]:
-    # What the model's own forward computes goes with the submodule after it.
-    opaque = [name for names, _, _ in stages for name in names]
-    ops = [op.name for op in capture(model, batch(LENGTHS[0], 0)[0], opaque=opaque).ops]
-    found: list[StageLine] = []
-    for names, devices, size in stages:
-        last = ops.index(names[-1])
-        found.append((ops[: last + 1], devices, size))
-        ops = ops[last + 1 :]
-    assert not ops
-    return found
 
 
 def train(cut: str, kinds: list[str], options: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
