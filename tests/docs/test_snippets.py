@@ -1,8 +1,8 @@
 """Every command and snippet of README and documentation works as written, page by page in an empty folder.
 
 A block with `title="FILE"` is written to that file; bash and python blocks run in order, all python of a page in one
-session. `not-run="REASON"` marks commands that need what a test has not: they must at least parse. `text` is what
-commands print, or a synopsis, whose verbs and options must be there.
+session. `not-run="REASON"` marks commands that need what a test has not: they must at least parse. `text` is a
+synopsis, whose verbs and options must be there, `console` what a command prints.
 """
 
 import argparse
@@ -60,6 +60,8 @@ def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
                 assert all("=" in word and word[0] != "-" for word in rest), rest
         elif title := re.search(r'title="([^"]*)"', options):
             (tmp_path / title[1]).write_text(body)
+        elif language == "console":
+            pass
         elif language == "text":
             for verb, *words in arguments_in(body):
                 assert verb in VERBS
