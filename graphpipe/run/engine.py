@@ -47,17 +47,22 @@ class Engine(ABC):
         """Take over the weights and buffers of the user's module, if they are not in use themselves."""
 
 
-def check_engine(name: str, *, shard_optimizer: bool) -> None:
+def check_engine(name: str, *, shard_optimizer: bool, section: str = "") -> None:
     """Check the name of an engine, and whether the optimizer's state can be sharded beside it.
+
+    Args:
+        name: of the engine.
+        shard_optimizer: whether replicas share out the optimizer's state.
+        section: what errors put before the names of these two.
 
     Raises:
         InvalidInput: there is none of this name (the nearest is given), or it shards the state itself.
     """
     if name not in ENGINES:
-        raise InvalidInput(f"unknown engine '{name}'", where="engine", remedy=nearest(name, list(ENGINES)))
+        raise InvalidInput(f"unknown engine '{name}'", where=f"{section}engine", remedy=nearest(name, list(ENGINES)))
     if shard_optimizer and name == "fsdp2":
         raise InvalidInput(
             "is true, and engine 'fsdp2' shards the optimizer's state itself",
-            where="shard_optimizer",
+            where=f"{section}shard_optimizer",
             remedy="Leave it out, or choose engine='allreduce' or 'ddp'.",
         )

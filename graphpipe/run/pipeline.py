@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
-from graphpipe.model.inputs import Inputs, describe, name_inputs
+from graphpipe.model.inputs import Inputs
 from graphpipe.model.program import StageProgram
 from graphpipe.plan import Plan
 from graphpipe.run import outputs, shards, share
 from graphpipe.run.agree import agree
-from graphpipe.run.agreement import Agreement, neighbours
-from graphpipe.run.batch import Batch, check_rows
-from graphpipe.run.build import align_buffers, build_worker, match_modes
+from graphpipe.run.agreement import neighbours
+from graphpipe.run.batch import Batch
+from graphpipe.run.build import align_buffers, build_worker
 from graphpipe.run.engine import EngineName, check_engine
 from graphpipe.run.engines import check_schedule
 from graphpipe.run.evaluate import evaluating, lower_forward
 from graphpipe.run.fault import Fault
-from graphpipe.run.fit import fit
 from graphpipe.run.held import Held
+from graphpipe.run.intake import Intake
 from graphpipe.run.loss_scale import LossScale
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.numbers import Numbers
@@ -33,7 +33,7 @@ from graphpipe.run.placement import Placement, RankLayout, layout
 from graphpipe.run.portions import portions
 from graphpipe.run.precision import PrecisionName, check_precision, initial_scale
 from graphpipe.run.rng import apart
-from graphpipe.run.shapes import Shapes, show
+from graphpipe.run.shapes import Shapes
 from graphpipe.run.shortage import naming_shortage
 from graphpipe.run.tally import check_finite, places, tally
 from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
@@ -112,15 +112,14 @@ class Pipeline:
         self._world = join(device, timeout_seconds)
         self._open = True
         with self._world.closing_on_error():
-            self._shapes = Shapes(plan, model, precision, self._world.device)
-            self._programs, specs = self._shapes.first.programs, self._shapes.first.specs
+            shapes = Shapes(plan, model, precision, self._world.device)
+            self._programs, specs = shapes.first.programs, shapes.first.specs
             self._output_stage = [program.is_output for program in self._programs].index(True)
             self._lowered = lower(plan, self._schedule, gradient_edges=gradient_edges(specs))
             placement = Placement.of(plan, self._world.size)
             shares = "shared out" if shard_optimizer else "whole"
             settings = {"engine": engine, "optimizer sharding": shares, "precision": precision}
             agree(self._world, plan, placement, specs, seed, settings)
-            self._neighbours = neighbours(plan, placement, self._lowered, self._world.rank)
             self._numbers = Numbers(self._world, places(plan, self._output_stage), root=placement.ranks(0)[0])
             self._watch = Watch.of(
                 self._world.rank, [stage.name for stage in plan.stages], self._world.device, faults, fault_log
@@ -140,6 +139,12 @@ class Pipeline:
                 record=record,
                 debug=debug,
             )
+            self._intake = Intake(
+                plan=plan,
+                shapes=shapes,
+                worker=self._worker,
+                neighbours=neighbours(plan, placement, self._lowered, self._world.rank),
+            )
             shared_out = portions(self._worker, share_out=shard_optimizer)
             self._update = Update.of(shared_out, optimizer, lr_scheduler, clip_norm)
 
@@ -147,7 +152,8 @@ class Pipeline:
         """Train on one mini-batch, and return its mean loss, the same on every rank.
 
         Args:
-            inputs: the whole mini-batch, the same on every rank; each rank takes the rows it needs.
+            inputs: the whole mini-batch, the same on every rank; each rank takes the rows it needs. The samples' shapes
+                may differ from step to step; the first time takes as long as capturing the model.
             targets: what `loss_fn` gets beside the output: a tensor, or tuples, lists and dicts of tensors.
 
         Raises:
@@ -160,10 +166,9 @@ class Pipeline:
         worker, plan, watch = self._worker, self.plan, self._watch
         with self._failing():
             watch.begin(self.steps + 1)
-            batch = self._fit(batch)
+            batch = self._intake.ready(batch)
             worker.recorder.begin()
             self._update.clear()
-            match_modes(worker, self._shapes.fit(batch.inputs).programs)
             self._numbers.expect()
             with apart(self._world.device):
                 worker.run(self._lowered, batch, self._loss_fn)
@@ -214,7 +219,7 @@ class Pipeline:
         worker = self._worker
         replicas = [*worker.replicas.values()]
         with self._failing():
-            batch = self._fit(batch)
+            batch = self._intake.ready(batch)
         with self._failing(), evaluating(replica.program.module for replica in replicas):
             if targets is not None:
                 self._numbers.expect()
@@ -321,53 +326,18 @@ class Pipeline:
         if not self._open:
             raise InvalidInput("the pipeline is closed", remedy="Build a new one; an error on any rank closes it.")
         try:
-            return self._checked(inputs, targets, training=training)
-        except InvalidInput as error:
-            self._tell(error)
-            raise
-
-    def _tell(self, error: InvalidInput) -> None:
-        # Other ranks may have found nothing wrong with their mini-batch.
-        with self._failing():
-            try:
-                Agreement.begin(self._world, self._neighbours, f"cannot use its mini-batch ({error.what})").settle()
-            except InvalidInput:
-                raise error from None
-
-    def _fit(self, batch: Batch) -> Batch:
-        """Return the mini-batch with what will cross the edges, this rank's replicas being ready for its shapes."""
-        self._watch.at("agree", peer=EVERYBODY)
-        text = f"was given {batch.size} samples of {show(describe(batch.inputs))}"
-        agreement = Agreement.begin(self._world, self._neighbours, text)
-        if not (batch.training and self._shapes.knows(batch.inputs)):
-            agreement.settle()
-        if not batch.training:
-            self._world.barrier()  # messages will go between ranks that have not compared theirs with each other
-        fitted = self._shapes.fit(batch.inputs)
-        fit(self._worker, self.plan, self._shapes.first, fitted)
-        self._worker.channels.agreement = agreement
-        return replace(batch, specs=fitted.specs)
-
-    def _checked(self, inputs: Inputs, targets: Any, *, training: bool) -> Batch:
-        named = name_inputs(tuple(given.name for given in self.plan.graph.inputs), inputs)
-        size = check_rows(named, targets)
-        if training and size != self.plan.batch_size:
-            raise InvalidInput(
-                f"the mini-batch has {size} samples, the plan is for {self.plan.batch_size}",
-                where="step",
-                remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
+            return self._intake.check(
+                inputs,
+                targets,
+                key=(self._seed, self.steps),
+                training=training,
+                loss_scale=self.loss_scale,
+                check_finite=training and self._check_finite,
             )
-        return Batch(
-            inputs=named,
-            targets=targets,
-            size=size,
-            micro_batches=tuple(stage.micro_batch for stage in self.plan.stages),
-            key=(self._seed, self.steps),
-            training=training,
-            specs=self._shapes.first.specs,
-            loss_scale=self.loss_scale,
-            check_finite=training and self._check_finite,
-        )
+        except InvalidInput as error:
+            with self._failing():
+                self._intake.tell(error)
+            raise
 
     def _abandon(self, error: BaseException) -> None:
         # Whatever still refers to a connection keeps it open, and the peers waiting: messages, and torch's own frames.

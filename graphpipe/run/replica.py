@@ -200,7 +200,7 @@ class StageReplica:
 
     def _spoil_gradients(self) -> None:
         # Where an injected fault wants it.
-        for parameter in self.parameters if self.watch.injector.armed else ():
+        for parameter in self.module.parameters() if self.watch.injector.armed else ():
             if parameter.grad is not None:
                 parameter.grad = self.watch.spoil("backward", parameter.grad)
 
