@@ -17,7 +17,12 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
-from graphpipe.run.shards import own
+from graphpipe.run.engine import Engine
+from graphpipe.run.engine_allreduce import AllReduce
+from graphpipe.run.engine_ddp import Ddp
+from graphpipe.run.engine_fsdp2 import Fsdp2
+from graphpipe.run.shards import own, whole
+from graphpipe.run.world import join
 from graphpipe.run.zero import holder
 
 CUTS: dict[str, list[StageLine]] = {
@@ -199,6 +204,30 @@ def save_shared(kinds: list[str], folder: str) -> dict[str, dict[str, Any]]:
         state = {name: each.clone() for name, each in model.state_dict().items()}
         found[f"{kind} -> {following}"] = {"losses": losses, "gradients": {}, "state": state}
     return found
+
+
+def reduce_some(kind: str) -> list[list[float] | None]:
+    """Return the gradients of three parameters, of which rank 0 alone uses the second, and not in the last backward."""
+    world = join("cpu", 30.0)
+    world.open_group((0, 1))
+    parameters = [nn.Parameter(torch.tensor([float(number)])) for number in (1, 2, 3)]
+    module = nn.ParameterList(parameters)
+    engine: Engine = Ddp(world, (0, 1), parameters)
+    if kind == "allreduce":
+        engine = AllReduce(world=world, ranks=(0, 1), copies=[(each,) for each in parameters], stage="some")
+    if kind == "fsdp2":
+        engine = Fsdp2(world, (0, 1), module, copy.deepcopy(module), parameters, "some")
+    engine.begin()
+    first, second, _ = module
+    (3 * first + (5 * second if world.rank == 0 else 0)).sum().backward()
+    root = (10 * first).sum()
+    with engine.last_backward([root]):
+        root.backward()
+    engine.reduce()
+    engine.end()
+    gradients = [None if each.grad is None else whole(each.grad).tolist() for each in module]
+    world.leave()
+    return gradients
 
 
 def differ(cut: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:

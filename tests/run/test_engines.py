@@ -10,6 +10,7 @@ from run_checkpoints import STEPS
 from run_engines import (
     ENGINES,
     differ,
+    reduce_some,
     refused,
     resume,
     save_and_resume,
@@ -126,6 +127,12 @@ def test_one_process_adds_the_gradients_of_its_replicas_whatever_the_engine() ->
     wanted = train_alone()
     for found in train_all("replicas", [*ENGINES], ["1f1b"], {}).values():
         assert_alike(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "ddp", "fsdp2"])
+def test_what_only_some_replicas_and_micro_batches_use_is_summed_too(kind: str, tmp_path: Path) -> None:
+    for gradients in values(run_ranks(reduce_some, 2, tmp_path, kind)):
+        assert gradients == [[26.0], [5.0], None]
 
 
 def test_ranks_that_were_given_different_options_do_not_start(tmp_path: Path) -> None:
