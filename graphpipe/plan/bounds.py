@@ -67,11 +67,16 @@ def estimated_step_seconds(plan: Plan) -> float:
     return max(rest.values()) + max(longest)
 
 
-def least_step_seconds(plan: Plan) -> float:
+def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
     """Return seconds below which no schedule of a plan's stages can take its step.
 
     A stage begins when the first micro-batch has come forwards through the longest way to it, then has all its own
-    work to do; and after its last input gradient the longest way back is still to go, beside its weight gradients.
+    work to do, and its weights to update; and after its last input gradient the longest way back is still to go,
+    beside its weight gradients.
+
+    Args:
+        plan: any.
+        whole_backwards: no schedule that splits them: the weight gradients lie on the way back.
     """
     costs, batch = plan.cost_model, plan.batch_size
     before, after, least = [0.0] * len(plan.stages), [0.0] * len(plan.stages), 0.0
@@ -82,10 +87,11 @@ def least_step_seconds(plan: Plan) -> float:
         leaving = max((after[other] for other in plan.gradient_targets[stage]), default=0.0)
         count = batch // here.micro_batch
         work = count * max(task.forward + task.backward for task in tasks)
-        until_last = count * max(task.forward + task.input_gradient for task in tasks)
-        least = max(least, arrival + max(work, until_last + leaving))
+        backs = [task.backward if whole_backwards else task.input_gradient for task in tasks]
+        until_last = count * max(task.forward + back for task, back in zip(tasks, backs, strict=True))
+        least = max(least, arrival + max(work + update_seconds(plan, stage), until_last + leaving))
         before[stage] = arrival + min(task.forward for task in tasks)
-        after[stage] = leaving + min(task.input_gradient for task in tasks)
+        after[stage] = leaving + min(backs)
     return least
 
 
