@@ -1,6 +1,6 @@
 """Choosing a schedule for a plan's stages: a named one, or the one that makes the step shortest."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -17,13 +17,17 @@ AUTO = "auto"
 CHOICES = (AUTO, "1f1b", "gpipe", *SPLIT)
 """What a caller may ask for; kFkB comes with micro-batch sizes of its own."""
 _TRIED = 16
-"""Plans that get a greedy schedule."""
+"""Plans that get a greedy schedule..."""
+_TRIED_TASKS = 100_000
+"""... and how many tasks these may have: long schedules take long."""
 _SEARCHED = 4
-"""Plans that a schedule is searched for."""
+"""Plans that a schedule is searched for..."""
+_SEARCHED_TASKS = 20_000
+"""... and how many tasks they may have."""
 _REFINED = 3
 """Plans that small changes are tried on..."""
 _REFINED_TASKS = 10_000
-"""... until so many tasks have been scheduled for each: long schedules take long."""
+"""... until so many tasks have been scheduled for each."""
 
 
 def check_choice(name: str) -> None:
@@ -50,13 +54,14 @@ def best_scheduled(plans: Sequence[Plan], evaluate: Callable[[Plan], float]) -> 
         evaluate: seconds of one step of a plan.
     """
     promises: list[tuple[float, Plan]] = []
-    for plan in sorted(plans, key=least_step_seconds)[:_TRIED]:
+    for plan in _affordable(sorted(plans, key=least_step_seconds)[:_TRIED], _TRIED_TASKS):
         if promises and least_step_seconds(plan) >= min(promises, key=_seconds)[0]:
             break
         promises.append((_greedy_seconds(plan), plan))
     promising = [plan for _, plan in sorted(promises, key=_seconds)[:_SEARCHED]]
     near = [refined(plan, _greedy_seconds, _REFINED_TASKS // _tasks(plan)) for plan in promising[:_REFINED]]
-    seconds, best = min((_evaluated(_searched(plan), evaluate) for plan in _distinct(near, promising)), key=_seconds)
+    searched = map(_searched, _affordable(_distinct(near, promising), _SEARCHED_TASKS))
+    seconds, best = min((_evaluated(plan, evaluate) for plan in searched), key=_seconds)
     for plan in plans:
         if least_step_seconds(plan, whole_backwards=True) < seconds:
             trials = (_evaluated(trial, evaluate) for trial in (plan, with_slack(plan)))
@@ -66,6 +71,15 @@ def best_scheduled(plans: Sequence[Plan], evaluate: Callable[[Plan], float]) -> 
 
 def _greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:
     return zb_auto.greedy_seconds(with_room(plan), limit_seconds)
+
+
+def _affordable(plans: Sequence[Plan], tasks: int) -> Iterator[Plan]:
+    """As many of the plans as have so many tasks; at least one."""
+    for plan in plans:
+        yield plan
+        tasks -= _tasks(plan)
+        if tasks <= 0:
+            return
 
 
 def _tasks(plan: Plan) -> int:

@@ -43,6 +43,8 @@ _CHANGES: tuple[Change, ...] = (
     lambda works, rule: replace(rule, caps=tuple(min(work.room, work.warm_up + 1) for work in works)),
 )
 _ROUNDS = 2
+_TASKS = 100_000
+"""That are scheduled near either rule, about: longer schedules are searched less."""
 
 
 def build(plan: Plan) -> Schedule:
@@ -115,7 +117,10 @@ def _searched(works: tuple[StageWork, ...], limit_seconds: float) -> Board | Non
 def _climbed(works: Sequence[StageWork], rule: Rule, limit_seconds: float) -> Board | None:
     """The best board near a rule: one setting after the other is changed, and left so where that is better."""
     best, tried = _complete(greedy(works, rule, limit_seconds)), {rule}
+    most = 1 + _TASKS // (3 * sum(work.count for work in works))
     for change in _CHANGES * _ROUNDS:
+        if len(tried) > most:
+            break
         changed = change(works, rule)
         if changed not in tried:
             tried.add(changed)
