@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors import SafetensorError
@@ -18,7 +19,8 @@ from graphpipe.plan import Plan
 from graphpipe.run.checkpoint_manifest import Contents, FileEntry, TensorEntry
 from graphpipe.run.checkpoint_tensors import read_tensors
 from graphpipe.run.config_file import read_config
-from graphpipe.run.store import bound_store, stay_on_loopback
+from graphpipe.run.network import INTERFACE, interface_of, stay_on_the_way_to
+from graphpipe.run.store import bound_store
 from graphpipe.run.train_config import RunSettings, TrainConfig
 from graphpipe.trace import Trace
 
@@ -124,12 +126,15 @@ def test_ranks_meet_at_the_address_they_are_given_and_no_other() -> None:
         bound_store(0, "192.0.2.1", port, timedelta(seconds=10))
 
 
-def test_ranks_that_meet_on_the_loopback_interface_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    for host, wanted in {"127.0.0.1": "lo", "::1": "lo", "localhost": "lo", "10.0.0.5": None, "node7": None}.items():
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-        monkeypatch.setattr("graphpipe.run.store.loopback_interface", lambda: "lo")
-        stay_on_loopback(host)
-        assert os.environ.get("GLOO_SOCKET_IFNAME") == wanted, host
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    stay_on_loopback("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+def test_ranks_stay_on_the_interface_on_which_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.5", "fe80::1%eth0"]}
+    by_name = {name: [SimpleNamespace(address=each) for each in found] for name, found in cards.items()}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: by_name)
+    assert [interface_of(address) for address in ("192.0.2.5", "fe80::1", "192.0.2.6", "")] == ["eth0", "eth0", "", ""]
+    for host, wanted in {"127.0.0.1": "lo", "localhost": "lo", "127.0.1.1": "lo", "no.such.invalid": None}.items():
+        monkeypatch.delenv(INTERFACE, raising=False)
+        stay_on_the_way_to(host)
+        assert os.environ.get(INTERFACE) == wanted, host
+    monkeypatch.setenv(INTERFACE, "eth7")
+    stay_on_the_way_to("127.0.0.1")
+    assert os.environ[INTERFACE] == "eth7"

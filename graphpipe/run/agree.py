@@ -23,7 +23,13 @@ def agree(world: World, plan: Plan, placement: Placement, specs: EdgeSpecs, seed
         InvalidInput: on every rank, if any two differ; says which rank differs from rank 0, and in what.
     """
     own = {"plan": plan.fingerprint, "values on the stage edges": digest(specs), "seed": seed}
-    ranks = world.exchange(own | {"host": socket.gethostname()})
+    here = socket.gethostname()
+    ranks = world.exchange(own | {"host": here, "place": world.reach.place})
+    world.reach.hosts = {
+        other["host"]: (other["place"][0], other["place"][1])
+        for other in ranks
+        if other["place"] and other["host"] != here
+    }
     for rank, other in enumerate(ranks):
         stages = sorted({seat.stage for seat in placement.seats(rank)})
         hosted = ", ".join(f"'{plan.stages[stage].name}'" for stage in stages)

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
-from graphpipe.run.store import bound_store, is_address, stay_on_loopback
+from graphpipe.run.network import stay_on_the_way_to
+from graphpipe.run.reach import Reach
+from graphpipe.run.store import bound_store, is_address
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class World:
     groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict[tuple[int, ...], dist.ProcessGroup])
     hosts: dict[int, str] = field(default_factory=dict[int, str])
     """What is known of other ranks: host and stages, by rank, to name a rank that is lost."""
+    reach: Reach = field(default_factory=Reach)
+    """Tells which hosts are lost."""
 
     @property
     def backend(self) -> str:
@@ -95,6 +99,13 @@ class World:
                 dist.destroy_process_group()
         self.groups.clear()
         self.everyone = None
+        self.reach.close()
+
+    def losing(self, peer: int | str) -> AbstractContextManager[None]:
+        """Return a block in which a loss of that rank, or of whoever is meant, becomes PeerLost or PeerStalled."""
+        if isinstance(peer, str):
+            return translate_loss(peer, verdict=self.reach.verdict)
+        return translate_loss(f"rank {peer}", self.about(peer), self.reach.verdict)
 
     @contextmanager
     def closing_on_error(self) -> Generator[None]:
@@ -108,7 +119,7 @@ class World:
     @contextmanager
     def _group(self, ranks: Sequence[int] | None) -> Generator[dist.ProcessGroup | None]:
         group = self.everyone if ranks is None else self.groups.get(tuple(sorted(set(ranks))))
-        with translate_loss("another rank" if ranks is None else f"one of ranks {sorted(set(ranks))}"):
+        with self.losing("another rank" if ranks is None else f"one of ranks {sorted(set(ranks))}"):
             yield group
 
 
@@ -133,6 +144,7 @@ def join(device: torch.device | str | None, timeout_seconds: float) -> World:
         _initialise("nccl" if place.type == "cuda" else "gloo", size, timeout)
     world = World(rank=dist.get_rank(), size=size, device=place, timeout=timeout, initialised_here=not ready)
     world.everyone = _new_group(list(range(size)), timeout, world.backend)
+    world.reach = Reach.open()
     return world
 
 
@@ -170,7 +182,7 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
     try:
         with translate_loss("the rank at MASTER_ADDR"):
             host = os.environ["MASTER_ADDR"]
-            stay_on_loopback(host)
+            stay_on_the_way_to(host)
             if is_address(host) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                 rank = int(os.environ["RANK"])
                 store = bound_store(rank, host, int(os.environ["MASTER_PORT"]), timeout)
@@ -187,13 +199,18 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         ) from None
 
 
+def _nothing() -> str:
+    return ""
+
+
 @contextmanager
-def translate_loss(peer: str, about: str = "") -> Generator[None]:
+def translate_loss(peer: str, about: str = "", verdict: Callable[[], str] = _nothing) -> Generator[None]:
     """Turn what torch.distributed raises when a peer goes away into PeerLost or PeerStalled.
 
     Args:
         peer: who was waited for, as the subject of the sentence.
         about: what else is known of it, for the end of the sentence.
+        verdict: returns what is found out about it then, for the very end.
     """
     try:
         yield
@@ -202,9 +219,10 @@ def translate_loss(peer: str, about: str = "") -> Generator[None]:
         if isinstance(error, GraphPipeError):
             raise
         if "timed out" in text or "timeout" in text:
-            raise PeerStalled(f"{peer} did not answer within the time limit{about}", remedy=_LOOK) from error
+            what = f"{peer} did not answer within the time limit{about}{verdict()}"
+            raise PeerStalled(what, remedy=_LOOK) from error
         if any(sign in text for sign in _SIGNS_OF_LOSS):
-            raise PeerLost(f"{peer} died or closed its connection{about}", remedy=_LOOK) from error
+            raise PeerLost(f"{peer} died or closed its connection{about}{verdict()}", remedy=_LOOK) from error
         raise
 
 
