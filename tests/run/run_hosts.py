@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+import time
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits.toml"
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _SETUP = (
@@ -44,25 +46,16 @@ class Host:
     switch: int
     """The process that holds the network that joins the hosts."""
 
-    def start(self, command: Sequence[str | Path], said: Path, environment: Mapping[str, str] = {}) -> subprocess.Popen:
+    def start(self, command: Sequence[str | Path], said: Path) -> subprocess.Popen[bytes]:
         """Start a command on the host; what it says goes to a file."""
         with said.open("w") as file:
             return subprocess.Popen(
                 [*_enter(self.process.pid, "--uts", "--mount", "--pid"), *command],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-
-    def torchrun(
-        self, hosts: Sequence["Host"], ranks: int, arguments: Sequence[str | Path], said: Path, *options: str
-    ) -> subprocess.Popen:
-        """Start `graphpipe train` as the documentation says, with so many ranks on this host."""
-        where = ["--nnodes", str(len(hosts)), "--nproc-per-node", str(ranks)]
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts[0].address}:{PORT}"]
-        command = [sys.executable, "-m", "torch.distributed.run", *where, *meeting, *options]
-        return self.start([*command, "-m", "graphpipe", "train", *arguments], said)
 
     def cut_off(self) -> None:
         """Take the host's cable out."""
@@ -108,6 +101,43 @@ def hosts(count: int, folder: Path, rate: str = "") -> Generator[list[Host]]:
             made.append(Host(name, address, psutil.Process(pid), switch))
             _connect(made[-1], rate)
         yield made
+
+
+@contextmanager
+def training(
+    on: Sequence[Host], folder: Path, *arguments: str | Path, ranks: int = 1, options: Sequence[str] = ()
+) -> Generator[list[subprocess.Popen[bytes]]]:
+    """Train the digits example on the hosts as the documentation says: the same command on each.
+
+    Args:
+        on: the hosts; the first is where all meet.
+        folder: the run's folder comes into `runs` in it, and what each host says into a file of the host's name.
+        arguments: further ones of `graphpipe train`.
+        ranks: on each host.
+        options: further ones of torchrun; they count more than these here.
+    """
+    where = ["--nnodes", str(len(on)), "--nproc-per-node", str(ranks)]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{on[0].address}:{PORT}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *where, *meeting, *options, "-m", "graphpipe", "train"]
+    command += [DIGITS, "plan.costs=estimate", f"run.directory={folder / 'runs'}", *arguments]
+    agents = [host.start(command, folder / f"{host.name}.txt") for host in on]
+    try:
+        yield agents
+    finally:
+        # What still runs ends with its host.
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+
+
+def wait(agents: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    """Wait until all have ended, and return how.
+
+    Raises:
+        TimeoutExpired: one has not.
+    """
+    end = time.monotonic() + seconds
+    return [agent.wait(max(0.0, end - time.monotonic())) for agent in agents]
 
 
 def why_not() -> str:
@@ -173,14 +203,3 @@ def _namespace(pid: int) -> str:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return ""
-
-
-@contextmanager
-def stop(agents: Sequence[subprocess.Popen]) -> Generator[None]:
-    """Let go in the end of what was started on hosts; what still runs there ends with its host."""
-    try:
-        yield
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.wait()

@@ -4,14 +4,13 @@ import importlib
 import json
 import subprocess
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 import pytest
 import torch
-from run_hosts import ROOT, Host, hosts, stop, why_not
+from run_hosts import DIGITS, hosts, training, wait, why_not
 from safetensors.torch import load_file
 
 import graphpipe as gp
@@ -24,8 +23,7 @@ from graphpipe.run.train import WEIGHTS, train
 pytest.importorskip("sklearn", reason="the digits come from scikit-learn: pip install graphpipe-torch[demo]")
 pytestmark = pytest.mark.skipif(bool(WHY := why_not()), reason=WHY)
 
-BATCH, LIMIT_SECONDS = 128, 15
-DIGITS = ROOT / "examples" / "digits.toml"
+BATCH, LIMIT = 128, "run.timeout_seconds=15"
 CLUSTER = """
 cores_per_node = 1
 intra_node = { latency = "50 us", bandwidth = "1.5 GB/s" }
@@ -55,24 +53,6 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return plan
 
 
-@contextmanager
-def training(
-    on: Sequence[Host], folder: Path, *settings: str | Path, options: Sequence[str] = ()
-) -> Generator[list[subprocess.Popen]]:
-    """Train the digits example on the hosts, a rank on each, into folder/runs; what each says is in a file."""
-    limit = f"run.timeout_seconds={LIMIT_SECONDS}"
-    arguments = [DIGITS, "plan.costs=estimate", limit, f"run.directory={folder / 'runs'}", *settings]
-    agents = [host.torchrun(on, 1, arguments, folder / f"{host.name}.txt", *options) for host in on]
-    with stop(agents):
-        yield agents
-
-
-def wait(agents: Sequence[subprocess.Popen], seconds: float) -> list[int]:
-    """Wait until all have ended, and return how."""
-    end = time.monotonic() + seconds
-    return [agent.wait(max(0.0, end - time.monotonic())) for agent in agents]
-
-
 def steps(run: Path) -> list[dict[str, float]]:
     log = run / "metrics.jsonl"
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
@@ -99,7 +79,7 @@ def test_a_plan_for_a_slow_link_is_faster_on_it_and_both_train_as_on_one_host(pl
     for name, file in files.items():
         folder = tmp_path / name
         folder.mkdir()
-        with hosts(2, folder, "10mbit") as on, training(on, folder, "--plan", file, "train.steps=3") as agents:
+        with hosts(2, folder, "10mbit") as on, training(on, folder, "--plan", file, LIMIT, "train.steps=3") as agents:
             assert wait(agents, 150) == [0, 0], [(folder / f"{host.name}.txt").read_text() for host in on]
             assert [host.running() for host in on] == [[], []]
         run = folder / "runs" / "digits-1"
@@ -112,7 +92,7 @@ def test_a_plan_for_a_slow_link_is_faster_on_it_and_both_train_as_on_one_host(pl
 
 def test_a_host_that_is_cut_off_ends_the_training_of_four(plan, tmp_path: Path) -> None:
     file, run = plan(4, "100 Mb/s"), tmp_path / "runs" / "digits-1"
-    more = ["--plan", file, "train.epochs=1000", "train.checkpoint_every=2"]
+    more = ["--plan", file, LIMIT, "train.epochs=1000", "train.checkpoint_every=2"]
     with hosts(4, tmp_path, "100mbit") as on, training(on, tmp_path, *more) as agents:
         wait_for_checkpoint(run, agents)
         on[2].cut_off()
@@ -137,7 +117,7 @@ def test_the_hosts_that_are_left_go_on(plan, tmp_path: Path, monkeypatch: pytest
     cluster = plan(2, "100 Mb/s").with_suffix(".toml")
     soon = "keep_alive_interval=1,last_call_timeout=2"
     options = ["--nnodes", "1:2", "--rdzv-id", "job", "--max-restarts", "2", "--rdzv-conf", soon]
-    more = ["--elastic", f"cluster={cluster}", "train.steps=100", "train.checkpoint_every=2"]
+    more = ["--elastic", LIMIT, f"cluster={cluster}", "train.steps=100", "train.checkpoint_every=2"]
     with hosts(2, tmp_path, "100mbit") as on, training(on, tmp_path, *more, options=options) as agents:
         wait_for_checkpoint(run, agents)
         on[1].cut_off()
@@ -154,7 +134,7 @@ def test_the_hosts_that_are_left_go_on(plan, tmp_path: Path, monkeypatch: pytest
         assert on[1].running() == []
 
 
-def wait_for_checkpoint(run: Path, agents: Sequence[subprocess.Popen]) -> None:
+def wait_for_checkpoint(run: Path, agents: Sequence[subprocess.Popen[bytes]]) -> None:
     end = time.monotonic() + 100
     while not list((run / "checkpoints").glob("step-*[0-9]")):
         assert time.monotonic() < end, "no checkpoint was made"
