@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format docs bench clean
 
 demo: $(READY)
 	$(BIN)/graphpipe train examples/digits.toml
@@ -20,6 +20,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation site, warnings as errors, into build/site.
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 bench: $(READY)
 	$(BIN)/python -m bench

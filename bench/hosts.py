@@ -64,10 +64,10 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"megabits_per_second": megabits}
         for name, plan in plans.items():
             found = replace(plan, cluster=limited, prediction=None)
-            row[f"{name}_stages"] = [
-                f"{stage.ops[0]} .. {stage.ops[-1]} on {', '.join(limited.devices[each].name for each in stage.devices)}"
+            row[f"{name}_stages"] = {
+                f"{stage.ops[0]} .. {stage.ops[-1]}": [limited.devices[device].name for device in stage.devices]
                 for stage in plan.stages
-            ]
+            }
             row[f"{name}_predicted_seconds"] = gp.simulate(found).step_seconds
             row[f"{name}_measured_seconds"] = step_seconds(found, folder / f"{name}-{megabits}", megabits)
         row["times_as_fast"] = row["unaware_measured_seconds"] / row["aware_measured_seconds"]

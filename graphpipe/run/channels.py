@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch import Tensor
 
+from graphpipe.run.agreement import Agreement
 from graphpipe.run.world import World
 
 
@@ -25,7 +26,7 @@ class Message:
             PeerLost, PeerStalled: it never will.
         """
         if self.work is not None:
-            with self.world.losing(self.peer):
+            with self.world.waiting_for(self.peer):
                 self.work.wait()
             self.work = None  # torch's handle keeps the connection open
 
@@ -40,18 +41,20 @@ class Channels:
 
     world: World
     sending: list[Message] = field(default_factory=list[Message])
+    agreement: Agreement | None = None
+    """Under way; None once it is settled."""
 
     def send(self, rows: Tensor, peer: int) -> None:
         """Start sending `rows` to rank `peer`."""
         rows = rows.contiguous()
-        with self.world.losing(peer):
+        with self.world.waiting_for(peer):
             work = dist.isend(rows, peer, group=self.world.everyone)
         self.sending.append(Message(work, rows, peer, self.world))
 
     def receive(self, rows: Tensor, peer: int) -> Message:
         """Start receiving from rank `peer` into `rows`, which must be contiguous."""
         assert rows.is_contiguous()
-        with self.world.losing(peer):
+        with self.world.waiting_for(peer):
             return Message(dist.irecv(rows, peer, group=self.world.everyone), rows, peer, self.world)
 
     def drain(self) -> None:
@@ -59,3 +62,19 @@ class Channels:
         for message in self.sending:
             message.wait()
         self.sending.clear()
+
+    def forget(self) -> None:
+        """Let go of all messages: a handle keeps its connection open."""
+        self.sending.clear()
+        self.agreement = None
+
+    def settle(self) -> None:
+        """Wait until it is known that all ranks mean the same mini-batch, before the first message of a step.
+
+        Raises:
+            InvalidInput: they do not.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        agreement, self.agreement = self.agreement, None
+        if agreement is not None:
+            agreement.settle()

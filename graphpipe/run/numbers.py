@@ -41,10 +41,7 @@ class Numbers:
         """
         if not self._by_messages:
             return
-        with self.world.losing("another rank"):
-            for _, work in self._leaving:
-                work.wait()  # Taken long ago: the receiver has gone on since.
-            self._leaving.clear()
+        with self.world.waiting_for(None):
             for rank in self._others if self.world.rank == self.root else [self.root]:
                 tensor = torch.empty(self.count, dtype=torch.float64)
                 self._arriving[rank] = tensor, _some(dist.irecv(tensor, rank, group=self.world.everyone, tag=_TAG))
@@ -66,9 +63,11 @@ class Numbers:
             tensor = torch.stack([given[rank] for rank in range(self.world.size)]).sum(dim=0)
             for rank in self._others:
                 self._send(tensor, rank)
+            self._finish()
         else:
             self._send(tensor, self.root)
             tensor = self._take(self.root)
+            self._finish()
         return tensor.tolist()
 
     def forget(self) -> None:
@@ -85,15 +84,23 @@ class Numbers:
         return [rank for rank in range(self.world.size) if rank != self.root]
 
     def _send(self, tensor: Tensor, rank: int) -> None:
-        with self.world.losing("another rank"):
+        with self.world.waiting_for(None):
             work = dist.isend(tensor, rank, group=self.world.everyone, tag=_TAG)
         self._leaving.append((tensor, _some(work)))
+
+    def _finish(self) -> None:
+        # The other side has been ready since its step began. A message that ends after torch's profiler has stopped,
+        # but began before, crashes the process.
+        with self.world.waiting_for(None):
+            for _, work in self._leaving:
+                work.wait()
+        self._leaving.clear()
 
     def _take(self, rank: int) -> Tensor:
         tensor, work = self._arriving.pop(rank)
         # The root waits for everyone, and the others for it: it may not be the one that is gone.
         known = self.world.rank == self.root
-        with self.world.losing(rank if known else "another rank"):
+        with self.world.waiting_for(rank if known else None):
             work.wait()
         return tensor
 

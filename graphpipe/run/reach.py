@@ -7,6 +7,7 @@ as the host runs and its cable is in, the system answers whoever knocks, be the 
 
 import os
 import socket
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -25,18 +26,22 @@ Place = tuple[str, int]
 class Reach:
     """This host's socket, and where those of the others are. Empty among the ranks of one machine."""
 
+    address: str = ""
+    """By which this host meets the others."""
     listener: socket.socket | None = None
-    hosts: dict[str, Place] = field(default_factory=dict[str, Place])
-    """Of the other hosts, by name."""
+    hosts: dict[Place, str] = field(default_factory=dict[Place, str])
+    """The names of the other hosts, by where they listen."""
 
     @staticmethod
     def open() -> "Reach":
         """Listen, on the first rank of a host, at the address by which it meets the others."""
         address = own_address(os.environ.get("MASTER_ADDR", "localhost"))
-        if os.environ.get("LOCAL_RANK") != "0" or not address or _is_loopback(address):
+        if not address or ip_address(address).is_loopback:
             return Reach()
+        if os.environ.get("LOCAL_RANK") != "0":
+            return Reach(address)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return Reach(socket.create_server((address, 0), family=family, backlog=_KNOCKS))
+        return Reach(address, socket.create_server((address, 0), family=family, backlog=_KNOCKS))
 
     @property
     def place(self) -> Place | None:
@@ -46,13 +51,17 @@ class Reach:
         address, port, *_ = self.listener.getsockname()
         return address, port
 
+    def learn(self, hosts: Mapping[Place, str]) -> None:
+        """Take in the names of all hosts, by where they listen."""
+        self.hosts = {place: host for place, host in hosts.items() if place[0] != self.address}
+
     def lost(self) -> list[str]:
         """Return the hosts that do not answer now."""
         if not self.hosts:
             return []
         with ThreadPoolExecutor(len(self.hosts)) as pool:
-            answers = pool.map(_answers, self.hosts.values())
-            return [host for host, answer in zip(self.hosts, answers, strict=True) if not answer]
+            answers = pool.map(_answers, self.hosts)
+            return [host for host, answer in zip(self.hosts.values(), answers, strict=True) if not answer]
 
     def verdict(self) -> str:
         """Return which hosts do not answer, to be put at the end of a sentence; nothing if all do."""
@@ -66,10 +75,6 @@ class Reach:
         if self.listener is not None:
             self.listener.close()
             self.listener = None
-
-
-def _is_loopback(address: str) -> bool:
-    return ip_address(address).is_loopback
 
 
 def _answers(place: Place) -> bool:

@@ -50,6 +50,10 @@ class World:
         if len(key) > 1 and key not in self.groups:
             self.groups[key] = _new_group(list(key), self.timeout, self.backend)
 
+    def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Return the group of these ranks, which `open_group` has made."""
+        return self.groups[tuple(sorted(set(ranks)))]
+
     def sum(self, tensor: Tensor, ranks: Sequence[int] | None = None) -> None:
         """Replace `tensor` by its sum over `ranks` (None: all), in place."""
         with self._group(ranks) as group:
@@ -101,11 +105,16 @@ class World:
         self.everyone = None
         self.reach.close()
 
-    def losing(self, peer: int | str) -> AbstractContextManager[None]:
-        """Return a block in which a loss of that rank, or of whoever is meant, becomes PeerLost or PeerStalled."""
-        if isinstance(peer, str):
-            return translate_loss(peer, verdict=self.reach.verdict)
-        return translate_loss(f"rank {peer}", self.about(peer), self.reach.verdict)
+    def waiting_for(self, ranks: int | Sequence[int] | None) -> AbstractContextManager[None]:
+        """Return what to be inside of where one rank, some of several, or any (None) is waited for.
+
+        Their loss is PeerLost or PeerStalled there.
+        """
+        if ranks is None:
+            return translate_loss("another rank", verdict=self.reach.verdict)
+        if isinstance(ranks, int):
+            return translate_loss(f"rank {ranks}", self.about(ranks), self.reach.verdict)
+        return translate_loss(f"one of ranks {sorted(set(ranks))}", verdict=self.reach.verdict)
 
     @contextmanager
     def closing_on_error(self) -> Generator[None]:
@@ -119,7 +128,7 @@ class World:
     @contextmanager
     def _group(self, ranks: Sequence[int] | None) -> Generator[dist.ProcessGroup | None]:
         group = self.everyone if ranks is None else self.groups.get(tuple(sorted(set(ranks))))
-        with self.losing("another rank" if ranks is None else f"one of ranks {sorted(set(ranks))}"):
+        with self.waiting_for(ranks):
             yield group
 
 

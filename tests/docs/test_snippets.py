@@ -1,60 +1,113 @@
-"""Every command and snippet of the documentation works as written, page by page in an empty folder.
+"""Every command and snippet of README and documentation works as written, page by page in an empty folder.
 
-A block with `title="FILE"` is written to that file; bash and python blocks run in order. `not-run="REASON"` marks
-commands that need what a test has not: of those, the verb after `graphpipe` must be one.
+A block with `title="FILE"` is written to that file; bash and python blocks run in order, all python of a page in one
+session at its end. `not-run="REASON"` marks commands that need what a test has not: the product's own parser must take
+their arguments. `text` is a synopsis, which the parser must take too, `console` what a command prints.
 """
 
 import os
 import re
 import shlex
-import shutil
+import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from docs_shell import ROOT, prepare, warm
 
-from graphpipe.cli.main import VERBS
+from graphpipe.cli.main import make_parser
 
-ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if BLOCK.search(page.read_text()))
-NOT_RUN = {"needs two hosts", "needs SLURM"}
-
-
-def run(command: list[str], folder: Path) -> None:
-    graphpipe = folder / "bin" / "graphpipe"
-    graphpipe.parent.mkdir(exist_ok=True)
-    graphpipe.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m graphpipe "$@"\n')
-    graphpipe.chmod(0o755)
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}:{folder}",
-        "PATH": f"{graphpipe.parent}:{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^\s*(```|~~~)", re.MULTILINE)
+PAGES = sorted(page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if FENCE.search(page.read_text()))
+NOT_RUN = {"needs two hosts", "needs SLURM", "makes its environment"}
+SECONDS = 200
 
 
-@pytest.mark.timeout(400)  # a page runs several commands, each a process of its own
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
-def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    for language, options, body in BLOCK.findall(page.read_text()):
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 0, f"{command[-1]}\n{out}\n{err}"
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_works_as_written(page: Path, server: str, tmp_path: Path) -> None:
+    environment = prepare(tmp_path, server)
+    text = page.read_text()
+    blocks = BLOCK.findall(text)
+    assert 2 * len(blocks) == len(FENCE.findall(text)), "a block without a language"
+    session: list[str] = []
+    for language, options, body in blocks:
         if reason := re.search(r'not-run="([^"]*)"', options):
+            assert language == "bash"
             assert reason[1] in NOT_RUN
-            if "-m graphpipe" in body:
-                assert shlex.split(body.split("-m graphpipe")[1])[0] in VERBS
+            check_commands(body)
         elif title := re.search(r'title="([^"]*)"', options):
             (tmp_path / title[1]).write_text(body)
+        elif language == "text":
+            check_commands(body)
         elif language == "bash":
-            run(["bash", "-euc", body], tmp_path)
+            run(["bash", "-euc", body], tmp_path, environment)
+        elif language == "python":
+            session.append(body)
         else:
-            assert language == "python", f"{page}: a block of {language} is neither run nor written to a file"
-            run([sys.executable, "-c", body], tmp_path)
+            assert language == "console", f"a block of {language} is neither run nor written to a file"
+    if session:
+        run(warm(server, "python", "-c", "\n".join(session)), tmp_path, environment)
 
 
-def test_the_slurm_script_is_bash_and_starts_training() -> None:
-    script = ROOT / "examples" / "slurm" / "train.sbatch"
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    assert shlex.split(script.read_text().split("-m graphpipe")[1])[0] == "train"
+def check_commands(body: str) -> None:
+    """Check commands without running them: a synopsis is read with all that is optional, and the first alternative."""
+    for line in body.replace("\\\n", " ").splitlines():
+        words = [re.sub(r"\|\S*$", "", word) for word in shlex.split(line, comments=True)]
+        words = [re.sub(r"^[A-Z]$", "1", word.strip("[]")) for word in words if word.strip("[]") != "..."]
+        while words and re.match(r"[A-Z_]+=", words[0]):  # a variable of the command's environment
+            words.pop(0)
+        if words:
+            check_command(words)
+
+
+def check_command(words: list[str]) -> None:
+    match words:
+        case ["make", *targets]:
+            assert set(targets) <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        case ["sbatch", script, *rest]:
+            batch = (ROOT / script).read_text().split("-m graphpipe")[1].splitlines()[0]
+            check_verb(shlex.split(batch.replace('"$@"', shlex.join(rest))))
+        case ["torchrun", *rest]:
+            check_verb(rest[rest.index("graphpipe") + 1 :])
+        case ["graphpipe", *rest]:
+            check_verb(rest)
+        case _:
+            assert words == ["source", ".venv/bin/activate"], f"what is {words}?"
+
+
+def check_verb(words: list[str]) -> None:
+    _, rest = make_parser().parse_known_args(words)  # SystemExit where it refuses
+    assert all("=" in word and word[0] != "-" for word in rest), f"{rest} in {words}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["graphpipe plan", "graphpipe plna mmt", "make demo tset", "graphpipe report -o", "torchrun -m graphpipe train"],
+)
+def test_what_is_wrong_in_a_command_that_is_not_run_is_found(line: str) -> None:
+    with pytest.raises((AssertionError, SystemExit)):
+        check_commands(line)
+
+
+def test_the_slurm_script_is_bash() -> None:
+    subprocess.run(["bash", "-n", str(ROOT / "examples" / "slurm" / "train.sbatch")], check=True)

@@ -1,0 +1,44 @@
+"""Numbers added up at the end of a step: the same sums on every rank, whoever comes last."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from run_numbers import STEPS, add_up
+from run_ranks import run_ranks, values
+
+from graphpipe.run.losses import is_exact, sum_of
+from graphpipe.run.numbers import Numbers
+from graphpipe.run.world import join
+
+
+@pytest.mark.parametrize("root", [0, 2])
+def test_every_rank_gets_the_sums_of_its_step(root: int, tmp_path: Path) -> None:
+    for sums in values(run_ranks(add_up, 3, tmp_path, root)):
+        assert sums == [[3.0, 0.1 * step + 0.1 * step + 0.1 * step] for step in range(STEPS)]
+
+
+def test_one_rank_alone_has_its_own_numbers() -> None:
+    numbers = Numbers(join("cpu", 30), count=2, root=0)
+    numbers.expect()
+    assert numbers.add_up([1.5, 2.5]) == [1.5, 2.5]
+
+
+def test_a_sum_is_finite_if_all_it_adds_is() -> None:
+    good = torch.randn(50, 3)
+    for spoilt in (float("nan"), float("inf"), -float("inf")):
+        bad = good.clone()
+        bad[17, 1] = spoilt
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            assert torch.isfinite(sum_of(good.to(dtype)))
+            assert not torch.isfinite(sum_of(bad.to(dtype)))
+        assert not torch.isfinite(sum_of(torch.complex(good, bad)))
+    assert torch.isfinite(sum_of(torch.full((100,), 60000.0, dtype=torch.float16)))  # their sum in float16 is infinite
+    assert torch.isfinite(sum_of(torch.complex(good, good)))
+
+
+def test_what_has_no_fractions_needs_no_look() -> None:
+    assert is_exact(torch.arange(3))
+    assert is_exact(torch.tensor([True]))
+    assert not is_exact(torch.zeros(1))
+    assert not is_exact(torch.zeros(1, dtype=torch.complex64))
