@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -192,12 +193,14 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         with translate_loss("the rank at MASTER_ADDR"):
             host = os.environ["MASTER_ADDR"]
             stay_on_the_way_to(host)
+            rank = int(os.environ["RANK"])
             if is_address(host) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-                rank = int(os.environ["RANK"])
-                store = bound_store(rank, host, int(os.environ["MASTER_PORT"]), timeout)
-                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+                store: dist.Store = bound_store(rank, host, int(os.environ["MASTER_PORT"]), timeout)
             else:
-                dist.init_process_group(backend, timeout=timeout)
+                store = next(dist.rendezvous("env://", timeout=timeout))[0]
+            # An agent's store outlives this world: the next world of these ranks must not meet in this one's traces.
+            own = dist.PrefixStore(f"world{next(_WORLDS)}", store)
+            dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -235,5 +238,6 @@ def translate_loss(peer: str, about: str = "", verdict: Callable[[], str] = _not
         raise
 
 
+_WORLDS = count()
 _LOOK = "Look at that rank's own message: it came first."
 _SIGNS_OF_LOSS = ("connection", "broken pipe", "remote process", "socket", "peer")

@@ -1,131 +1,47 @@
-"""Hosts on one machine: each has namespaces of its own (network, processes, name), a bridge joins their links.
+"""What runs on the hosts of `run_namespaces`: torchrun with the same words on each, as the documentation says."""
 
-    pipe from here -> host0: cat      eth0 10.77.0.1 --(tbf)--+
-    pipe from here -> host1: cat      eth0 10.77.0.2 --(tbf)--+-- bridge   (switch: cat, in a network namespace too)
-
-Every namespace lives as long as its first process, which reads a pipe that only this process can write to: when the
-block ends, or this process is killed, the pipe closes, and the kernel ends all that runs on the host and removes its
-link. Everything is in a user namespace: nothing of it needs root, and nothing of it is seen outside.
-"""
-
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import psutil
+from run_namespaces import Host
 
-ROOT = Path(__file__).parents[2]
-DIGITS = ROOT / "examples" / "digits.toml"
-TOOLS = ("unshare", "nsenter", "ip", "tc")
-PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-_SETUP = (
-    "if [ -e /etc/resolv.conf ]; then mount --bind /dev/null /etc/resolv.conf; fi",  # Nobody answers for names.
-    "echo 5 > /proc/sys/net/ipv4/tcp_retries2",  # An unanswered connection ends after some 15 s, not 15 minutes.
-    "ip link set lo up",
-)
-PORT = 29_500
+from graphpipe.plan import Plan
+from graphpipe.run.config_file import read_config
+from graphpipe.run.train import CONFIG, PLAN, work
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.toml"
+TRAIN = ("graphpipe", "train", DIGITS, "plan.costs=estimate")
+"""The digits example; the costs need no measuring where the plan is given."""
+TRAIN_EACH = ("graphpipe.run.entry", "run_hosts:train_each")
+_PORT = 29_500
 """Where the agents meet: every network has all its ports free."""
 
 
-@dataclass(frozen=True)
-class Host:
-    """One of the hosts; `hosts` makes them."""
-
-    name: str
-    address: str
-    process: psutil.Process
-    """The first of its processes, which the others do not outlive."""
-    switch: int
-    """The process that holds the network that joins the hosts."""
-
-    def start(self, command: Sequence[str | Path], said: Path) -> subprocess.Popen[bytes]:
-        """Start a command on the host; what it says goes to a file."""
-        with said.open("w") as file:
-            return subprocess.Popen(
-                [*_enter(self.process.pid, "--uts", "--mount", "--pid"), *command],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-
-    def cut_off(self) -> None:
-        """Take the host's cable out."""
-        _run([*_enter(self.switch), "ip", "link", "set", self.name, "down"])
-
-    def join_again(self) -> None:
-        """Put it back."""
-        _run([*_enter(self.switch), "ip", "link", "set", self.name, "up"])
-
-    def running(self) -> list[psutil.Process]:
-        """Return the processes on the host besides its first."""
-        inside = _namespace(self.process.pid)
-        others = [process for process in psutil.process_iter() if process.pid != self.process.pid]
-        return [process for process in others if _namespace(process.pid) == inside]
-
-
 @contextmanager
-def hosts(count: int, folder: Path, rate: str = "") -> Generator[list[Host]]:
-    """Make hosts named host0, host1, ..., which are gone after the block.
-
-    Args:
-        count: how many.
-        folder: for a file with their names and addresses.
-        rate: of every host's link, in both directions, as `tc` writes it (`100mbit`); by default it has no limit.
-    """
-    addresses = {f"host{number}": f"10.77.0.{number + 1}" for number in range(count)}
-    names = folder / "hosts"
-    names.write_text(
-        "".join(f"{address} {name}\n" for name, address in ({"localhost": "127.0.0.1"} | addresses).items())
-    )
-    with ExitStack() as stack:
-        switch = stack.enter_context(
-            _held(
-                ["unshare", "--user", "--map-root-user", "--net"],
-                ["ip link add bridge type bridge", "ip link set bridge up"],
-            )
-        )
-        made = []
-        for name, address in addresses.items():
-            apart = ["--net", "--uts", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
-            setup = [f"hostname {name}", f"mount --bind {names} /etc/hosts", *_SETUP]
-            pid = stack.enter_context(_held([*_enter(switch), "unshare", *apart], setup))
-            made.append(Host(name, address, psutil.Process(pid), switch))
-            _connect(made[-1], rate)
-        yield made
-
-
-@contextmanager
-def training(
-    on: Sequence[Host], folder: Path, *arguments: str | Path, ranks: int = 1, options: Sequence[str] = ()
+def torchrun(
+    on: Sequence[Host], folder: Path, *words: str | Path, ranks: int = 1, options: Sequence[str] = ()
 ) -> Generator[list[subprocess.Popen[bytes]]]:
-    """Train the digits example on the hosts as the documentation says: the same command on each.
+    """Start a Python module on the hosts; what still runs after the block is killed.
 
     Args:
         on: the hosts; the first is where all meet.
-        folder: the run's folder comes into `runs` in it, and what each host says into a file of the host's name.
-        arguments: further ones of `graphpipe train`.
+        folder: what each host says comes into a file of the host's name.
+        words: the module and its arguments.
         ranks: on each host.
         options: further ones of torchrun; they count more than these here.
     """
     where = ["--nnodes", str(len(on)), "--nproc-per-node", str(ranks)]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{on[0].address}:{PORT}"]
-    command = [sys.executable, "-m", "torch.distributed.run", *where, *meeting, *options, "-m", "graphpipe", "train"]
-    command += [DIGITS, "plan.costs=estimate", f"run.directory={folder / 'runs'}", *arguments]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{on[0].address}:{_PORT}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *where, *meeting, *options, "-m", *words]
     agents = [host.start(command, folder / f"{host.name}.txt") for host in on]
     try:
         yield agents
     finally:
-        # What still runs ends with its host.
-        for agent in agents:
+        for agent in agents:  # What they started ends with its host.
             agent.kill()
             agent.wait()
 
@@ -140,66 +56,15 @@ def wait(agents: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]
     return [agent.wait(max(0.0, end - time.monotonic())) for agent in agents]
 
 
-def why_not() -> str:
-    """Return why there can be no hosts here; nothing if there can."""
-    missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
-    if missing:
-        return f"{', '.join(missing)} not installed (iproute2, util-linux)"
-    try:
-        with tempfile.TemporaryDirectory() as folder, hosts(1, Path(folder), "100mbit"):
-            return ""
-    except OSError as error:
-        return f"network namespaces are not permitted: {error}"
+def run_of(plan: Plan, folder: Path, *overrides: str) -> Path:
+    """Make the folder of a run of the digits example, and return it."""
+    folder.mkdir(parents=True)
+    read_config(DIGITS, overrides).save(folder / CONFIG)
+    plan.save(folder / PLAN)
+    return folder
 
 
-def _connect(host: Host, rate: str) -> None:
-    # A pair of virtual cards: one end stays at the bridge under the host's name, the other is the host's eth0.
-    host_end, limit = ["dev", "eth0"], ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "100ms"]
-    switch, inside = _enter(host.switch), _enter(host.process.pid)
-    add = ["ip", "link", "add", host.name, "type", "veth", "peer", "name", "eth0", "netns", str(host.process.pid)]
-    _run([*switch, *add])
-    _run([*switch, "ip", "link", "set", host.name, "master", "bridge", "up"])
-    _run([*inside, "ip", "address", "add", f"{host.address}/24", *host_end])
-    _run([*inside, "ip", "link", "set", *host_end, "up"])
-    if rate:
-        _run([*switch, "tc", "qdisc", "add", "dev", host.name, *limit])
-        _run([*inside, "tc", "qdisc", "add", *host_end, *limit])
-
-
-@contextmanager
-def _held(namespaces: Sequence[str], setup: Sequence[str]) -> Generator[int]:
-    # A process in new namespaces, and its process id here.
-    script = " && ".join([*setup, "echo ready", "exec cat"])
-    command = [*namespaces, "sh", "-c", script]
-    environment = {**os.environ, "PATH": PATH}
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, **pipes, text=True, env=environment) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        assert holder.stderr is not None
-        try:
-            if holder.stdout.readline() != "ready\n":
-                raise OSError(holder.stderr.read().strip())
-            # `unshare` with --fork stays outside as the parent of the first process inside.
-            inside = psutil.Process(holder.pid).children()
-            yield inside[0].pid if "--fork" in namespaces else holder.pid
-        finally:
-            holder.stdin.close()
-            holder.wait(timeout=20)
-
-
-def _enter(pid: int, *more: str) -> list[str]:
-    return ["nsenter", "--target", str(pid), "--user", "--preserve-credentials", "--net", *more, "--"]
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, env={**os.environ, "PATH": PATH}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
-
-
-def _namespace(pid: int) -> str:
-    try:
-        return str(Path(f"/proc/{pid}/ns/pid").readlink())
-    except OSError:
-        return ""
+def train_each(*folders: str) -> None:
+    """Do one run after the other, on every rank: their processes start once for all."""
+    for folder in folders:
+        work(folder)
