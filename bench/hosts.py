@@ -22,7 +22,9 @@ from graphpipe.run.task import load_task
 from graphpipe.run.train import LOG
 from graphpipe.run.train_log import read_log
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "run"))  # The ranks on the hosts come from there too.
+# Where hosts are made, for tests too.
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "run"))
 from run_hosts import DIGITS, TRAIN_EACH, run_of, torchrun, wait
 from run_namespaces import hosts, why_not
 

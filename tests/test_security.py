@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from listeners import listeners
 from safetensors import SafetensorError
 
 from graphpipe.costs import Cluster, CostTable
@@ -104,19 +105,12 @@ def test_a_run_stays_in_its_directory(name: str) -> None:
         RunSettings(name=name)
 
 
-def listening(port: int) -> set[str]:
-    """Return the addresses at which anybody on this machine listens at a port, as Linux writes them."""
-    rows = [line.split() for each in ("tcp", "tcp6") for line in Path(f"/proc/net/{each}").read_text().splitlines()[1:]]
-    ends = [row[1].split(":") for row in rows if row[3] == "0A"]
-    return {host for host, at in ends if int(at, 16) == port}
-
-
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
 def test_ranks_meet_at_the_address_they_are_given_and_no_other() -> None:
     with socket.create_server(("127.0.0.2", 0)) as probe:
         port = probe.getsockname()[1]
     store = bound_store(0, "127.0.0.2", port, timedelta(seconds=10))
-    assert listening(port) == {"0200007F"}
+    assert [str(each.address) for each in listeners() if each.port == port] == ["127.0.0.2"]
     other = bound_store(1, "127.0.0.2", port, timedelta(seconds=10))
     store.set("word", "here")
     assert other.get("word") == b"here"

@@ -154,7 +154,6 @@ def join(device: torch.device | str | None, timeout_seconds: float) -> World:
         _initialise("nccl" if place.type == "cuda" else "gloo", size, timeout)
     world = World(rank=dist.get_rank(), size=size, device=place, timeout=timeout, initialised_here=not ready)
     world.everyone = _new_group(list(range(size)), timeout, world.backend)
-    world.reach = Reach.open()
     return world
 
 

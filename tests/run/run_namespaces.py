@@ -13,14 +13,15 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from listeners import listeners
 
-_IMPORTED = f"{Path(__file__).parents[2]}{os.pathsep}{Path(__file__).parent}"
+_IMPORTED = os.pathsep.join(str(Path(__file__).parents[up]) for up in (2, 1, 0))
 _TOOLS = ("unshare", "nsenter", "ip", "tc")
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _SETUP = (
@@ -55,6 +56,12 @@ class Host:
     def cut_off(self) -> None:
         """Take the host's cable out."""
         _run([*_enter(self.switch), "ip", "link", "set", self.name, "down"])
+
+    def listening(self) -> set[str]:
+        """Return the addresses at which ranks listen, but not what started them."""
+        ranks = [process for process in self.running() if "torch.distributed.run" not in process.cmdline()]
+        sockets = {inode for process in ranks for inode in _sockets(process)}
+        return {str(each.address) for each in listeners(self.process.pid) if each.inode in sockets}
 
     def running(self) -> list[psutil.Process]:
         """Return the processes on the host besides its first."""
@@ -150,6 +157,14 @@ def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, env={**os.environ, "PATH": _PATH}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _sockets(process: psutil.Process) -> list[str]:
+    names: list[str] = []
+    for file in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # It has been closed since.
+            names.append(os.readlink(file))
+    return [name[len("socket:[") : -1] for name in names if name.startswith("socket:[")]
 
 
 def _namespace(pid: int) -> str:

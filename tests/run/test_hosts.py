@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from unbroken import unbroken
 
 import graphpipe as gp
+from graphpipe.run.checkpoint_export import CHECKPOINTS
 from graphpipe.run.config_file import read_config
 from graphpipe.run.recovery import read_recoveries
 from graphpipe.run.train import LOG, METRICS, WEIGHTS
@@ -24,7 +25,7 @@ pytest.importorskip("sklearn", reason="the digits come from scikit-learn: pip in
 pytestmark = pytest.mark.skipif(bool(WHY := why_not()), reason=WHY)
 
 BATCH = 64
-SIZE, LIMIT, CHECKPOINTS = f"train.batch_size={BATCH}", "run.timeout_seconds=10", "train.checkpoint_every=2"
+SIZE, LIMIT, SAVE = f"train.batch_size={BATCH}", "run.timeout_seconds=10", "train.checkpoint_every=2"
 CLUSTER = """
 cores_per_node = 1
 intra_node = { latency = "50 us", bandwidth = "1.5 GB/s" }
@@ -57,7 +58,7 @@ def alone(plans: Sequence[tuple[gp.Plan, int]], folder: Path) -> dict[str, torch
     """Train in this process by one plan after the other; return the weights."""
     # A sum of two is the same in any order: bit for bit.
     assert max(stage.degree for plan, _ in plans for stage in plan.stages) <= 2
-    return unbroken(read_config(DIGITS, [CHECKPOINTS, SIZE]), folder, plans)
+    return unbroken(read_config(DIGITS, [SAVE, SIZE]), folder, plans)
 
 
 def check_equal(weights: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
@@ -65,10 +66,10 @@ def check_equal(weights: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor
     assert [name for name, tensor in wanted.items() if not torch.equal(weights[name], tensor)] == []
 
 
-def wait_for_checkpoint(run: Path, agents: Sequence[subprocess.Popen[bytes]]) -> None:
+def wait_for(path: Path, agents: Sequence[subprocess.Popen[bytes]]) -> None:
     end = time.monotonic() + 150
-    while not list((run / "checkpoints").glob("step-*[0-9]")):
-        assert time.monotonic() < end, "no checkpoint was made"
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} was not made"
         assert [agent.poll() for agent in agents] == [None] * len(agents)
         time.sleep(0.1)
 
@@ -80,6 +81,8 @@ def test_two_hosts_train_like_one_and_faster_by_a_plan_that_knows_their_link(pla
     ]
     runs = {name: run_of(plan, tmp_path / name, LIMIT, SIZE, "train.steps=2") for name, plan in plans.items()}
     with hosts(2, tmp_path, "10mbit") as on, torchrun(on, tmp_path, *TRAIN_EACH, *runs.values()) as agents:
+        wait_for(runs["unaware"] / LOG, agents)
+        assert [host.listening() for host in on] == [{host.address} for host in on]
         assert wait(agents, 150) == [0, 0], [(tmp_path / f"{host.name}.txt").read_text() for host in on]
         assert [host.running() for host in on] == [[], []]
     for name, plan_of_run in plans.items():
@@ -97,11 +100,11 @@ def test_one_of_four_hosts_is_cut_off_and_the_others_go_on(
     first, run, steps = plan(4, "50 Mb/s", 8), tmp_path / "runs" / "digits-job", 8
     first.save(tmp_path / "plan.json")
     files = [f"cluster={tmp_path / 'cluster.toml'}", f"run.directory={run.parent}", "--plan", tmp_path / "plan.json"]
-    words = ["--elastic", *files, LIMIT, SIZE, CHECKPOINTS, "plan.micro_batch=8", f"train.steps={steps}"]
+    words = ["--elastic", *files, LIMIT, SIZE, SAVE, "plan.micro_batch=8", f"train.steps={steps}"]
     soon = "keep_alive_interval=1,last_call_timeout=3"
     options = ["--nnodes", "3:4", "--rdzv-id", "job", "--max-restarts", "2", "--rdzv-conf", soon]
     with hosts(4, tmp_path, "50mbit") as on, torchrun(on, tmp_path, *TRAIN, *words, options=options) as agents:
-        wait_for_checkpoint(run, agents)
+        wait_for(run / CHECKPOINTS / "step-00000002", agents)
         on[2].cut_off()
         start = time.monotonic()
         assert wait([agents[number] for number in (0, 1, 3)], 150) == [0, 0, 0]
