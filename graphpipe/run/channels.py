@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.run.agreement import Agreement
-from graphpipe.run.world import World, translate_loss
+from graphpipe.run.world import World
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Message:
             PeerLost, PeerStalled: it never will.
         """
         if self.work is not None:
-            with translate_loss(f"rank {self.peer}", self.world.about(self.peer)):
+            with self.world.waiting_for(self.peer):
                 self.work.wait()
             self.work = None  # torch's handle keeps the connection open
 
@@ -47,14 +47,14 @@ class Channels:
     def send(self, rows: Tensor, peer: int) -> None:
         """Start sending `rows` to rank `peer`."""
         rows = rows.contiguous()
-        with translate_loss(f"rank {peer}", self.world.about(peer)):
+        with self.world.waiting_for(peer):
             work = dist.isend(rows, peer, group=self.world.everyone)
         self.sending.append(Message(work, rows, peer, self.world))
 
     def receive(self, rows: Tensor, peer: int) -> Message:
         """Start receiving from rank `peer` into `rows`, which must be contiguous."""
         assert rows.is_contiguous()
-        with translate_loss(f"rank {peer}", self.world.about(peer)):
+        with self.world.waiting_for(peer):
             return Message(dist.irecv(rows, peer, group=self.world.everyone), rows, peer, self.world)
 
     def drain(self) -> None:

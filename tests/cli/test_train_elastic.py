@@ -1,7 +1,6 @@
 """`graphpipe train --elastic` and `--fault`: a run that loses ranks equals an unbroken one with the same plans."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -9,11 +8,10 @@ import pytest
 import torch
 from cli_cases import Run, torchrun
 from safetensors.torch import load_file
+from unbroken import unbroken
 
 from graphpipe.plan import Plan
-from graphpipe.run import train as training
 from graphpipe.run.checkpoint_folder import find
-from graphpipe.run.task import load_task
 from graphpipe.run.train_config import TrainConfig
 
 STAGES = {
@@ -35,18 +33,6 @@ def planned(run: Run, config: Path) -> Path:
     words = ("plan", "tiny.py:model", "--cluster", "local:3", "--batch", 16, "--stages", "stages.json")
     assert run(*words, "-o", "plan.json").code == 0
     return config
-
-
-def unbroken(folder: Path, plans: list[tuple[Plan, int]]) -> dict[str, torch.Tensor]:
-    """Train in this process by one plan after the other, each to its last step; return the weights."""
-    config = TrainConfig.load("runs/tiny-1/config.json")
-    torch.set_num_threads(1)
-    folder.mkdir()
-    for number, (plan, last) in enumerate(plans):
-        part = replace(config, train=replace(config.train, steps=last, faults=()))
-        task = load_task(config.task, config.folder, config.train.seed)
-        assert training.train(part, task, plan, folder, resume=number > 0) is not None
-    return load_file(folder / training.WEIGHTS)
 
 
 @pytest.mark.timeout(240)  # four times as long as on a machine that does much else
@@ -74,7 +60,8 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
     first, second, third = (Plan.load(name) for name in ("plan.json", folder / "plan-2.json", folder / "plan-3.json"))
     assert first.stages == third.stages
     assert [device.name for device in second.cluster.devices] == ["node0/cpu-0", "node0/cpu-2"]
-    wanted = unbroken(tmp_path / "unbroken", [(first, 2), (second, back["step"]), (third, 8)])
+    plans = [(first, 2), (second, back["step"]), (third, 8)]
+    wanted = unbroken(TrainConfig.load(folder / "config.json"), tmp_path / "unbroken", plans)
     found = load_file(folder / "model.safetensors")
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
