@@ -57,8 +57,8 @@ DIFFERENCES = (
     "simulated devices do. The ratio of the steps is the ratio of the work (seconds that all devices compute, which "
     "larger micro-batches shorten) times that of the shares of time in which they work (the rest is waiting: warm-up, "
     "drain, uneven stages, messages, all-reduce). The last column is how much of its time our `pipedream` would have "
-    "to wait for the published ratio. Where it is more than it waits, the published baseline fills its devices worse than "
-    "ours, or ran smaller mini-batches; where it is less, better. No parameter here was fitted to either."
+    "to wait for the published ratio. Where it is more than it waits, the published baseline fills its devices worse "
+    "than ours, or ran smaller mini-batches; where it is less, better. No parameter here was fitted to either."
 )
 
 
