@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-Step = Callable[[], object]
+Step = Callable[[], Any]
 
 
 def alternate(steps: Mapping[str, Step], *, warmup: int, repeats: int) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -187,25 +188,36 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         ) from None
 
 
-@contextmanager
-def translate_loss(peer: str, about: str = "") -> Generator[None]:
-    """Turn what torch.distributed raises when a peer goes away into PeerLost or PeerStalled.
+def translate_loss(peer: str, about: str = "") -> "Waiting":
+    """Return what turns what torch.distributed raises inside when a peer goes away into PeerLost or PeerStalled.
 
     Args:
-        peer: who was waited for, as the subject of the sentence.
+        peer: who is waited for, as the subject of the sentence.
         about: what else is known of it, for the end of the sentence.
     """
-    try:
-        yield
-    except RuntimeError as error:
+    return Waiting(peer, about)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """See `translate_loss`. A class, because a generator's context takes longer, and is around every message."""
+
+    peer: str
+    about: str
+
+    def __enter__(self) -> None:
+        """Begin to wait."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Raise what an error of torch means."""
+        if not isinstance(error, RuntimeError) or isinstance(error, GraphPipeError):
+            return
         text = str(error).lower()
-        if isinstance(error, GraphPipeError):
-            raise
         if "timed out" in text or "timeout" in text:
-            raise PeerStalled(f"{peer} did not answer within the time limit{about}", remedy=_LOOK) from error
+            what = f"{self.peer} did not answer within the time limit{self.about}"
+            raise PeerStalled(what, remedy=_LOOK) from error
         if any(sign in text for sign in _SIGNS_OF_LOSS):
-            raise PeerLost(f"{peer} died or closed its connection{about}", remedy=_LOOK) from error
-        raise
+            raise PeerLost(f"{self.peer} died or closed its connection{self.about}", remedy=_LOOK) from error
 
 
 _LOOK = "Look at that rank's own message: it came first."
