@@ -55,8 +55,8 @@ def device_of(tensor: Tensor) -> torch.device:
     return tensor.device
 
 
-def fake_twin(module: nn.Module, mode: AbstractContextManager[object]) -> nn.Module:
-    """Return a copy of `module` in training mode whose parameters and buffers are fake tensors of `mode`, on the CPU.
+def fake_twin(module: nn.Module, mode: AbstractContextManager[object], device: torch.device | str = "cpu") -> nn.Module:
+    """Return a copy of `module` in training mode whose parameters and buffers are fake tensors of `mode` on `device`.
 
     Raises:
         InvalidInput: a lazy parameter without a shape, or a module that cannot be copied.
@@ -67,7 +67,7 @@ def fake_twin(module: nn.Module, mode: AbstractContextManager[object]) -> nn.Mod
             remedy = "Run the model once, so that its lazy modules know their shapes."
             raise InvalidInput(f"parameter '{name}' has no shape yet", where="capture", remedy=remedy)
         with mode:
-            fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
             trainable = tensor.requires_grad
             memo[id(tensor)] = nn.Parameter(fake, trainable) if isinstance(tensor, nn.Parameter) else fake
     try:

@@ -10,23 +10,23 @@ from graphpipe.graph import Graph
 from graphpipe.model.capture import Captured, capture_again
 from graphpipe.model.dag_module import model_name
 from graphpipe.model.operators import own_tensors
-from graphpipe.model.program import StageProgram, ValueSpec
+from graphpipe.model.program import ValueSpec
 from graphpipe.model.stage_graph import stage_graph, stage_module
 from graphpipe.model.stage_program import ModuleStage
 from graphpipe.plan.plan import Plan, Stage
 
 
-def split(module: nn.Module, plan: Plan) -> tuple[StageProgram, ...]:
+def split(module: nn.Module, plan: Plan) -> tuple[ModuleStage, ...]:
     """Return one program per stage of `plan`, in order, that run `module`'s own submodules.
 
     Raises:
         InvalidInput: the plan's graph was not captured from a module, was captured from another model, does not
             have the edges that the model's values need, or calls a submodule with buffers in two stages.
     """
-    return build_stages(module, plan, _capture_for(module, plan.graph))
+    return build_stages(module, plan, capture_for(module, plan.graph))
 
 
-def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[StageProgram, ...]:
+def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[ModuleStage, ...]:
     """Return the stage programs from what `plan.graph` was made of.
 
     Raises:
@@ -41,7 +41,12 @@ def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[Sta
     return tuple(_build(module, captured, plan, number, where, crossing, names) for number in range(len(plan.stages)))
 
 
-def _capture_for(module: nn.Module, graph: Graph) -> Captured:
+def capture_for(module: nn.Module, graph: Graph) -> Captured:
+    """Return what `graph` was made of.
+
+    Raises:
+        InvalidInput: it was not captured from a module, or was captured from another model.
+    """
     if graph.origin is None:
         remedy = "Capture the model, and plan for the graph you get."
         raise InvalidInput(f"graph '{graph.name}' was not captured from a module", where="split", remedy=remedy)

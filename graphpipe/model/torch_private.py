@@ -12,6 +12,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -141,6 +142,11 @@ def profiling() -> bool:
 def running_node() -> Node | None:
     """Return the operation whose backward runs in this thread; None outside a backward."""
     return torch._C._current_autograd_node()
+
+
+def expect_gradients(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
+    """Let DDP reduce gradients in the next backward, which begins at `roots`; its own forward need not have run."""
+    ddp.reducer.prepare_for_backward(list(roots))
 
 
 def same_memory(one: Tensor, other: Tensor) -> bool:

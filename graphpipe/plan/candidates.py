@@ -22,9 +22,14 @@ class Candidates:
     missing: str = ""
 
     @property
+    def close(self) -> float:
+        """Seconds from which on a plan is not worth keeping."""
+        return _CLOSE * self.score(self.drafts[0]) if self.drafts else np.inf
+
+    @property
     def ceiling(self) -> float:
         """Seconds from which on a plan cannot become a finalist."""
-        return _CLOSE * self.score(self.drafts[0]) if self.drafts else np.inf
+        return min(self.close, self.score(self.drafts[-1])) if len(self.drafts) == FINALISTS else self.close
 
     def score(self, draft: Draft) -> float:
         """Return the seconds that the objective counts."""

@@ -18,7 +18,7 @@ sources to the sinks, with one array instead of one memo entry per device count:
 So the join shares a stage with the tails of any of its branches, and small branches ride along whole, which a
 recursion whose stages are themselves two-terminal subgraphs cannot express. Loads are fractions of
 what a stage may have, one row for time and (where memory is tight) one for memory; a stage fits when neither exceeds 1.
-All arrays have the shape [rows, degrees, settings, targets, devices + 1], so one walk answers every setting and target.
+All arrays have the shape [rows, degrees, devices + 1, settings, targets]: one walk answers every setting and target.
 """
 
 from dataclasses import dataclass
@@ -38,9 +38,9 @@ class _Step:
 
     before: Shares
     fits: Mask
-    """[degrees, settings, targets, devices + 1]: the open stage can close here."""
+    """[degrees, devices + 1, settings, targets]: the open stage can close here."""
     closed: Mask
-    """[settings, targets, devices + 1]: all before fits on m devices."""
+    """[devices + 1, settings, targets]: all before fits on m devices."""
     riding: Shares | None = None
     """Parallel: the loads with the whole block in the open stage."""
     branches: tuple["_Walk", ...] = ()
@@ -89,7 +89,9 @@ class Frontier:
         self._cuts = cuts
         settings, targets = loads.targets.shape
         self._degrees = [2**k for k in range(loads.seconds.shape[-1])]
-        self._shape = (loads.rows, len(self._degrees), settings, targets, devices + 1)
+        self._shape = (loads.rows, len(self._degrees), devices + 1, settings, targets)
+        self._monotone = loads.rows == 1 and loads.overlap
+        """More devices before it never make an open stage fuller: what can close on m devices can on more."""
         self._keep = True
         self._known: dict[object, _Walk] = {}
         self._by_class: dict[int, Shares] = {}
@@ -100,13 +102,13 @@ class Frontier:
         Nothing is kept for the way back: what no longer matters is freed at once, and its memory used again.
         """
         self._keep = False
-        return self._walk(self._tree).closed[..., -1]
+        return self._walk(self._tree).closed[-1]
 
     def partition(self, setting: int, target: int) -> list[ClosedStage]:
         """Return the stages, in topological order, for one setting and one target (positions) that is feasible."""
         walk = self._walk(self._tree)
         back = _WayBack(self._degrees, setting, target)
-        stages, tail = back.end(self._tree, walk, self._shape[-1] - 1, 0)
+        stages, tail = back.end(self._tree, walk, self._shape[2] - 1, 0)
         assert not tail, "the last stage is closed"
         return stages
 
@@ -168,20 +170,21 @@ class Frontier:
 
     def _step(self, load: Shares, cut: float) -> _Step:
         crossing = self._loads.of_cut(cut)
-        if self._loads.overlap:
-            fits = (_worst(load) <= SLACK) & (crossing <= SLACK)
-        else:
-            fits = (_worst(load) <= SLACK) & (load[0] + crossing <= SLACK)
-        # A stage that nothing has joined yet is closed already.
-        closed = (_worst(load) == 0.0).any(0)
+        fits = _worst(load) <= SLACK
+        if not self._loads.overlap:
+            fits &= load[0] + crossing <= SLACK
+        elif not (passes := crossing <= SLACK).all():
+            fits &= passes
+        # A stage that nothing has joined yet is closed already, whatever its degree would be.
+        closed = (load[:, 0] == 0.0).all(0)
         for k, degree in enumerate(self._degrees):
-            closed[..., degree:] |= fits[k, ..., :-degree]
-        return _Step(load, fits, np.logical_or.accumulate(closed, axis=-1))
+            closed[degree:] |= fits[k, :-degree]
+        return _Step(load, fits, closed if self._monotone else np.logical_or.accumulate(closed))
 
     def _opened(self, load: Shares, closed: Mask, cut: float) -> Shares:
         """Return the loads with an empty stage open wherever the open stage could close."""
         if not cut or self._loads.overlap:
-            return np.where(closed, Float(0), load)
+            return np.minimum(load, np.where(closed, Float(0), Float(np.inf)))
         arriving = np.zeros((self._shape[0], *self._loads.of_cut(cut).shape), Float)
         arriving[0] = self._loads.of_cut(cut)
         return np.where(closed, arriving, load)
@@ -191,10 +194,10 @@ class Frontier:
         best = np.full(self._shape, np.inf, Float)
         # Devices that leave the right side no less open than one device fewer does are wasted on it.
         useful = np.isfinite(right)
-        useful[..., 1:] &= right[..., 1:] != right[..., :-1]
-        for count in np.flatnonzero(useful.any(axis=(0, 1, 2, 3))):
-            total = left[..., : self._shape[-1] - count] + right[..., count : count + 1]
-            kept = best[..., count:]
+        useful[:, :, 1:] &= right[:, :, 1:] != right[:, :, :-1]
+        for count in np.flatnonzero(useful.any(axis=(0, 1, 3, 4))):
+            total = left[:, :, : self._shape[2] - count] + right[:, :, count : count + 1]
+            kept = best[:, :, count:]
             if self._shape[0] == 1:
                 np.minimum(kept, total, out=kept)
             else:
@@ -212,7 +215,7 @@ class _WayBack:
 
     def end(self, series: Series, walk: _Walk, devices: int, k: int) -> tuple[list[ClosedStage], tuple[str, ...]]:
         """Return the stages of a series on `devices`, and the operators of the stage left open at its end."""
-        if not walk.closed[self.setting, self.target, devices]:
+        if not walk.closed[devices, self.setting, self.target]:
             return self._inside(series, walk, devices, k)
         devices, k = self._chosen(walk.steps[-1], devices)
         stages, tail = self._inside(series, walk, devices, k)
@@ -227,7 +230,7 @@ class _WayBack:
             inner: list[ClosedStage] = []
             if isinstance(part, Leaf):
                 current.append(part.op)
-                if not step.closed[self.setting, self.target, devices]:
+                if not step.closed[devices, self.setting, self.target]:
                     continue
             elif self._rides(step, devices, k):
                 current.extend(reversed(part.ops))
@@ -253,7 +256,7 @@ class _WayBack:
     def _rides(self, step: _Step, devices: int, k: int) -> bool:
         assert step.riding is not None
         riding, merged = (
-            load[:, k, self.setting, self.target, devices].max() for load in (step.riding, step.merged[-1])
+            load[:, k, devices, self.setting, self.target].max() for load in (step.riding, step.merged[-1])
         )
         return bool(riding <= merged)
 
@@ -261,7 +264,7 @@ class _WayBack:
         """Return the closed stages of all branches, the operators left open, and the devices left upstream."""
         stages: list[ClosedStage] = []
         tails: list[str] = []
-        at = (slice(None), k, self.setting, self.target)
+        at = (slice(None), k, slice(None), self.setting, self.target)
         for branch, walk, before in zip(
             reversed(part.branches), reversed(step.branches), reversed(step.merged[:-1]), strict=True
         ):
@@ -275,10 +278,10 @@ class _WayBack:
 
     def _chosen(self, step: _Step, devices: int) -> tuple[int, int]:
         """Return the row [devices, k] that closes before this step: an empty one, else the fullest (fewest stages)."""
-        load = step.before[:, :, self.setting, self.target, : devices + 1].max(axis=0).T
+        load = step.before[:, :, : devices + 1, self.setting, self.target].max(axis=0).T
         rows = np.arange(devices + 1)[:, None]
         empty = load == 0.0
-        fits = step.fits[:, self.setting, self.target, : devices + 1].T & (rows + np.array(self.degrees) <= devices)
+        fits = step.fits[:, : devices + 1, self.setting, self.target].T & (rows + np.array(self.degrees) <= devices)
         choice = empty if empty.any() else fits
         assert choice.any(), "a closed cut has a stage that closes there"
         row, k = np.unravel_index(int(np.where(choice, load, -1.0).argmax()), load.shape)

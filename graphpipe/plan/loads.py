@@ -38,15 +38,15 @@ class Loads:
         return 1 if self.memory is None else 2
 
     def of(self, op: str) -> Shares:
-        """Return the load of an operator, of shape [rows, degrees, settings, targets, 1]."""
+        """Return the load of an operator, of shape [rows, degrees, 1, settings, targets]."""
         at = self.index[op]
         time = self.seconds[at].T[..., None] / self.targets
         if self.memory is None:
-            return time[None, ..., None].astype(Float)
+            return time[None, :, None].astype(Float)
         memory = np.broadcast_to(self.memory[at].T[..., None], time.shape)
-        return np.stack((time, memory))[..., None].astype(Float)
+        return np.stack((time, memory))[:, :, None].astype(Float)
 
     def of_cut(self, count: float) -> Shares:
-        """Return the time fraction of sending `count` bytes per sample, of shape [degrees, settings, targets, 1]."""
+        """Return the time fraction of sending `count` bytes per sample, of shape [degrees, 1, settings, targets]."""
         share = self.cut_seconds_per_byte.T[..., None] * count / self.targets
-        return share[..., None].astype(Float)
+        return share[:, None].astype(Float)

@@ -1,6 +1,6 @@
 """The search that the graph planner and the chain planner share: shapes of the graph x settings x targets."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +36,8 @@ _FEW_DOWNSETS = 200
 _INTERVALS = 4096
 """Operators times devices up to which the intervals of one order are searched exactly."""
 _MEMORY_MARGIN = 1.02
+_PRECISION = {"step": 1.01, "bottleneck": 1.003}
+"""Of targets, by objective. The step time of a partition depends on more than its target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Search:
         """
         chain = all(isinstance(part, Leaf) for part in shape.tree.parts)
         judges = [judge for judge in self.judges if chain or not judge.drafter.chain]
-        targets = best_targets(table, shape, self._ceiling(judges))
+        precision = _PRECISION[judges[0].found.objective]
+        targets = best_targets(table, shape, self._ceiling(judges), precision=precision)
         reached = np.flatnonzero(np.isfinite(targets))
         if not len(reached):
             return
@@ -115,8 +118,10 @@ class Search:
         best = np.array(settings, dtype=np.intp)
         wider = targets[best, None] * np.array(_RELAXED)
         draws = Draws.of(table.only(best), shape, wider)
+        close = max(judge.found.close for judge in judges) / self.problem.batch_size
         for position, target in np.ndindex(*wider.shape):
-            if wider[position, target] <= self._ceiling(judges):
+            # A partition drawn for a relaxed target may be better than that.
+            if wider[position, target] <= close:
                 parts = self._parts(draws, position, target)
                 for judge in judges:
                     judge.offer(parts)
@@ -230,12 +235,20 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     else:
         _sweep(run, decompose(run.tail.before), options)
     kinds = run.finalists()
-    finalists = [plan for kind in kinds for plan in kind]
+    finalists = _distinct(plan for kind in kinds for plan in kind)
     if options.objective == "bottleneck":
         return min(finalists, key=bottleneck_seconds)
-    promising = [plan for kind in kinds for plan in kind[:_SCHEDULED]]
+    promising = _distinct(plan for kind in kinds for plan in kind[:_SCHEDULED])
     others = (other for plan in promising for other in options.variants(plan) if other is not plan)
     return options.best([*finalists, *others])
+
+
+def _distinct(plans: Iterable[Plan]) -> list[Plan]:
+    # Stages that form a chain by themselves are found as a graph of stages and as a sequential pipeline.
+    found: dict[object, Plan] = {}
+    for plan in plans:
+        found.setdefault((plan.stages, plan.edges), plan)
+    return list(found.values())
 
 
 def _best_of_sizes(problem: Problem, options: Options, planner: str, chains: tuple[bool, ...]) -> Plan:

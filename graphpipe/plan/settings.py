@@ -117,7 +117,10 @@ class SettingTable:
 
 
 def _degrees(problem: Problem, unit: int) -> list[int]:
-    return [unit * 2**k for k in range((len(problem.cluster.devices) // unit).bit_length())]
+    # One stage on all devices is a matter for the largest unit alone.
+    devices = len(problem.cluster.devices)
+    degrees = [unit * 2**k for k in range((devices // unit).bit_length())]
+    return [degree for degree in degrees if degree < devices or degree == unit]
 
 
 def shares(problem: Problem, costs: CostModel) -> dict[str, float]:

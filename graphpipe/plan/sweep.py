@@ -16,7 +16,6 @@ from graphpipe.plan.tree import cut_bytes, mirrored
 Array = NDArray[np.float64]
 _TARGETS = 8
 _ROUNDS = 4
-_PRECISION = 1.003
 _RUNS_PER_UNIT = 8
 """Runs of operators that the work of one unit of devices is divided into, at least."""
 
@@ -57,8 +56,10 @@ class Shape:
         return Frontier(self.tree, table.loads(targets, in_flight, self.runs), self.cuts, table.units)
 
 
-def best_targets(table: SettingTable, shape: Shape, ceiling: float, in_flight: Array | None = None) -> Array:
-    """Return for every setting the smallest feasible seconds per sample, within 0.3 %; infinite if none.
+def best_targets(
+    table: SettingTable, shape: Shape, ceiling: float, in_flight: Array | None = None, *, precision: float = 1.003
+) -> Array:
+    """Return for every setting the smallest feasible seconds per sample; infinite if none.
 
     GraphPipe searches the target by bisection (section 5, Algorithm 1); here a few targets are tried at once for
     every setting, and the interval between the last that fails and the first that holds is divided again.
@@ -68,13 +69,14 @@ def best_targets(table: SettingTable, shape: Shape, ceiling: float, in_flight: A
         shape: the form of the graph.
         ceiling: targets above it are of no use.
         in_flight: assumed samples in flight of each operator's stage, [operators, settings]; None leaves memory out.
+        precision: at most this factor above the smallest.
     """
     low, high = _interval(table)
     high = np.minimum(high, ceiling)
     alive = low < high
     found = np.zeros(len(high), dtype=bool)
     for _ in range(_ROUNDS):
-        chosen = np.flatnonzero(alive & (~found | (high > _PRECISION * low)))
+        chosen = np.flatnonzero(alive & (~found | (high > precision * low)))
         if not len(chosen):
             break
         targets = np.geomspace(low[chosen], high[chosen], _TARGETS + 1, axis=1)[:, 1:]

@@ -1,6 +1,7 @@
 """The handshake: all ranks must mean the same run before the first message, or buffers would be misread."""
 
 import socket
+from collections.abc import Mapping
 from hashlib import sha256
 
 from graphpipe.errors import InvalidInput
@@ -11,18 +12,31 @@ from graphpipe.run.world import World
 
 _REMEDIES = {
     "plan": "Give every rank the same plan file.",
+    "engine": "Give every rank the same engine.",
+    "optimizer sharding": "Give every rank the same shard_optimizer.",
+    "precision": "Give every rank the same precision.",
     "values on the stage edges": "Build the same model, with the same example inputs and frozen parts, on every rank.",
     "seed": "Give every rank the same seed.",
 }
 
 
-def agree(world: World, plan: Plan, placement: Placement, specs: EdgeSpecs, seed: int) -> None:
-    """Compare plan, edge values and seed over all ranks, and learn where each is; every rank must call this.
+def agree(
+    world: World, plan: Plan, placement: Placement, specs: EdgeSpecs, seed: int, settings: Mapping[str, str]
+) -> None:
+    """Compare plan, edge values, seed and settings over all ranks, and learn where each is; every rank must call this.
+
+    Args:
+        world: this rank.
+        plan: to be run.
+        placement: of the plan on the ranks.
+        specs: the values on every edge.
+        seed: of all random numbers.
+        settings: the engine, the sharding of the optimizer's state, and the precision, by these names.
 
     Raises:
         InvalidInput: on every rank, if any two differ; says which rank differs from rank 0, and in what.
     """
-    own = {"plan": plan.fingerprint, "values on the stage edges": digest(specs), "seed": seed}
+    own = {"plan": plan.fingerprint, **settings, "values on the stage edges": digest(specs), "seed": seed}
     ranks = world.exchange(own | {"host": socket.gethostname()})
     for rank, other in enumerate(ranks):
         stages = sorted({seat.stage for seat in placement.seats(rank)})

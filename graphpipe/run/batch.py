@@ -10,6 +10,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.plan.sharding import SampleRange
 from graphpipe.run.tree import leaves, map_tensors
+from graphpipe.run.values import EdgeSpecs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,12 @@ class Batch:
     """What random numbers depend on besides the task: the seed and the step."""
     training: bool
     """False for an evaluation: nothing is kept for a backward pass."""
+    specs: EdgeSpecs
+    """The values on every stage edge, for inputs of these shapes."""
     check_finite: bool
     """Whether every stage looks for NaN and infinity in what it computes."""
+    loss_scale: float = 1.0
+    """What the loss is multiplied by for the backward."""
 
     def input_rows(self, name: str, rows: SampleRange, device: torch.device) -> Tensor:
         """Return these samples of an input, on `device`."""

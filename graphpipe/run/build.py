@@ -1,6 +1,6 @@
 """From a plan to a worker: every replica of this rank made, placed and given the parameters of replica 0."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
 
@@ -8,27 +8,30 @@ from graphpipe.model.program import StageProgram
 from graphpipe.plan import Plan
 from graphpipe.run import share
 from graphpipe.run.channels import Channels
+from graphpipe.run.engines import build_engine, is_spread
 from graphpipe.run.inbox import Inbox
 from graphpipe.run.placement import Placement
 from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.shared import SharedParameters, shared_parameters
-from graphpipe.run.values import EdgeSpecs
 from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
 from graphpipe.run.world import World
+from graphpipe.schedule import Task
 
 
 def build_worker(
     plan: Plan,
     programs: Sequence[StageProgram],
-    specs: EdgeSpecs,
     placement: Placement,
     world: World,
     watch: Watch,
     *,
     split: Collection[int],
+    lasts: Mapping[tuple[int, int], Task],
+    engine: str,
+    precision: str,
     record: bool,
     debug: bool,
 ) -> Worker[StageReplica]:
@@ -37,21 +40,28 @@ def build_worker(
     Args:
         plan: says what is where.
         programs: by stage.
-        specs: the values on every edge.
         placement: of the plan on the ranks.
         world: this rank.
         watch: of this rank.
         split: stages whose backward comes in two halves.
+        lasts: the last backward of a step, or weight half, by stage and device.
+        engine: for stages whose replicas are on several ranks (see `Engine`).
+        precision: of forwards and losses.
         record: measure when everything happens.
         debug: assert that no replica has more samples in flight than the plan says.
+
+    Raises:
+        InvalidInput: the engine cannot work for a stage.
     """
+    open_groups(plan, placement, world)
+    hosted = _programs(programs, placement, world, engine)
+    engines = {
+        stage: build_engine(engine, stage, programs[stage], [*by_device.values()], placement, world)
+        for stage, by_device in hosted.items()
+    }
     replicas: dict[tuple[int, int], StageReplica] = {}
-    leading: set[int] = set()
     for seat in placement.seats(world.rank):
-        program = programs[seat.stage] if seat.stage not in leading else programs[seat.stage].replicate()
-        leading.add(seat.stage)
-        program.module.to(world.device)
-        stage = plan.stages[seat.stage]
+        program, stage = hosted[seat.stage][seat.device], plan.stages[seat.stage]
         keep_regions(program, stage, world.device)
         replicas[seat.stage, seat.device] = StageReplica(
             seat=seat,
@@ -61,6 +71,9 @@ def build_worker(
             inbox=Inbox(world.device),
             watch=watch,
             parameters=tuple(program.module.parameters()),
+            engine=engines[seat.stage],
+            last=lasts.get((seat.stage, seat.device)),
+            precision=precision,
             forgetful=Forgetful(program.module) if stage.recompute == "full" else None,
             splits=seat.stage in split,
             room=stage.in_flight / stage.degree if debug else None,
@@ -70,15 +83,12 @@ def build_worker(
         placement=placement,
         world=world,
         replicas=replicas,
-        specs=specs,
+        engines=engines,
         channels=Channels(world),
         recorder=Recorder(world=world, on=record, stages=tuple(stage.name for stage in plan.stages)),
         watch=watch,
     )
     worker.shared = _shared(worker)
-    open_groups(plan, placement, world)
-    for stage in range(len(plan.stages)):
-        align(worker, stage, parameters=True)
     for each in worker.shared:
         each.align(world)
     return worker
@@ -94,22 +104,46 @@ def _shared(worker: Worker[StageReplica]) -> list[SharedParameters]:
     return shared_parameters(worker.placement.plan, worker.placement, held, leaders)
 
 
-def match_modes(worker: Worker[StageReplica]) -> None:
-    """Put every further replica of a stage into the modes that the user has set on the first."""
-    for leader in worker.leaders():
-        for follower in worker.of_stage(leader.seat.stage)[1:]:
-            share.copy_modes(leader.module, follower.module)
+def _programs(
+    programs: Sequence[StageProgram], placement: Placement, world: World, engine: str
+) -> dict[int, dict[int, StageProgram]]:
+    """Return the program of every replica here, by stage and device, all with the weights of replica 0.
+
+    The first of a stage is the user's own, and the others are copies; all are where FSDP will cut them up.
+    """
+    hosted: dict[int, dict[int, StageProgram]] = {}
+    for seat in placement.seats(world.rank):
+        user, ranks = programs[seat.stage], placement.ranks(seat.stage)
+        by_device = hosted.setdefault(seat.stage, {})
+        copied = engine == "fsdp2" and is_spread(placement, seat.stage, user)
+        if not by_device:
+            if not copied:
+                user.module.to(world.device)
+            if len(set(ranks)) > 1:
+                share.broadcast(world, share.state(user.module), ranks[0], ranks)
+        program = user.replicate() if copied or by_device else user
+        program.module.to(world.device)
+        by_device[seat.device] = program
+    return hosted
 
 
-def align(worker: Worker[StageReplica], stage: int, *, parameters: bool) -> None:
-    """Give all replicas of a stage the buffers (and parameters) of its replica 0."""
+def match_modes(worker: Worker[StageReplica], programs: Sequence[StageProgram]) -> None:
+    """Put every copy of a stage into the modes that the user has set on their own module."""
+    for replica in worker.replicas.values():
+        user = programs[replica.seat.stage].module
+        if replica.module is not user:
+            share.copy_modes(user, replica.module)
+
+
+def align_buffers(worker: Worker[StageReplica], stage: int) -> None:
+    """Give all replicas of a stage the buffers of its replica 0, and its parameters to those in the same process."""
     ranks = worker.placement.ranks(stage)
     held = worker.of_stage(stage)
     if not held or len(ranks) == 1:
         return
     module = held[0].module
     if len(set(ranks)) > 1:
-        share.broadcast(worker.world, share.state(module) if parameters else module.buffers(), ranks[0], ranks)
+        share.broadcast(worker.world, module.buffers(), ranks[0], ranks)
     for follower in held[1:]:
         share.copy(module, follower.module)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch import Tensor
 
+from graphpipe.run.agreement import Agreement
 from graphpipe.run.world import World, translate_loss
 
 
@@ -40,6 +41,8 @@ class Channels:
 
     world: World
     sending: list[Message] = field(default_factory=list[Message])
+    agreement: Agreement | None = None
+    """Under way; None once it is settled."""
 
     def send(self, rows: Tensor, peer: int) -> None:
         """Start sending `rows` to rank `peer`."""
@@ -59,3 +62,19 @@ class Channels:
         for message in self.sending:
             message.wait()
         self.sending.clear()
+
+    def forget(self) -> None:
+        """Let go of all messages: a handle keeps its connection open."""
+        self.sending.clear()
+        self.agreement = None
+
+    def settle(self) -> None:
+        """Wait until it is known that all ranks mean the same mini-batch, before the first message of a step.
+
+        Raises:
+            InvalidInput: they do not.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        agreement, self.agreement = self.agreement, None
+        if agreement is not None:
+            agreement.settle()

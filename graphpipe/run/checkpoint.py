@@ -66,10 +66,12 @@ class Checkpoints:
             seed=held.seed,
             batch_size=held.plan.batch_size,
             position=position or Position(),
+            loss_scale=held.loss_scale,
         )
         world = held.world
         part = self.folder / f"step-{pipeline.steps:08}.part"
         together(world, lambda: folders.begin(self.folder, pipeline.steps) if world.rank == 0 else part)
+        held.publish()
         snapshot = together(world, lambda: take(held, training))
         self._saving = _Saving(
             part, world.rank, world.size, self._keep, lambda: _write(part, held, training.step, snapshot)
@@ -102,7 +104,7 @@ class Checkpoints:
         world = self._pipeline.held().world
         name = together(world, lambda: settle(self.folder).name if world.rank == 0 else "")
         training = load(self._pipeline.held(), self.folder / world.exchange(name)[0])
-        self._pipeline.steps = training.step
+        self._pipeline.go_on_from(training.step, training.loss_scale)
         return training
 
     def __enter__(self) -> Self:

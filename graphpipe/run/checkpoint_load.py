@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from graphpipe.run import zero
 from graphpipe.run.checkpoint_manifest import MANIFEST, Contents
 from graphpipe.run.checkpoint_model import ModelTensors, fill
 from graphpipe.run.checkpoint_optimizer import OptimizerState, restore, saved_with, slot
@@ -34,20 +35,22 @@ def _load(held: Held, checkpoint: Path) -> TrainingState:
     values = read_tensors(checkpoint, {name: contents.tensors[name] for each in needed for name in each})
     _load_optimizer(held, checkpoint, contents)
     fill(held, needed, values)
+    held.adopt()
     return training
 
 
 def _load_optimizer(held: Held, checkpoint: Path, contents: Contents) -> None:
-    optimizer = held.update.optimizer
-    if optimizer is None:
+    if not held.update.steppers:
         return
     saved = optimizers(checkpoint, contents)
     names = parameter_names(held)
-    own = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    kept = {name: saved_with(saved, name, type(optimizer).__name__).parameters[name] for name in own}
-    wanted = [slot(name, key) for name in own for key in kept[name].slots]
-    tensors = read_tensors(checkpoint, {name: contents.slots[name] for name in wanted})
-    restore(optimizer, held.update.scheduler, names, saved, tensors)
+    for stepper in held.update.steppers:
+        holder = zero.holder(stepper.optimizer)
+        own = [names[id(parameter)] for group in holder.param_groups for parameter in group["params"]]
+        kept = {name: saved_with(saved, name, type(holder).__name__).parameters[name] for name in own}
+        wanted = [slot(name, key) for name in own for key in kept[name].slots]
+        tensors = read_tensors(checkpoint, {name: contents.slots[name] for name in wanted})
+        restore(stepper.optimizer, stepper.scheduler, names, saved, tensors)
 
 
 def optimizers(checkpoint: Path, contents: Contents) -> Sequence[OptimizerState]:

@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from graphpipe.errors import InvalidInput
+from graphpipe.run import zero
 from graphpipe.run.plain import like, plain
+from graphpipe.run.shards import in_shards
 
 PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 """In the state of a learning-rate schedule: lists with an entry per parameter group."""
@@ -54,7 +56,7 @@ def slot(parameter: str, name: str) -> str:
 def describe(
     optimizer: Optimizer, scheduler: LRScheduler | None, names: Mapping[int, str]
 ) -> tuple[OptimizerState, dict[str, Tensor]]:
-    """Return an optimizer's state, and its tensors by `parameter:slot`.
+    """Return an optimizer's state, and its tensors by `parameter:slot`, of the parameters that it updates on this rank.
 
     Args:
         optimizer: of some parameters.
@@ -66,10 +68,11 @@ def describe(
     """
     parameters: dict[str, ParameterState] = {}
     tensors: dict[str, Tensor] = {}
-    where = type(optimizer).__name__
-    for number, group in enumerate(optimizer.param_groups):
+    holder = zero.holder(optimizer)
+    where = type(holder).__name__
+    for number, group in enumerate(holder.param_groups):
         for parameter in group["params"]:
-            name, kept = names[id(parameter)], cast("dict[str, Any]", optimizer.state.get(parameter, {}))
+            name, kept = names[id(parameter)], cast("dict[str, Any]", holder.state.get(parameter, {}))
             held = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
             tensors |= {slot(name, key): tensor for key, tensor in held.items()}
             rest = {key: plain(value, f"{where}, {key} of '{name}'") for key, value in kept.items() if key not in held}
@@ -95,20 +98,26 @@ def restore(
     Raises:
         InvalidInput: a parameter had no optimizer, or another kind; or parameters of one group had unequal options.
     """
+    holder = zero.holder(optimizer)
+    updated = {id(parameter) for group in holder.param_groups for parameter in group["params"]}
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
     sources: list[tuple[OptimizerState, int]] = []
+    first = 0
     for group in optimizer.param_groups:
         held = [names[id(parameter)] for parameter in group["params"]]
-        origins = [saved_with(saved, name, type(optimizer).__name__) for name in held]
+        origins = [saved_with(saved, name, type(holder).__name__) for name in held]
         options = _agreed(held, origins)
-        indices = range(len(state), len(state) + len(held))
-        groups.append(like(options, _options(group)) | {"params": list(indices)})
+        groups.append(like(options, _options(group)) | {"params": [*range(first, first + len(held))]})
         sources.append((origins[0], origins[0].parameters[held[0]].group))
-        for index, name, origin in zip(indices, held, origins, strict=True):
+        for index, (parameter, name, origin) in enumerate(zip(group["params"], held, origins, strict=True), first):
             kept = origin.parameters[name]
-            state[index] = kept.plain | {key: tensors[slot(name, key)] for key in kept.slots}
-    optimizer.load_state_dict({"state": {index: kept for index, kept in state.items() if kept}, "param_groups": groups})
+            if id(parameter) in updated and (kept.plain or kept.slots):
+                # Copies, because a parameter may be here twice: of two stages that share it.
+                slots = {key: in_shards(tensors[slot(name, key)].clone(), parameter) for key in kept.slots}
+                state[index] = kept.plain | slots
+        first += len(held)
+    zero.load(optimizer, {"state": state, "param_groups": groups})
     if scheduler is not None:
         found = _regroup([(origin.scheduler, group) for origin, group in sources])
         scheduler.load_state_dict(like(found or {}, scheduler.state_dict()))

@@ -1,13 +1,14 @@
 """One rank's part of a checkpoint: taken in memory between two steps, then written while training goes on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from graphpipe.documents import write_document
 from graphpipe.plan import Plan
+from graphpipe.run import shards, zero
 from graphpipe.run.checkpoint_folder import sync
 from graphpipe.run.checkpoint_manifest import Contents, TensorEntry, measure
 from graphpipe.run.checkpoint_model import ModelTensors
@@ -24,7 +25,7 @@ class Snapshot:
     """Copies of all that a rank saves: nothing that training does later changes them."""
 
     tensors: Mapping[str, Tensor]
-    optimizer: OptimizerState | None
+    optimizers: tuple[OptimizerState, ...]
     slots: Mapping[str, Tensor]
     shared: "Shared | None"
 
@@ -39,16 +40,16 @@ class Shared:
 
 
 def take(held: Held, training: TrainingState) -> Snapshot:
-    """Copy what this rank saves.
+    """Copy what this rank saves; every rank must call this, after `Held.publish`.
 
     Raises:
         InvalidInput: the optimizer keeps what a checkpoint cannot hold.
     """
     model = ModelTensors.of(held)
     saved = model.saved_by(held)
-    optimizer, slots = _optimizer(held, saved)
+    optimizers, slots = _optimizers(held, saved)
     shared = Shared(training=training, plan=held.plan, aliases=model.aliases) if held.world.rank == 0 else None
-    return Snapshot(tensors=copies(saved), optimizer=optimizer, slots=copies(slots), shared=shared)
+    return Snapshot(tensors=copies(saved), optimizers=optimizers, slots=copies(slots), shared=shared)
 
 
 def parameter_names(held: Held) -> dict[int, str]:
@@ -70,9 +71,9 @@ def write(part: Path, rank: int, snapshot: Snapshot) -> None:
     tensors = _write_tensors(part / f"model-{rank:02}.safetensors", snapshot.tensors)
     slots = _write_tensors(part / f"optimizer-{rank:02}.safetensors", snapshot.slots)
     names = {entry.file for entry in (*tensors.values(), *slots.values())}
-    if snapshot.optimizer is not None:
-        names.add(name := f"optimizer-{rank:02}.json")
-        write_document(part / name, "optimizer", snapshot.optimizer)
+    for number, optimizer in enumerate(snapshot.optimizers):
+        names.add(name := f"optimizer-{rank:02}{f'-{number}' if number else ''}.json")
+        write_document(part / name, "optimizer", optimizer)
     if snapshot.shared is not None:
         names |= {TRAINING, PLAN}
         write_document(part / TRAINING, "training", snapshot.shared.training)
@@ -102,16 +103,20 @@ def collect(part: Path, ranks: int) -> Contents:
     return contents
 
 
-def _optimizer(held: Held, saved: Mapping[str, Tensor]) -> tuple[OptimizerState | None, dict[str, Tensor]]:
-    # Of a rank's parameters only those it saves itself: replicas have the same state.
-    if held.update.optimizer is None:
-        return None, {}
-    state, slots = describe(held.update.optimizer, held.update.scheduler, parameter_names(held))
-    kept = {name: each for name, each in state.parameters.items() if name in saved}
-    if not kept:
-        return None, {}
-    state = OptimizerState(kind=state.kind, groups=state.groups, parameters=kept, scheduler=state.scheduler)
-    return state, {name: tensor for name, tensor in slots.items() if name.rpartition(":")[0] in kept}
+def _optimizers(held: Held, saved: Mapping[str, Tensor]) -> tuple[tuple[OptimizerState, ...], dict[str, Tensor]]:
+    # Of a rank's parameters those it saves itself, because replicas have the same state; or those it alone updates.
+    names = parameter_names(held)
+    states: list[OptimizerState] = []
+    tensors: dict[str, Tensor] = {}
+    for stepper in held.update.steppers:
+        state, slots = describe(stepper.optimizer, stepper.scheduler, names)
+        alone = zero.holder(stepper.optimizer) is not stepper.optimizer
+        kept = {name: each for name, each in state.parameters.items() if alone or name in saved}
+        whole = {name: shards.whole(slots[name]) for name in sorted(slots)}  # all ranks in the same order
+        tensors |= {name: tensor for name, tensor in whole.items() if name.rpartition(":")[0] in kept}
+        if kept:
+            states.append(replace(state, parameters=kept))
+    return tuple(states), tensors
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:

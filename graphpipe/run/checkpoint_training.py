@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 from graphpipe.documents import from_body, read_document
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.run.data_position import Position
+from graphpipe.run.loss_scale import LossScale
 
 TRAINING = "training.json"
 State = TypeVar("State")
@@ -25,6 +26,8 @@ class TrainingState:
     seed: int
     batch_size: int
     position: Position
+    loss_scale: LossScale | None = None
+    """Where gradients are scaled."""
 
     @staticmethod
     def load(path: Path) -> "TrainingState":

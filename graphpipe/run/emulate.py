@@ -13,6 +13,8 @@ from graphpipe.plan.exchange import Exchange
 from graphpipe.plan.sharding import SampleRange
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
+from graphpipe.run.engine import Engine
+from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
@@ -58,7 +60,7 @@ class EmulatedReplica:
 
 def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: World) -> Worker[EmulatedReplica]:
     """Return a worker whose replicas only pretend to compute."""
-    specs = {number: (_spec(plan, number),) for number in range(len(plan.edges))}
+    specs = emulated_specs(plan)
     replicas: dict[tuple[int, int], EmulatedReplica] = {}
     for seat in placement.seats(world.rank):
         replicas[seat.stage, seat.device] = EmulatedReplica(
@@ -73,12 +75,34 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
         placement=placement,
         world=world,
         replicas=replicas,
-        specs=specs,
+        engines=_engines(plan, placement, world, replicas),
         channels=Channels(world),
         recorder=Recorder(world=world, on=True),
         shared=[_shared(exchange, placement, world.rank) for exchange in plan.exchanges],
         watch=Watch.of(world.rank, [stage.name for stage in plan.stages], world.device),
     )
+
+
+def _engines(
+    plan: Plan, placement: Placement, world: World, replicas: Mapping[tuple[int, int], EmulatedReplica]
+) -> dict[int, Engine]:
+    stages: dict[int, list[Sequence[nn.Parameter]]] = {}
+    for (stage, _), replica in replicas.items():
+        stages.setdefault(stage, []).append(replica.parameters)
+    return {
+        stage: AllReduce(
+            world=world,
+            ranks=placement.ranks(stage),
+            copies=[*zip(*parameters, strict=True)],
+            stage=plan.stages[stage].name,
+        )
+        for stage, parameters in stages.items()
+    }
+
+
+def emulated_specs(plan: Plan) -> EdgeSpecs:
+    """Return what goes along every edge in place of the values: as many bytes."""
+    return {number: (_spec(plan, number),) for number in range(len(plan.edges))}
 
 
 def sleep(seconds: float) -> None:

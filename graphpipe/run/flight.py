@@ -1,7 +1,7 @@
 """A micro-batch between its forward and its backward, and what a stage keeps of it."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from graphpipe.run.recompute import Forgetful
 from graphpipe.run.shelf import Shelf
 from graphpipe.run.split_backward import WeightHalf, input_half
 from graphpipe.run.values import gradient_of
+
+Around = Callable[[list[Tensor]], AbstractContextManager[None]]
 
 
 class Computed(NamedTuple):
@@ -33,6 +35,8 @@ class Flight:
     """What was received, by edge: leaves, where a gradient goes back."""
     share: float
     """Its part of the mini-batch: weighed with it, losses of replicas and micro-batches are summed."""
+    scale: float
+    """Gradients are multiplied by it."""
     compute: Callable[[], Computed]
     forgetful: Forgetful | None
     """Given, what the forward computes is forgotten, and computed again for the backward."""
@@ -53,11 +57,17 @@ class Flight:
         self._ends = computed.loss is not None
         return computed
 
-    def backward(self, arrived: Values) -> None:
-        """Add gradients to the parameters' and to those of what was received, given those of the outputs."""
+    def backward(self, arrived: Values, around: Around | None = None) -> None:
+        """Add gradients to the parameters' and to those of what was received, given those of the outputs.
+
+        Args:
+            arrived: gradients of the outputs, by name.
+            around: takes where the backward begins, and returns what to be inside of while it runs.
+        """
         roots, gradients = self._roots(arrived)
         if roots:
-            torch.autograd.backward(roots, gradients)
+            with nullcontext() if around is None else around(roots):
+                torch.autograd.backward(roots, gradients)
 
     def input_half(self, arrived: Values, *, check: bool) -> WeightHalf:
         """Do the half of the backward that concerns what was received, and return the other half."""
@@ -85,7 +95,8 @@ class Flight:
         gradients = [arrived[name] for name in roots]
         if loss is None or not loss.requires_grad:
             return [*roots.values()], gradients
-        return [*roots.values(), loss], [*gradients, torch.full_like(loss, self.share)]
+        share = torch.full_like(loss, self.share * self.scale)
+        return [*roots.values(), loss], [*gradients, share]
 
     def _record(self) -> Computed:
         with nullcontext() if self.shelf is None else self.shelf.keeping():

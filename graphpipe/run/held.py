@@ -6,6 +6,7 @@ from torch import nn
 
 from graphpipe.model.program import StageProgram
 from graphpipe.plan import Plan
+from graphpipe.run.loss_scale import LossScale
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.update import Update
 from graphpipe.run.worker import Worker
@@ -25,3 +26,15 @@ class Held:
     """Of all stages, hosted here or not: those of the other ranks tell names and shapes, not current values."""
     worker: Worker[StageReplica]
     update: Update
+    loss_scale: LossScale | None
+    """None where gradients are not scaled."""
+
+    def publish(self) -> None:
+        """Give the programs of this rank's stages the weights of now; every rank must call this."""
+        for engine in self.worker.engines.values():
+            engine.publish()
+
+    def adopt(self) -> None:
+        """Take over the weights of the programs of this rank's stages."""
+        for engine in self.worker.engines.values():
+            engine.adopt()

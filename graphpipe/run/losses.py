@@ -13,14 +13,14 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 
 def mean_loss(loss_fn: LossFunction, output: object, targets: object) -> Tensor:
-    """Return the user's loss, a 0-d tensor.
+    """Return the user's loss, a 0-d tensor, in float32 at least: its gradient may be scaled beyond float16.
 
     Raises:
         InvalidInput: the function returned anything else.
     """
     loss = cast(object, loss_fn(output, targets))
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.is_floating_point():
-        return loss
+        return loss.to(torch.promote_types(loss.dtype, torch.float32))
     found = f"a {loss.dtype} tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
     raise InvalidInput(
         f"returned {found}, must return a 0-d floating-point tensor",

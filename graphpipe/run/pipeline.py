@@ -12,25 +12,32 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
-from graphpipe.model.inputs import Inputs, name_inputs
+from graphpipe.model.inputs import Inputs
 from graphpipe.model.program import StageProgram
-from graphpipe.model.split import split
 from graphpipe.plan import Plan
-from graphpipe.run import outputs, share
+from graphpipe.run import outputs, shards, share
 from graphpipe.run.agree import agree
-from graphpipe.run.batch import Batch, check_rows
-from graphpipe.run.build import align, build_worker, match_modes
+from graphpipe.run.agreement import neighbours
+from graphpipe.run.batch import Batch
+from graphpipe.run.build import align_buffers, build_worker
+from graphpipe.run.engine import EngineName, check_engine
+from graphpipe.run.engines import check_schedule
 from graphpipe.run.evaluate import evaluating, lower_forward
 from graphpipe.run.fault import Fault
 from graphpipe.run.held import Held
+from graphpipe.run.intake import Intake
+from graphpipe.run.loss_scale import LossScale
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.numbers import Numbers
 from graphpipe.run.placement import Placement, RankLayout, layout
+from graphpipe.run.portions import portions
+from graphpipe.run.precision import PrecisionName, check_precision, initial_scale
 from graphpipe.run.rng import apart
+from graphpipe.run.shapes import Shapes
 from graphpipe.run.shortage import naming_shortage
 from graphpipe.run.tally import check_finite, places, tally
 from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
-from graphpipe.run.values import edge_specs, gradient_edges
+from graphpipe.run.values import gradient_edges
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import join
@@ -50,6 +57,12 @@ class Pipeline:
         optimizer: makes an optimizer of the trainable parameters a rank hosts; not called where there are none.
             None: gradients are computed and no weight changes.
         lr_scheduler: makes a schedule of the optimizer; stepped once per step.
+        engine: how replicas of a stage on ranks of their own sum gradients: `allreduce` after the last backward, `ddp`
+            (DistributedDataParallel) during it, `fsdp2` (`fully_shard`) as shards of weights, gradients and optimizer
+            state. `gradients` then takes part of all ranks, as `sync_model` does.
+        shard_optimizer: replicas share out the optimizer's state (ZeRO-1); `fsdp2` does by itself.
+        precision: of forwards and losses: `fp32`, or `bf16` or `fp16` by autocast; weights and gradients stay as they
+            are. With fp16 the loss is scaled, and a step whose gradients overflow changes the scale alone.
         clip_norm: largest 2-norm of the whole model's gradients; larger ones are scaled down to it.
         seed: with step, stage, micro-batch and replica it decides all random numbers, wherever a stage runs.
         device: where this rank computes; None is `cuda:LOCAL_RANK` where there is CUDA, else the CPU.
@@ -74,6 +87,9 @@ class Pipeline:
         optimizer: OptimizerFactory | None = None,
         *,
         lr_scheduler: SchedulerFactory | None = None,
+        engine: EngineName = "allreduce",
+        shard_optimizer: bool = False,
+        precision: PrecisionName = "fp32",
         clip_norm: float | None = None,
         seed: int = 0,
         device: torch.device | str | None = None,
@@ -88,42 +104,56 @@ class Pipeline:
         self.steps = 0
         """Steps done; with the seed they decide a step's random numbers."""
         self._loss_fn, self._seed, self._check_finite = loss_fn, seed, check_finite
+        check_engine(engine, shard_optimizer=shard_optimizer)
+        check_precision(precision)
+        self._scale = initial_scale(precision)
         self._model = model if isinstance(model, nn.Module) else None
-        self._programs = split(model, plan) if isinstance(model, nn.Module) else tuple(model)
-        self._output_stage = [program.is_output for program in self._programs].index(True)
         self._schedule = schedule(plan)
-        specs = edge_specs(self._programs)
-        self._lowered = lower(plan, self._schedule, gradient_edges=gradient_edges(specs))
         self._world = join(device, timeout_seconds)
         self._open = True
         with self._world.closing_on_error():
+            shapes = Shapes(plan, model, precision, self._world.device)
+            self._programs, specs = shapes.first.programs, shapes.first.specs
+            self._output_stage = [program.is_output for program in self._programs].index(True)
+            self._lowered = lower(plan, self._schedule, gradient_edges=gradient_edges(specs))
             placement = Placement.of(plan, self._world.size)
-            agree(self._world, plan, placement, specs, seed)
+            shares = "shared out" if shard_optimizer else "whole"
+            settings = {"engine": engine, "optimizer sharding": shares, "precision": precision}
+            agree(self._world, plan, placement, specs, seed, settings)
             self._numbers = Numbers(self._world, places(plan, self._output_stage), root=placement.ranks(0)[0])
             self._watch = Watch.of(
                 self._world.rank, [stage.name for stage in plan.stages], self._world.device, faults, fault_log
             )
             split_stages = {task.stage for tasks in self._schedule.devices for task in tasks if task.kind == "I"}
+            check_schedule(engine, plan, split_stages, placement)
             self._worker = build_worker(
                 plan,
                 self._programs,
-                specs,
                 placement,
                 self._world,
                 self._watch,
                 split=split_stages,
+                lasts=self._lowered.last_backwards(),
+                engine=engine,
+                precision=precision,
                 record=record,
                 debug=debug,
             )
-            hosted = {id(each): each for leader in self._worker.leaders() for each in leader.module.parameters()}
-            trainable = [parameter for parameter in hosted.values() if parameter.requires_grad]
-            self._update = Update.of(trainable, optimizer, lr_scheduler, clip_norm)
+            self._intake = Intake(
+                plan=plan,
+                shapes=shapes,
+                worker=self._worker,
+                neighbours=neighbours(plan, placement, self._lowered, self._world.rank),
+            )
+            shared_out = portions(self._worker, share_out=shard_optimizer)
+            self._update = Update.of(shared_out, optimizer, lr_scheduler, clip_norm)
 
     def step(self, inputs: Inputs, targets: Any = None) -> float:
         """Train on one mini-batch, and return its mean loss, the same on every rank.
 
         Args:
-            inputs: the whole mini-batch, the same on every rank; each rank takes the rows it needs.
+            inputs: the whole mini-batch, the same on every rank; each rank takes the rows it needs. The samples' shapes
+                may differ from step to step; the first time takes as long as capturing the model.
             targets: what `loss_fn` gets beside the output: a tensor, or tuples, lists and dicts of tensors.
 
         Raises:
@@ -136,27 +166,33 @@ class Pipeline:
         worker, plan, watch = self._worker, self.plan, self._watch
         with self._failing():
             watch.begin(self.steps + 1)
+            batch = self._intake.ready(batch)
             worker.recorder.begin()
             self._update.clear()
-            match_modes(worker)
             self._numbers.expect()
             with apart(self._world.device):
                 worker.run(self._lowered, batch, self._loss_fn)
-            clip = self._update.clip_norm is not None
+            if self._scale is not None:
+                self._update.scale_gradients(1 / self._scale.factor)
             result = tally(
                 self._numbers,
                 plan,
                 [*worker.replicas.values()],
                 self._output_stage,
-                with_norms=clip or self._check_finite,
+                with_norms=self._update.clip_norm is not None or self._check_finite or self._scale is not None,
             )
-            check_finite(result, plan, self.steps + 1)
+            overflown = self._scale is not None and not self._scale.exhausted and result.overflown
+            if not overflown:
+                check_finite(result, plan, self.steps + 1)
             watch.at("optimizer")
             with worker.recorder.span(self._devices[0], "optimizer", worker.leaders()[0].seat.stage):
-                self._update.step(result.gradient_norm)
+                if not overflown:
+                    self._update.step(result.gradient_norm)
+            if self._scale is not None:
+                self._scale = self._scale.after(finite=not overflown)
             watch.at("buffers", peer=EVERYBODY)
             for stage in range(len(plan.stages)):
-                align(worker, stage, parameters=False)
+                align_buffers(worker, stage)
             worker.recorder.end(self._devices)
             watch.end()
         self.steps += 1
@@ -182,6 +218,8 @@ class Pipeline:
         batch = replace(batch, micro_batches=tuple(stage.micro_batch for stage in stretched.stages))
         worker = self._worker
         replicas = [*worker.replicas.values()]
+        with self._failing():
+            batch = self._intake.ready(batch)
         with self._failing(), evaluating(replica.program.module for replica in replicas):
             if targets is not None:
                 self._numbers.expect()
@@ -196,6 +234,7 @@ class Pipeline:
     def sync_model(self) -> None:
         """Give every rank's whole model the current parameters and buffers of all stages; all ranks call this."""
         with self._failing():
+            self.held().publish()
             for stage, program in enumerate(self._programs):
                 source = self._worker.placement.ranks(stage)[0]
                 share.broadcast(self._world, share.state(program.module), source)
@@ -224,8 +263,23 @@ class Pipeline:
         return {name: f"whole: {why}" if why else "split" for name, why in told.items() if why is not None}
 
     def gradients(self) -> dict[str, Tensor | None]:
-        """Return the last step's gradients (clipped, if so) of this rank's parameters, by their names in the model."""
-        return {name: parameter.grad for name, parameter in self._parameters().items()}
+        """Return the last step's gradients (clipped, if so) of this rank's parameters, by their names in the model.
+
+        With the engine `fsdp2` all ranks call this: whole gradients are put together from shards.
+        """
+        found = {name: parameter.grad for name, parameter in self._parameters().items()}
+        return {name: None if each is None else shards.whole(each) for name, each in found.items()}
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the next step will be multiplied by; 1 unless the precision is fp16."""
+        return 1.0 if self._scale is None else self._scale.factor
+
+    def go_on_from(self, step: int, scale: LossScale | None) -> None:
+        """Count steps from a checkpoint's on, with its loss scale if there is one and it is needed."""
+        self.steps = step
+        if self._scale is not None and scale is not None:
+            self._scale = scale
 
     def held(self) -> Held:
         """Return what this rank holds from step to step, for `Checkpoints`."""
@@ -237,6 +291,7 @@ class Pipeline:
             programs=self._programs,
             worker=self._worker,
             update=self._update,
+            loss_scale=self._scale,
         )
 
     def close(self) -> None:
@@ -270,23 +325,19 @@ class Pipeline:
     def _batch(self, inputs: Inputs, targets: Any, *, training: bool) -> Batch:
         if not self._open:
             raise InvalidInput("the pipeline is closed", remedy="Build a new one; an error on any rank closes it.")
-        named = name_inputs(tuple(given.name for given in self.plan.graph.inputs), inputs)
-        size = check_rows(named, targets)
-        if training and size != self.plan.batch_size:
-            raise InvalidInput(
-                f"the mini-batch has {size} samples, the plan is for {self.plan.batch_size}",
-                where="step",
-                remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
+        try:
+            return self._intake.check(
+                inputs,
+                targets,
+                key=(self._seed, self.steps),
+                training=training,
+                loss_scale=self.loss_scale,
+                check_finite=training and self._check_finite,
             )
-        return Batch(
-            inputs=named,
-            targets=targets,
-            size=size,
-            micro_batches=tuple(stage.micro_batch for stage in self.plan.stages),
-            key=(self._seed, self.steps),
-            training=training,
-            check_finite=training and self._check_finite,
-        )
+        except InvalidInput as error:
+            with self._failing():
+                self._intake.tell(error)
+            raise
 
     def _abandon(self, error: BaseException) -> None:
         # Whatever still refers to a connection keeps it open, and the peers waiting: messages, and torch's own frames.
@@ -294,7 +345,7 @@ class Pipeline:
             clear_frames(error.__cause__.__traceback__)
         for replica in self._worker.replicas.values():
             replica.begin()
-        self._worker.channels.sending.clear()
+        self._worker.channels.forget()
         self._numbers.forget()
         self._world.close()
         self._open = False

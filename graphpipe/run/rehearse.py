@@ -21,7 +21,7 @@ from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.run.batch import Batch
 from graphpipe.run.build import open_groups
-from graphpipe.run.emulate import Seconds, emulated_worker, sleep
+from graphpipe.run.emulate import Seconds, emulated_specs, emulated_worker, sleep
 from graphpipe.run.placement import Placement
 from graphpipe.run.recorder import assemble
 from graphpipe.run.store import loopback_interface
@@ -175,5 +175,6 @@ def _batch(plan: Plan, step: int) -> Batch:
         micro_batches=tuple(stage.micro_batch for stage in plan.stages),
         key=(0, step),
         training=True,
+        specs=emulated_specs(plan),
         check_finite=False,
     )

@@ -1,6 +1,6 @@
 """One replica of a stage at work: the tasks of its micro-batches, and what is kept between them."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from graphpipe.model.program import StageProgram
 from graphpipe.plan.sharding import SampleRange
 from graphpipe.run.batch import Batch
+from graphpipe.run.engine import Engine
 from graphpipe.run.flight import Computed, Flight
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction, is_exact, mean_loss, sum_of
 from graphpipe.run.placement import Seat
+from graphpipe.run.precision import casting
 from graphpipe.run.recompute import Forgetful
 from graphpipe.run.rng import seed
 from graphpipe.run.shelf import Shelf
@@ -23,6 +25,9 @@ from graphpipe.run.watch import Watch
 from graphpipe.schedule import Task
 
 _ROUNDING = 1e-6
+
+
+Form = tuple[StageProgram, Forgetful | None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +41,12 @@ class StageReplica:
     inbox: Inbox
     watch: Watch
     parameters: Sequence[nn.Parameter]
-    """Of the program, looked up once."""
+    """Of the program between steps, looked up once: FSDP's shards, where it cuts them up."""
+    engine: Engine
+    """Of its stage on this rank."""
+    last: Task | None
+    """Its last backward, or weight half, of a step."""
+    precision: str = "fp32"
     forgetful: Forgetful | None = None
     """Given, forwards are forgotten, and computed again for the backward."""
     splits: bool = False
@@ -45,6 +55,8 @@ class StageReplica:
     """Samples that may be in flight, which is asserted; None asserts nothing."""
     kept: float = 1.0
     """What a sample counts for between the two halves of its backward: the share of its activations that is kept."""
+    forms: dict[Hashable, Form] = field(default_factory=dict[Hashable, Form])
+    """What `program` and `forgetful` were for inputs of other shapes, by these."""
     flights: dict[int, Flight] = field(default_factory=dict[int, Flight])
     """Between forward and backward."""
     halves: dict[int, WeightHalf] = field(default_factory=dict[int, WeightHalf])
@@ -99,10 +111,11 @@ class StageReplica:
         received = self.inbox.take(task)
         if batch.training:
             self._take_off(task, len(rows))
-            self._collect_gradients(received)
+            self._collect_gradients(received, batch)
         flight = Flight(
             received=received,
             share=len(rows) / batch.size,
+            scale=batch.loss_scale,
             compute=lambda: self._compute(task, received, rows, batch, loss_fn),
             forgetful=self.forgetful if batch.training else None,
             shelf=Shelf(trial=self.frees is not True) if self.splits and batch.training else None,
@@ -118,7 +131,7 @@ class StageReplica:
 
     def _backward(self, task: Task) -> dict[int, Values]:
         flight = self.flights.pop(task.micro_batch)
-        flight.backward(self._sum_over_consumers(task))
+        flight.backward(self._sum_over_consumers(task), self.engine.last_backward if task == self.last else None)
         self._spoil_gradients()
         del self.held[task.micro_batch]
         return flight.gradients()
@@ -155,12 +168,13 @@ class StageReplica:
             values = {name: value.clone() for name, value in values.items()}
         loss = None
         seed(self.device, *batch.key, task.stage, task.micro_batch, self.seat.replica)
-        outputs, result = self.program(values)
-        outputs = {name: self.watch.spoil("forward", value) for name, value in outputs.items()}
-        check_outputs(outputs, self.program.sends, len(rows), self.stage_name)
-        if self.program.is_output and loss_fn is not None:
-            loss = mean_loss(loss_fn, result, batch.target_rows(rows, self.device))
-            loss = self.watch.spoil("forward", loss)
+        with casting(self.precision, self.device):
+            outputs, result = self.program(values)
+            outputs = {name: self.watch.spoil("forward", value) for name, value in outputs.items()}
+            check_outputs(outputs, {edge: batch.specs[edge] for edge in self.program.sends}, len(rows), self.stage_name)
+            if self.program.is_output and loss_fn is not None:
+                loss = mean_loss(loss_fn, result, batch.target_rows(rows, self.device))
+                loss = self.watch.spoil("forward", loss)
         return Computed(outputs, result, loss)
 
     def _take_off(self, task: Task, samples: int) -> None:
@@ -171,9 +185,9 @@ class StageReplica:
             f"the plan allows {self.room:g}"
         )
 
-    def _collect_gradients(self, received: dict[int, Values]) -> None:
+    def _collect_gradients(self, received: dict[int, Values], batch: Batch) -> None:
         for edge, by_name in received.items():
-            for spec in self.program.receives[edge]:
+            for spec in batch.specs[edge]:
                 by_name[spec.name].requires_grad_(spec.requires_grad)
 
     def _sum_over_consumers(self, task: Task) -> Values:
@@ -186,7 +200,7 @@ class StageReplica:
 
     def _spoil_gradients(self) -> None:
         # Where an injected fault wants it.
-        for parameter in self.parameters if self.watch.injector.armed else ():
+        for parameter in self.module.parameters() if self.watch.injector.armed else ():
             if parameter.grad is not None:
                 parameter.grad = self.watch.spoil("backward", parameter.grad)
 

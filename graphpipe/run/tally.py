@@ -12,6 +12,7 @@ from graphpipe.errors import NonFiniteLoss
 from graphpipe.plan import Plan
 from graphpipe.run.numbers import Numbers
 from graphpipe.run.replica import StageReplica
+from graphpipe.run.shards import is_sharded, own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,11 @@ class Tally:
     """Per stage: the squared 2-norm of its gradients; 0 unless asked for; NaN or infinite if any of them is."""
 
     @property
+    def overflown(self) -> bool:
+        """True when some gradient is NaN or infinite and the loss is not."""
+        return math.isfinite(self.loss) and not all(map(math.isfinite, self.squared_norms))
+
+    @property
     def gradient_norm(self) -> float:
         """The 2-norm of all gradients, replicas counted once."""
         return math.sqrt(sum(self.squared_norms))
@@ -34,7 +40,7 @@ class Tally:
 def places(plan: Plan, output_stage: int) -> int:
     """Return how many numbers a tally adds up."""
     degrees = [stage.degree for stage in plan.stages]
-    return degrees[output_stage] + len(degrees) + sum(degrees)
+    return degrees[output_stage] + 2 * sum(degrees)
 
 
 def tally(
@@ -46,35 +52,39 @@ def tally(
     exact, and the loss is added up in replica order wherever the replicas run.
     """
     degrees = [stage.degree for stage in plan.stages]
-    stages, degree = len(degrees), degrees[output_stage]
-    first_place = [degree + stages + sum(degrees[:stage]) for stage in range(stages)]
-    own = [0.0] * places(plan, output_stage)
+    degree, replicas_in_all = degrees[output_stage], sum(degrees)
+    first_place = [degree + sum(degrees[:stage]) for stage in range(len(degrees))]
+    given = [0.0] * places(plan, output_stage)
     for replica in replicas:
         seat = replica.seat
+        place = first_place[seat.stage] + seat.replica
         if seat.stage == output_stage:
-            own[seat.replica] = _loss(replica)
-        own[first_place[seat.stage] + seat.replica] = _first_bad(replica)
-        if with_norms and seat.replica == 0:
-            own[degree + seat.stage] = total_norm(_counted(plan, replica)) ** 2
-    sums = numbers.add_up(own)
-    rest = iter(sums[degree + stages :])
+            given[seat.replica] = _loss(replica)
+        if with_norms:
+            given[place] = total_norm(_counted(plan, replica)) ** 2
+        given[replicas_in_all + place] = _first_bad(replica)
+    sums = numbers.add_up(given)
+    rest = iter(sums[degree:])
+    squared_norms = [sum(islice(rest, replicas)) for replicas in degrees]
     firsts = [min(islice(rest, replicas)) for replicas in degrees]
     return Tally(
         loss=sum(sums[:degree]),
         first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
-        squared_norms=tuple(sums[degree : degree + stages]),
+        squared_norms=tuple(squared_norms),
     )
 
 
 def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
-    # What stages share counts with the first of them.
+    # Every gradient, or part of one, on one replica alone: its shards, and on replica 0 what all replicas have. What
+    # stages share counts with the first of them.
     stage = replica.seat.stage
     elsewhere = {name for each in plan.exchanges if stage in each.stages[1:] for name in each.parameters}
     parameters = replica.parameters
     if elsewhere:
         names = replica.program.parameter_names
         parameters = [each for local, each in replica.module.named_parameters() if names[local] not in elsewhere]
-    return [each.grad for each in parameters if each.grad is not None]
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    return [own(gradient) for gradient in gradients if is_sharded(gradient) or replica.seat.replica == 0]
 
 
 def total_norm(gradients: Sequence[Tensor]) -> float:

@@ -10,7 +10,9 @@ from pydantic import ConfigDict
 
 from graphpipe.documents import from_body, read_document, write_document
 from graphpipe.errors import InvalidInput
+from graphpipe.run.engine import EngineName, check_engine
 from graphpipe.run.fault import parse_faults
+from graphpipe.run.precision import PrecisionName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,15 @@ class TrainSettings:
     """Of the initial weights, the order of the data and dropout."""
     clip_norm: float | None = None
     """Largest 2-norm of the whole model's gradients."""
+    precision: PrecisionName = "fp32"
+    """Of forwards and losses: `bf16` and `fp16` are torch's autocast, and weights, gradients and the optimizer stay as
+    they are. With `fp16` the loss is scaled, and a step whose gradients overflow changes the scale alone."""
+    engine: EngineName = "allreduce"
+    """How the replicas of a stage sum their gradients: `allreduce` after the last backward, `ddp`
+    (DistributedDataParallel) while it runs, `fsdp2` (`fully_shard`) into shards of weights, gradients and optimizer
+    state. Plans count the memory of whole ones."""
+    shard_optimizer: bool = False
+    """Replicas share out the optimizer's state (ZeRO-1), as `fsdp2` does by itself. Plans count all of it on each."""
     checkpoint_every: int | None = None
     """Steps between checkpoints, with one more at the end; by default none is made."""
     keep: int = 2
@@ -64,6 +75,7 @@ class TrainSettings:
         counts = {"steps": self.steps, "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
         for name, number in counts.items():
             _at_least_one(f"train.{name}", 1 if number is None else number)
+        check_engine(self.engine, shard_optimizer=self.shard_optimizer, section="train.")
         parse_faults(self.faults)
         if self.clip_norm is not None:
             _positive("train.clip_norm", self.clip_norm)

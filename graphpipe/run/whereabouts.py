@@ -24,6 +24,7 @@ _RECORD = struct.Struct("<d6i")
 _PHASES = (
     "start",
     "data",
+    "agree",
     "forward",
     "backward",
     "send",
@@ -37,6 +38,7 @@ _PHASES = (
 _WORDS = {
     "start": "starting",
     "data": "between two steps",
+    "agree": "comparing its mini-batch with the other ranks'",
     "tally": "waiting for all ranks to end the step",
 }
 

@@ -1,6 +1,6 @@
 """The worker: does the actions of one rank's devices in the order of the lowered schedule."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -11,13 +11,13 @@ from graphpipe.plan.sharding import SampleRange, sample_range
 from graphpipe.run.ahead import AHEAD_BYTES, Ahead
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
+from graphpipe.run.engine import Engine
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
-from graphpipe.run.reduce import sum_between_ranks, sum_copies
-from graphpipe.run.shared import SharedParameters, apart
-from graphpipe.run.values import EdgeSpecs, check_message
+from graphpipe.run.shared import SharedParameters
+from graphpipe.run.values import check_message
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import World
@@ -68,7 +68,8 @@ class Worker(Generic[AnyReplica]):
     world: World
     replicas: dict[tuple[int, int], AnyReplica]
     """By stage and device."""
-    specs: EdgeSpecs
+    engines: Mapping[int, Engine]
+    """By stage that this rank hosts."""
     channels: Channels
     recorder: Recorder
     watch: Watch
@@ -80,11 +81,19 @@ class Worker(Generic[AnyReplica]):
         for replica in self.replicas.values():
             replica.begin()
         self.channels.sending.clear()
+        for engine in self.engines.values():
+            engine.begin()
         own = [*self.own(lowered)]
         ahead = self._ahead(batch)
-        ahead.start(action.transfer for _, action in own if isinstance(action, Receive) and self._from_afar(action))
-        for device, action in own:
+        alone = next((place for place, (_, action) in enumerate(own) if not isinstance(action, Compute)), len(own))
+        for device, action in own[:alone]:
             self._do(device, action, batch, loss_fn, ahead)
+        self.channels.settle()  # before the first message
+        ahead.start(action.transfer for _, action in own if isinstance(action, Receive) and self._from_afar(action))
+        for device, action in own[alone:]:
+            self._do(device, action, batch, loss_fn, ahead)
+        for engine in self.engines.values():
+            engine.end()
         self.watch.at("tally", peer=EVERYBODY)
         self.channels.drain()
 
@@ -143,7 +152,7 @@ class Worker(Generic[AnyReplica]):
         window = _window(transfer.samples, self._rows(transfer.source_task, transfer.source_device, batch))
         peer = self.placement.rank_of[transfer.target_device]
         buffers = self._buffers(transfer, batch) if peer == self.world.rank else {}
-        for spec in self._values(transfer):
+        for spec in _values(transfer, batch):
             rows = source.outgoing[transfer.edge][spec.name][window]
             if peer != self.world.rank:
                 self.watch.at("send", transfer.source_task.stage, transfer.source_task.micro_batch)
@@ -157,15 +166,12 @@ class Worker(Generic[AnyReplica]):
     def _ahead(self, batch: Batch) -> Ahead:
         return Ahead(
             begin=lambda transfer: self._receive(transfer, batch),
-            size_of=self._size_of,
+            size_of=lambda transfer: _bytes(transfer, batch),
             room=AHEAD_BYTES if self.world.backend == "gloo" else 0,
         )
 
     def _from_afar(self, action: Receive) -> bool:
         return self.placement.rank_of[action.transfer.source_device] != self.world.rank
-
-    def _size_of(self, transfer: Transfer) -> int:
-        return sum(spec.bytes_per_sample for spec in self._values(transfer)) * len(transfer.samples)
 
     def _receive(self, transfer: Transfer, batch: Batch) -> int:
         peer = self.placement.rank_of[transfer.source_device]
@@ -180,13 +186,9 @@ class Worker(Generic[AnyReplica]):
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
         all_rows = self._rows(transfer.target_task, transfer.target_device, batch)
         buffers: Values = target.inbox.buffers(
-            transfer.target_task, transfer.edge, self._values(transfer), len(all_rows)
+            transfer.target_task, transfer.edge, _values(transfer, batch), len(all_rows)
         )
         return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
-
-    def _values(self, transfer: Transfer) -> Sequence[ValueSpec]:
-        specs = self.specs[transfer.edge]
-        return [spec for spec in specs if spec.requires_grad] if transfer.direction == "backward" else specs
 
     def _rows(self, task: Task, device: int, batch: Batch) -> SampleRange:
         stage = self.placement.plan.stages[task.stage]
@@ -195,14 +197,16 @@ class Worker(Generic[AnyReplica]):
 
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas, but for what it shares with other stages."""
-        ranks, name, shared = self.placement.ranks(stage), self.placement.plan.stages[stage].name, apart(self.shared)
-        columns = zip(*(replica.parameters for replica in self.of_stage(stage)), strict=True)
-        own = [copies for copies in columns if id(copies[0]) not in shared]
-        if len(set(ranks)) > 1:
-            sum_between_ranks(self.world, [copies[0] for copies in own], ranks, name)
-            return
-        for copies in own:
-            sum_copies(copies, name)
+        self.engines[stage].reduce()
+
+
+def _values(transfer: Transfer, batch: Batch) -> Sequence[ValueSpec]:
+    specs = batch.specs[transfer.edge]
+    return [spec for spec in specs if spec.requires_grad] if transfer.direction == "backward" else specs
+
+
+def _bytes(transfer: Transfer, batch: Batch) -> int:
+    return sum(spec.bytes_per_sample for spec in _values(transfer, batch)) * len(transfer.samples)
 
 
 def _window(samples: SampleRange, within: SampleRange) -> slice:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -46,6 +46,14 @@ class World:
         key = tuple(sorted(set(ranks)))
         if len(key) > 1 and key not in self.groups:
             self.groups[key] = _new_group(list(key), self.timeout, self.backend)
+
+    def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Return the group of these ranks, which `open_group` has made."""
+        return self.groups[tuple(sorted(set(ranks)))]
+
+    def waiting_for(self, ranks: Sequence[int]) -> AbstractContextManager[None]:
+        """Return what to be inside of where torch itself waits for some of these ranks: their loss is PeerLost."""
+        return translate_loss(f"one of ranks {sorted(set(ranks))}")
 
     def sum(self, tensor: Tensor, ranks: Sequence[int] | None = None) -> None:
         """Replace `tensor` by its sum over `ranks` (None: all), in place."""

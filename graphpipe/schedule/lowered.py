@@ -79,3 +79,11 @@ class LoweredSchedule:
     """The total order, as (device, action)."""
     batch_size: int
     """Samples of the mini-batch it was lowered for."""
+
+    def last_backwards(self) -> dict[tuple[int, int], Task]:
+        """Return the last backward, or weight half, of each stage on each device, by stage and device."""
+        return {
+            (action.task.stage, device): action.task
+            for device, action in self.order
+            if isinstance(action, Compute) and action.task.kind in ("B", "W")
+        }

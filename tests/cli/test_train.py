@@ -71,6 +71,19 @@ def test_train_prints_the_result_and_writes_the_run(run: Run, config: Path) -> N
         torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+def test_precision_and_engine_come_from_the_configuration(run: Run, config: Path) -> None:
+    def losses(*words: str) -> list[float]:
+        ran = run("train", config, "--json", "plan.costs=estimate", "train.steps=4", *words)
+        assert ran.code == 0, ran.err
+        lines = (Path(ran.json["directory"]) / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss"] for line in lines]
+
+    whole = losses()
+    half = losses("train.precision=bf16", "train.engine=fsdp2")
+    assert half == pytest.approx(whole, rel=0.05)
+    assert half != pytest.approx(whole, rel=1e-5)
+
+
 def test_a_failing_rank_is_told_once_with_exit_code_4(run: Run, config: Path) -> None:
     ran = run("train", config, "task=tiny.py:nan_task", "--json")
     assert ran.code == 4

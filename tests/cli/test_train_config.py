@@ -42,6 +42,8 @@ def test_saved_configurations_load_as_they_were(file: Path, tmp_path: Path) -> N
         ("optimizer.name=adamm", "optimizer.name"),
         ("train.clip_norm=-1", "train.clip_norm"),
         ("train=3", "train"),
+        ("train.engine=dpp", "train.engine"),
+        ("train.precision=bf32", "train.precision"),
         ("task.name=3", "'task' is no section"),
         ("steps", "'steps' is not an override. Write section.key=value."),
     ],
@@ -58,6 +60,12 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=r"bad\.toml") as caught:
         read_config(tmp_path / "bad.toml")
     assert sentence in str(caught.value)
+
+
+def test_an_engine_that_shards_by_itself_is_not_told_to(file: Path) -> None:
+    assert read_config(file, ["train.engine=fsdp2"]).train.engine == "fsdp2"
+    with pytest.raises(InvalidInput, match=r"train\.shard_optimizer: is true, and engine 'fsdp2' shards"):
+        read_config(file, ["train.engine=fsdp2", "train.shard_optimizer=true"])
 
 
 def test_neither_steps_nor_epochs(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from nbclient import NotebookClient
 NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 
 
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in prepare(tmp_path).items():
+def test_the_notebook_runs(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in prepare(tmp_path, server).items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)

@@ -1,11 +1,17 @@
 """The documentation site builds with warnings as errors, and every planner, schedule and room has its page."""
 
+import ast
 import re
 import subprocess
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from browser import CHROMIUM, Browser
 
 from graphpipe.plan.registry import PLANNERS
 from graphpipe.schedule.registry import SCHEDULERS
@@ -65,10 +71,75 @@ ROOMS = sorted(folder.name for folder in (ROOT / "graphpipe").iterdir() if (fold
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_each_room_has_a_page_that_names_its_files(site: Path, room: str) -> None:
+def test_each_room_has_a_page_that_names_its_files_and_values(site: Path, room: str) -> None:
     built = (site / "rooms" / room / "index.html").read_text()
     files = {path.name for path in (ROOT / "graphpipe" / room).glob("*.py")} - {"__init__.py"}
     assert all(f"<code>{name}</code>" in built for name in files)
     everywhere = {path.name for path in (ROOT / "graphpipe").rglob("*.py")}
     page = (ROOT / "docs" / "rooms" / f"{room}.md").read_text()
     assert set(re.findall(r"`(?:\w+/)*(\w+\.py)`", page)) <= everywhere | {"test_browser.py"}
+    values = re.search(r"^\*\*Values\.\*\* (.*)$", page, re.MULTILINE)
+    assert values
+    assert set(re.findall(r"`(\w+)`", values[1])) <= classes_in(ROOT / "graphpipe" / room)
+
+
+def classes_in(folder: Path) -> set[str]:
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def test_the_rooms_name_their_neighbours(site: Path) -> None:
+    assert neighbours(site, "graph", "Imports") == set()
+    assert neighbours(site, "schedule", "Imports") == {"plan"}
+    assert neighbours(site, "simulate", "Imported by") == {"cli"}
+
+
+def neighbours(site: Path, room: str, what: str) -> set[str]:
+    line = re.search(rf"<strong>{what}:</strong>(.*)", (site / "rooms" / room / "index.html").read_text())
+    assert line
+    return set(re.findall(r"<code>(\w+)</code>", line[1]))
+
+
+INNER = {"CostModel", "TaskSeconds", "Leaf", "Parallel", "Series"} | {
+    *("LoweredSchedule", "Compute", "Send", "Receive", "Reduce", "ReduceShared", "Transfer", "Action")
+}
+"""What only contributors meet."""
+
+
+@pytest.mark.parametrize("room", ["graph", "costs", "plan", "schedule", "trace"])
+def test_the_reference_has_every_value(site: Path, room: str) -> None:
+    module = import_module(f"graphpipe.{room}")
+    check_reference(site, {name for name in module.__all__ if isinstance(getattr(module, name), type)} - INNER)
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    check_reference(site, set(import_module("graphpipe").__all__))
+
+
+def check_reference(site: Path, names: set[str]) -> None:
+    pages = "".join((site / page / "index.html").read_text() for page in ("api", "values", "errors"))
+    assert names
+    assert {name for name in names if not re.search(rf'id="graphpipe[\w.]*\.{name}"', pages)} == set()
+
+
+def test_blocks_are_blocks(site: Path) -> None:
+    for path in site.rglob("index.html"):
+        assert "not-run=" not in path.read_text(), path
+        # A fence that Markdown does not see becomes inline code that begins with its language.
+        assert re.search(r"<code>(?:bash|console|python|text|toml)\n", path.read_text()) is None, path
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt-get install chromium)")
+def test_in_a_browser_the_site_asks_for_nothing_elsewhere_and_follows_the_system(site: Path, tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        home = f"http://127.0.0.1:{server.server_port}/"
+        with Browser(tmp_path) as browser:
+            for page, dark in (("", True), ("planners/graphpipe/", False), ("values/", True), ("tutorial/", False)):
+                browser.look(400, dark=dark)
+                browser.send("Page.navigate", url=home + page)
+                browser.wait(f"document.readyState === 'complete' && location.href === '{home + page}'")
+                browser.wait(f"document.body.dataset.mdColorScheme === '{'slate' if dark else 'default'}'")
+                assert browser.evaluate("document.documentElement.scrollWidth") == 400
+            assert [problem for problem in browser.problems if home not in problem] == []
+        server.shutdown()

@@ -1,12 +1,19 @@
 """What is used of torch beyond its promises still behaves as it is used."""
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from graphpipe.model.skeleton import fake_twin
 from graphpipe.model.torch_private import (
     OpaqueCall,
+    expect_gradients,
     fake_mode,
     flatten,
     is_mutable,
@@ -84,3 +91,33 @@ def test_the_running_operation_is_the_one_whose_saved_tensors_are_read() -> None
     z.sum().backward()
     assert readers == [z.grad_fn, y.grad_fn]
     assert running_node() is None
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Any:
+    """Return a process group of this process."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_ddp_reduces_the_backward_it_was_told_of_though_its_forward_never_ran(alone: dist.ProcessGroup) -> None:
+    inner = nn.Linear(2, 1)
+    ddp = DistributedDataParallel(inner, process_group=alone, find_unused_parameters=True)
+    reduced: list[Tensor] = []
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        reduced.append(bucket.buffer().clone())
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(2 * bucket.buffer())
+        return done
+
+    ddp.register_comm_hook(None, hook)
+    x = torch.ones(3, 2)
+    inner(x).sum().backward()
+    assert not reduced
+    loss = inner(x).sum()
+    expect_gradients(ddp, [loss])
+    loss.backward()
+    assert len(reduced) == 1
+    assert torch.equal(inner.weight.grad, torch.full((1, 2), 12.0))

@@ -14,20 +14,25 @@ from graphpipe.plan.sweep import Draws, Shape, best_targets
 from graphpipe.plan.tree import bundled, width
 
 
-def reached(problem: Problem, micro_batch: int, groups: int, *, reverse: bool) -> tuple[float, list[Part]]:
+def reached(
+    problem: Problem, micro_batch: int, groups: int, *, reverse: bool, unit: int = 1
+) -> tuple[float, list[Part]]:
     """Smallest seconds per sample the programme finds on one form of the graph, and its partition."""
     tree = decompose(problem.graph)
     shape = Shape.of(problem, bundled(tree, groups), reverse=reverse)
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
-    table = SettingTable.of(problem, costs, 1, [micro_batch], frozenset(tree.ops))
+    table = SettingTable.of(problem, costs, unit, [micro_batch], frozenset(tree.ops))
     target = best_targets(table, shape, np.inf)
     return float(target[0]), Draws.of(table, shape, target[:, None]).parts(0, 0)
 
 
 def best_of_all_forms(problem: Problem, micro_batch: int) -> float:
     widest = width(decompose(problem.graph))
+    units = [2**k for k in range(len(problem.cluster.devices).bit_length())]
     return min(
-        reached(problem, micro_batch, groups, reverse=reverse)[0]
+        reached(problem, micro_batch, groups, reverse=reverse, unit=unit)[0]
+        for unit in units
+        if micro_batch % unit == 0
         for groups in range(1, widest + 1)
         for reverse in (False, True)
     )

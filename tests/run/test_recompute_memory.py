@@ -22,6 +22,7 @@ from graphpipe.run import Pipeline
 from graphpipe.run.batch import Batch
 from graphpipe.run.inbox import Values
 from graphpipe.run.replica import StageReplica
+from graphpipe.run.values import edge_specs
 from graphpipe.schedule import Task
 
 BATCH, MICRO = 8, 4
@@ -87,7 +88,7 @@ class Stages:
         inputs, targets = self.model.batch(torch.Generator().manual_seed(0), BATCH)
         self.batch = Batch(
             inputs=inputs, targets=targets, size=BATCH, micro_batches=(MICRO, MICRO), key=(0, 0), training=True,
-            check_finite=False,
+            specs=edge_specs([each.program for each in self.replicas]), check_finite=False,
         )  # fmt: skip
 
     def do(self, kind: str, stage: int, index: int, given: dict[int, Values]) -> dict[int, Values]:

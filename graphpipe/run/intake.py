@@ -1,0 +1,97 @@
+"""What a step is given, made ready: checked, compared with what other ranks were given, the replicas fitted to it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphpipe.errors import InvalidInput
+from graphpipe.model.inputs import Inputs, describe, name_inputs
+from graphpipe.plan import Plan
+from graphpipe.run.agreement import Agreement
+from graphpipe.run.batch import Batch, check_rows
+from graphpipe.run.build import match_modes
+from graphpipe.run.fit import fit
+from graphpipe.run.replica import StageReplica
+from graphpipe.run.shapes import Shapes, show
+from graphpipe.run.whereabouts import EVERYBODY
+from graphpipe.run.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """Makes mini-batches of what this rank is given; all ranks call its methods alike."""
+
+    plan: Plan
+    shapes: Shapes
+    worker: Worker[StageReplica]
+    neighbours: tuple[int, ...]
+    """The ranks to compare with (see `agreement.neighbours`)."""
+
+    def check(
+        self,
+        inputs: Inputs,
+        targets: Any,
+        *,
+        key: tuple[int, ...],
+        training: bool,
+        loss_scale: float,
+        check_finite: bool,
+    ) -> Batch:
+        """Return the mini-batch.
+
+        Raises:
+            InvalidInput: inputs are missing, rows disagree, or a training is given another number of samples.
+        """
+        named = name_inputs(tuple(given.name for given in self.plan.graph.inputs), inputs)
+        size = check_rows(named, targets)
+        if training and size != self.plan.batch_size:
+            raise InvalidInput(
+                f"the mini-batch has {size} samples, the plan is for {self.plan.batch_size}",
+                where="step",
+                remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
+            )
+        return Batch(
+            inputs=named,
+            targets=targets,
+            size=size,
+            micro_batches=tuple(stage.micro_batch for stage in self.plan.stages),
+            key=key,
+            training=training,
+            specs=self.shapes.first.specs,
+            loss_scale=loss_scale,
+            check_finite=check_finite,
+        )
+
+    def tell(self, error: InvalidInput) -> None:
+        """Tell ranks that may have found nothing wrong with theirs; returns if they all found the same wrong.
+
+        Raises:
+            InvalidInput: this error; some rank was given something else.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        said = f"cannot use its mini-batch ({error.what})"
+        try:
+            Agreement.begin(self.worker.world, self.neighbours, said).settle()
+        except InvalidInput:
+            raise error from None
+
+    def ready(self, batch: Batch) -> Batch:
+        """Return the mini-batch with what will cross the edges, this rank's replicas being ready for its shapes.
+
+        Raises:
+            InvalidInput: another rank was given something else, or the stages cannot be made for these shapes.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        world = self.worker.world
+        self.worker.watch.at("agree", peer=EVERYBODY)
+        said = f"was given {batch.size} samples of {show(describe(batch.inputs))}"
+        agreement = Agreement.begin(world, self.neighbours, said)
+        if not (batch.training and self.shapes.knows(batch.inputs)):
+            agreement.settle()
+        if not batch.training:
+            world.barrier()  # messages will go between ranks that have not compared theirs with each other
+        fitted = self.shapes.fit(batch.inputs)
+        fit(self.worker, self.plan, self.shapes.first, fitted)
+        if batch.training:
+            match_modes(self.worker, fitted.programs)
+        self.worker.channels.agreement = agreement
+        return replace(batch, specs=fitted.specs)

@@ -1,0 +1,94 @@
+"""Stage programs and what crosses their edges, by the shapes of the inputs: made when they first come up, then kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.graph import Input
+from graphpipe.model.autocast import autocast_specs
+from graphpipe.model.inputs import describe
+from graphpipe.model.program import StageProgram
+from graphpipe.model.resplit import Grouping, grouping, split_for
+from graphpipe.model.split import split
+from graphpipe.model.stage_program import ModuleStage
+from graphpipe.plan import Plan
+from graphpipe.run.precision import DTYPES
+from graphpipe.run.values import EdgeSpecs, edge_specs
+
+Inputs = tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A split model for inputs of certain shapes."""
+
+    inputs: Inputs
+    programs: tuple[StageProgram, ...]
+    """By stage."""
+    specs: EdgeSpecs
+
+
+class Shapes:
+    """The splits of a model by a plan.
+
+    Args:
+        plan: says where to cut.
+        model: the user's, from which programs for any shapes can be made; or stage programs, which must send the same
+            shapes for all inputs, in the dtypes that they name.
+        precision: of the forwards.
+        device: where they run.
+
+    Raises:
+        InvalidInput: the model does not fit the plan.
+    """
+
+    first: Fitted
+    """For the inputs that the plan was made with."""
+
+    def __init__(
+        self, plan: Plan, model: nn.Module | Sequence[StageProgram], precision: str, device: torch.device
+    ) -> None:
+        self._plan, self._precision, self._device = plan, precision, device
+        self._model = model if isinstance(model, nn.Module) else None
+        self._groups: Grouping | None = None
+        if isinstance(model, nn.Module):
+            self.first = self._fit(plan.graph.inputs, split(model, plan))
+        else:
+            programs = tuple(model)
+            self.first = Fitted(inputs=plan.graph.inputs, programs=programs, specs=edge_specs(programs))
+        self._known = {plan.graph.inputs: self.first}
+
+    def knows(self, batch: Mapping[str, Tensor]) -> bool:
+        """True if inputs of these shapes have come up before."""
+        return describe(batch) in self._known
+
+    def fit(self, batch: Mapping[str, Tensor]) -> Fitted:
+        """Return the split for inputs of these shapes.
+
+        Raises:
+            InvalidInput: the model cannot be captured with these, or computes something else then.
+        """
+        inputs = describe(batch)
+        if inputs not in self._known:
+            self._known[inputs] = self._make(inputs)
+        return self._known[inputs]
+
+    def _make(self, inputs: Inputs) -> Fitted:
+        if self._model is None:  # what they send is checked before it leaves
+            return Fitted(inputs=inputs, programs=self.first.programs, specs=self.first.specs)
+        if self._groups is None:
+            self._groups = grouping(self._model, self._plan)
+        return self._fit(inputs, split_for(self._model, self._plan, self._groups, inputs))
+
+    def _fit(self, inputs: Inputs, programs: tuple[ModuleStage, ...]) -> Fitted:
+        specs = edge_specs(programs)
+        if self._precision in DTYPES:
+            specs = autocast_specs(programs, inputs, self._device, DTYPES[self._precision])
+        return Fitted(inputs=inputs, programs=programs, specs=specs)
+
+
+def show(inputs: Inputs) -> str:
+    """Return inputs as a message shows them; samples, their first dimension, apart."""
+    return ", ".join(f"{each.name} {each.dtype}{[*each.sample_shape]}" for each in inputs)

@@ -1,0 +1,147 @@
+"""Processes forked from one that has imported torch and more: to start each anew would take seconds.
+
+    python warm.py serve SOCKET                        waits for commands, as long as the process that started it lives
+    python warm.py run SOCKET graphpipe ARGUMENT...    the command line, as the installed script would run it
+    python warm.py run SOCKET python -c CODE           a program
+    python warm.py run SOCKET python FILE ...          the same from a file
+    python warm.py run SOCKET python -m MODULE ...     a module, such as a rank of `graphpipe train`
+
+Each command runs in a fork of its own, with the environment, working directory and files of the process that asks, and
+ends as any process: only imports are shared. The asking process ends as the command does, by the same signal if one
+ended it; if the asking process is killed, the command is told to stop.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from importlib import import_module
+from runpy import run_module, run_path
+
+SHARED = (
+    *("graphpipe.cli.training", "graphpipe.run.train", "graphpipe.model.zoo"),
+    *("graphpipe.report.still", "graphpipe.report.html", "matplotlib.backends.backend_svg", "sklearn.datasets"),
+    *("torch.export._trace", "torch._dynamo.exc", "torch.fx.experimental.validator"),
+)
+"""What takes long to import."""
+
+
+def serve(path: str) -> None:
+    """Fork a process for every command."""
+    _warm_up()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    print("ready", flush=True)
+    assert threading.active_count() == 1, "a fork would lose the other threads"
+    owner = os.getppid()
+    listener.settimeout(1.0)
+    while os.getppid() == owner:
+        _reap()
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        if os.fork() == 0:
+            listener.close()
+            return _attend(connection)
+        connection.close()
+
+
+def _warm_up() -> None:
+    for name in SHARED:
+        import_module(name)
+    import graphpipe as gp
+    from graphpipe.model.zoo import zoo
+
+    gp.capture(*zoo("two-tower-small", device="meta"))  # torch.export imports more when it is first used.
+    gc.collect()
+    gc.freeze()  # Collections in the forks, the one at their end too, leave these pages alone.
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _attend(connection: socket.socket) -> None:
+    """Run the command in a child, and tell its exit code."""
+    connection.setblocking(True)
+    head, files, _, _ = socket.recv_fds(connection, 8, 3)
+    (length,) = struct.unpack("!Q", head)
+    text = b""
+    while len(text) < length:
+        text += connection.recv(length - len(text))
+    if (child := os.fork()) == 0:
+        connection.close()
+        return _become(files, **json.loads(text))
+    ended = os.pidfd_open(child)
+    if ended not in select.select([ended, connection], [], [])[0]:  # The asking process has gone.
+        os.kill(child, signal.SIGTERM)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    connection.sendall(struct.pack("!i", code))
+    os._exit(0)
+
+
+def _become(files: list[int], environment: dict[str, str], folder: str, command: list[str]) -> None:
+    for target, file in enumerate(files):
+        os.dup2(file, target)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    # What the command starts with its own Python, ranks above all, is forked too: see docs_shell.
+    sys.executable = environment["WARM_PYTHON"]
+    sys.path.pop(0)  # this file's folder
+    match command:
+        case ["graphpipe", *_]:
+            from graphpipe.cli.main import main
+
+            sys.argv = command
+            sys.exit(main())
+        case ["python", "-c", code]:
+            sys.argv = ["-c"]
+            sys.path.insert(0, "")
+            exec(compile(code, "<snippet>", "exec"), {"__name__": "__main__"})
+        case ["python", "-u", "-m", module, *_] | ["python", "-m", module, *_]:
+            sys.argv = command[command.index(module) :]
+            sys.path.insert(0, folder)
+            run_module(module, run_name="__main__", alter_sys=True)
+        case ["python", script, *_]:
+            sys.argv = command[1:]
+            sys.path.insert(0, os.path.dirname(script))
+            run_path(script, run_name="__main__")
+        case _:
+            raise AssertionError(command)
+
+
+def run(path: str, command: list[str]) -> int:
+    """Have a command run, and return its exit code."""
+    text = json.dumps({"environment": dict(os.environ), "folder": os.getcwd(), "command": command}).encode()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        socket.send_fds(connection, [struct.pack("!Q", len(text))], [0, 1, 2])
+        connection.sendall(text)
+        answer = connection.recv(4, socket.MSG_WAITALL)
+    code = struct.unpack("!i", answer)[0] if len(answer) == 4 else 1
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2])
+    else:
+        sys.exit(run(sys.argv[2], sys.argv[3:]))

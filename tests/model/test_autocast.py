@@ -1,0 +1,64 @@
+"""What crosses the edges under autocast is known beforehand: as the stages then send it."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from graphpipe.api import hand_plan
+from graphpipe.costs import estimate, resolve
+from graphpipe.model import capture
+from graphpipe.model.autocast import autocast_specs
+from graphpipe.model.split import split
+from graphpipe.plan.hand import HandStage
+
+
+class Halves(nn.Module):
+    """Returns what a linear layer makes of its input, its softmax, and which numbers are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Mapping[str, Tensor]:
+        product = self.linear(x)
+        return {"product": product, "weights": product.softmax(1), "large": product > 0}
+
+
+class Root(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Halves()
+        self.mid = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        return self.last(self.mid(first["product"]) * first["weights"] * first["large"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_dtypes_are_those_of_a_real_run(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Root(), {"x": torch.randn(4, 4)}
+    graph, cluster = capture(model, x, opaque=["first"]), resolve("local:2")
+    ops = [op.name for op in graph.ops]
+    cut = next(place for place, name in enumerate(ops) if name != "first")
+    stages = [HandStage(ops=names, devices=(at,), micro_batch=4) for at, names in enumerate((ops[:cut], ops[cut:]))]
+    plan = hand_plan(graph, estimate(graph, cluster), cluster, batch_size=4, stages=stages)
+    programs = split(model, plan)
+    specs = autocast_specs(programs, graph.inputs, torch.device("cpu"), dtype)
+    values: dict[str, Tensor] = dict(x)
+    with torch.autocast("cpu", dtype=dtype):
+        sent, _ = programs[0](values)
+        wanted = model(**x)
+        _, output = programs[1](values | sent)
+    assert output.dtype == dtype
+    assert torch.equal(output, wanted)
+    found = {spec.name: spec for spec in specs[0]}
+    assert {name: spec.dtype for name, spec in found.items()} == {name: sent[name].dtype for name in found}
+    assert {torch.bool, dtype} <= {spec.dtype for spec in found.values()}
+    before = {spec.name: spec for spec in programs[0].sends[0]}
+    for name, spec in found.items():
+        assert (spec.sample_shape, spec.requires_grad) == (before[name].sample_shape, before[name].requires_grad)

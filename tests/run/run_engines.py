@@ -1,0 +1,244 @@
+"""Trainings by each data-parallel engine: importable functions of plain values, for several ranks."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import run_shared
+import torch
+import torch.distributed as dist
+from run_checkpoints import STEPS, train_on, two_groups
+from run_models import BATCH, STAGES, Both, Join, cross_entropy, fan_batch
+from run_plans import StageLine, captured_plan
+from run_splits import in_halves
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.model import DagModule
+from graphpipe.run import Pipeline
+from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.engine import Engine
+from graphpipe.run.engine_allreduce import AllReduce
+from graphpipe.run.engine_ddp import Ddp
+from graphpipe.run.engine_fsdp2 import Fsdp2
+from graphpipe.run.shards import own, whole
+from graphpipe.run.world import join
+from graphpipe.run.zero import holder
+
+CUTS: dict[str, list[StageLine]] = {
+    "replicas": STAGES["replicas"],
+    "both": [(["stem"], [0], 4), (["left", "right"], [1, 2], 4), (["head"], [3], 6)],
+    "four": [(["stem", "left", "right", "head"], [0, 1, 2, 3], 4)],
+    "overlap": [(["stem", "left"], [0, 1], 4), (["right", "head"], [1, 2], 6)],
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "allreduce": {"engine": "allreduce"},
+    "ddp": {"engine": "ddp"},
+    "fsdp2": {"engine": "fsdp2"},
+    "allreduce, zero": {"engine": "allreduce", "shard_optimizer": True},
+    "ddp, zero": {"engine": "ddp", "shard_optimizer": True},
+}
+
+
+class Tempered(nn.Module):
+    """Scores scaled by a single number, which nobody can cut up; one parameter has no gradient, ever."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.join = Join(width, 3)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.join(left, right) * self.scale
+
+
+def model_of(*, norm: bool = False) -> DagModule:
+    """stem -> left, right(+ tokens, a frozen embedding) -> head."""
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm1d(8)] if norm else []
+    model = DagModule(
+        {
+            "stem": nn.Sequential(nn.Linear(5, 8), nn.Tanh()),
+            "left": nn.Sequential(nn.Linear(8, 8), *middle, nn.ReLU(inplace=True)),
+            "right": Both(8, 0.0),
+            "head": Tempered(8),
+        },
+        inputs={"stem": ["x"], "left": ["stem"], "right": ["stem", "tokens"], "head": ["left", "right"]},
+    )
+    model.get_submodule("right.embed").requires_grad_(False)
+    return model
+
+
+def pipeline_of(
+    cut: str, kind: str, *, schedule: str = "1f1b", recompute: bool = False, norm: bool = False, **options: Any
+) -> tuple[Pipeline, DagModule]:
+    """Return a pipeline of one of the `CUTS`, by one of the `ENGINES`, and the model."""
+    model = model_of(norm=norm)
+    plan = in_halves(captured_plan(model, fan_batch()[0], CUTS[cut], BATCH), schedule)
+    if recompute:
+        plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
+    given = {"loss_fn": cross_entropy, "optimizer": two_groups, "clip_norm": 0.5} | ENGINES[kind] | options
+    return Pipeline(plan, model, **given), model
+
+
+def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]:
+    """Train; return the losses, the first gradients (clipped), an evaluation, and the whole state."""
+    pipeline, model = pipeline_of(cut, kind, **options)
+    with pipeline:
+        losses = [pipeline.step(*fan_batch(seed=0))]
+        gradients = {name: each.clone() for name, each in pipeline.gradients().items() if each is not None}
+        losses += [pipeline.step(*fan_batch(seed=step)) for step in range(1, steps)]
+        evaluation, _ = pipeline.evaluate(*fan_batch(7, seed=99))  # some replicas get no sample of it
+        pipeline.sync_model()
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "evaluation": evaluation,
+        "state": {name: each.clone() for name, each in model.state_dict().items()},
+    }
+
+
+def train_all(cut: str, kinds: list[str], schedules: list[str], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Train by each engine under each schedule, one after another."""
+    return {
+        f"{kind}, {schedule}": train(cut, kind, schedule=schedule, **options)
+        for kind in kinds
+        for schedule in schedules
+    }
+
+
+def train_alone(*, norm: bool = False, steps: int = 3) -> dict[str, Any]:
+    """Train the unpartitioned model, as anybody would; return what `train` does."""
+    model = model_of(norm=norm)
+    optimizer = two_groups([each for each in model.parameters() if each.requires_grad])
+    losses: list[float] = []
+    gradients: list[dict[str, Tensor]] = []
+    for step in range(steps):
+        inputs, targets = fan_batch(seed=step)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(**inputs), targets)
+        loss.backward()
+        losses.append(loss.item())
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        gradients.append({name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None})
+        optimizer.step()
+    with torch.no_grad():
+        inputs, targets = fan_batch(7, seed=99)
+        evaluation = cross_entropy(copy.deepcopy(model).eval()(**inputs), targets).item()
+    state = {name: each.clone() for name, each in model.state_dict().items()}
+    return {
+        "losses": losses,
+        "gradients": gradients[0],
+        "evaluation": evaluation,
+        "state": state,
+    }
+
+
+def state_bytes(cut: str) -> dict[str, list[int]]:
+    """Return, by engine, the bytes of weights, of gradients and of optimizer state on this rank after a step."""
+    found: dict[str, list[int]] = {}
+    for kind in ENGINES:
+        pipeline, _ = pipeline_of(cut, kind)
+        with pipeline:
+            pipeline.step(*fan_batch())
+            update = pipeline.held().update
+            slots = [
+                each
+                for stepper in update.steppers
+                for kept in (*stepper.optimizer.state.values(), *holder(stepper.optimizer).state.values())
+                for each in kept.values()
+            ]
+            gradients = [each.grad for each in update.parameters if each.grad is not None]
+            found[kind] = [_held(update.parameters), _held(gradients), _held(slots)]
+    return found
+
+
+def _held(tensors: list[Any]) -> int:
+    distinct = {id(each): own(each) for each in tensors if each.ndim}
+    return sum(each.nbytes for each in distinct.values())
+
+
+def save_and_resume(cut: str, folder: str, kinds: list[str]) -> dict[str, dict[str, Any]]:
+    """Train with each engine, with a checkpoint halfway; go on from it with the same engine, and with every other."""
+    found: dict[str, dict[str, Any]] = {}
+    for saver in kinds:
+        pipeline, model = pipeline_of(cut, saver)
+        with pipeline:
+            checkpoints = Checkpoints(pipeline, f"{folder}/{saver}")
+            for step in range(3):
+                pipeline.step(*fan_batch(seed=step))
+            checkpoints.save()
+            checkpoints.wait()
+            found[saver] = train_on(pipeline, model)
+        for loader in kinds:
+            found[f"{saver} -> {loader}"] = resume(cut, f"{folder}/{saver}", loader)
+    return found
+
+
+def resume(cut: str, folder: str, kind: str) -> dict[str, Any]:
+    """Go on from a checkpoint, with weights that begin elsewhere."""
+    pipeline, model = pipeline_of(cut, kind)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(1.0)
+    training = Checkpoints(pipeline, folder).load()
+    assert training.step == pipeline.steps < STEPS
+    return train_on(pipeline, model)
+
+
+def save_shared(kinds: list[str], folder: str) -> dict[str, dict[str, Any]]:
+    """Train a model whose stages share parameters by every engine; save with one, and go on with the next."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind, following in zip(kinds, [*kinds[1:], kinds[0]], strict=True):
+        found[kind] = run_shared.train("crossed", 3, {"clip_norm": 0.1, **ENGINES[kind]})
+        pipeline, _ = run_shared.build("crossed", clip_norm=0.1, **ENGINES[kind])
+        with pipeline, Checkpoints(pipeline, f"{folder}/{kind}") as checkpoints:
+            pipeline.step(*run_shared.batch())
+            checkpoints.save()
+        pipeline, model = run_shared.build("crossed", weights=7, clip_norm=0.1, **ENGINES[following])
+        with pipeline:
+            Checkpoints(pipeline, f"{folder}/{kind}").load()
+            losses = [pipeline.step(*run_shared.batch(seed=1 + step)) for step in range(1, 3)]
+            pipeline.sync_model()
+        state = {name: each.clone() for name, each in model.state_dict().items()}
+        found[f"{kind} -> {following}"] = {"losses": losses, "gradients": {}, "state": state}
+    return found
+
+
+def reduce_some(kind: str) -> list[list[float] | None]:
+    """Return the gradients of three parameters, of which rank 0 alone uses the second, and not in the last backward."""
+    world = join("cpu", 30.0)
+    world.open_group((0, 1))
+    parameters = [nn.Parameter(torch.tensor([float(number)])) for number in (1, 2, 3)]
+    module = nn.ParameterList(parameters)
+    engine: Engine = Ddp(world, (0, 1), parameters)
+    if kind == "allreduce":
+        engine = AllReduce(world=world, ranks=(0, 1), copies=[(each,) for each in parameters], stage="some")
+    if kind == "fsdp2":
+        engine = Fsdp2(world, (0, 1), module, copy.deepcopy(module), parameters, "some")
+    engine.begin()
+    first, second, _ = module
+    (3 * first + (5 * second if world.rank == 0 else 0)).sum().backward()
+    root = (10 * first).sum()
+    with engine.last_backward([root]):
+        root.backward()
+    engine.reduce()
+    engine.end()
+    gradients = [None if each.grad is None else whole(each.grad).tolist() for each in module]
+    world.leave()
+    return gradients
+
+
+def differ(cut: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    """Return what the pipeline says where rank 1 is given other options than the rest."""
+    return [refused(cut, theirs if dist.get_rank() == 1 else ours) for ours, theirs in pairs]
+
+
+def refused(cut: str, options: dict[str, Any]) -> str:
+    """Return what the pipeline says of options that do not go together."""
+    try:
+        pipeline_of(cut, "allreduce", **options)
+    except InvalidInput as error:
+        return str(error)
+    return ""

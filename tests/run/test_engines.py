@@ -1,0 +1,160 @@
+"""Data-parallel engines: each gives the gradients of the unpartitioned model, and trains it alike."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_shared
+import torch
+from run_checkpoints import STEPS
+from run_engines import (
+    ENGINES,
+    differ,
+    reduce_some,
+    refused,
+    resume,
+    save_and_resume,
+    save_shared,
+    state_bytes,
+    train_all,
+    train_alone,
+)
+from run_ranks import run_ranks, values
+
+RANKS = {"replicas": 4, "both": 4, "four": 4, "overlap": 3}
+
+
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    for name, each in found.items():
+        torch.testing.assert_close(each, wanted[name], rtol=1e-5, atol=1e-6, msg=lambda text, at=name: f"{at}: {text}")
+
+
+def assert_alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+    assert found["evaluation"] == pytest.approx(wanted["evaluation"], rel=1e-5)
+    for part in ("gradients", "state"):
+        assert_close(found[part], wanted[part])
+    assert found["state"].keys() == wanted["state"].keys()
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found["losses"] == wanted["losses"][-len(found["losses"]) :]
+    for name, each in wanted["state"].items():
+        assert torch.equal(found["state"][name], each), name
+
+
+@pytest.mark.parametrize("cut", RANKS)
+def test_every_engine_trains_as_the_unpartitioned_model(cut: str, tmp_path: Path) -> None:
+    wanted, schedules = train_alone(), ["1f1b", "gpipe"] if cut in ("both", "four") else ["1f1b"]
+    outcomes = values(run_ranks(train_all, RANKS[cut], tmp_path, cut, [*ENGINES], schedules, {}, seconds=200))
+    for label in outcomes[0]:
+        seen: set[str] = set()
+        for outcome in outcomes:
+            assert_alike(outcome[label], wanted)
+            seen |= outcome[label]["gradients"].keys()
+        assert seen == wanted["gradients"].keys(), label
+
+
+def test_recomputation_and_backwards_in_halves_change_nothing(tmp_path: Path) -> None:
+    wanted = train_alone()
+    for name, kinds, schedule, options in [
+        ("recompute", [*ENGINES], "1f1b", {"recompute": True}),
+        ("halves", ["allreduce", "fsdp2", "allreduce, zero"], "zb-h1", {}),
+    ]:
+        for outcome in values(
+            run_ranks(train_all, 4, tmp_path / name, "both", kinds, [schedule], options, seconds=200)
+        ):
+            for found in outcome.values():
+                assert_alike(found, wanted)
+
+
+def test_batch_norm_has_the_statistics_of_replica_0_everywhere(tmp_path: Path) -> None:
+    options = {"norm": True}
+    outcomes = values(run_ranks(train_all, 4, tmp_path, "replicas", [*ENGINES], ["1f1b"], options, seconds=200))
+    wanted = outcomes[0]["allreduce, 1f1b"]
+    assert any("running_mean" in name for name in wanted["state"])
+    for outcome in outcomes:
+        for found in outcome.values():
+            assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+            assert found["evaluation"] == pytest.approx(wanted["evaluation"], rel=1e-5)
+            assert_close(found["state"], wanted["state"])
+
+
+def test_shards_take_a_fraction_of_the_memory(tmp_path: Path) -> None:
+    ranks = values(run_ranks(state_bytes, 4, tmp_path, "four", seconds=100))
+    weights, gradients, slots = ranks[0]["allreduce"]
+    assert all(rank["allreduce"] == rank["ddp"] == [weights, gradients, slots] for rank in ranks)
+    assert slots == 2 * gradients  # AdamW
+    for kind in ("allreduce, zero", "ddp, zero"):
+        assert all(rank[kind][:2] == [weights, gradients] for rank in ranks)
+        assert sum(rank[kind][2] for rank in ranks) == slots
+        assert max(rank[kind][2] for rank in ranks) < 0.5 * slots
+    for part, whole in enumerate((weights, gradients, slots)):
+        assert sum(rank["fsdp2"][part] for rank in ranks) == whole
+        assert max(rank["fsdp2"][part] for rank in ranks) < 0.4 * whole
+
+
+def test_checkpoints_go_from_any_engine_to_any_other_and_resume_exactly_with_the_same(tmp_path: Path) -> None:
+    kinds = ["allreduce", "fsdp2", "ddp, zero"]
+    folder = str(tmp_path / "saved")
+    for found in values(run_ranks(save_and_resume, 4, tmp_path / "four", "both", folder, kinds, seconds=200)):
+        for saver in kinds:
+            assert_same(found[f"{saver} -> {saver}"], found[saver])
+            for loader in kinds:
+                crossed = found[f"{saver} -> {loader}"]
+                assert len(crossed["losses"]) == STEPS - 3
+                assert crossed["losses"] == pytest.approx(found[saver]["losses"], rel=1e-5)
+                assert_close(crossed["state"], found[saver]["state"])
+        wanted = found["allreduce"]
+    for saver in kinds:
+        alone = resume("both", f"{folder}/{saver}", "allreduce")
+        others = values(run_ranks(resume, 3, tmp_path / saver, "overlap", f"{folder}/{saver}", "fsdp2"))
+        for found in (alone, *others):
+            assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+            assert_close(found["state"], wanted["state"])
+
+
+def test_what_stages_share_stays_whole_under_every_engine(tmp_path: Path) -> None:
+    wanted = run_shared.train_plainly(3, 0.1)
+    for rank in values(run_ranks(save_shared, 2, tmp_path, [*ENGINES], str(tmp_path / "saved"), seconds=200)):
+        for label, found in rank.items():
+            assert found["losses"] == pytest.approx(wanted["losses"][-len(found["losses"]) :], rel=1e-5), label
+            assert_close(found["gradients"], wanted["gradients"])
+            assert_close(found["state"], wanted["state"])
+
+
+def test_one_process_adds_the_gradients_of_its_replicas_whatever_the_engine() -> None:
+    wanted = train_alone()
+    for found in train_all("replicas", [*ENGINES], ["1f1b"], {}).values():
+        assert_alike(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "ddp", "fsdp2"])
+def test_what_only_some_replicas_and_micro_batches_use_is_summed_too(kind: str, tmp_path: Path) -> None:
+    for gradients in values(run_ranks(reduce_some, 2, tmp_path, kind)):
+        assert gradients == [[26.0], [5.0], None]
+
+
+def test_ranks_that_were_given_different_options_do_not_start(tmp_path: Path) -> None:
+    pairs: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"engine": "ddp"}, {"engine": "fsdp2"}, "rank 1 has another engine than rank 0 (fsdp2 against ddp)"),
+        ({}, {"shard_optimizer": True}, "rank 1 has another optimizer sharding than rank 0"),
+        ({}, {"precision": "bf16"}, "rank 1 has another precision than rank 0 (bf16 against fp32)"),
+        (*[{"engine": "ddp", "schedule": "zb-h1"}] * 2, "2 replicas: DDP reduces in the hooks of whole backwards"),
+    ]
+    given = [(ours, theirs) for ours, theirs, _ in pairs]
+    for outcome in values(run_ranks(differ, 4, tmp_path, "both", given)):
+        for said, (_, _, wanted) in zip(outcome, pairs, strict=True):
+            assert wanted in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "fdsp2"}, "engine: unknown engine 'fdsp2'. Did you mean 'fsdp2'?"),
+        ({"engine": "fsdp2", "shard_optimizer": True}, "shard_optimizer: is true, and engine 'fsdp2' shards the"),
+        ({"precision": "bf32"}, "precision: unknown precision 'bf32'. Did you mean"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str) -> None:
+    assert refused("both", options).startswith(said)

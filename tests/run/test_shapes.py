@@ -1,0 +1,100 @@
+"""Mini-batches of different lengths: each trains as the unpartitioned model does, and ranks that differ say so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_ranks import run_ranks, values
+from run_shapes import LENGTHS, batch, build, disagree, refused, resume, train, train_alone
+
+from graphpipe.errors import InvalidInput
+
+
+def assert_alike(ranks: list[list[dict[str, Any]]], wanted: list[dict[str, Any]], *, rel: float = 1e-5) -> None:
+    for step, expected in enumerate(wanted):
+        seen: set[str] = set()
+        for rank in ranks:
+            assert rank[step]["loss"] == pytest.approx(expected["loss"], rel=rel)
+            for name, each in rank[step]["gradients"].items():
+                torch.testing.assert_close(
+                    each, expected["gradients"][name], rtol=rel, atol=rel / 10,
+                    msg=lambda said, at=f"step {step}, {name}": f"{at}: {said}",
+                )  # fmt: skip
+            seen |= rank[step]["gradients"].keys()
+        assert seen == expected["gradients"].keys()
+
+
+@pytest.mark.parametrize(("cut", "ranks"), [("two", 2), ("four", 4)])
+def test_gpt_trains_on_changing_lengths(cut: str, ranks: int, tmp_path: Path) -> None:
+    wanted = train_alone(cut)
+    kinds = ["allreduce"] if cut == "two" else ["allreduce", "ddp", "fsdp2", "allreduce, zero"]
+    together = values(run_ranks(train, ranks, tmp_path, cut, kinds, {}, seconds=100))
+    for kind in kinds:
+        assert_alike([rank[kind] for rank in together], wanted)
+
+
+def test_glue_that_holds_a_length_is_made_anew_for_every_length(tmp_path: Path) -> None:
+    wanted = train_alone("masked")
+    for kind, found in train("masked", ["allreduce", "ddp"], {}).items():
+        assert len(found) > len(LENGTHS), kind
+        assert_alike([found], wanted)
+    together = values(run_ranks(train, 4, tmp_path, "masked", ["allreduce", "ddp"], {}, seconds=60))
+    for kind in together[0]:
+        assert_alike([rank[kind] for rank in together], wanted)
+
+
+def test_lengths_change_under_autocast_too() -> None:
+    wanted = [each["loss"] for each in train_alone("two")]
+    found = [each["loss"] for each in train("two", ["allreduce"], {"precision": "bf16"})["allreduce"]]
+    assert found == pytest.approx(wanted, rel=2e-2)
+    assert found != pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_length_that_comes_again_is_not_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, _ = build("two")
+    pipeline.step(*batch(LENGTHS[1], 0))
+    monkeypatch.setattr("graphpipe.run.shapes.split_for", None)
+    pipeline.step(*batch(LENGTHS[0], 1))
+    pipeline.step(*batch(LENGTHS[1], 2))
+    with pytest.raises(TypeError):
+        pipeline.step(*batch(20, 3))
+
+
+def test_a_checkpoint_is_of_no_length(tmp_path: Path) -> None:
+    unbroken, resumed = resume("two", str(tmp_path))
+    assert unbroken == resumed
+
+
+def test_ranks_that_were_given_different_lengths_stop_before_any_message(tmp_path: Path) -> None:
+    for ranks, cut in [(2, "two"), (4, "four")]:
+        outcomes = run_ranks(disagree, ranks, tmp_path / cut, cut, 24, 12)
+        said = values(outcomes)
+        given = "rank {} was given 12 samples of tokens int64[{}]"
+        assert said[1].startswith(f"InvalidInput: mini-batch: {given.format(0, 16)}; {given.format(1, 24)}")
+        assert said[0].startswith(f"InvalidInput: mini-batch: {given.format(1, 24)}; {given.format(0, 16)}")
+        # Rank 3 of four does not talk to rank 1, and learns that rank 2 has stopped.
+        assert all(each.startswith(("InvalidInput: mini-batch: rank 1", "PeerLost: rank 2")) for each in said[2:])
+        assert max(outcome.seconds for outcome in outcomes) < 15
+
+
+def test_a_rank_that_cannot_use_its_mini_batch_tells_the_others(tmp_path: Path) -> None:
+    said = values(run_ranks(disagree, 2, tmp_path, "two", 16, 7))
+    assert said[1].startswith("InvalidInput: step: the mini-batch has 7 samples, the plan is for 12")
+    assert "rank 1 cannot use its mini-batch (the mini-batch has 7 samples" in said[0]
+
+
+def test_a_length_at_which_the_model_computes_something_else_is_refused() -> None:
+    said = refused("masked", "allreduce", 32)
+    assert said.startswith("InvalidInput: inputs: with samples of tokens[32] the model computes something else")
+    assert "Pad the samples" in said
+    pipeline, _ = build("masked")
+    with pytest.raises(InvalidInput):
+        pipeline.step(*batch(32, 0))
+    pipeline.step(*batch(LENGTHS[0], 0))
+
+
+def test_fsdp_refuses_to_follow_where_glue_reads_its_shards(tmp_path: Path) -> None:
+    said = values(run_ranks(refused, 4, tmp_path, "masked", "fsdp2", 24))
+    assert any("FSDP cannot follow there: pad the samples, or choose engine='ddp'" in each for each in said)
+    assert all(each.startswith(("InvalidInput: ", "PeerLost: ")) for each in said)
