@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
@@ -40,6 +41,10 @@ class Recorder:
     """Their names; without them their numbers stand in what torch's profiler records."""
     doing: Doing | None = None
     """What the rank is at, or was at when an error ended it."""
+    unseen: "Unseen" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unseen = Unseen(self)
 
     def begin(self) -> None:
         """Forget the last step, and start the clock together with all other ranks."""
@@ -73,8 +78,8 @@ class Recorder:
 
     def span(
         self, device: int, kind: SpanKind, stage: int, micro_batch: int = -1, peer: int = -1, count: float = 0.0
-    ) -> "Recording":
-        """Return what records what happens inside as a span, and names it to torch's profiler.
+    ) -> AbstractContextManager[None]:
+        """Return what to be inside of: what happens there is recorded as a span, and named to torch's profiler.
 
         Args:
             device: that does it.
@@ -84,7 +89,10 @@ class Recorder:
             peer: the other device of a transfer.
             count: bytes of a transfer.
         """
-        return Recording(self, device, Doing(kind, stage, micro_batch), peer, count)
+        self.doing = Doing(kind, stage, micro_batch)
+        if not (self.on or profiling()):
+            return self.unseen
+        return Recording(self, device, self.doing, peer, count)
 
     def name(self, doing: Doing) -> str:
         """Return what torch's profiler shows."""
@@ -111,9 +119,24 @@ class Recorder:
         return time.perf_counter()
 
 
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What nobody records. One object for all spans, and no generator's context: it stands between all tasks."""
+
+    recorder: Recorder
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End; after an error, what was done stays in `Recorder.doing`."""
+        if kind is None:
+            self.recorder.doing = None
+
+
 @dataclass(slots=True)
 class Recording:
-    """A span under way. A class, because a generator's context takes longer, and stands between all tasks."""
+    """A span under way, which is recorded."""
 
     recorder: Recorder
     device: int
@@ -127,7 +150,6 @@ class Recording:
     def __enter__(self) -> None:
         """Begin."""
         recorder = self.recorder
-        recorder.doing = self.doing
         if recorder.on:
             self.start = recorder.now()
         if profiling():

@@ -191,9 +191,9 @@ class Worker(Generic[AnyReplica]):
         return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
 
     def _rows(self, task: Task, device: int, batch: Batch) -> SampleRange:
-        stage = self.placement.plan.stages[task.stage]
-        replica = stage.devices.index(device)
-        return sample_range(batch.size, batch.micro_batches[task.stage], stage.degree, task.micro_batch, replica)
+        devices = self.placement.plan.stages[task.stage].devices
+        size, replica = batch.micro_batches[task.stage], devices.index(device)
+        return sample_range(batch.size, size, len(devices), task.micro_batch, replica)
 
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas, but for what it shares with other stages."""
