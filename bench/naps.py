@@ -1,7 +1,7 @@
 """A two-branch model whose layers sleep: it takes as long on one core as on as many as there are stages.
 
-    left  -> l0 -> l1 -+-> join         as a graph, three stages deep
-    right -> r0 -> r1 -+                as a chain, five: each hands on what it does not use
+left  -> l0 -> l1 -+-> join         as a graph, three stages deep
+right -> r0 -> r1 -+                as a chain, five: each hands on what it does not use
 """
 
 from dataclasses import replace

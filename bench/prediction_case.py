@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median, median_low
 
 import psutil
+import torch
 
 import graphpipe as gp
 from graphpipe.model.zoo import zoo_model
@@ -39,7 +40,8 @@ def planned(model: str, ranks: int) -> Plan:
     """Return the plan for the machine this is, by what its operators take here."""
     zoo = zoo_model(model)
     graph, cluster = gp.capture(zoo.module, zoo.example_inputs), gp.Cluster.preset(f"local:{ranks}")
-    costs = gp.profile(zoo.module, zoo.example_inputs, cluster, graph=graph)
+    inputs, targets = zoo.batch(torch.Generator().manual_seed(0), BATCH)
+    costs = gp.profile(zoo.module, inputs, cluster, graph=graph, loss_fn=zoo.loss_fn, targets=targets)
     return gp.plan(graph, costs, cluster, batch_size=BATCH, micro_batch=MICRO_BATCH)
 
 
