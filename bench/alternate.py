@@ -1,7 +1,7 @@
 """Timing several engines in one run: one step of each in turn, so that all meet the same noise of the machine."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -40,10 +40,14 @@ def slowest(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 def summary(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> dict[str, Any]:
     """Return the median step of each engine, and ours over theirs: of the medians, and median of the rounds' ratios."""
-    paired = [one / other for one, other in zip(seconds[ours], seconds[theirs], strict=True)]
     return {
         "seconds": {name: median(values) for name, values in seconds.items()},
         "ratio": median(seconds[ours]) / median(seconds[theirs]),
-        "paired_ratio": median(paired),
-        "steps": len(paired),
+        "paired_ratio": paired_ratio(seconds[ours], seconds[theirs]),
+        "steps": len(seconds[ours]),
     }
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median of the rounds' ratios."""
+    return median(one / other for one, other in zip(ours, theirs, strict=True))

@@ -47,10 +47,9 @@ class Nap(nn.Module):
         self.seconds_per_sample = 0.0
 
     def forward(self, *given: Tensor) -> Tensor:
-        total = torch.stack(given).sum(dim=0)
-        if self.seconds_per_sample:
-            total = _Sleep.apply(total, self.seconds_per_sample)
-        return self.linear(total)
+        # The sleep comes last: before it stands a weight, so that it has a backward in every layer.
+        result = self.linear(torch.stack(given).sum(dim=0))
+        return _Sleep.apply(result, self.seconds_per_sample) if self.seconds_per_sample else result
 
 
 class Hop(nn.Module):

@@ -5,11 +5,14 @@ each; the default planner cuts the model (micro-batches of 8, mini-batch of 64);
 takes and how much every rank holds; then the ranks train it (AdamW, all checks on). Nothing is fitted to the steps.
 
 Other processes disturb: steps are taken in blocks, and the 15 steps of the blocks in which others used least of the
-cores count (`others`). Memory is what torch had allocated at the peak of a step, parameters, gradients and optimizer
+cores count; `others` is what they used of them, and where that is much, a step says little. Processor time says more
+then: the seconds that tasks and updates of all ranks are predicted to compute, against what the ranks used, messages
+and all else that the runtime does included. Memory is what torch had allocated at the peak of a step, parameters, gradients and optimizer
 state included, on the rank where the prediction is worst. Where the step is off by more than 10 %, the comparison of
 the traces says which work took longer or shorter than predicted, over the whole step.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import graphpipe as gp
@@ -24,7 +27,7 @@ CASES = tuple((model, ranks) for model in ("gpt-small", "two-tower-small", "mmt-
 TARGET = 0.10
 NAMED = 3
 """Differences that a row shows."""
-HEADER = ("model", "ranks", "stages", "predicted ms", "measured ms", "step error %", "predicted MB", "measured MB",
+HEADER = ("model", "ranks", "stages", "predicted ms", "measured ms", "step error %", "processor error %", "predicted MB", "measured MB",
           "memory error %", "others %", "largest differences (ms)")  # fmt: skip
 
 
@@ -43,6 +46,7 @@ def main() -> None:
 def _row(model: str, plan: Plan, found: Measured) -> dict[str, Any]:
     predicted = gp.simulate(plan)
     comparison = compare(predicted, found.trace)
+    busy = _computing(plan)
     peaks = [predicted.peak_bytes[device] for device in plan.used_devices]
     return {
         "model": model,
@@ -51,6 +55,9 @@ def _row(model: str, plan: Plan, found: Measured) -> dict[str, Any]:
         "predicted_seconds": predicted.step_seconds,
         "measured_seconds": found.seconds,
         "step_error": predicted.step_seconds / found.seconds - 1,
+        "predicted_processor_seconds": busy,
+        "measured_processor_seconds": found.processor_seconds,
+        "processor_error": busy / found.processor_seconds - 1,
         "predicted_bytes": peaks,
         "measured_bytes": list(found.peak_bytes),
         "memory_errors": [here / there - 1 for here, there in zip(peaks, found.peak_bytes, strict=True)],
@@ -58,6 +65,12 @@ def _row(model: str, plan: Plan, found: Measured) -> dict[str, Any]:
         "steps": found.steps,
         "differences": [_difference(plan, each) for each in comparison.differences],
     }
+
+
+def _computing(plan: Plan) -> float:
+    # Seconds of all tasks and updates, each with a core of its own.
+    apart = replace(plan, cluster=replace(plan.cluster, cores_per_node=None))
+    return sum(gp.simulate(apart).busy_seconds.values())
 
 
 def _difference(plan: Plan, it: Difference) -> dict[str, Any]:
@@ -81,6 +94,7 @@ def _line(row: dict[str, Any]) -> list[object]:
         f"{1e3 * row['predicted_seconds']:.1f}",
         f"{1e3 * row['measured_seconds']:.1f}",
         f"{100 * row['step_error']:+.1f}",
+        f"{100 * row['processor_error']:+.1f}",
         f"{row['predicted_bytes'][worst] / 1e6:.2f}",
         f"{row['measured_bytes'][worst] / 1e6:.2f}",
         f"{100 * row['memory_errors'][worst]:+.1f}",

@@ -4,7 +4,7 @@ import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, median_low
+from statistics import fmean, median, median_low
 
 import psutil
 import torch
@@ -16,7 +16,7 @@ from graphpipe.run.launch import launch
 from graphpipe.trace import Trace
 
 BATCH, MICRO_BATCH = 64, 8
-WARMUP, BLOCKS, STEPS = 5, 12, 5
+WARMUP, BLOCKS, STEPS = 5, 9, 5
 ENOUGH = 15
 """Steps that count: those of the quietest blocks."""
 
@@ -27,6 +27,8 @@ class Measured:
 
     seconds: float
     """Median."""
+    processor_seconds: float
+    """Of all ranks and their threads in a step, whether or not they had to wait for a core; mean."""
     trace: Trace
     """Of the step of median length."""
     peak_bytes: tuple[float, ...]
@@ -61,6 +63,7 @@ def measured(model: str, plan: Plan) -> Measured:
     lengths = [trace.step_seconds for trace in traces]
     return Measured(
         seconds=median(lengths),
+        processor_seconds=fmean(sum(rank["blocks"][block]["stepping"] for rank in own) for block in quiet) / STEPS,
         trace=traces[lengths.index(median_low(lengths))],
         peak_bytes=tuple(rank["peak_bytes"] for rank in own),
         steps=len(traces),

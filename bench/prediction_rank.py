@@ -37,15 +37,18 @@ def _block(
     pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, steps: int, job: str, number: int
 ) -> dict[str, float]:
     # Every rank gets the whole trace; rank 0 keeps it.
-    before, start, own = psutil.cpu_times(), time.perf_counter(), time.process_time()
+    before, start, own, stepping = psutil.cpu_times(), time.perf_counter(), time.process_time(), 0.0
     for step in range(steps):
+        began = time.process_time()
         pipeline.step(inputs, targets)
+        stepping += time.process_time() - began
         trace = pipeline.trace()
         if pipeline.held().world.rank == 0:
             trace.save(f"{job}.trace-{number}-{step}")
     after = psutil.cpu_times()
     idle = (after.idle + after.iowait) - (before.idle + before.iowait)
-    return {"seconds": time.perf_counter() - start, "own": time.process_time() - own, "idle": idle}
+    own = time.process_time() - own
+    return {"seconds": time.perf_counter() - start, "own": own, "stepping": stepping, "idle": idle}
 
 
 def _peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path) -> float:

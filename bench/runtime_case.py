@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.alternate import slowest, summary
+from bench.alternate import paired_ratio, slowest, summary
 from graphpipe.plan import Plan
 from graphpipe.run.launch import launch
 
@@ -39,4 +39,6 @@ def run_case(
         seconds = slowest([json.loads(Path(f"{job}.{rank}").read_text()) for rank in range(ranks)])
     stage = plan.stages[0]
     row = {"model": model, "ranks": ranks, "schedule": plan.schedule, "micro_batch": stage.micro_batch}
-    return row | {"batch": plan.batch_size, "against": against} | summary(seconds, "ours", against)
+    row |= {"batch": plan.batch_size, "against": against} | summary(seconds, "ours", against)
+    unchecked = seconds.get("unchecked")
+    return row | ({"unchecked_ratio": paired_ratio(unchecked, seconds[against])} if unchecked else {})

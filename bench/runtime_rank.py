@@ -62,10 +62,11 @@ def alone(job: str) -> None:
     plan = Plan.load(case["plan"])
     model = _zoo(case["model"])
     inputs, targets = model.batch(torch.Generator().manual_seed(0), plan.batch_size)
-    twin = copy.deepcopy(model.module)
+    twin, third = copy.deepcopy(model.module), copy.deepcopy(model.module)
     count = plan.batch_size // plan.stages[0].micro_batch
     steps = {
         "ours": ours(plan, model.module, model.loss_fn, inputs, targets),
+        "unchecked": ours(plan, third, model.loss_fn, inputs, targets, check_finite=False),
         "plain": plain(twin, model.loss_fn, count, inputs, targets),
     }
     _measure(case, job, 0, steps)
@@ -94,7 +95,8 @@ def _gpt_stage(model: nn.Module, rank: int, ranks: int) -> nn.Sequential:
 
 def _measure(case: dict[str, Any], job: str, rank: int, steps: dict[str, Step]) -> None:
     # Every engine trains a copy of the same weights, so that they find the same loss; it is the last rank's of a chain.
-    first, other = (step() for step in steps.values())
+    first, *others = (step() for step in steps.values())
     if rank == case["ranks"] - 1:
-        assert abs(first - other) < 1e-5 * abs(first), f"the engines compute different losses: {first}, {other}"
+        for other in others:
+            assert abs(first - other) < 1e-5 * abs(first), f"the engines compute different losses: {first}, {other}"
     Path(f"{job}.{rank}").write_text(json.dumps(alternate(steps, warmup=case["warmup"], repeats=case["repeats"])))
