@@ -7,9 +7,11 @@ takes and how much every rank holds; then the ranks train it (AdamW, all checks 
 Other processes disturb: steps are taken in blocks, and the 15 steps of the blocks in which others used least of the
 cores count; `others` is what they used of them, and where that is much, a step says little. Processor time says more
 then: the seconds that tasks and updates of all ranks are predicted to compute, against what the ranks used, messages
-and all else that the runtime does included. Memory is what torch had allocated at the peak of a step, parameters, gradients and optimizer
-state included, on the rank where the prediction is worst. Where the step is off by more than 10 %, the comparison of
-the traces says which work took longer or shorter than predicted, over the whole step.
+and all else that the runtime does included.
+
+Memory is what torch had allocated at the peak of a step, parameters, gradients and optimizer state included, on the
+rank where the prediction is worst. Where the step is off by more than 10 %, the comparison of the traces says which
+work took longer or shorter than predicted, over the whole step.
 """
 
 from dataclasses import replace
@@ -27,8 +29,10 @@ CASES = tuple((model, ranks) for model in ("gpt-small", "two-tower-small", "mmt-
 TARGET = 0.10
 NAMED = 3
 """Differences that a row shows."""
-HEADER = ("model", "ranks", "stages", "predicted ms", "measured ms", "step error %", "processor error %", "predicted MB", "measured MB",
-          "memory error %", "others %", "largest differences (ms)")  # fmt: skip
+HEADER = (
+    *("model", "ranks", "stages", "predicted ms", "measured ms", "step error %", "processor error %"),
+    *("predicted MB", "measured MB", "memory error %", "others %", "largest differences (ms)"),
+)
 
 
 def main() -> None:
