@@ -10,9 +10,9 @@ then: the seconds that tasks and updates of all ranks are predicted to compute, 
 and all else that the runtime does included.
 
 Memory is what torch had allocated at the peak of a step, parameters, gradients and optimizer state included, on the
-rank where the prediction is worst. Not predicted is what an operator's backward holds while it runs (here up to 0.6
-MB) and what is received early (at most 4 MiB): much of these few MB. Where the step is off by more than 10 %, the comparison of the traces says which
-work took longer or shorter than predicted, over the whole step.
+rank where the prediction is worst. Not predicted is what an operator's backward holds while it runs, and what is
+received early (at most 4 MiB): much of these few MB. Where the step is off by more than 10 %, the comparison of the
+traces says which work took longer or shorter than predicted, over the whole step.
 """
 
 from dataclasses import replace
