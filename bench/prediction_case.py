@@ -17,6 +17,8 @@ from graphpipe.trace import Trace
 
 BATCH, MICRO_BATCH = 64, 8
 WARMUP, BLOCKS, STEPS = 5, 9, 5
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""One thread per rank, and no word of torch's about memory that it had before its profiler looked."""
 ENOUGH = 15
 """Steps that count: those of the quietest blocks."""
 
@@ -55,7 +57,7 @@ def measured(model: str, plan: Plan) -> Measured:
         plan.save(job.with_name("plan.json"))
         case = {"plan": str(job.with_name("plan.json")), "model": model}
         job.write_text(json.dumps(case | {"warmup": WARMUP, "blocks": BLOCKS, "steps": STEPS}))
-        launch("bench.prediction_rank:train", ranks, arguments=[str(job)], environment={"OMP_NUM_THREADS": "1"})
+        launch("bench.prediction_rank:train", ranks, arguments=[str(job)], environment=ENVIRONMENT)
         own = [json.loads(Path(f"{job}.rank-{rank}").read_text()) for rank in range(ranks)]
         others = [_others([rank["blocks"][block] for rank in own]) for block in range(BLOCKS)]
         quiet = sorted(range(BLOCKS), key=others.__getitem__)[: ENOUGH // STEPS]

@@ -42,8 +42,8 @@ class Channels:
     """
 
     world: World
-    sending: dict[Transfer, list[Message]] = field(default_factory=dict[Transfer, list[Message]])
-    """A message per value."""
+    sending: dict[int, list[Message]] = field(default_factory=dict[int, list[Message]])
+    """A message per value, by identity of the transfer: hashing one takes longer."""
     agreement: Agreement | None = None
     """Under way; None once it is settled."""
 
@@ -52,7 +52,7 @@ class Channels:
         rows = rows.contiguous()
         with translate_loss(f"rank {peer}", self.world.about(peer)):
             work = dist.isend(rows, peer, group=self.world.everyone)
-        self.sending.setdefault(transfer, []).append(Message(work, rows, peer, self.world))
+        self.sending.setdefault(id(transfer), []).append(Message(work, rows, peer, self.world))
 
     def receive(self, rows: Tensor, peer: int) -> Message:
         """Start receiving from rank `peer` into `rows`, which must be contiguous."""
@@ -63,12 +63,18 @@ class Channels:
     def let_go(self, transfers: Iterable[Transfer]) -> None:
         """Keep no longer what these transfers sent: it is known to have been taken."""
         for transfer in transfers:
-            for message in self.sending.pop(transfer, ()):
-                message.wait()
+            self._end(self.sending.pop(id(transfer), ()))
 
     def drain(self) -> None:
         """Wait until every message sent has been taken."""
-        self.let_go([*self.sending])
+        for messages in self.sending.values():
+            self._end(messages)
+        self.sending.clear()
+
+    @staticmethod
+    def _end(messages: Iterable[Message]) -> None:
+        for message in messages:
+            message.wait()
 
     def forget(self) -> None:
         """Let go of all messages: a handle keeps its connection open."""
