@@ -13,7 +13,7 @@ from graphpipe.plan.partition import Problem
 PLANNERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "graphpipe": {"planner": "graphpipe", "schedule": "auto"},
-        "1f1b": {"planner": "graphpipe"},
+        "1f1b": {"planner": "graphpipe", "schedule": "1f1b"},
         "published": {"planner": "graphpipe", "objective": "bottleneck"},
         "pipedream": {"planner": "pipedream"},
         "piper": {"planner": "piper"},

@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.analytic import estimate
@@ -16,7 +17,7 @@ from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.registry import planner as planner_named
 from graphpipe.plan.verify import verify
-from graphpipe.schedule.choice import candidates, check_choice, scheduled
+from graphpipe.schedule.choice import AUTO, best_scheduled, check_choice, scheduled
 from graphpipe.simulate import predict, simulate, step_seconds
 
 _OBJECTIVES = ("step", "bottleneck")
@@ -34,7 +35,7 @@ def plan(
     micro_batch: int | None = None,
     mixed_micro_batches: bool = False,
     objective: Objective = "step",
-    schedule: str = "1f1b",
+    schedule: str | None = None,
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -52,7 +53,8 @@ def plan(
         objective: `step` ranks by simulated step time, warm-up, drain, communication and update included;
             `bottleneck`, the published objective, by the slowest stage alone (and only micro-batch sizes by step time).
         schedule: `1f1b`, `gpipe`, `zb-h1`, `zb-auto`, or `auto` for the one with the shortest step, which may use all
-            the memory there is. Planners with a schedule of their own keep it under `1f1b`.
+            the memory there is and gives stages micro-batch sizes of their own where that pays. Planners with a
+            schedule of their own keep it under `1f1b`. None: see `default_schedule`.
 
     Raises:
         Infeasible: no plan fits in memory; names the stage of the nearest miss and the bytes it lacks.
@@ -71,6 +73,7 @@ def plan(
         raise InvalidInput(
             f"unknown objective '{objective}'", where="objective", remedy=nearest(objective, [*_OBJECTIVES])
         )
+    schedule = schedule or default_schedule(planner, cluster, objective, mixed_micro_batches=mixed_micro_batches)
     check_choice(schedule)
     if mixed_micro_batches and schedule not in ("1f1b", "auto"):
         raise InvalidInput(
@@ -78,12 +81,13 @@ def plan(
             where="schedule",
             remedy="Leave out the schedule, or the mixed micro-batches.",
         )
+    schedules = schedule == AUTO and not mixed_micro_batches
     options = Options(
         objective=objective,
         evaluate=step_seconds,
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
-        variants=lambda plan: candidates(plan, schedule),
+        scheduled=partial(best_scheduled, evaluate=step_seconds) if schedules else None,
     )
     start = time.perf_counter()
     with _collection_paused():
@@ -91,6 +95,17 @@ def plan(
         if schedule != "1f1b" and not mixed_micro_batches:
             found = scheduled(found, schedule, step_seconds)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
+
+
+def default_schedule(planner: str, cluster: Cluster, objective: Objective, *, mixed_micro_batches: bool) -> str:
+    """Return the schedule that a planner is asked for where the caller does not say.
+
+    `auto` of `graphpipe`, `1f1b` of the baselines, of the published objective and of kFkB (mixed micro-batch sizes).
+    Where devices share cores, as processes on one machine do, `1f1b` too: there is always other work for a core, so
+    that filling bubbles gains nothing, and two halves of a backward cost more than a whole one.
+    """
+    searched = planner == "graphpipe" and objective == "step" and not mixed_micro_batches
+    return AUTO if searched and cluster.cores_per_node is None else "1f1b"
 
 
 def hand_plan(
