@@ -49,5 +49,5 @@ class Inbox:
 
     def take(self, task: Task) -> dict[int, Values]:
         """Return, and forget, what came for `task`, by edge in ascending order."""
-        parcel = self.parcels.pop(task, Parcel())
-        return dict(sorted(parcel.edges.items()))
+        parcel = self.parcels.pop(task, None)
+        return dict(sorted(parcel.edges.items())) if parcel else {}

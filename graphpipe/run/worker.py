@@ -17,6 +17,7 @@ from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.shared import SharedParameters
+from graphpipe.run.taken import Taken, taken_by
 from graphpipe.run.values import check_message
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
@@ -75,6 +76,8 @@ class Worker(Generic[AnyReplica]):
     watch: Watch
     shared: Sequence[SharedParameters] = ()
     """By position in `Plan.exchanges`."""
+    learnt: "Learnt | None" = None
+    """Of the schedule that was run last."""
 
     def run(self, lowered: LoweredSchedule, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do this rank's part of one mini-batch, and wait until the last message is gone."""
@@ -83,7 +86,7 @@ class Worker(Generic[AnyReplica]):
         self.channels.sending.clear()
         for engine in self.engines.values():
             engine.begin()
-        own = [*self.own(lowered)]
+        own = self._learn(lowered)
         ahead = self._ahead(batch)
         alone = next((place for place, (_, action) in enumerate(own) if not isinstance(action, Compute)), len(own))
         for device, action in own[:alone]:
@@ -96,6 +99,13 @@ class Worker(Generic[AnyReplica]):
             engine.end()
         self.watch.at("tally", peer=EVERYBODY)
         self.channels.drain()
+
+    def _learn(self, lowered: LoweredSchedule) -> Sequence[tuple[int, Action]]:
+        # A training runs the same schedule in every step.
+        if self.learnt is None or self.learnt.lowered is not lowered:
+            taken = taken_by(lowered, self.placement, self.world.rank)
+            self.learnt = Learnt(lowered, [*self.own(lowered)], taken)
+        return self.learnt.own
 
     def own(self, lowered: LoweredSchedule) -> Iterable[tuple[int, Action]]:
         """Return the actions of this rank's devices, merged as the total order has them."""
@@ -142,6 +152,8 @@ class Worker(Generic[AnyReplica]):
             with self.recorder.span(device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
                 message.wait()
             ahead.used(message.rows.nbytes)
+        assert self.learnt is not None
+        self.channels.let_go(self.learnt.taken.get((device, task), ()))
         self.watch.at("forward" if task.kind == "F" else "backward", task.stage, task.micro_batch)
         with self.recorder.span(device, task.kind, task.stage, task.micro_batch):
             replica.do(task, rows, batch, loss_fn)
@@ -161,7 +173,7 @@ class Worker(Generic[AnyReplica]):
             if peer == self.world.rank:
                 buffers[spec.name].copy_(rows)
             else:
-                self.channels.send(rows, peer)
+                self.channels.send(rows, peer, transfer)
 
     def _ahead(self, batch: Batch) -> Ahead:
         return Ahead(
@@ -191,13 +203,23 @@ class Worker(Generic[AnyReplica]):
         return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
 
     def _rows(self, task: Task, device: int, batch: Batch) -> SampleRange:
-        stage = self.placement.plan.stages[task.stage]
-        replica = stage.devices.index(device)
-        return sample_range(batch.size, batch.micro_batches[task.stage], stage.degree, task.micro_batch, replica)
+        devices = self.placement.plan.stages[task.stage].devices
+        size, replica = batch.micro_batches[task.stage], devices.index(device)
+        return sample_range(batch.size, size, len(devices), task.micro_batch, replica)
 
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas, but for what it shares with other stages."""
         self.engines[stage].reduce()
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a rank has to know of a schedule."""
+
+    lowered: LoweredSchedule
+    own: Sequence[tuple[int, Action]]
+    """Its actions (see `Worker.own`)."""
+    taken: Taken
 
 
 def _values(transfer: Transfer, batch: Batch) -> Sequence[ValueSpec]:

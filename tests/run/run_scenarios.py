@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from graphpipe.documents import to_body
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.model.dag_module import DagModule
+from graphpipe.plan import Plan
 from graphpipe.run import Pipeline
+from graphpipe.run.channels import Channels
 
 
 def build(
@@ -40,6 +43,32 @@ def build(
 def adamw(parameters: Any) -> torch.optim.Optimizer:
     """A stateful optimizer."""
     return torch.optim.AdamW(parameters, lr=0.05)
+
+
+def chain_of_two(micro_batch: int) -> Plan:
+    """Return a plan of `fan` with two stages, one after the other, that keep as few samples as 1F1B must."""
+    inputs, _ = fan_batch()
+    stages = [(["stem", "left"], [0], micro_batch), (["right", "head"], [1], micro_batch)]
+    plan = plan_of(fan(), inputs, stages, BATCH)
+    first, second = plan.stages
+    return replace(plan, stages=(replace(first, in_flight=2 * micro_batch), replace(second, in_flight=micro_batch)))
+
+
+def messages_kept() -> tuple[int, int]:
+    """Return how many messages this rank kept at most in a step, and how many it sent."""
+    model, plan = fan(), chain_of_two(micro_batch=1)
+    inputs, targets = fan_batch()
+    kept: list[int] = []
+    send = Channels.send
+
+    def counted(channels: Channels, *given: Any) -> None:
+        send(channels, *given)
+        kept.append(len(channels.sending))
+
+    Channels.send = counted
+    with Pipeline(plan, hand_split(model, plan, inputs), cross_entropy) as pipeline:
+        pipeline.step(inputs, targets)
+    return max(kept), len(kept)
 
 
 def train(cut: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
