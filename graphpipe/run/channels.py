@@ -1,11 +1,13 @@
 """Messages between ranks: started in the order of the schedule, waited for only where their content is needed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.run.agreement import Agreement
+from graphpipe.run.pairs import Pair, rounds, warm_up
 from graphpipe.run.world import World, translate_loss
 
 
@@ -43,6 +45,19 @@ class Channels:
     sending: list[Message] = field(default_factory=list[Message])
     agreement: Agreement | None = None
     """Under way; None once it is settled."""
+    warm: set[Pair] = field(default_factory=set[Pair])
+    """The pairs of ranks, this one's or not, that have talked to each other."""
+
+    def open(self, pairs: Iterable[Pair]) -> None:
+        """Get ready for messages between these ranks, where that takes more than to send them; all ranks call this.
+
+        Raises:
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        new = {*pairs} - self.warm
+        if self.world.in_order and new:
+            warm_up(self.world, [pair for one in rounds(new) for pair in one])
+        self.warm |= new
 
     def send(self, rows: Tensor, peer: int) -> None:
         """Start sending `rows` to rank `peer`."""

@@ -167,7 +167,7 @@ class Worker(Generic[AnyReplica]):
         return Ahead(
             begin=lambda transfer: self._receive(transfer, batch),
             size_of=lambda transfer: _bytes(transfer, batch),
-            room=AHEAD_BYTES if self.world.backend == "gloo" else 0,
+            room=None if self.world.in_order else AHEAD_BYTES,
         )
 
     def _from_afar(self, action: Receive) -> bool:

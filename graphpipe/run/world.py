@@ -36,6 +36,11 @@ class World:
         """NCCL between GPUs, gloo between CPUs."""
         return "nccl" if self.device.type == "cuda" else "gloo"
 
+    @property
+    def in_order(self) -> bool:
+        """Whether messages have no tags: NCCL's are told apart by the order alone in which both ends list them."""
+        return self.backend == "nccl"
+
     def about(self, rank: int) -> str:
         """Return what is known of a rank, to be put at the end of a sentence."""
         return f", {self.hosts[rank]}" if rank in self.hosts else ""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from builders import Part, chain, make_plan, plans, share
+from builders import Part, chain, crossed, make_plan, plans, share
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,19 +224,8 @@ def test_lists_that_agree_pair_by_pair_may_still_wait_in_a_ring():
 
 def test_sums_inside_the_last_backward_can_wait_for_ever_where_sums_after_it_do_not():
     """A replica's device does an earlier stage's backward, which needs the other replica, before its own last one."""
-    plan, lowered = crossed()
+    plan, text = crossed()
+    lowered = lower(plan, Schedule.parse(text))
     assert not standstill(plan, lowered)
     stuck = standstill(plan, lowered, inside={1})
     assert stuck, "replica 0 cannot end its backward, for which replica 1 waits"
-
-
-def crossed() -> tuple[Plan, LoweredSchedule]:
-    """Stage 1 has replicas on devices 1 and 2; stage 0 takes half a micro-batch at a time, on device 2 too."""
-    parts = [
-        Part(micro_batch=2, devices=(2,), parameter_bytes=1.0),
-        Part(micro_batch=4, degree=2, devices=(1, 2), parameter_bytes=1.0),
-        Part(micro_batch=4, devices=(0,)),
-    ]
-    plan = make_plan(parts, chain(3, 1.0), batch_size=4, schedule="gpipe")
-    text = "schedule by-hand\n0: F2.0 B2.0\n1: F1.0 B1.0\n2: F0.0 F0.1 F1.0 B0.0 B1.0 B0.1\n"
-    return plan, lower(plan, Schedule.parse(text))
