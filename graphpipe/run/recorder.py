@@ -3,7 +3,7 @@
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch.profiler import record_function
 
 from graphpipe.documents import from_body, to_body
 from graphpipe.plan import Plan
+from graphpipe.run.clock import Clock, Moment, clock_of
 from graphpipe.run.memory_use import peak_bytes
 from graphpipe.run.world import World
 from graphpipe.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
@@ -32,20 +33,28 @@ class Recorder:
     world: World
     on: bool
     spans: list[Span] = field(default_factory=list[Span])
+    """Known at the end of the step."""
     memory: list[MemorySample] = field(default_factory=list[MemorySample])
-    began: float = 0.0
+    clock: Clock = field(init=False)
+    began: Moment = None
+    noted: list[tuple[Span, Moment, Moment]] = field(default_factory=list[tuple[Span, Moment, Moment]])
+    """Spans of this step with their start and end, all but the seconds of which is known."""
     step_seconds: float = 0.0
     stages: tuple[str, ...] = ()
     """Their names; without them their numbers stand in what torch's profiler records."""
     doing: Doing | None = None
     """What the rank is at, or was at when an error ended it."""
 
+    def __post_init__(self) -> None:
+        self.clock = clock_of(self.world.device)
+
     def begin(self) -> None:
         """Forget the last step, and start the clock together with all other ranks."""
         if self.on:
             self._forget()
             self.world.barrier()
-            self.began = self._now()
+            self.clock.settle()
+            self.began = self.clock.now()
 
     def begin_at_once(self, margin_seconds: float) -> None:
         """Do the same where all ranks share a machine and so a clock: begin at a moment that suits all.
@@ -53,11 +62,12 @@ class Recorder:
         A barrier of many ranks on few cores lets them go one after another.
         """
         self._forget()
-        self.began = max(self.world.exchange(time.perf_counter())) + margin_seconds
-        time.sleep(max(0.0, self.began - time.perf_counter()))
+        self.began = start = max(self.world.exchange(time.perf_counter())) + margin_seconds
+        time.sleep(max(0.0, start - time.perf_counter()))
 
     def _forget(self) -> None:
         self.spans.clear()
+        self.noted.clear()
         self.memory.clear()
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
@@ -65,7 +75,11 @@ class Recorder:
     def end(self, devices: tuple[int, ...]) -> None:
         """Stop the clock, and note the peak memory where it can be told which device's it is."""
         if self.on:
-            self.step_seconds = self._now() - self.began
+            end = self.clock.now()
+            self.clock.settle()
+            self.step_seconds = self.clock.seconds(self.began, end)
+            self.spans += [self._timed(*each) for each in self.noted]
+            self.noted.clear()
             if len(devices) == 1:
                 held = peak_bytes(self.world.device)
                 self.memory.append(MemorySample(device=devices[0], seconds=self.step_seconds, bytes=held))
@@ -76,23 +90,26 @@ class Recorder:
     ) -> Generator[None]:
         """Record what happens inside as a span, and name it to torch's profiler; `count` is the bytes of a transfer."""
         self.doing = Doing(kind, stage, micro_batch)
-        start = self._now() if self.on else 0.0
+        start = self.clock.now() if self.on else None
         with record_function(self._name(self.doing)):
             yield
         self.doing = None
         if self.on:
-            self.spans.append(
-                Span(
-                    device=device,
-                    kind=kind,
-                    stage=stage,
-                    micro_batch=micro_batch,
-                    start_seconds=start - self.began,
-                    end_seconds=self._now() - self.began,
-                    peer=peer,
-                    bytes=count,
-                )
+            span = Span(
+                device=device,
+                kind=kind,
+                stage=stage,
+                micro_batch=micro_batch,
+                start_seconds=0.0,
+                end_seconds=0.0,
+                peer=peer,
+                bytes=count,
             )
+            self.noted.append((span, start, self.clock.now()))
+
+    def _timed(self, span: Span, start: Moment, end: Moment) -> Span:
+        seconds = self.clock.seconds
+        return replace(span, start_seconds=seconds(self.began, start), end_seconds=seconds(self.began, end))
 
     def _name(self, doing: Doing) -> str:
         stage = self.stages[doing.stage] if self.stages else str(doing.stage)
@@ -110,11 +127,6 @@ class Recorder:
     def gather(self, plan: Plan) -> Trace:
         """Return the trace of all ranks; every rank must call this."""
         return assemble(plan, self.world.exchange(self.own()), "measured")
-
-    def _now(self) -> float:
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
-        return time.perf_counter()
 
 
 def assemble(plan: Plan, ranks: Sequence[Mapping[str, Any]], source: Literal["measured", "emulated"]) -> Trace:
