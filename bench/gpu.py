@@ -17,6 +17,7 @@ import graphpipe as gp
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.costs.cluster import Device, DeviceType, Link
+from graphpipe.costs.profiler import Effort
 from graphpipe.model.zoo import gpt, mmt
 from graphpipe.model.zoo.zoo_model import ZooModel
 from graphpipe.run.memory_use import peak_bytes
@@ -106,12 +107,15 @@ def copy_bandwidth(device: torch.device, count: int = 64 * 2**20) -> float:
     return count / median(seconds)
 
 
-def measure(case: Case, device: torch.device, *, warmup: int = 5, steps: int = 20) -> dict[str, Any]:
+def measure(
+    case: Case, device: torch.device, *, warmup: int = 5, steps: int = 20, effort: Effort | None = None
+) -> dict[str, Any]:
     """Return predicted and measured step time and memory of a case, and what differs most, task by task."""
     cluster = shared_device(device, len(case.stages))
     graph = gp.capture(case.model.module, case.model.example_inputs)
     sizes = sorted({1, max(1, case.micro_batch // 2), case.micro_batch})
-    costs = gp.profile(case.model.module, case.model.example_inputs, cluster, graph=graph, batch_sizes=sizes)
+    examples = case.model.example_inputs
+    costs = gp.profile(case.model.module, examples, cluster, graph=graph, batch_sizes=sizes, effort=effort)
     plan = gp.hand_plan(graph, costs, cluster, batch_size=case.batch_size, stages=_by_hand(case))
     assert plan.prediction is not None
     seconds, measured, peak = train(case, plan, device, warmup=warmup, steps=steps)
