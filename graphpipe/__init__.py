@@ -22,6 +22,7 @@ from graphpipe.trace import Trace
 
 if TYPE_CHECKING:
     from graphpipe.model import DagModule, capture
+    from graphpipe.model.backwards import choose_backwards
     from graphpipe.model.hugging_face import from_transformers
     from graphpipe.model.profile import profile
     from graphpipe.run import Pipeline
@@ -35,6 +36,7 @@ _WITH_TORCH = {
     "Pipeline": "graphpipe.run",
     "Task": "graphpipe.run.task",
     "capture": "graphpipe.model",
+    "choose_backwards": "graphpipe.model.backwards",
     "from_transformers": "graphpipe.model.hugging_face",
     "profile": "graphpipe.model.profile",
 }
@@ -67,6 +69,7 @@ __all__ = [
     "Task",
     "Trace",
     "capture",
+    "choose_backwards",
     "estimate",
     "from_transformers",
     "hand_plan",

@@ -11,6 +11,7 @@ from graphpipe.documents import read_json
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model import capture, split
+from graphpipe.model.backwards import choose_backwards
 from graphpipe.model.profile import profile
 from graphpipe.plan import Plan
 from graphpipe.report import measured_table, plan_table, summarise, summary_lines
@@ -119,7 +120,8 @@ def make_plan(config: TrainConfig, task: Task, output: Output, cluster: Cluster 
     """Return a new plan; None is the whole cluster."""
     cluster = cluster or resolve(config.cluster)
     graph = capture(task.module, task.example_inputs)
-    return plan_for(config, graph, _costs(config, task, graph, cluster, output), cluster)
+    found = plan_for(config, graph, _costs(config, task, graph, cluster, output), cluster)
+    return choose_backwards(found, task.module)
 
 
 def plan_for(config: TrainConfig, graph: Graph, costs: CostTable, cluster: Cluster) -> Plan:

@@ -127,7 +127,7 @@ class Pipeline:
             self._watch = Watch.of(
                 self._world.rank, [stage.name for stage in plan.stages], self._world.device, faults, fault_log
             )
-            split_stages = {task.stage for tasks in self._schedule.devices for task in tasks if task.kind == "I"}
+            split_stages = self._schedule.split_stages
             check_schedule(engine, plan, split_stages, placement, self._lowered)
             self._worker = build_worker(
                 plan,

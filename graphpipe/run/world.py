@@ -73,7 +73,9 @@ class World:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self.sum(torch.zeros(1, device=self.device))
+        arrived = torch.zeros(1, device=self.device)
+        self.sum(arrived)
+        arrived.item()  # on a GPU only this waits
 
     def exchange(self, value: object) -> list[Any]:
         """Return every rank's `value`, in rank order; values are what JSON can hold (nothing is unpickled)."""
