@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-NAMES = ("planning", "figure6", "table1", "sweeps", "profiles", "bounds", "scaling", "gpu")
+NAMES = ("planning", "figure6", "table1", "sweeps", "profiles", "bounds", "scaling", "gpu", "rehearsal")
 
 
 def main(names: list[str]) -> int:
