@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.analytic import estimate
@@ -16,7 +17,7 @@ from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.registry import planner as planner_named
 from graphpipe.plan.verify import verify
-from graphpipe.schedule.choice import candidates, check_choice, scheduled
+from graphpipe.schedule.choice import AUTO, best_scheduled, check_choice, scheduled
 from graphpipe.simulate import predict, simulate, step_seconds
 
 _OBJECTIVES = ("step", "bottleneck")
@@ -78,12 +79,13 @@ def plan(
             where="schedule",
             remedy="Leave out the schedule, or the mixed micro-batches.",
         )
+    schedules = schedule == AUTO and not mixed_micro_batches
     options = Options(
         objective=objective,
         evaluate=step_seconds,
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
-        variants=lambda plan: candidates(plan, schedule),
+        scheduled=partial(best_scheduled, evaluate=step_seconds) if schedules else None,
     )
     start = time.perf_counter()
     with _collection_paused():

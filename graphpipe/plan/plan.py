@@ -94,7 +94,7 @@ class Plan:
     @cached_property
     def cost_model(self) -> CostModel:
         """The look-up of every cost of this plan."""
-        return CostModel(self.graph, self.costs, self.cluster)
+        return CostModel.of(self.graph, self.costs, self.cluster)
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
