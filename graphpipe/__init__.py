@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from graphpipe.api import estimate, hand_plan, plan, simulate
+from graphpipe.api import choose_backwards, estimate, hand_plan, plan, simulate
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.errors import (
     CheckpointCorrupt,
@@ -22,7 +22,6 @@ from graphpipe.trace import Trace
 
 if TYPE_CHECKING:
     from graphpipe.model import DagModule, capture
-    from graphpipe.model.backwards import choose_backwards
     from graphpipe.model.hugging_face import from_transformers
     from graphpipe.model.profile import profile
     from graphpipe.run import Pipeline
@@ -36,7 +35,6 @@ _WITH_TORCH = {
     "Pipeline": "graphpipe.run",
     "Task": "graphpipe.run.task",
     "capture": "graphpipe.model",
-    "choose_backwards": "graphpipe.model.backwards",
     "from_transformers": "graphpipe.model.hugging_face",
     "profile": "graphpipe.model.profile",
 }

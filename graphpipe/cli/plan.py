@@ -2,7 +2,7 @@
 
 import argparse
 
-from graphpipe.api import hand_plan, plan, simulate
+from graphpipe.api import choose_backwards, hand_plan, plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.model_word import find_model
 from graphpipe.cli.output import Output
@@ -60,8 +60,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
     found = _by_hand(problem, by_hand) if by_hand is not None else _by_planner(problem, args)
     if found.schedule not in SPLIT or args.model.endswith(".json"):
         return found
-    from graphpipe.model.backwards import choose_backwards
-
     return choose_backwards(found, find_model(args.model)[0])
 
 

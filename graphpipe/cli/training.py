@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from graphpipe.api import estimate, plan, simulate
+from graphpipe.api import choose_backwards, estimate, plan, simulate
 from graphpipe.cli.output import Output
 from graphpipe.costs import Cluster, CostModel, CostTable, resolve
 from graphpipe.costs.units_check import warn_of_units
@@ -11,7 +11,6 @@ from graphpipe.documents import read_json
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model import capture, split
-from graphpipe.model.backwards import choose_backwards
 from graphpipe.model.profile import profile
 from graphpipe.plan import Plan
 from graphpipe.report import measured_table, plan_table, summarise, summary_lines

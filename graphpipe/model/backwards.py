@@ -15,31 +15,8 @@ from graphpipe.model.split import split
 from graphpipe.model.stage_program import ModuleStage
 from graphpipe.model.torch_private import fake_mode, flatten, same_but_no_leaf
 from graphpipe.plan import Plan
-from graphpipe.schedule.zero_bubble import SPLIT
-from graphpipe.simulate import predict
 
 SAMPLES = 2
-
-
-def choose_backwards(plan: Plan, module: nn.Module) -> Plan:
-    """Return the plan with whole backwards for the stages whose operations cannot be split in two halves.
-
-    Only where the plan's schedule splits backwards is anything asked or changed. The runtime does such a backward whole
-    in any case; a plan that says so is scheduled and predicted as it will run.
-
-    Args:
-        plan: for the graph that was captured from the model.
-        module: the model.
-
-    Raises:
-        InvalidInput: the plan is for another model.
-    """
-    whole = whole_backwards(plan, module) if plan.schedule in SPLIT else {}
-    if not whole:
-        return plan
-    stages = (replace(stage, backward="whole") if n in whole else stage for n, stage in enumerate(plan.stages))
-    found = replace(plan, stages=tuple(stages), prediction=None)
-    return replace(found, prediction=predict(found))
 
 
 def whole_backwards(plan: Plan, module: nn.Module) -> dict[int, str]:

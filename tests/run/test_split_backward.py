@@ -14,10 +14,11 @@ from run_splits import Case, Scale, Wrap, cases, fan_pipeline, in_halves, losses
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from graphpipe.api import choose_backwards
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
 from graphpipe.model.backward_graph import BackwardGraph
-from graphpipe.model.backwards import choose_backwards, whole_backwards
+from graphpipe.model.backwards import whole_backwards
 from graphpipe.report import plan_table
 from graphpipe.run import Pipeline
 from graphpipe.run.shelf import Shelf
