@@ -34,9 +34,9 @@ def wait_for_every_message() -> None:
     """Let sends and receives end only with their other side."""
     send, receive = Channels.send, Channels.receive
 
-    def send_and_wait(channels: Channels, rows: Tensor, peer: int) -> None:
-        send(channels, rows, peer)
-        channels.sending[-1].wait()
+    def send_and_wait(channels: Channels, *given: Any) -> None:
+        send(channels, *given)
+        channels.drain()
 
     def receive_and_wait(channels: Channels, rows: Tensor, peer: int) -> Message:
         message = receive(channels, rows, peer)
