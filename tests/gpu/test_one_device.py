@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,20 @@ from graphpipe.run import clock
 from graphpipe.run.lane import Stream
 
 NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-DEVICES = ["cpu", pytest.param("cuda:0", marks=NEEDS_A_GPU)]
+GPU = "cuda:0"
+DEVICES = ["cpu", pytest.param(GPU, marks=NEEDS_A_GPU)]
+
+
+def on_devices(cases: Iterable[str], few: Collection[str]) -> list[Any]:
+    """Return every case on a GPU; on the CPU, where other tests have them all, a few."""
+    return [*((case, "cpu") for case in few), *(pytest.param(case, GPU, marks=NEEDS_A_GPU) for case in cases)]
 
 
 def close(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found.cpu(), wanted.cpu(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("cut", [*STAGES])
+@pytest.mark.parametrize(("cut", "device"), on_devices(STAGES, ["mixed", "shared"]))
 def test_gradients_equal_those_of_the_unpartitioned_model(cut: str, device: str) -> None:
     pipeline, _ = build(cut, device=device)
     _, twin = build(cut)
@@ -51,8 +57,7 @@ def test_training_goes_as_on_the_cpu(device: str) -> None:
     assert ours.evaluate(*fan_batch(7))[0] == pytest.approx(theirs.evaluate(*fan_batch(7))[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize(("schedule", "device"), on_devices(["1f1b", "zb-h1"], ["zb-h1"]))
 def test_several_stages_of_a_device_and_backwards_in_halves(schedule: str, device: str) -> None:
     pipeline, _ = chain_pipeline([(names, on, 8) for names, on, _ in INTERLEAVED], schedule, dropout=0.0, device=device)
     twin, (inputs, targets) = chain(), chain_batch()
@@ -64,8 +69,7 @@ def test_several_stages_of_a_device_and_backwards_in_halves(schedule: str, devic
         close(found[name], parameter.grad)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("cut", [*run_shared.CUTS])
+@pytest.mark.parametrize(("cut", "device"), on_devices(run_shared.CUTS, ["beside"]))
 def test_parameters_that_stages_share(cut: str, device: str) -> None:
     (ours, model), (theirs, twin) = run_shared.build(cut, device=device), run_shared.build(cut, device="cpu")
     for seed in range(2):
@@ -78,7 +82,7 @@ def test_parameters_that_stages_share(cut: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_model_is_profiled_planned_predicted_and_measured(device: str) -> None:
-    for case in gpu.cases(device, small=True):
+    for case in gpu.cases(device, small=True)[1 if device == "cpu" else 0 :]:
         row = gpu.measure(case, torch.device(device), warmup=1, steps=3, effort=Effort(repeats=1, most=1))
         assert row["stages"] == len(case.stages)
         assert 0 < row["predicted_step_seconds"] < 10
