@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.run.agreement import Agreement
+from graphpipe.run.pairs import Pair, rounds, warm_up
 from graphpipe.run.world import World
 from graphpipe.schedule import Transfer
 
@@ -46,6 +47,19 @@ class Channels:
     """A message per value, by identity of the transfer: hashing one takes longer."""
     agreement: Agreement | None = None
     """Under way; None once it is settled."""
+    warm: set[Pair] = field(default_factory=set[Pair])
+    """The pairs of ranks, this one's or not, that have talked to each other."""
+
+    def open(self, pairs: Iterable[Pair]) -> None:
+        """Get ready for messages between these ranks, where that takes more than to send them; all ranks call this.
+
+        Raises:
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        new = {*pairs} - self.warm
+        if self.world.in_order and new:
+            warm_up(self.world, [pair for one in rounds(new) for pair in one])
+        self.warm |= new
 
     def send(self, rows: Tensor, peer: int, transfer: Transfer) -> None:
         """Start sending `rows`, a value of a transfer, to rank `peer`."""

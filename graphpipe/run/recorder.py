@@ -13,6 +13,7 @@ from torch.profiler import record_function
 from graphpipe.documents import from_body, to_body
 from graphpipe.model.torch_private import profiling
 from graphpipe.plan import Plan
+from graphpipe.run.clock import Clock, Moment, clock_of
 from graphpipe.run.memory_use import peak_bytes
 from graphpipe.run.world import World
 from graphpipe.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
@@ -34,8 +35,12 @@ class Recorder:
     world: World
     on: bool
     spans: list[Span] = field(default_factory=list[Span])
+    """Known at the end of the step."""
     memory: list[MemorySample] = field(default_factory=list[MemorySample])
-    began: float = 0.0
+    clock: Clock = field(init=False)
+    began: Moment = None
+    noted: "list[Recording]" = field(default_factory=lambda: list[Recording]())
+    """What this step's spans will be of, once the seconds of their moments are known."""
     step_seconds: float = 0.0
     stages: tuple[str, ...] = ()
     """Their names; without them their numbers stand in what torch's profiler records."""
@@ -45,13 +50,15 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.unseen = Unseen(self)
+        self.clock = clock_of(self.world.device)
 
     def begin(self) -> None:
         """Forget the last step, and start the clock together with all other ranks."""
         if self.on:
             self._forget()
             self.world.barrier()
-            self.began = self.now()
+            self.clock.settle()
+            self.began = self.clock.now()
 
     def begin_at_once(self, margin_seconds: float) -> None:
         """Do the same where all ranks share a machine and so a clock: begin at a moment that suits all.
@@ -59,11 +66,12 @@ class Recorder:
         A barrier of many ranks on few cores lets them go one after another.
         """
         self._forget()
-        self.began = max(self.world.exchange(time.perf_counter())) + margin_seconds
-        time.sleep(max(0.0, self.began - time.perf_counter()))
+        self.began = start = max(self.world.exchange(time.perf_counter())) + margin_seconds
+        time.sleep(max(0.0, start - time.perf_counter()))
 
     def _forget(self) -> None:
         self.spans.clear()
+        self.noted.clear()
         self.memory.clear()
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
@@ -71,7 +79,11 @@ class Recorder:
     def end(self, devices: tuple[int, ...]) -> None:
         """Stop the clock, and note the peak memory where it can be told which device's it is."""
         if self.on:
-            self.step_seconds = self.now() - self.began
+            end = self.clock.now()
+            self.clock.settle()
+            self.step_seconds = self.clock.seconds(self.began, end)
+            self.spans += [recording.span() for recording in self.noted]
+            self.noted.clear()
             if len(devices) == 1:
                 held = peak_bytes(self.world.device)
                 self.memory.append(MemorySample(device=devices[0], seconds=self.step_seconds, bytes=held))
@@ -112,12 +124,6 @@ class Recorder:
         """Return the trace of all ranks; every rank must call this."""
         return assemble(plan, self.world.exchange(self.own()), "measured")
 
-    def now(self) -> float:
-        """Return the time, once a GPU has done all it was given."""
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
-        return time.perf_counter()
-
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
@@ -143,7 +149,8 @@ class Recording:
     doing: Doing
     peer: int
     count: float
-    start: float = 0.0
+    start: Moment = None
+    end: Moment = None
     named: record_function | None = None
     """What torch's profiler sees, while it looks."""
 
@@ -151,7 +158,7 @@ class Recording:
         """Begin."""
         recorder = self.recorder
         if recorder.on:
-            self.start = recorder.now()
+            self.start = recorder.clock.now()
         if profiling():
             self.named = record_function(recorder.name(self.doing))
             self.named.__enter__()
@@ -164,16 +171,19 @@ class Recording:
             return
         self.recorder.doing = None
         if self.recorder.on:
-            self.recorder.spans.append(self._span())
+            self.end = self.recorder.clock.now()
+            self.recorder.noted.append(self)
 
-    def _span(self) -> Span:
+    def span(self) -> Span:
+        """Return the span, once the clock has settled."""
+        seconds, began = self.recorder.clock.seconds, self.recorder.began
         return Span(
             device=self.device,
             kind=self.doing.kind,
             stage=self.doing.stage,
             micro_batch=self.doing.micro_batch,
-            start_seconds=self.start - self.recorder.began,
-            end_seconds=self.recorder.now() - self.recorder.began,
+            start_seconds=seconds(began, self.start),
+            end_seconds=seconds(began, self.end),
             peer=self.peer,
             bytes=self.count,
         )

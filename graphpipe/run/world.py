@@ -42,6 +42,11 @@ class World:
         """NCCL between GPUs, gloo between CPUs."""
         return "nccl" if self.device.type == "cuda" else "gloo"
 
+    @property
+    def in_order(self) -> bool:
+        """Whether messages have no tags: NCCL's are told apart by the order alone in which both ends list them."""
+        return self.backend == "nccl"
+
     def about(self, rank: int) -> str:
         """Return what is known of a rank, to be put at the end of a sentence."""
         return f", {self.hosts[rank]}" if rank in self.hosts else ""
@@ -70,7 +75,9 @@ class World:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self.sum(torch.zeros(1, device=self.device))
+        arrived = torch.zeros(1, device=self.device)
+        self.sum(arrived)
+        arrived.item()  # on a GPU only this waits
 
     def exchange(self, value: object) -> list[Any]:
         """Return every rank's `value`, in rank order; values are what JSON can hold (nothing is unpickled)."""

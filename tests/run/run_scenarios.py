@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from run_models import BATCH, STAGES, Both, Join, contrastive, cross_entropy, fan, fan_batch
-from run_plans import captured_plan, hand_split, plan_of
+from run_plans import captured_plan, hand_split, in_bursts, plan_of
 from torch import Tensor, nn
 
 from graphpipe.documents import to_body
@@ -29,12 +30,14 @@ def build(
     norm: bool = False,
     schedule: str = "1f1b",
     weights: int = 0,
+    bursts: Sequence[int] = (),
     **options: Any,
 ) -> tuple[Pipeline, DagModule]:
     """Return a pipeline of `fan`, cut one of the `STAGES` ways, and the model."""
     model = fan(dropout, norm, head, seed=weights)
     inputs, _ = fan_batch()
     plan = plan_of(model, inputs, STAGES[cut], BATCH, schedule)
+    plan = in_bursts(plan, bursts) if bursts else plan
     options.setdefault("optimizer", adamw)
     options.setdefault("loss_fn", cross_entropy if head == "join" else contrastive)
     return Pipeline(plan, hand_split(model, plan, inputs), **options), model
