@@ -15,6 +15,9 @@ from graphpipe.model.skeleton import Skeleton
 from graphpipe.model.torch_private import is_mutable, recording
 from graphpipe.model.translate import Translation
 
+NOISY = ("torch.fx", "torch.export", "torch._export", "torch._dynamo", "torch._subclasses")
+"""Loggers that tell at length, some with a traceback, what an exception tells as well."""
+
 
 def export_skeleton(
     twin: nn.Module, paths: Sequence[str], inputs: Mapping[str, Tensor], outputs: Sequence[str] = ()
@@ -64,7 +67,7 @@ def _accepts(module: nn.Module, name: str) -> bool:
 @contextmanager
 def _quiet() -> Generator[None]:
     # torch.export logs and prints its troubles at length; what matters of them is in the exception.
-    loggers = [logging.getLogger(name) for name in ("torch.fx", "torch.export", "torch._export", "torch._dynamo")]
+    loggers = [logging.getLogger(name) for name in NOISY]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
