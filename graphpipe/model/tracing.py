@@ -11,7 +11,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Origin
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.declared import declared_skeleton
-from graphpipe.model.export import export_skeleton
+from graphpipe.model.export import export_skeleton, quiet
 from graphpipe.model.granularity import is_container, whole_paths
 from graphpipe.model.skeleton import CannotFollow, Skeleton
 from graphpipe.model.torch_private import asks_for_values
@@ -35,7 +35,8 @@ def trace_declared(twin: nn.Module, examples: Mapping[str, Tensor]) -> Skeleton:
         remedy = "Put its submodules into a DagModule, or use method='export'."
         raise InvalidInput(f"{type(twin).__name__} is no DagModule", where="method='declared'", remedy=remedy)
     try:
-        return declared_skeleton(twin, examples)
+        with quiet():
+            return declared_skeleton(twin, examples)
     except InvalidInput:
         raise
     except Exception as error:

@@ -4,10 +4,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import length_hint
 from pathlib import Path
+from typing import cast
 
 from graphpipe.documents import to_body, write_text
 from graphpipe.errors import InvalidInput
@@ -24,7 +26,7 @@ from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
 from graphpipe.run.recipe import build_optimizer, scheduler_factory
 from graphpipe.run.recovery import go_on, read_recoveries
-from graphpipe.run.task import Task, load_task
+from graphpipe.run.task import Task, check_first, load_task
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
@@ -142,20 +144,29 @@ def count_steps(config: TrainConfig, task: Task) -> int:
     """Return the optimizer steps of a training.
 
     Raises:
-        InvalidInput: an epoch has no mini-batch.
+        InvalidInput: an epoch has no mini-batch, or its first is not of this task's inputs and size.
     """
-    batches = iter(task.epoch(0, config.train.batch_size, config.train.seed))
-    if next(batches, None) is None:
+    size = config.train.batch_size
+    found = cast("object", task.epoch(0, size, config.train.seed))
+    if not isinstance(found, Iterable):
         raise InvalidInput(
-            f"an epoch has no mini-batch of {config.train.batch_size} samples",
-            where="train.batch_size",
-            remedy="Choose a smaller batch.",
+            f"returned {type(found).__name__}, must return or yield mini-batches (inputs, targets)",
+            where="epoch",
         )
+    batches = iter(cast("Iterable[object]", found))
+    first = next(batches, None)
+    if first is None:
+        raise InvalidInput(
+            f"an epoch has no mini-batch of {size} samples",
+            where="train.batch_size",
+            remedy="Choose a smaller batch, or a longer epoch.",
+        )
+    check_first(first, task, size)
     steps, epochs = config.train.steps, config.train.epochs
     if epochs is None:
         assert steps is not None
         return steps
-    whole = epochs * (1 + sum(1 for _ in batches))
+    whole = epochs * (length_hint(found) or 1 + sum(1 for _ in batches))
     return whole if steps is None else min(steps, whole)
 
 
