@@ -13,6 +13,7 @@ from graphpipe.graph import Graph, Input, Origin
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.export import quiet
 from graphpipe.model.grouping import Groups, fuse_tiny, join_output, join_uncuttable
+from graphpipe.model.hidden import warn_of_hidden
 from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
 from graphpipe.model.measure import SAMPLES, Reading, measure
 from graphpipe.model.operators import Parts, build_ops, group_names, needs_whole_batch, own_tensors, shared_parameters
@@ -68,6 +69,7 @@ def capture(
         InvalidInput: unusable inputs, an unknown submodule or output, or a forward that cannot be traced (and why).
     """
     named = name_inputs(input_names(module, example_inputs), example_inputs)
+    warn_of_hidden(module)
     origin = Origin(
         method=method,
         split=tuple(split),

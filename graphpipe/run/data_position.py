@@ -47,5 +47,5 @@ class Reader:
             batches = iter(self.task.epoch(start.epoch, self.batch_size, self.seed))
             for done, batch in enumerate(islice(batches, start.batch, None), start.batch + 1):
                 self.position = Position(epoch=start.epoch, batch=done, random=random)
-                yield as_batch(batch, "epoch")
+                yield as_batch(batch, "a mini-batch of the epoch")
             self.position = Position(epoch=start.epoch + 1)

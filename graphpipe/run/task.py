@@ -44,8 +44,10 @@ class Task:
         """
         module = cast("object", self.module)
         if not isinstance(module, nn.Module):
-            made = f"the class {module.__name__}: call it" if isinstance(module, type) else type(module).__name__
-            raise InvalidInput(f"module is {made}, must be an nn.Module", where="Task")
+            name = module.__name__ if isinstance(module, type) else ""
+            what = f"the class {name}" if name else f"a {type(module).__name__}"
+            remedy = f"Call it: {name}(...)." if name else ""
+            raise InvalidInput(f"module is {what}, must be an nn.Module", where="Task", remedy=remedy)
         _check_function("loss_fn", self.loss_fn, "outputs", "targets")
         _check_function("epoch", self.epoch, "epoch", "batch_size", "seed")
         if self.accuracy is not None:
@@ -65,7 +67,7 @@ def as_batch(found: object, where: str) -> Batch:
         return inputs, targets
     size = f" of {len(cast('Sequence[object]', found))}" if isinstance(found, tuple | list | Mapping) else ""
     raise InvalidInput(
-        f"gives a {type(found).__name__}{size}, must give pairs (inputs, targets)",
+        f"found a {type(found).__name__}{size}, must be a pair (inputs, targets)",
         where=where,
         remedy="Put several inputs into one dict by name, or one tuple: ({'image': image, 'text': text}, labels).",
     )
@@ -77,7 +79,7 @@ def check_first(found: object, task: Task, batch_size: int) -> None:
     Raises:
         InvalidInput: it is no pair, has another number of samples, or other inputs than the examples.
     """
-    inputs, targets = as_batch(found, "epoch")
+    inputs, targets = as_batch(found, "a mini-batch of the epoch")
     try:
         names = input_names(task.module, task.example_inputs)
         size = check_rows(name_inputs(names, inputs), targets)

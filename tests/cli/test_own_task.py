@@ -26,7 +26,11 @@ def say(run: Run, code: int = 2) -> str:
     ("before", "after", "parts"),
     [
         ("module=module", "module=DoesNot", ("tiny.py:task'", "NameError: name 'DoesNot'", "tiny.py, line", "in task")),
-        ("module=module", "module=nn.Linear", ("Task: module is the class Linear: call it",)),
+        (
+            "module=module",
+            "module=nn.Linear",
+            ("Task: module is the class Linear, must be an nn.Module. Call it: Linear(...).",),
+        ),
         ("loss_fn=loss_fn", "loss=loss_fn", ("unexpected keyword argument 'loss'", "in task")),
         (
             "loss_fn=loss_fn",
@@ -35,12 +39,16 @@ def say(run: Run, code: int = 2) -> str:
         ),
         ("epoch=epoch", "epoch=list(epoch(0, 16, 0))", ("epoch is a list, must be a function of (epoch, batch_size,",)),
         ("accuracy=accuracy", "accuracy=0.5", ("accuracy is a float",)),
-        ("held_out=held_out", "held_out=inputs", ("held_out: gives a dict of 2", "pairs (inputs, targets)")),
+        ("held_out=held_out", "held_out=inputs", ("held_out: found a dict of 2", "a pair (inputs, targets)")),
         ("(number, batch_size, seed)", "(seed)", ("epoch must be a function of",)),
         (EPOCH, f"{EPOCH}\n    batch_size = 5", ("epoch: yields mini-batches of 5 samples, train.batch_size is 16",)),
         (EPOCH, f"{EPOCH}\n    return iter(())", ("train.batch_size: an epoch has no mini-batch of 16 samples",)),
-        (PAIR, "x, y, x - y", ("epoch: gives a tuple of 3, must give pairs (inputs, targets)", "one dict by name")),
-        (PAIR, '{"x": x, "y": y}', ("epoch: gives a dict of 2, must give pairs",)),
+        (
+            PAIR,
+            "x, y, x - y",
+            ("mini-batch of the epoch: found a tuple of 3, must be a pair (inputs, targets)", "one dict by name"),
+        ),
+        (PAIR, '{"x": x, "y": y}', ("found a dict of 2, must be a pair",)),
         (PAIR, '{"x": x, "why": y}, x', ("the first mini-batch of the epoch: the model takes no input 'why'",)),
         (PAIR, '{"x": x, "y": y[:3]}, x', ("'x' has 16, 'y' has 3",)),
         (PAIR, '{"x": x, "y": y}, x[:3]', ("target 0 holds 3 samples, input 'x' holds 16",)),
