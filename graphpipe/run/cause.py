@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -102,7 +102,10 @@ def _place(failure: ProcessFailure) -> str:
     kind = getattr(errors, _recorded(failure).partition(":")[0], None)
     message: Any = failure.error_file_data.get("message", "")
     ours = isinstance(kind, type) and issubclass(kind, GraphPipeError)
-    return "" if ours or not isinstance(message, dict) else user_place_in(message["extraInfo"]["py_callstack"])
+    if ours or not isinstance(message, dict):
+        return ""
+    told = cast("dict[str, dict[str, str]]", message).get("extraInfo", {})
+    return user_place_in(told.get("py_callstack", ""))
 
 
 def _recorded(failure: ProcessFailure) -> str:
