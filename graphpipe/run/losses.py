@@ -28,11 +28,17 @@ def mean_loss(loss_fn: LossFunction, output: object, targets: object) -> Tensor:
                 "parameter trainable.",
             )
         return loss.to(torch.promote_types(loss.dtype, torch.float32))
-    found = f"a {loss.dtype} tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
     raise InvalidInput(
-        f"returned {found}, must return a 0-d floating-point tensor",
+        f"returned {kind_of(loss)}, must return a 0-d floating-point tensor",
         where="loss_fn",
         remedy="Return the mean over the samples given: per_sample_loss.mean().",
+    )
+
+
+def kind_of(value: object) -> str:
+    """Return what a user's function returned, as the end of a sentence."""
+    return (
+        f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     )
 
 

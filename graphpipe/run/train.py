@@ -20,6 +20,7 @@ from graphpipe.run.checkpoint_export import CHECKPOINTS, save_weights
 from graphpipe.run.data_position import Position, Reader
 from graphpipe.run.fault import parse_faults
 from graphpipe.run.faults import LOG as FAULTS
+from graphpipe.run.losses import kind_of
 from graphpipe.run.observer import METRICS_LOG, Observer, observing
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.readiness import readiness
@@ -120,11 +121,13 @@ def train(
             checkpoints.wait()
             if pipeline.steps < steps:
                 return None
+            pipeline.sync_model()
+            if main:
+                save_weights(task.module, directory / WEIGHTS)  # before the user's `accuracy`, which may raise
             result = train_result(plan, history, *_evaluate(task, pipeline), read_recoveries(directory))
             observer.end(result)
-        pipeline.sync_model()
         if main:
-            _save(directory, task, traces, result)
+            _save(directory, traces, result)
     return result
 
 
@@ -205,11 +208,16 @@ def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | Non
     inputs, targets = task.held_out
     if task.accuracy is None:
         return pipeline.evaluate(inputs, targets, gather=False)[0], None
-    return None, float(task.accuracy(pipeline.evaluate(inputs)[1], targets))
+    found = cast("object", task.accuracy(pipeline.evaluate(inputs)[1], targets))
+    try:
+        return None, float(found)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(
+            f"returned {kind_of(found)}, must return one number", where="accuracy", remedy="Return its mean()."
+        ) from None
 
 
-def _save(directory: Path, task: Task, traces: Sequence[Trace], result: TrainResult) -> None:
+def _save(directory: Path, traces: Sequence[Trace], result: TrainResult) -> None:
     by_time = sorted(traces, key=lambda trace: trace.step_seconds)
     by_time[len(by_time) // 2].save(directory / MEASURED)
-    save_weights(task.module, directory / WEIGHTS)
     write_text(directory / METRICS, json.dumps(to_body(result), indent=1) + "\n")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from cli_cases import TASK as WITH_HELD_OUT
 from cli_cases import Run
+from safetensors.torch import load_file
 
 TASK = WITH_HELD_OUT.replace("next(iter(epoch(99, 32, 0)))", "None")
 EPOCH = """def epoch(number, batch_size, seed):
@@ -100,3 +101,12 @@ def test_a_loss_that_fails_is_one_sentence(run: Run, config: Path, loss: str, sa
     assert said in ran.err.splitlines()[-1]
     assert "Traceback" not in ran.err
     assert ran.err.count("no_such") == ("no_such" in loss)
+
+
+def test_an_accuracy_that_is_no_number_leaves_the_weights(run: Run, config: Path) -> None:
+    Path("tiny.py").write_text(WITH_HELD_OUT.replace("< 1).float().mean().item()", "< 1)"))
+    ran = run("train", config, "train.steps=2", "--json")
+    assert ran.code == 4
+    said = ran.err.splitlines()[-1]
+    assert "accuracy: returned a torch.bool tensor of shape (32, 1), must return one number. Return its mean()." in said
+    assert set(load_file("runs/tiny-1/model.safetensors")) >= {"a.weight", "b.weight", "sum.out.weight"}
