@@ -64,25 +64,18 @@ def plan(
             graph, or a schedule that mixed micro-batch sizes do not run under.
     """
     problem = _problem(graph, costs, cluster, batch_size)
-    if micro_batch is not None and (micro_batch < 1 or batch_size % micro_batch):
-        raise InvalidInput(
-            f"micro-batch {micro_batch} does not divide batch {batch_size}",
-            where="micro_batch",
-            remedy=f"Choose a divisor of {batch_size}.",
-        )
-    find = planner_named(planner)
     if objective not in _OBJECTIVES:
         raise InvalidInput(
             f"unknown objective '{objective}'", where="objective", remedy=nearest(objective, [*_OBJECTIVES])
         )
+    check_settings(
+        batch_size=batch_size,
+        planner=planner,
+        micro_batch=micro_batch,
+        mixed_micro_batches=mixed_micro_batches,
+        schedule=schedule,
+    )
     schedule = schedule or default_schedule(planner, cluster, objective, mixed_micro_batches=mixed_micro_batches)
-    check_choice(schedule)
-    if mixed_micro_batches and schedule not in ("1f1b", "auto"):
-        raise InvalidInput(
-            f"schedule '{schedule}' needs one micro-batch size, mixed ones run under kFkB",
-            where="schedule",
-            remedy="Leave out the schedule, or the mixed micro-batches.",
-        )
     schedules = schedule == AUTO and not mixed_micro_batches
     options = Options(
         objective=objective,
@@ -93,10 +86,35 @@ def plan(
     )
     start = time.perf_counter()
     with _collection_paused():
-        found = find(problem, options)
+        found = planner_named(planner)(problem, options)
         if schedule != "1f1b" and not mixed_micro_batches:
             found = scheduled(found, schedule, step_seconds)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
+
+
+def check_settings(
+    *, batch_size: int, planner: str, micro_batch: int | None, mixed_micro_batches: bool, schedule: str | None
+) -> None:
+    """Check what `plan` is told besides graph, costs and cluster.
+
+    Raises:
+        InvalidInput: an unknown planner or schedule, a micro-batch out of range, or settings that exclude each other.
+    """
+    if micro_batch is not None and (micro_batch < 1 or batch_size % micro_batch):
+        raise InvalidInput(
+            f"micro-batch {micro_batch} does not divide batch {batch_size}",
+            where="micro_batch",
+            remedy=f"Choose a divisor of {batch_size}.",
+        )
+    planner_named(planner)
+    if schedule is not None:
+        check_choice(schedule)
+    if mixed_micro_batches and schedule not in (None, "1f1b", "auto"):
+        raise InvalidInput(
+            f"schedule '{schedule}' needs one micro-batch size, mixed ones run under kFkB",
+            where="schedule",
+            remedy="Leave out the schedule, or the mixed micro-batches.",
+        )
 
 
 def default_schedule(planner: str, cluster: Cluster, objective: Objective, *, mixed_micro_batches: bool) -> str:

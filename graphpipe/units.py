@@ -94,6 +94,11 @@ def format_bytes(count: float) -> str:
     return f"{_three_digits(count / 1024)} TiB"
 
 
+def byte_unit(largest: float) -> tuple[str, float]:
+    """Return the unit for an axis up to `largest` bytes, and its bytes: GiB, or MiB below half of one."""
+    return ("GiB", 2.0**30) if largest >= 2.0**29 else ("MiB", 2.0**20)
+
+
 def format_seconds(seconds: float) -> str:
     """Return `seconds` with three significant digits: 0.00152 -> '1.52 ms'."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

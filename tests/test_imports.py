@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "graphpipe"
 ROOMS = (
-    *("errors", "units", "versions", "garbage", "documents", "graph", "costs", "plan", "schedule", "trace"),
+    *("errors", "places", "units", "versions", "garbage", "documents", "graph", "costs", "plan", "schedule", "trace"),
     *("simulate", "doctor", "model", "run", "report"),
     *("api", "cli", "__main__"),  # api: the public functions that wire rooms together
 )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
-from graphpipe.units import format_bytes, format_seconds, parse_bytes, parse_flops, parse_rate, parse_seconds
+from graphpipe.units import byte_unit, format_bytes, format_seconds, parse_bytes, parse_flops, parse_rate, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -95,3 +95,9 @@ def test_printed_seconds_parse_back_to_half_a_percent(seconds: float) -> None:
 @given(st.floats(1024, 1e15))
 def test_printed_bytes_parse_back_to_half_a_percent(count: float) -> None:
     assert parse_bytes(format_bytes(count).replace(",", "")) == pytest.approx(count, rel=5.01e-3)
+
+
+def test_the_unit_of_an_axis() -> None:
+    assert byte_unit(3e9) == ("GiB", 2**30)
+    assert byte_unit(2.0**29) == ("GiB", 2**30)
+    assert byte_unit(4e8) == ("MiB", 2**20)

@@ -21,6 +21,7 @@ from graphpipe.cli import (
     train,
 )
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
+from graphpipe.places import describe, user_place
 
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
 VERBS = {
@@ -63,11 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        first = next(iter(str(error).splitlines()), "")
-        _say(
-            f"error: unexpected {type(error).__name__}: {first}. This is a bug in graphpipe: please report it, with "
-            "the traceback that GRAPHPIPE_DEBUG=1 shows."
-        )
+        if user_place(error):
+            _say(f"error: {describe(error)}. GRAPHPIPE_DEBUG=1 shows the traceback.")
+        else:
+            _say(
+                f"error: unexpected {describe(error)}. This is a bug in graphpipe: please report it, with the "
+                "traceback that GRAPHPIPE_DEBUG=1 shows."
+            )
         _debug()
         return FAILED
 

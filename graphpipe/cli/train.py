@@ -84,7 +84,7 @@ def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: li
 
 
 def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
-    from graphpipe.cli.training import conclude, load, prepare
+    from graphpipe.cli.training import conclude, how_to_go_on, load, prepare
     from graphpipe.cli.training_elastic import supervise
     from graphpipe.run.elastic import WORK
     from graphpipe.run.launch import check_port, launch
@@ -93,11 +93,15 @@ def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
     check_port(config.run.port)
     directory, plan = prepare(config, load(config), args.plan, output, resume=args.resume)
     output.show(f"training on {len(plan.used_devices)} local processes, into {directory}")
-    if config.run.elastic:
-        plan = supervise(config, directory, plan, output, resume=bool(args.resume))
-    else:
-        arguments = [str(directory), *(["resume"] if args.resume else [])]
-        launch(WORK, len(plan.used_devices), arguments=arguments, port=config.run.port)
+    try:
+        if config.run.elastic:
+            plan = supervise(config, directory, plan, output, resume=bool(args.resume))
+        else:
+            arguments = [str(directory), *(["resume"] if args.resume else [])]
+            launch(WORK, len(plan.used_devices), arguments=arguments, port=config.run.port)
+    except KeyboardInterrupt:
+        output.show(how_to_go_on(directory))
+        raise
     conclude(directory, plan, output)
     return 0
 

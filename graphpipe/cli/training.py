@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from graphpipe.api import choose_backwards, estimate, plan, simulate
+from graphpipe.api import check_settings, choose_backwards, estimate, plan, simulate
 from graphpipe.cli.output import Output
 from graphpipe.costs import Cluster, CostModel, CostTable, resolve
 from graphpipe.costs.units_check import warn_of_units
@@ -16,6 +16,7 @@ from graphpipe.plan import Plan
 from graphpipe.report import measured_table, plan_table, summarise, summary_lines
 from graphpipe.run import train as files
 from graphpipe.run.checkpoint import settle
+from graphpipe.run.checkpoint_folder import checkpoints_in
 from graphpipe.run.checkpoint_part import PLAN
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
 from graphpipe.run.fault import check_faults, parse_faults
@@ -115,9 +116,25 @@ def conclude(directory: Path, plan: Plan, output: Output) -> None:
     output.emit(result | {"directory": str(directory)})
 
 
+def how_to_go_on(directory: Path) -> str:
+    """Return what to do about a training that was broken off."""
+    found = checkpoints_in(directory / files.CHECKPOINTS)
+    if not found:
+        return f"{directory} has no checkpoint to go on from: train.checkpoint_every=STEPS makes some"
+    return f"the same command with --resume {directory} goes on from its last checkpoint"
+
+
 def make_plan(config: TrainConfig, task: Task, output: Output, cluster: Cluster | None = None) -> Plan:
     """Return a new plan; None is the whole cluster."""
     cluster = cluster or resolve(config.cluster)
+    settings = config.plan
+    check_settings(  # before profiling, which takes a while
+        batch_size=config.train.batch_size,
+        planner=settings.planner,
+        micro_batch=settings.micro_batch,
+        mixed_micro_batches=settings.mixed_micro_batches,
+        schedule=settings.schedule,
+    )
     graph = capture(task.module, task.example_inputs)
     found = plan_for(config, graph, _costs(config, task, graph, cluster, output), cluster)
     return choose_backwards(found, task.module)

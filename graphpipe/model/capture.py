@@ -11,7 +11,9 @@ from torch import fx, nn
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph, Input, Origin
 from graphpipe.model.dag_module import DagModule, model_name
+from graphpipe.model.export import quiet
 from graphpipe.model.grouping import Groups, fuse_tiny, join_output, join_uncuttable
+from graphpipe.model.hidden import warn_of_hidden
 from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
 from graphpipe.model.measure import SAMPLES, Reading, measure
 from graphpipe.model.operators import Parts, build_ops, group_names, needs_whole_batch, own_tensors, shared_parameters
@@ -67,6 +69,7 @@ def capture(
         InvalidInput: unusable inputs, an unknown submodule or output, or a forward that cannot be traced (and why).
     """
     named = name_inputs(input_names(module, example_inputs), example_inputs)
+    warn_of_hidden(module)
     origin = Origin(
         method=method,
         split=tuple(split),
@@ -101,16 +104,17 @@ def capture_again(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) 
     except InvalidInput as error:
         if origin.method == "export" or not isinstance(error.__cause__, (CannotFollow, ExportFailed)):
             raise
+        declared = _capture_by("declared", module, inputs, origin)
         reason = f"{model_name(module)} is captured as declared, one operator per submodule: {error.what}"
         warnings.warn(reason, stacklevel=3)
-        return _capture_by("declared", module, inputs, origin)
+        return declared
 
 
 def _capture_by(method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> Captured:
     whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
     mode = fake_mode()
     twin, skeleton, origin = trace(method, module, inputs, origin, mode)
-    with mode:
+    with mode, quiet():
         readings = _measured(skeleton, twin, inputs)
     values = classify(skeleton.graph, readings)
     parts = Parts(skeleton=skeleton, values=values, readings=readings, module=twin, parameter_names=own_tensors(twin))

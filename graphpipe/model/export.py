@@ -15,6 +15,9 @@ from graphpipe.model.skeleton import Skeleton
 from graphpipe.model.torch_private import is_mutable, recording
 from graphpipe.model.translate import Translation
 
+_NOISY = ("torch.fx", "torch.export", "torch._export", "torch._dynamo", "torch._subclasses")
+"""Loggers that tell at length, some with a traceback, what an exception tells as well."""
+
 
 def export_skeleton(
     twin: nn.Module, paths: Sequence[str], inputs: Mapping[str, Tensor], outputs: Sequence[str] = ()
@@ -32,7 +35,7 @@ def export_skeleton(
         InvalidInput: it returns no such output.
         Exception: whatever torch.export raises.
     """
-    with recording(twin, paths) as calls, _quiet():
+    with recording(twin, paths) as calls, quiet():
         program = _export(twin, inputs)
         if any(is_mutable(node.target) for node in program.graph.nodes):
             program = program.run_decompositions({})  # in-place operators become functions
@@ -62,9 +65,9 @@ def _accepts(module: nn.Module, name: str) -> bool:
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
-    # torch.export logs and prints its troubles at length; what matters of them is in the exception.
-    loggers = [logging.getLogger(name) for name in ("torch.fx", "torch.export", "torch._export", "torch._dynamo")]
+def quiet() -> Generator[None]:
+    """Keep torch from logging and printing its troubles at length: what matters of them is in the exception."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

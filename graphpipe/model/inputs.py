@@ -24,6 +24,7 @@ def name_inputs(names: Sequence[str], inputs: Inputs) -> dict[str, Tensor]:
         InvalidInput: a missing, surplus or unknown input, something that is no tensor with samples as its first
             dimension, or inputs that differ in their number of samples.
     """
+    _check_kind(inputs)
     if isinstance(inputs, Mapping):
         named = dict(inputs)
         for name in named:
@@ -49,8 +50,9 @@ def input_names(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     `input_1`, ... where it takes `*args`.
 
     Raises:
-        InvalidInput: more inputs than the forward takes.
+        InvalidInput: more inputs than the forward takes, or one by a name that it does not know.
     """
+    _check_kind(inputs)
     declared = getattr(module, "input_names", None)
     if isinstance(declared, tuple):
         return cast(tuple[str, ...], declared)
@@ -58,6 +60,11 @@ def input_names(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     parameters = list(inspect.signature(module.forward).parameters.values())
     named = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
     if isinstance(inputs, Mapping):
+        # Names that are all unknown are given in order: `input` is what an nn.Sequential calls it.
+        unknown = [name for name in inputs if name not in named]
+        if unknown and len(unknown) < len(inputs) and not any(p.kind == kinds.VAR_KEYWORD for p in parameters):
+            what = f"the forward of {type(module).__name__} takes no input '{unknown[0]}'"
+            raise InvalidInput(what, remedy=nearest(unknown[0], named))
         return tuple(sorted(inputs, key=lambda name: named.index(name) if name in named else len(named)))
     count = 1 if isinstance(inputs, Tensor) else len(inputs)
     positional = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.POSITIONAL_ONLY)]
@@ -82,6 +89,14 @@ def blank(inputs: Sequence[Input], samples: int) -> dict[str, Tensor]:
         item.name: torch.empty((samples, *item.sample_shape), dtype=getattr(torch, item.dtype), device="cpu")
         for item in inputs
     }
+
+
+def _check_kind(inputs: object) -> None:
+    if not isinstance(inputs, Tensor | Mapping | Sequence) or isinstance(inputs, str):
+        raise InvalidInput(
+            f"the inputs are a {type(inputs).__name__}",
+            remedy="Give a tensor, a tuple of tensors, or a dict of tensors by the names that the forward gives them.",
+        )
 
 
 def _check_samples(named: Mapping[str, Tensor]) -> None:

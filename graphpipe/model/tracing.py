@@ -1,5 +1,6 @@
 """The skeleton of a model by either method, and what to say when there is none."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,9 +11,14 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Origin
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.declared import declared_skeleton
-from graphpipe.model.export import export_skeleton
+from graphpipe.model.export import export_skeleton, quiet
 from graphpipe.model.granularity import is_container, whole_paths
 from graphpipe.model.skeleton import CannotFollow, Skeleton
+from graphpipe.model.torch_private import asks_for_values
+from graphpipe.places import describe, user_place
+
+_SAMPLES = re.compile(r"\bs\d+\b")
+"""How torch.export writes the number of samples, of which it knows only that it is variable."""
 
 
 class ExportFailed(Exception):
@@ -29,7 +35,8 @@ def trace_declared(twin: nn.Module, examples: Mapping[str, Tensor]) -> Skeleton:
         remedy = "Put its submodules into a DagModule, or use method='export'."
         raise InvalidInput(f"{type(twin).__name__} is no DagModule", where="method='declared'", remedy=remedy)
     try:
-        return declared_skeleton(twin, examples)
+        with quiet():
+            return declared_skeleton(twin, examples)
     except InvalidInput:
         raise
     except Exception as error:
@@ -112,6 +119,17 @@ def _cannot_follow(twin: nn.Module, fault: CannotFollow) -> InvalidInput:
 
 def cannot_trace(twin: nn.Module, error: Exception) -> InvalidInput:
     """Return the error that says why a model does not run on fake tensors, and the way out."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    remedy = "Keep the submodule at fault whole (opaque=[...]), or declare the graph with a DagModule."
-    return InvalidInput(f"{type(twin).__name__} cannot be traced: {first}", where="capture", remedy=remedy)
+    what = f"{type(twin).__name__} cannot be traced"
+    if asks_for_values(error):
+        place = f" ({at})" if (at := user_place(error)) else ""
+        return InvalidInput(
+            f"{what}: its forward decides by the values in a tensor{place}, and there are none before it runs",
+            where="capture",
+            remedy="Use torch.where instead of `if`, and tensors instead of .item(), int() and .numpy().",
+        )
+    remedy = (
+        "If plain PyTorch runs it, keep the submodule at fault whole (opaque=[...]), or declare the graph with a "
+        "DagModule."
+    )
+    said = _SAMPLES.sub("samples", describe(error).removeprefix("RuntimeError: "))
+    return InvalidInput(f"{what}: {said}", where="capture", remedy=remedy)

@@ -10,11 +10,11 @@ from graphpipe.report.figure import Figure
 from graphpipe.report.palette import HUES
 from graphpipe.report.subject import Subject
 from graphpipe.trace import MemorySample, Trace
-from graphpipe.units import format_bytes
+from graphpipe.units import byte_unit, format_bytes
 
 MOST_POINTS = 2_000
 """Of one device's curve."""
-GIB = 2.0**30
+_ByDevice = Mapping[int, Sequence[MemorySample]]
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "recomputed")
 
 
@@ -69,22 +69,23 @@ def memory_figure(subject: Subject) -> Figure:
     """Return the bytes of every device over time, and, where there is a plan, its limit."""
     figure = go.Figure()
     seconds = subject.step_seconds
+    peak = max((max(trace.peak_bytes) for trace in subject.traces), default=0.0)
+    unit, size = byte_unit(peak)
     for trace in subject.traces:
         add = _add_curves if trace.source == "simulated" else _add_peaks
-        add(figure, trace, _by_device(trace))
-    peak = max((max(trace.peak_bytes) for trace in subject.traces), default=0.0) / GIB
+        add(figure, trace, _by_device(trace), unit, size)
     limits = sorted(_limits(subject.plan)) if subject.plan else []
     for limit in limits:
         figure.add_scatter(
             x=[0.0, seconds],
-            y=[limit / GIB] * 2,
+            y=[limit / size] * 2,
             mode="lines",
             line={"dash": "dash", "color": "#d62728"},
             name=f"limit {format_bytes(limit)}",
         )
     # A limit far above would flatten all curves: it comes into sight with a double click.
-    near = [limit / GIB for limit in limits if limit / GIB <= 2.5 * peak]
-    figure.update_yaxes(range=[0, 1.08 * max([peak, *near])], title="GiB", rangemode="tozero")
+    near = [limit for limit in limits if limit <= 2.5 * peak]
+    figure.update_yaxes(range=[0, 1.08 * max([peak, *near]) / size], title=unit, rangemode="tozero")
     figure.update_xaxes(range=[0, seconds], ticksuffix="s", exponentformat="SI")
     figure.update_layout(dragmode="zoom", showlegend=sum(len(trace.used_devices) for trace in subject.traces) <= 16)
     return Figure(figure=figure, height=340)
@@ -94,6 +95,7 @@ def stage_bytes_figure(plan: Plan) -> Figure:
     """Return a bar per stage of where the bytes of one of its devices are."""
     bars = [stage_bytes(plan, stage) for stage in range(len(plan.stages))]
     names = [stage.name for stage in plan.stages]
+    unit, size = byte_unit(max(sum(getattr(bar, part) for part in PARTS) for bar in bars))
     figure = go.Figure()
     for number, part in enumerate(PARTS):
         amounts = [getattr(bar, part) for bar in bars]
@@ -101,7 +103,7 @@ def stage_bytes_figure(plan: Plan) -> Figure:
             continue
         figure.add_bar(
             y=names,
-            x=[amount / GIB for amount in amounts],
+            x=[amount / size for amount in amounts],
             orientation="h",
             name=part,
             marker={"color": f"#{HUES[number]}"},
@@ -109,31 +111,31 @@ def stage_bytes_figure(plan: Plan) -> Figure:
             hovertemplate="%{y}, %{hovertext}<extra></extra>",
         )
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    figure.update_xaxes(title="GiB per device", rangemode="tozero")
+    figure.update_xaxes(title=f"{unit} per device", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category", fixedrange=True)
     return Figure(figure=figure, height=130 + 26 * len(names))
 
 
-def _add_curves(figure: go.Figure, trace: Trace, by_device: Mapping[int, Sequence[MemorySample]]) -> None:
+def _add_curves(figure: go.Figure, trace: Trace, by_device: _ByDevice, unit: str, size: float) -> None:
     for number, (device, samples) in enumerate(by_device.items()):
         some = thin(samples)
         figure.add_scatter(
             x=[*(sample.seconds for sample in some), trace.step_seconds],
-            y=[*(sample.bytes / GIB for sample in some), some[-1].bytes / GIB],
+            y=[*(sample.bytes / size for sample in some), some[-1].bytes / size],
             mode="lines",
             line={"shape": "hv", "width": 1.6, "color": f"#{HUES[number % len(HUES)]}"},
             name=trace.device_names[device],
-            hovertemplate="%{fullData.name}: %{y:.3g} GiB at %{x:.4s}s<extra></extra>",
+            hovertemplate=f"%{{fullData.name}}: %{{y:.3g}} {unit} at %{{x:.4s}}s<extra></extra>",
         )
 
 
-def _add_peaks(figure: go.Figure, trace: Trace, by_device: Mapping[int, Sequence[MemorySample]]) -> None:
+def _add_peaks(figure: go.Figure, trace: Trace, by_device: _ByDevice, unit: str, size: float) -> None:
     # A run knows the peak, not its moment: it stands at the end of the step.
     peaks = {device: max(sample.bytes for sample in samples) for device, samples in by_device.items()}
     names = [f"{trace.device_names[device]}: {format_bytes(peak)}" for device, peak in peaks.items()]
     figure.add_scatter(
         x=[trace.step_seconds] * len(peaks),
-        y=[peak / GIB for peak in peaks.values()],
+        y=[peak / size for peak in peaks.values()],
         mode="markers",
         marker={"size": 9, "symbol": "diamond-open", "color": "#d62728", "line": {"width": 2}},
         cliponaxis=False,

@@ -102,7 +102,8 @@ class Agreement:
                 raise InvalidInput(
                     f"rank {peer} {theirs[1]}; rank {self.world.rank} {own[1]}",
                     where="mini-batch",
-                    remedy="Give every rank the same, whole mini-batch: each takes the samples it needs.",
+                    remedy="Give every rank the same, whole mini-batch, drawn from the epoch and the seed alone: "
+                    "each takes the samples it needs.",
                 )
 
 

@@ -5,11 +5,13 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from graphpipe import errors
 from graphpipe.errors import GraphPipeError
+from graphpipe.places import user_place_in
 from graphpipe.run.whereabouts import NOBODY, last_seen
 
 _LOST, _STALLED = "PeerLost", "PeerStalled"
@@ -87,11 +89,23 @@ def _silence(failure: ProcessFailure) -> str:
 
 def _describe(failure: ProcessFailure) -> str:
     if text := _recorded(failure):
-        return text.rstrip(".")
+        place = _place(failure)
+        return f"{text.rstrip('.')} ({place})" if place else text.rstrip(".")
     if failure.exitcode < 0:
         hint = " (out of memory, perhaps)" if failure.exitcode == -signal.SIGKILL else ""
         return f"was killed by {failure.signal_name()}{hint}"
     return f"exited with code {failure.exitcode}"
+
+
+def _place(failure: ProcessFailure) -> str:
+    # In the user's code. Our own errors say themselves what is wrong: their place would be that of the call.
+    kind = getattr(errors, _recorded(failure).partition(":")[0], None)
+    message: Any = failure.error_file_data.get("message", "")
+    ours = isinstance(kind, type) and issubclass(kind, GraphPipeError)
+    if ours or not isinstance(message, dict):
+        return ""
+    told = cast("dict[str, dict[str, str]]", message).get("extraInfo", {})
+    return user_place_in(told.get("py_callstack", ""))
 
 
 def _recorded(failure: ProcessFailure) -> str:

@@ -7,7 +7,7 @@ from itertools import islice
 from pydantic import ConfigDict
 
 from graphpipe.run.random_state import RandomState
-from graphpipe.run.task import Batch, Task
+from graphpipe.run.task import Batch, Task, as_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,5 +47,5 @@ class Reader:
             batches = iter(self.task.epoch(start.epoch, self.batch_size, self.seed))
             for done, batch in enumerate(islice(batches, start.batch, None), start.batch + 1):
                 self.position = Position(epoch=start.epoch, batch=done, random=random)
-                yield batch
+                yield as_batch(batch, "a mini-batch of the epoch")
             self.position = Position(epoch=start.epoch + 1)

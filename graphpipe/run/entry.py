@@ -10,13 +10,14 @@ from collections.abc import Callable
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from graphpipe.errors import GraphPipeError
+from graphpipe.places import describe
 
 
 def as_rank(main: Callable[[], None]) -> int:
     """Run a rank's work, and return the exit code of its process.
 
-    An error is written where the launcher finds it; it is printed here only if nobody launched this process, or if
-    it is a surprise, whose traceback the user needs.
+    An error is written where the launcher finds it, with its traceback; it is printed here only if nobody launched
+    this process. GRAPHPIPE_DEBUG=1 prints the traceback of a surprise.
     """
     try:
         record(main)()
@@ -26,8 +27,11 @@ def as_rank(main: Callable[[], None]) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if os.environ.get("GRAPHPIPE_DEBUG"):
+            traceback.print_exc()
+        elif "TORCHELASTIC_ERROR_FILE" not in os.environ:
+            print(f"error: {describe(error)}. GRAPHPIPE_DEBUG=1 shows the traceback.", file=sys.stderr)
         return 1
     return 0
 

@@ -102,6 +102,8 @@ class FailureEvent:
     """Of the task."""
     micro_batch: int | None
     """Of the task, if it is of one."""
+    traceback: str = ""
+    """As Python prints it, which the terminal does not show."""
     event: Literal["failure"] = "failure"
 
 

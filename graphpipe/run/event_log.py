@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from traceback import format_exception
 from typing import Any, TextIO, cast, get_args
 
 from graphpipe.documents import from_body, to_body
@@ -73,6 +74,7 @@ def failure(error: BaseException, step: int, doing: Doing | None, stages: Sequen
         task=doing.kind if doing else None,
         stage=stages[doing.stage] if doing else None,
         micro_batch=doing.micro_batch if doing and doing.micro_batch >= 0 else None,
+        traceback="".join(format_exception(error)),
     )
 
 

@@ -7,7 +7,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import Inputs, describe, name_inputs
 from graphpipe.plan import Plan
 from graphpipe.run.agreement import Agreement
-from graphpipe.run.batch import Batch, check_rows
+from graphpipe.run.batch import Batch, check_rows, fingerprint
 from graphpipe.run.build import match_modes
 from graphpipe.run.fit import fit
 from graphpipe.run.replica import StageReplica
@@ -83,7 +83,10 @@ class Intake:
         """
         world = self.worker.world
         self.worker.watch.at("agree", peer=EVERYBODY)
-        said = f"was given {batch.size} samples of {show(describe(batch.inputs))}"
+        *_, step = batch.key
+        # Ranks that draw their data apart do so from the first step on; to look at every step would cost time.
+        values = f" (values {fingerprint(batch)})" if batch.training and step == 0 and world.size > 1 else ""
+        said = f"was given {batch.size} samples{values} of {show(describe(batch.inputs))}"
         agreement = Agreement.begin(world, self.neighbours, said)
         if not (batch.training and self.shapes.knows(batch.inputs)):
             agreement.settle()

@@ -25,6 +25,7 @@ from graphpipe.run.whereabouts import WATCH
 
 SHUTDOWN_SECONDS = 2
 """How long a rank that is told to stop may take: none of them has anything left to do."""
+_AGENT = "torch.distributed.elastic"
 _NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -139,11 +140,16 @@ def _environment(nproc: int, more: Mapping[str, str]) -> Generator[None]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    # The agent logs every failure of every rank; `first_cause` says it once.
-    logger = logging.getLogger("torch.distributed.elastic")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    # The agent logs every failure of every rank, and signals; `first_cause` says it once. Some of its loggers have
+    # levels of their own.
+    loggers = [
+        logging.getLogger(_AGENT + part) for part in ("", ".agent.server.api", ".agent.server.local_elastic_agent")
+    ]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -16,16 +16,29 @@ def mean_loss(loss_fn: LossFunction, output: object, targets: object) -> Tensor:
     """Return the user's loss, a 0-d tensor, in float32 at least: its gradient may be scaled beyond float16.
 
     Raises:
-        InvalidInput: the function returned anything else.
+        InvalidInput: the function returned anything else, or nothing that a backward could start from.
     """
     loss = cast(object, loss_fn(output, targets))
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.is_floating_point():
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise InvalidInput(
+                "returned a loss that depends on no trainable parameter",
+                where="loss_fn",
+                remedy="Compute it from the outputs without .detach(), .item() and torch.no_grad(), and leave some "
+                "parameter trainable.",
+            )
         return loss.to(torch.promote_types(loss.dtype, torch.float32))
-    found = f"a {loss.dtype} tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
     raise InvalidInput(
-        f"returned {found}, must return a 0-d floating-point tensor",
+        f"returned {kind_of(loss)}, must return a 0-d floating-point tensor",
         where="loss_fn",
         remedy="Return the mean over the samples given: per_sample_loss.mean().",
+    )
+
+
+def kind_of(value: object) -> str:
+    """Return what a user's function returned, as the end of a sentence."""
+    return (
+        f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     )
 
 

@@ -1,15 +1,17 @@
 """The task: everything that `graphpipe train` needs to know beside the plan, given by the user's own function."""
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.inputs import Inputs
+from graphpipe.model.inputs import Inputs, input_names, name_inputs
+from graphpipe.run.batch import check_rows
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.user_code import call
 
@@ -22,7 +24,8 @@ class Task:
     """What to train, on what, and how to tell whether it worked."""
 
     module: nn.Module
-    """With its initial weights: made after `torch.manual_seed`, so that every rank makes the same."""
+    """With its initial weights: made after `torch.manual_seed`, so that every rank makes the same. On the CPU: every
+    rank moves the stages that it hosts to its own device."""
     example_inputs: Inputs
     """Real values of a few samples, to capture and to profile with."""
     loss_fn: LossFunction
@@ -32,6 +35,74 @@ class Task:
     """What is evaluated at the end; None evaluates nothing."""
     accuracy: Callable[[Any, Any], float] | None = None
     """(outputs, targets) of the held-out samples -> share of right answers; None reports their loss instead."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked before anything runs.
+
+        Raises:
+            InvalidInput: a field is of another type, or a function takes other arguments.
+        """
+        module = cast("object", self.module)
+        if not isinstance(module, nn.Module):
+            name = module.__name__ if isinstance(module, type) else ""
+            what = f"the class {name}" if name else f"a {type(module).__name__}"
+            remedy = f"Call it: {name}(...)." if name else ""
+            raise InvalidInput(f"module is {what}, must be an nn.Module", where="Task", remedy=remedy)
+        _check_function("loss_fn", self.loss_fn, "outputs", "targets")
+        _check_function("epoch", self.epoch, "epoch", "batch_size", "seed")
+        if self.accuracy is not None:
+            _check_function("accuracy", self.accuracy, "outputs", "targets")
+        if self.held_out is not None:
+            as_batch(self.held_out, "held_out")
+
+
+def as_batch(found: object, where: str) -> Batch:
+    """Return a mini-batch as the pair it must be.
+
+    Raises:
+        InvalidInput: it is no pair.
+    """
+    if isinstance(found, tuple | list) and len(cast("Sequence[object]", found)) == 2:
+        inputs, targets = cast("Sequence[Any]", found)
+        return inputs, targets
+    size = f" of {len(cast('Sequence[object]', found))}" if isinstance(found, tuple | list | Mapping) else ""
+    raise InvalidInput(
+        f"found a {type(found).__name__}{size}, must be a pair (inputs, targets)",
+        where=where,
+        remedy="Put several inputs into one dict by name, or one tuple: ({'image': image, 'text': text}, labels).",
+    )
+
+
+def check_first(found: object, task: Task, batch_size: int) -> None:
+    """Check the first mini-batch of an epoch against the example inputs.
+
+    Raises:
+        InvalidInput: it is no pair, has another number of samples, or other inputs than the examples.
+    """
+    inputs, targets = as_batch(found, "a mini-batch of the epoch")
+    try:
+        names = input_names(task.module, task.example_inputs)
+        size = check_rows(name_inputs(names, inputs), targets)
+    except InvalidInput as error:
+        raise InvalidInput(error.what, where="the first mini-batch of the epoch", remedy=error.remedy) from None
+    if size != batch_size:
+        raise InvalidInput(
+            f"yields mini-batches of {size} samples, train.batch_size is {batch_size}",
+            where="epoch",
+            remedy="Make them as large as epoch(epoch, batch_size, seed) is told, or change train.batch_size.",
+        )
+
+
+def _check_function(field: str, function: object, *arguments: str) -> None:
+    what = f"must be a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise InvalidInput(f"{field} is a {type(function).__name__}, {what}", where="Task")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise InvalidInput(f"{field} {what}: {error}", where="Task") from None
+    except ValueError:  # A function that is not written in Python tells nothing of its arguments.
+        return
 
 
 def load_task(word: str, folder: str | Path, seed: int) -> Task:

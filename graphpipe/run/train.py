@@ -4,10 +4,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import length_hint
 from pathlib import Path
+from typing import cast
 
 from graphpipe.documents import to_body, write_text
 from graphpipe.errors import InvalidInput
@@ -18,13 +20,14 @@ from graphpipe.run.checkpoint_export import CHECKPOINTS, save_weights
 from graphpipe.run.data_position import Position, Reader
 from graphpipe.run.fault import parse_faults
 from graphpipe.run.faults import LOG as FAULTS
+from graphpipe.run.losses import kind_of
 from graphpipe.run.observer import METRICS_LOG, Observer, observing
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
 from graphpipe.run.recipe import build_optimizer, scheduler_factory
 from graphpipe.run.recovery import go_on, read_recoveries
-from graphpipe.run.task import Task, load_task
+from graphpipe.run.task import Task, check_first, load_task
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
@@ -118,11 +121,13 @@ def train(
             checkpoints.wait()
             if pipeline.steps < steps:
                 return None
+            pipeline.sync_model()
+            if main:
+                save_weights(task.module, directory / WEIGHTS)  # before the user's `accuracy`, which may raise
             result = train_result(plan, history, *_evaluate(task, pipeline), read_recoveries(directory))
             observer.end(result)
-        pipeline.sync_model()
         if main:
-            _save(directory, task, traces, result)
+            _save(directory, traces, result)
     return result
 
 
@@ -142,20 +147,29 @@ def count_steps(config: TrainConfig, task: Task) -> int:
     """Return the optimizer steps of a training.
 
     Raises:
-        InvalidInput: an epoch has no mini-batch.
+        InvalidInput: an epoch has no mini-batch, or its first is not of this task's inputs and size.
     """
-    batches = iter(task.epoch(0, config.train.batch_size, config.train.seed))
-    if next(batches, None) is None:
+    size = config.train.batch_size
+    found = cast("object", task.epoch(0, size, config.train.seed))
+    if not isinstance(found, Iterable):
         raise InvalidInput(
-            f"an epoch has no mini-batch of {config.train.batch_size} samples",
-            where="train.batch_size",
-            remedy="Choose a smaller batch.",
+            f"returned {type(found).__name__}, must return or yield mini-batches (inputs, targets)",
+            where="epoch",
         )
+    batches = iter(cast("Iterable[object]", found))
+    first = next(batches, None)
+    if first is None:
+        raise InvalidInput(
+            f"an epoch has no mini-batch of {size} samples",
+            where="train.batch_size",
+            remedy="Choose a smaller batch, or a longer epoch.",
+        )
+    check_first(first, task, size)
     steps, epochs = config.train.steps, config.train.epochs
     if epochs is None:
         assert steps is not None
         return steps
-    whole = epochs * (1 + sum(1 for _ in batches))
+    whole = epochs * (length_hint(found) or 1 + sum(1 for _ in batches))
     return whole if steps is None else min(steps, whole)
 
 
@@ -194,11 +208,16 @@ def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | Non
     inputs, targets = task.held_out
     if task.accuracy is None:
         return pipeline.evaluate(inputs, targets, gather=False)[0], None
-    return None, float(task.accuracy(pipeline.evaluate(inputs)[1], targets))
+    found = cast("object", task.accuracy(pipeline.evaluate(inputs)[1], targets))
+    try:
+        return None, float(found)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(
+            f"returned {kind_of(found)}, must return one number", where="accuracy", remedy="Return its mean()."
+        ) from None
 
 
-def _save(directory: Path, task: Task, traces: Sequence[Trace], result: TrainResult) -> None:
+def _save(directory: Path, traces: Sequence[Trace], result: TrainResult) -> None:
     by_time = sorted(traces, key=lambda trace: trace.step_seconds)
     by_time[len(by_time) // 2].save(directory / MEASURED)
-    save_weights(task.module, directory / WEIGHTS)
     write_text(directory / METRICS, json.dumps(to_body(result), indent=1) + "\n")

@@ -12,6 +12,7 @@ from torch import nn
 
 from graphpipe.errors import GraphPipeError, InvalidInput, nearest
 from graphpipe.model.inputs import Inputs
+from graphpipe.places import describe
 
 Model = tuple[nn.Module, Inputs]
 """A module with example inputs."""
@@ -39,11 +40,8 @@ def call(word: str, folder: str | Path = ".") -> object:
     except GraphPipeError:
         raise
     except (Exception, SystemExit) as error:
-        first = next(iter(str(error).splitlines()), "")
         raise InvalidInput(
-            f"raised {type(error).__name__}: {first}",
-            where=f"'{word}'",
-            remedy="GRAPHPIPE_DEBUG=1 shows where.",
+            f"raised {describe(error)}", where=f"'{word}'", remedy="GRAPHPIPE_DEBUG=1 shows the traceback."
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,31 @@ def test_a_failing_rank_is_told_once_with_exit_code_4(run: Run, config: Path) ->
     assert "NonFiniteLoss: step 1, stage " in ran.err
     assert "Traceback" not in ran.err
     assert not Path("runs/tiny-1/metrics.json").exists()
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_an_interrupted_training_says_how_to_go_on(
+    run: Run, config: Path, checkpoint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        if checkpoint:
+            Path("runs/tiny-1/checkpoints/step-00000003").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("graphpipe.run.launch"), "launch", interrupt)
+    ran = run("train", config)
+    assert ran.code == 130
+    assert ran.err.splitlines()[-1] == "graphpipe: interrupted"
+    assert ("--resume runs/tiny-1 goes on" in ran.out) is checkpoint
+    assert ("train.checkpoint_every=STEPS makes some" in ran.out) is not checkpoint
+
+
+@pytest.mark.parametrize("word", ["plan.micro_batch=5", "plan.planner=grafpipe", "plan.schedule=zb-h2"])
+def test_what_the_plan_is_told_is_checked_before_profiling(run: Run, config: Path, word: str) -> None:
+    ran = run("train", config, word, "plan.costs=profile")
+    assert (ran.code, ran.out) == (2, "")
+    assert len(ran.err.splitlines()) == 1
+    assert not Path("runs").exists()
 
 
 def test_a_port_in_use_is_told_before_anything_is_done(run: Run, config: Path) -> None:

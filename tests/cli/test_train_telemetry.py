@@ -202,6 +202,9 @@ def test_a_failure_tells_the_task_and_a_resumed_run_goes_on_in_the_same_file(fol
     assert (last.error, last.message) == ("OverflowError", "tripped")
     assert (last.step, last.task, last.stage) == (STEPS + 1 + 5 // tasks, "F", plan.stages[culprit].name)
     assert last.micro_batch == 5 % tasks
+    assert last.traceback.endswith("OverflowError: tripped\n")
+    assert "tiny.py" in last.traceback
+    assert "Traceback" not in ran.stderr
 
 
 def test_a_missing_extra_is_named_before_anything_is_done(

@@ -310,3 +310,62 @@ def test_arguments_of_the_forward_are_remembered() -> None:
     assert_same(module(x, deep=False, scale=2.0), found)
     with pytest.raises(InvalidInput, match="a declared graph has no further arguments"):
         capture(DagModule({"a": nn.Linear(4, 2)}, {"a": ["x"]}), x, method="declared", outputs=["a"])
+
+
+def test_layers_in_a_python_list_are_warned_of() -> None:
+    class Listed(nn.Module):
+        def __init__(self, layers: Any) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    with pytest.warns(UserWarning, match=r"'0.layers' holds layers with 40 parameters in a Python list.*nn.ModuleList"):
+        capture(nn.Sequential(Listed([nn.Linear(4, 4), nn.Linear(4, 4)])), torch.randn(2, 4))
+    frozen, both = Listed([nn.Linear(4, 4).requires_grad_(False)]), Listed([nn.Linear(4, 4)])
+    both.add_module("first", both.layers[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in (frozen, both, Listed(nn.ModuleList([nn.Linear(4, 4)]))):
+            capture(model, torch.randn(2, 4))
+
+
+def test_a_forward_that_decides_by_values_is_told_where() -> None:
+    class Deciding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(
+        InvalidInput, match=r"decides by the values in a tensor \(test_capture.py, line \d+, in forward"
+    ):
+        capture(Deciding(), torch.randn(2, 4))
+
+
+def test_a_wrong_shape_is_told_with_its_line_and_nothing_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    class Wrong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    said = r"got \[samples, 3\] X \[4, 2\] \(test_capture.py, line \d+, in forward\)\. If plain PyTorch runs it"
+    with pytest.raises(InvalidInput, match=said):
+        capture(Wrong(), torch.randn(2, 4))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_inputs_by_a_name_that_the_forward_does_not_know() -> None:
+    class Both(nn.Module):
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return left + right
+
+    x = torch.randn(2, 4)
+    with pytest.raises(InvalidInput, match=r"the forward of Both takes no input 'rihgt'\. Did you mean 'right'"):
+        capture(Both(), {"left": x, "rihgt": x})
+    with pytest.raises(InvalidInput, match=r"the inputs are a str\. Give a tensor"):
+        capture(Both(), "left")  # type: ignore[arg-type]

@@ -74,6 +74,22 @@ def test_every_figure_is_drawn_and_nothing_goes_wrong(browser: Browser, page: Pa
         browser.picture(Path(folder) / f"report-{width}-{'dark' if dark else 'light'}.png")
 
 
+def test_what_is_out_of_sight_is_drawn_too(browser: Browser, page: Path) -> None:
+    browser.problems.clear()
+    browser.look(1280, 600)
+    browser.open(page)
+    browser.wait("[...document.querySelectorAll('.figure')].every((one) => one.dataset.drawn)")
+    assert browser.evaluate("document.documentElement.scrollHeight") > 3 * 600
+    assert browser.problems == []
+
+
+@pytest.mark.parametrize(("width", "lines"), [(1280, 1), (400, 2)])
+def test_names_of_rows_take_two_lines_in_a_narrow_window(browser: Browser, page: Path, width: int, lines: int) -> None:
+    show(browser, page, width)
+    names = browser.evaluate(f"[...{FIGURE}.querySelectorAll('.ytick text')].map((one) => one.innerHTML)")
+    assert [max(1, name.count("<tspan")) for name in names] == [lines] * len(names)
+
+
 def test_colours_follow_when_the_scheme_changes(browser: Browser, page: Path) -> None:
     show(browser, page)
     fill = "getComputedStyle(document.querySelector('.xtick text')).fill"

@@ -134,6 +134,16 @@ def disagree(cut: str, length: int, samples: int) -> str:
     return ""
 
 
+def disagree_on_values() -> str:
+    """Give every rank a mini-batch of its own, of one shape, in the first step. Return what the pipeline says."""
+    pipeline, _ = build("two")
+    try:
+        pipeline.step(*batch(LENGTHS[0], seed=dist.get_rank()))
+    except GraphPipeError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def refused(cut: str, kind: str, length: int) -> str:
     """Return what the pipeline says of a length that it cannot train on."""
     pipeline, _ = build(cut, kind)

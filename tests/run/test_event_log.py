@@ -72,7 +72,7 @@ def test_what_is_no_event_is_named(tmp_path: Path, line: str, sentence: str) -> 
 def test_failures_outside_any_task_have_none() -> None:
     stages = ("a", "b")
     assert failure(KeyError("x"), 3, None, stages) == FailureEvent(
-        step=3, error="KeyError", message="'x'", task=None, stage=None, micro_batch=None
+        step=3, error="KeyError", message="'x'", task=None, stage=None, micro_batch=None, traceback="KeyError: 'x'\n"
     )
     found = failure(KeyError("x"), 3, Doing("reduce", 1, -1), stages)
     assert (found.task, found.stage, found.micro_batch) == ("reduce", "b", None)

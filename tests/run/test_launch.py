@@ -105,6 +105,7 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     _, said = launcher.communicate(timeout=20)
     assert launcher.returncode != 0
     assert "KeyboardInterrupt" in said
+    assert "death signal" not in said
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)

@@ -1,12 +1,13 @@
 """Mini-batches of different lengths: each trains as the unpartitioned model does, and ranks that differ say so."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from run_ranks import run_ranks, values
-from run_shapes import LENGTHS, batch, build, disagree, refused, resume, train, train_alone
+from run_shapes import LENGTHS, batch, build, disagree, disagree_on_values, refused, resume, train, train_alone
 
 from graphpipe.errors import InvalidInput
 
@@ -98,3 +99,13 @@ def test_fsdp_refuses_to_follow_where_glue_reads_its_shards(tmp_path: Path) -> N
     said = values(run_ranks(refused, 4, tmp_path, "masked", "fsdp2", 24))
     assert any("FSDP cannot follow there: pad the samples, or choose engine='ddp'" in each for each in said)
     assert all(each.startswith(("InvalidInput: ", "PeerLost: ")) for each in said)
+
+
+def test_ranks_that_were_given_different_values_stop_in_the_first_step(tmp_path: Path) -> None:
+    told = values(run_ranks(disagree_on_values, 2, tmp_path))
+    for rank, text in enumerate(told):
+        given = [f"rank {other} was given 12 samples (values {{}}) of tokens int64[16]" for other in (1 - rank, rank)]
+        first, second = re.findall(r"\(values (\w{8})\)", text)
+        assert first != second
+        assert text.startswith(f"InvalidInput: mini-batch: {given[0].format(first)}; {given[1].format(second)}. Give")
+        assert "drawn from the epoch and the seed alone" in text

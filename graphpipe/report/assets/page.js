@@ -28,14 +28,20 @@
     }
     // In a narrow window a long legend would leave no room for the figure.
     if (window.innerWidth < 600 && figureNames(data) > 6) whole.showlegend = false;
+    if (window.innerWidth < 600) wrapRows(whole.yaxis, layout.height);
     // A finger on a figure scrolls the page.
     if (touch.matches) whole.dragmode = false;
     return whole;
   }
 
+  // In a narrow window, "predicted" and "measured" stand below the device, where rows are high enough for two lines.
+  function wrapRows(axis, height) {
+    if (!axis.ticktext || height / axis.ticktext.length < 34) return;
+    axis.ticktext = axis.ticktext.map((text) => text.replace(/ (predicted|measured)$/, "<br>$1"));
+  }
+
   async function show(element, figure) {
-    const layout = themed(figure.layout, figure.data);
-    layout.height = figure.height;
+    const layout = themed({ ...figure.layout, height: figure.height }, figure.data);
     if (figure.drawn) {
       for (const axis of ["xaxis", "yaxis"]) layout[axis].range = element.layout[axis].range;
     }
@@ -47,11 +53,26 @@
 
   const watcher = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
-      if (!isIntersecting) continue;
-      watcher.unobserve(target);
-      show(target, figures.get(target));
+      if (isIntersecting) begin(target);
     }
   }, { rootMargin: "400px" });
+
+  async function begin(element) {
+    const figure = figures.get(element);
+    if (figure.begun) return;
+    figure.begun = true;
+    watcher.unobserve(element);
+    await show(element, figure);
+  }
+
+  // What is out of sight is drawn when there is nothing else to do: a page that is printed has all its figures.
+  const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 200));
+  window.addEventListener("load", async () => {
+    for (const element of figures.keys()) {
+      await new Promise((done) => idle(done));
+      await begin(element);
+    }
+  });
 
   for (const script of document.querySelectorAll("script[data-figure]")) {
     const element = document.getElementById(script.dataset.figure);

@@ -1,0 +1,44 @@
+"""Where in the user's own code an error comes from: what somebody who trains a model can mend."""
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+_LINE = re.compile(r'^ *File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
+_NOT_THEIRS = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")))
+
+
+def user_place(error: BaseException) -> str:
+    """Return the innermost place in the user's files, as "model.py, line 12, in forward"; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return _innermost((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
+
+
+def user_place_in(text: str) -> str:
+    """Return what `user_place` would have, from a traceback as text."""
+    return _innermost((file, int(line), name) for file, line, name in _LINE.findall(text))
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one line: its type, the first line of its text, and the place in the user's files."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    place = user_place(error)
+    return f"{text} ({place})" if place else text
+
+
+def _innermost(frames: Iterable[tuple[str, int, str]]) -> str:
+    theirs = [(Path(file).name, line, name) for file, line, name in frames if _is_users(file)]
+    if not theirs:
+        return ""
+    file, line, name = theirs[-1]
+    return f"{file}, line {line}" + (f", in {name}" if name.isidentifier() else "")
+
+
+def _is_users(file: str) -> bool:
+    # Not generated code, an installed package, Python's own library, or ours.
+    path = Path(file)
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return path.suffix == ".py" and not installed and not any(path.is_relative_to(place) for place in _NOT_THEIRS)

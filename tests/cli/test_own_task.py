@@ -1,0 +1,112 @@
+"""What goes wrong in a task of one's own: one sentence that names the field or the line, before anything runs."""
+
+from pathlib import Path
+
+import pytest
+from cli_cases import TASK as WITH_HELD_OUT
+from cli_cases import Run
+from safetensors.torch import load_file
+
+TASK = WITH_HELD_OUT.replace("next(iter(epoch(99, 32, 0)))", "None")
+EPOCH = """def epoch(number, batch_size, seed):
+    generator = torch.Generator().manual_seed(1000 * seed + number)"""
+PAIR = '{"x": x, "y": y}, (x - y).sum(1, keepdim=True)'
+
+
+def say(run: Run, code: int = 2) -> str:
+    """Return the one sentence with which a training is refused; nothing is left behind."""
+    ran = run("train", "tiny.toml")
+    assert ran.code == code, ran.err
+    assert ran.err.startswith("graphpipe: error: "), ran.err
+    assert len(ran.err.splitlines()) == 1, ran.err
+    assert not Path("runs").exists()
+    return ran.err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "parts"),
+    [
+        ("module=module", "module=DoesNot", ("tiny.py:task'", "NameError: name 'DoesNot'", "tiny.py, line", "in task")),
+        (
+            "module=module",
+            "module=nn.Linear",
+            ("Task: module is the class Linear, must be an nn.Module. Call it: Linear(...).",),
+        ),
+        ("loss_fn=loss_fn", "loss=loss_fn", ("unexpected keyword argument 'loss'", "in task")),
+        (
+            "loss_fn=loss_fn",
+            "loss_fn=lambda output: 0",
+            ("loss_fn must be a function of (outputs, targets)", "too many"),
+        ),
+        ("epoch=epoch", "epoch=list(epoch(0, 16, 0))", ("epoch is a list, must be a function of (epoch, batch_size,",)),
+        ("accuracy=accuracy", "accuracy=0.5", ("accuracy is a float",)),
+        ("held_out=held_out", "held_out=inputs", ("held_out: found a dict of 2", "a pair (inputs, targets)")),
+        ("(number, batch_size, seed)", "(seed)", ("epoch must be a function of",)),
+        (EPOCH, f"{EPOCH}\n    batch_size = 5", ("epoch: yields mini-batches of 5 samples, train.batch_size is 16",)),
+        (EPOCH, f"{EPOCH}\n    return iter(())", ("train.batch_size: an epoch has no mini-batch of 16 samples",)),
+        (
+            PAIR,
+            "x, y, x - y",
+            ("mini-batch of the epoch: found a tuple of 3, must be a pair (inputs, targets)", "one dict by name"),
+        ),
+        (PAIR, '{"x": x, "y": y}', ("found a dict of 2, must be a pair",)),
+        (PAIR, '{"x": x, "why": y}, x', ("the first mini-batch of the epoch: the model takes no input 'why'",)),
+        (PAIR, '{"x": x, "y": y[:3]}, x', ("'x' has 16, 'y' has 3",)),
+        (PAIR, '{"x": x, "y": y}, x[:3]', ("target 0 holds 3 samples, input 'x' holds 16",)),
+        (
+            "def forward(self, a, b):",
+            "def forward(self, a, b):\n        a = a[:, :3]",
+            ("(tiny.py, line", "in forward)"),
+        ),
+    ],
+)
+def test_a_mistake_in_a_task_is_named(run: Run, config: Path, before: str, after: str, parts: tuple[str, ...]) -> None:
+    assert before in TASK
+    Path("tiny.py").write_text(TASK.replace(before, after))
+    said = say(run)
+    for part in parts:
+        assert part in said
+
+
+def test_an_epoch_that_returns_nothing(run: Run, config: Path) -> None:
+    Path("tiny.py").write_text(
+        TASK.replace(EPOCH, "def epoch(number, batch_size, seed):\n    return").split("    for _")[0]
+        + TASK.split("keepdim=True)")[1]
+    )
+    assert "epoch: returned NoneType, must return or yield mini-batches (inputs, targets)" in say(run)
+
+
+def test_an_epoch_that_raises(run: Run, config: Path) -> None:
+    Path("tiny.py").write_text(TASK.replace(EPOCH, f"{EPOCH}\n    1 / (number * 0)"))
+    assert "error: ZeroDivisionError: division by zero (tiny.py, line 27, in epoch). GRAPHPIPE_DEBUG" in say(run, 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (
+            "lambda o, t: (o - t).no_such()",
+            "AttributeError: 'Tensor' object has no attribute 'no_such' (tiny.py, line ",
+        ),
+        (
+            "lambda o, t: (o - t).mean().detach()",
+            "InvalidInput: loss_fn: returned a loss that depends on no trainable ",
+        ),
+    ],
+)
+def test_a_loss_that_fails_is_one_sentence(run: Run, config: Path, loss: str, said: str) -> None:
+    Path("tiny.py").write_text(TASK.replace("loss_fn=loss_fn", f"loss_fn={loss}"))
+    ran = run("train", config, "--json")
+    assert ran.code == 4
+    assert said in ran.err.splitlines()[-1]
+    assert "Traceback" not in ran.err
+    assert ran.err.count("no_such") == ("no_such" in loss)
+
+
+def test_an_accuracy_that_is_no_number_leaves_the_weights(run: Run, config: Path) -> None:
+    Path("tiny.py").write_text(WITH_HELD_OUT.replace("< 1).float().mean().item()", "< 1)"))
+    ran = run("train", config, "train.steps=2", "--json")
+    assert ran.code == 4
+    said = ran.err.splitlines()[-1]
+    assert "accuracy: returned a torch.bool tensor of shape (32, 1), must return one number. Return its mean()." in said
+    assert set(load_file("runs/tiny-1/model.safetensors")) >= {"a.weight", "b.weight", "sum.out.weight"}
