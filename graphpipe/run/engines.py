@@ -85,7 +85,7 @@ def check_schedule(
             where="engine 'ddp'",
             remedy="Choose engine='allreduce' or 'fsdp2', or schedule 1f1b or gpipe.",
         )
-    stuck = standstill(plan, lowered, inside=spread)
+    stuck = standstill(plan, lowered, inside=spread, messages_wait=False)
     if stuck:
         names = ", ".join(f"'{plan.cluster.devices[device].name}'" for device in sorted(stuck))
         raise InvalidInput(

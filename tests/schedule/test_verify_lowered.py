@@ -110,6 +110,7 @@ def test_every_schedule_keeps_the_order_that_a_transport_without_tags_needs(
     plan, its_schedule, lowered = found
     verify_lowered(plan, its_schedule, lowered)
     run_streams(plan, lowered)
+    assert not standstill(plan, lowered, messages_wait=False)
 
 
 @settings(max_examples=40, deadline=None)
@@ -219,6 +220,7 @@ def test_lists_that_agree_pair_by_pair_may_still_wait_in_a_ring():
     )
     order = tuple((device, action) for device, listed in enumerate(ring) for action in listed)
     assert [*standstill(plan, replace(found, devices=ring, order=order))] == [0, 1, 2]
+    assert not standstill(plan, replace(found, devices=ring, order=order), messages_wait=False)
     run_streams(plan, replace(found, devices=ring, order=order))
 
 
@@ -229,3 +231,5 @@ def test_sums_inside_the_last_backward_can_wait_for_ever_where_sums_after_it_do_
     assert not standstill(plan, lowered)
     stuck = standstill(plan, lowered, inside={1})
     assert stuck, "replica 0 cannot end its backward, for which replica 1 waits"
+    assert standstill(plan, lowered, inside={1}, messages_wait=False), "whether or not messages wait for their ends"
+    assert not standstill(plan, lowered, messages_wait=False)
