@@ -12,7 +12,8 @@ and all else that the runtime does included.
 Memory is what torch had allocated at the peak of a step, parameters, gradients and optimizer state included, on the
 rank where the prediction is worst. Not predicted is what an operator's backward holds while it runs, and what is
 received early (at most 4 MiB): much of these few MB. Where the step is off by more than 10 %, the comparison of the
-traces says which work took longer or shorter than predicted, over the whole step.
+traces says which work took longer or shorter than predicted, over the whole step; the steps that were recorded for it
+are others than those that were timed.
 """
 
 from dataclasses import replace

@@ -4,7 +4,7 @@ import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, median_low
+from statistics import median, median_low
 
 import psutil
 import torch
@@ -30,9 +30,9 @@ class Measured:
     seconds: float
     """Median."""
     processor_seconds: float
-    """Of all ranks and their threads in a step, whether or not they had to wait for a core; mean."""
+    """Of all ranks and their threads in a step, whether or not they had to wait for a core; median."""
     trace: Trace
-    """Of the step of median length."""
+    """Of the step of median length among others between these, which were recorded."""
     peak_bytes: tuple[float, ...]
     """By rank: the most that torch had allocated in a step."""
     steps: int
@@ -62,13 +62,14 @@ def measured(model: str, plan: Plan) -> Measured:
         others = [_others([rank["blocks"][block] for rank in own]) for block in range(BLOCKS)]
         quiet = sorted(range(BLOCKS), key=others.__getitem__)[: ENOUGH // STEPS]
         traces = [Trace.load(f"{job}.trace-{block}-{step}") for block in quiet for step in range(STEPS)]
+    steps = [[rank["blocks"][block]["timed"][step] for rank in own] for block in quiet for step in range(STEPS)]
     lengths = [trace.step_seconds for trace in traces]
     return Measured(
-        seconds=median(lengths),
-        processor_seconds=fmean(sum(rank["blocks"][block]["stepping"] for rank in own) for block in quiet) / STEPS,
+        seconds=median(max(seconds for seconds, _ in ranks) for ranks in steps),
+        processor_seconds=median(sum(processor for _, processor in ranks) for ranks in steps),
         trace=traces[lengths.index(median_low(lengths))],
         peak_bytes=tuple(rank["peak_bytes"] for rank in own),
-        steps=len(traces),
+        steps=len(steps),
         others=median(others[block] for block in quiet),
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -35,20 +36,27 @@ def train(job: str) -> None:
 
 def _block(
     pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, steps: int, job: str, number: int
-) -> dict[str, float]:
-    # Every rank gets the whole trace; rank 0 keeps it.
-    before, start, own, stepping = psutil.cpu_times(), time.perf_counter(), time.process_time(), 0.0
+) -> dict[str, Any]:
+    # Steps that are timed, and between them some that are recorded, which takes longer. Every rank gets the whole
+    # trace; rank 0 keeps it.
+    held = pipeline.held()
+    before, start, own = psutil.cpu_times(), time.perf_counter(), time.process_time()
+    timed: list[tuple[float, float]] = []
     for step in range(steps):
-        began = time.process_time()
+        held.worker.recorder.on = False
+        dist.barrier()
+        began = time.perf_counter(), time.process_time()
         pipeline.step(inputs, targets)
-        stepping += time.process_time() - began
+        timed.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+        held.worker.recorder.on = True
+        pipeline.step(inputs, targets)
         trace = pipeline.trace()
-        if pipeline.held().world.rank == 0:
+        if held.world.rank == 0:
             trace.save(f"{job}.trace-{number}-{step}")
     after = psutil.cpu_times()
     idle = (after.idle + after.iowait) - (before.idle + before.iowait)
     own = time.process_time() - own
-    return {"seconds": time.perf_counter() - start, "own": own, "stepping": stepping, "idle": idle}
+    return {"seconds": time.perf_counter() - start, "own": own, "idle": idle, "timed": timed}
 
 
 def _peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path) -> float:
