@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.analytic import estimate
@@ -18,11 +19,12 @@ from graphpipe.plan.plan import Plan
 from graphpipe.plan.registry import planner as planner_named
 from graphpipe.plan.verify import verify
 from graphpipe.schedule.choice import AUTO, best_scheduled, check_choice, scheduled
+from graphpipe.schedule.zero_bubble import SPLIT
 from graphpipe.simulate import predict, simulate, step_seconds
 
 _OBJECTIVES = ("step", "bottleneck")
 
-__all__ = ["estimate", "hand_plan", "plan", "simulate"]
+__all__ = ["choose_backwards", "estimate", "hand_plan", "plan", "simulate"]
 
 
 def plan(
@@ -133,6 +135,31 @@ def hand_plan(
     """
     problem = _problem(graph, costs, cluster, batch_size)
     return _checked(plan_by_hand(problem, HandPlan(stages=tuple(stages), schedule=schedule)))
+
+
+def choose_backwards(plan: Plan, module: Any) -> Plan:
+    """Return the plan with whole backwards for the stages whose operations cannot be split in two halves.
+
+    Only where the plan's schedule splits backwards is anything asked or changed. The runtime does such a backward whole
+    in any case; a plan that says so is scheduled and predicted as it will run.
+
+    Args:
+        plan: for the graph that was captured from the model.
+        module: the model, a `torch.nn.Module`.
+
+    Raises:
+        InvalidInput: the plan is for another model.
+    """
+    if plan.schedule not in SPLIT:
+        return plan
+    from graphpipe.model.backwards import whole_backwards
+
+    whole = whole_backwards(plan, module)
+    if not whole:
+        return plan
+    stages = (replace(stage, backward="whole") if n in whole else stage for n, stage in enumerate(plan.stages))
+    found = replace(plan, stages=tuple(stages), prediction=None)
+    return replace(found, prediction=predict(found))
 
 
 def _problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int) -> Problem:

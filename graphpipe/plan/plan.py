@@ -34,6 +34,8 @@ class Stage:
     recompute: Recompute = "none"
     """`full`: a sample in flight keeps only what the stage received. Names of operators or submodules: it keeps what
     these read, not what they saved. What is not kept is computed again for the backward."""
+    backward: Literal["auto", "whole"] = "auto"
+    """`whole`: never in two halves, whatever the schedule. `auto`: in halves where the schedule splits it."""
     backend: Literal["eager"] = "eager"
 
     @property

@@ -63,7 +63,7 @@ class Agreement:
             PeerLost, PeerStalled: a peer is gone.
         """
         found = Agreement(world=world, own=_encoded(text).to(world.device))
-        if world.size > 1 and world.backend == "gloo":
+        if world.size > 1 and not world.in_order:
             for peer in peers:
                 found.ask(peer)
         elif world.size > 1:

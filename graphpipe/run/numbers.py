@@ -77,7 +77,7 @@ class Numbers:
 
     @property
     def _by_messages(self) -> bool:
-        return self.world.size > 1 and self.world.backend == "gloo"
+        return self.world.size > 1 and not self.world.in_order
 
     @property
     def _others(self) -> list[int]:

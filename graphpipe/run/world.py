@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -41,6 +42,11 @@ class World:
         """NCCL between GPUs, gloo between CPUs."""
         return "nccl" if self.device.type == "cuda" else "gloo"
 
+    @property
+    def in_order(self) -> bool:
+        """Whether messages have no tags: NCCL's are told apart by the order alone in which both ends list them."""
+        return self.backend == "nccl"
+
     def about(self, rank: int) -> str:
         """Return what is known of a rank, to be put at the end of a sentence."""
         return f", {self.hosts[rank]}" if rank in self.hosts else ""
@@ -69,7 +75,9 @@ class World:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self.sum(torch.zeros(1, device=self.device))
+        arrived = torch.zeros(1, device=self.device)
+        self.sum(arrived)
+        arrived.item()  # on a GPU only this waits
 
     def exchange(self, value: object) -> list[Any]:
         """Return every rank's `value`, in rank order; values are what JSON can hold (nothing is unpickled)."""
@@ -214,27 +222,40 @@ def _nothing() -> str:
     return ""
 
 
-@contextmanager
-def translate_loss(peer: str, about: str = "", verdict: Callable[[], str] = _nothing) -> Generator[None]:
-    """Turn what torch.distributed raises when a peer goes away into PeerLost or PeerStalled.
+def translate_loss(peer: str, about: str = "", verdict: Callable[[], str] = _nothing) -> "Waiting":
+    """Return what turns what torch.distributed raises inside when a peer goes away into PeerLost or PeerStalled.
 
     Args:
-        peer: who was waited for, as the subject of the sentence.
+        peer: who is waited for, as the subject of the sentence.
         about: what else is known of it, for the end of the sentence.
         verdict: returns what is found out about it then, for the very end.
     """
-    try:
-        yield
-    except RuntimeError as error:
+    return Waiting(peer, about, verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """See `translate_loss`. A class, because a generator's context takes longer, and is around every message."""
+
+    peer: str
+    about: str
+    verdict: Callable[[], str]
+
+    def __enter__(self) -> None:
+        """Begin to wait."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Raise what an error of torch means."""
+        if not isinstance(error, RuntimeError) or isinstance(error, GraphPipeError):
+            return
         text = str(error).lower()
-        if isinstance(error, GraphPipeError):
-            raise
         if "timed out" in text or "timeout" in text:
-            what = f"{peer} did not answer within the time limit{about}{verdict()}"
+            what = f"{self.peer} did not answer within the time limit{self.about}{self.verdict()}"
             raise PeerStalled(what, remedy=_LOOK) from error
         if any(sign in text for sign in _SIGNS_OF_LOSS):
-            raise PeerLost(f"{peer} died or closed its connection{about}{verdict()}", remedy=_LOOK) from error
-        raise
+            raise PeerLost(
+                f"{self.peer} died or closed its connection{self.about}{self.verdict()}", remedy=_LOOK
+            ) from error
 
 
 _WORLDS = count()

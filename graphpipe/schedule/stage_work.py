@@ -49,8 +49,8 @@ class StageWork:
 
     @property
     def split(self) -> bool:
-        """Whether to do the backward in two halves: there are weights, someone waits for the input gradient, and
-        nothing is computed again."""
+        """Whether to do the backward in two halves: there are weights, someone waits for the input gradient, nothing
+        is computed again, and the plan does not forbid it."""
         return self.seconds["W"] > 0
 
 
@@ -89,7 +89,8 @@ def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSecon
 
 def _splits(plan: Plan, number: int) -> bool:
     # A half that waits would hold on to all that the other half has computed again.
-    return bool(plan.gradient_targets[number]) and plan.stages[number].recompute == "none"
+    stage = plan.stages[number]
+    return bool(plan.gradient_targets[number]) and stage.recompute == "none" and stage.backward == "auto"
 
 
 def _messages(

@@ -68,6 +68,32 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
         assert torch.equal(found[name], tensor), name
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("fault", "limit", "cause"),
+    [
+        ("raise@rank1:step4:phase=backward", 20, "InjectedError"),
+        ("stop@rank2:step4:phase=forward", 3, "did not answer the other ranks within the time limit"),
+    ],
+)
+def test_a_rank_that_raises_or_stops_is_gone_on_without(
+    fault: str, limit: int, cause: str, run: Run, planned: Path, tmp_path: Path
+) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    words = (*WORDS[:-1], f"run.timeout_seconds={limit}", "run.readmit_seconds=1000", "train.steps=6", "--json")
+    ran = run("train", planned, *words, "--fault", fault, "--elastic")
+    assert ran.code == 0, ran.err
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    (lost,) = ran.json["recoveries"]
+    assert cause in lost["cause"]
+    assert f"rank {fault[fault.index('rank') + 4]} (host " in lost["cause"]
+    assert (lost["step"], lost["steps_lost"], len(lost["devices"])) == (2, 1, 2)
+    folder = Path(ran.json["directory"])
+    first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
+    wanted, found = unbroken(tmp_path / "unbroken", [(first, 2), (second, 6)]), load_file(folder / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
 def test_torchrun_starts_the_ranks_again_in_place(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     words = ["--elastic", "train.checkpoint_every=2", "--fault", "kill@rank1:step4:phase=reduce", "--json"]

@@ -28,6 +28,7 @@ def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         ("replicas", {"dropout": 0.3, "norm": True, "schedule": "gpipe"}),
         ("shared", {"dropout": 0.3}),
         ("whole", {"dropout": 0.3, "head": "contrast", "norm": True}),
+        ("four", {"dropout": 0.3, "bursts": (1, 1, 2, 3), "debug": True}),
     ],
 )
 def test_ranks_equal_one_rank_bit_for_bit(cut: str, options: dict[str, Any], tmp_path: Path) -> None:
