@@ -25,7 +25,7 @@ pytest.importorskip("sklearn", reason="the digits come from scikit-learn: pip in
 pytestmark = pytest.mark.skipif(bool(WHY := why_not()), reason=WHY)
 
 BATCH = 64
-SIZE, LIMIT, SAVE = f"train.batch_size={BATCH}", "run.timeout_seconds=10", "train.checkpoint_every=2"
+SIZE, LIMIT, SAVE = f"train.batch_size={BATCH}", "run.timeout_seconds=20", "train.checkpoint_every=2"
 CLUSTER = """
 cores_per_node = 1
 intra_node = { latency = "50 us", bandwidth = "1.5 GB/s" }
