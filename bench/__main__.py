@@ -3,7 +3,10 @@
 import sys
 from importlib import import_module
 
-NAMES = ("planning", "figure6", "table1", "sweeps", "profiles", "bounds", "scaling")
+NAMES = (
+    *("planning", "figure6", "table1", "sweeps", "profiles", "bounds", "scaling"),
+    *("runtime", "prediction", "rehearsal", "hosts", "gpu"),
+)
 
 
 def main(names: list[str]) -> int:

@@ -13,7 +13,7 @@ from graphpipe.plan.partition import Problem
 PLANNERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "graphpipe": {"planner": "graphpipe", "schedule": "auto"},
-        "1f1b": {"planner": "graphpipe"},
+        "1f1b": {"planner": "graphpipe", "schedule": "1f1b"},
         "published": {"planner": "graphpipe", "objective": "bottleneck"},
         "pipedream": {"planner": "pipedream"},
         "piper": {"planner": "piper"},
@@ -54,6 +54,7 @@ def plan_row(graph: gp.Graph, model: str, devices: int, batch: int, name: str, *
         "micro_batch": plan.stages[0].micro_batch,
         "schedule": plan.schedule,
         "bubble_fraction": plan.prediction.bubble_fraction,
+        "busy_seconds": (1 - plan.prediction.bubble_fraction) * len(plan.used_devices) * plan.prediction.step_seconds,
         "peak_bytes": max(plan.prediction.peak_bytes),
     }
 

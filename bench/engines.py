@@ -21,9 +21,11 @@ def adamw(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4)
 
 
-def ours(plan: Plan, model: nn.Module, loss: Loss, inputs: Inputs, targets: Tensor) -> Step:
+def ours(
+    plan: Plan, model: nn.Module, loss: Loss, inputs: Inputs, targets: Tensor, *, check_finite: bool = True
+) -> Step:
     """Return a step of the pipeline with its defaults: it looks for NaN, and every rank gets the loss."""
-    pipeline = Pipeline(plan, model, loss, adamw)
+    pipeline = Pipeline(plan, model, loss, adamw, check_finite=check_finite)
     return lambda: pipeline.step(inputs, targets)
 
 

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.alternate import alternate
+from bench import naps
+from bench.alternate import Step, alternate
 from bench.engines import ours, plain, theirs
 from graphpipe.model.zoo import zoo_model
 from graphpipe.plan import Plan
@@ -31,10 +34,26 @@ def chain(job: str) -> None:
             _gpt_stage(twin, rank, case["ranks"]), model.loss_fn, plan.schedule, count, [*inputs.values()], targets
         ),
     }
-    losses = [steps["ours"](), steps["theirs"]()]
-    if rank == case["ranks"] - 1:
-        assert abs(losses[0] - losses[1]) < 1e-5 * abs(losses[0]), f"the engines compute different losses: {losses}"
-    _write(job, rank, alternate(steps, warmup=case["warmup"], repeats=case["repeats"]))
+    _measure(case, job, rank, steps)
+    dist.destroy_process_group()
+
+
+def branches(job: str) -> None:
+    """Train layers that sleep: two branches of them with our runtime, the same as a chain with the other one."""
+    case: dict[str, Any] = json.loads(Path(job).read_text())
+    rank = _join(case)
+    plan = Plan.load(case["plan"])
+    model, name = naps.two_branches(), [*naps.LAYERS][rank]
+    inputs, targets = naps.batch(plan.batch_size)
+    twin = naps.Hop(name, copy.deepcopy(model.get_submodule(name)))
+    loss, count = nn.functional.mse_loss, plan.batch_size // plan.stages[0].micro_batch
+    steps = {
+        "ours": ours(plan, model, loss, inputs, targets),
+        "theirs": theirs(twin, loss, plan.schedule, count, [*inputs.values()], targets),
+    }
+    naps.tire(model)
+    naps.tire(twin)
+    _measure(case, job, rank, steps)
     dist.destroy_process_group()
 
 
@@ -45,15 +64,14 @@ def alone(job: str) -> None:
     plan = Plan.load(case["plan"])
     model = _zoo(case["model"])
     inputs, targets = model.batch(torch.Generator().manual_seed(0), plan.batch_size)
-    twin = copy.deepcopy(model.module)
+    twin, third = copy.deepcopy(model.module), copy.deepcopy(model.module)
     count = plan.batch_size // plan.stages[0].micro_batch
     steps = {
         "ours": ours(plan, model.module, model.loss_fn, inputs, targets),
+        "unchecked": ours(plan, third, model.loss_fn, inputs, targets, check_finite=False),
         "plain": plain(twin, model.loss_fn, count, inputs, targets),
     }
-    losses = [steps["ours"](), steps["plain"]()]
-    assert abs(losses[0] - losses[1]) < 1e-5 * abs(losses[0]), f"the engines compute different losses: {losses}"
-    _write(job, 0, alternate(steps, warmup=case["warmup"], repeats=case["repeats"]))
+    _measure(case, job, 0, steps, clock=time.thread_time)
 
 
 def _join(case: dict[str, Any]) -> int:
@@ -77,5 +95,17 @@ def _gpt_stage(model: nn.Module, rank: int, ranks: int) -> nn.Sequential:
     return nn.Sequential(*first, *parts, *last)
 
 
-def _write(job: str, rank: int, seconds: dict[str, list[float]]) -> None:
+def _measure(
+    case: dict[str, Any],
+    job: str,
+    rank: int,
+    steps: dict[str, Step],
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    # Every engine trains a copy of the same weights, so that they find the same loss; it is the last rank's of a chain.
+    first, *others = (step() for step in steps.values())
+    if rank == case["ranks"] - 1:
+        for other in others:
+            assert abs(first - other) < 1e-5 * abs(first), f"the engines compute different losses: {first}, {other}"
+    seconds = alternate(steps, warmup=case["warmup"], repeats=case["repeats"], clock=clock)
     Path(f"{job}.{rank}").write_text(json.dumps(seconds))

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from graphpipe.api import estimate, hand_plan, plan, simulate
+from graphpipe.api import choose_backwards, estimate, hand_plan, plan, simulate
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.errors import (
     CheckpointCorrupt,
@@ -67,6 +67,7 @@ __all__ = [
     "Task",
     "Trace",
     "capture",
+    "choose_backwards",
     "estimate",
     "from_transformers",
     "hand_plan",

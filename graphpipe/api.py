@@ -5,6 +5,8 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.analytic import estimate
@@ -16,12 +18,13 @@ from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.registry import planner as planner_named
 from graphpipe.plan.verify import verify
-from graphpipe.schedule.choice import candidates, check_choice, scheduled
+from graphpipe.schedule.choice import AUTO, best_scheduled, check_choice, scheduled
+from graphpipe.schedule.zero_bubble import SPLIT
 from graphpipe.simulate import predict, simulate, step_seconds
 
 _OBJECTIVES = ("step", "bottleneck")
 
-__all__ = ["estimate", "hand_plan", "plan", "simulate"]
+__all__ = ["choose_backwards", "estimate", "hand_plan", "plan", "simulate"]
 
 
 def plan(
@@ -34,7 +37,7 @@ def plan(
     micro_batch: int | None = None,
     mixed_micro_batches: bool = False,
     objective: Objective = "step",
-    schedule: str = "1f1b",
+    schedule: str | None = None,
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -52,7 +55,8 @@ def plan(
         objective: `step` ranks by simulated step time, warm-up, drain, communication and update included;
             `bottleneck`, the published objective, by the slowest stage alone (and only micro-batch sizes by step time).
         schedule: `1f1b`, `gpipe`, `zb-h1`, `zb-auto`, or `auto` for the one with the shortest step, which may use all
-            the memory there is. Planners with a schedule of their own keep it under `1f1b`.
+            the memory there is and gives stages micro-batch sizes of their own where that pays. Planners with a
+            schedule of their own keep it under `1f1b`. None: see `default_schedule`.
 
     Raises:
         Infeasible: no plan fits in memory; names the stage of the nearest miss and the bytes it lacks.
@@ -71,12 +75,14 @@ def plan(
         mixed_micro_batches=mixed_micro_batches,
         schedule=schedule,
     )
+    schedule = schedule or default_schedule(planner, cluster, objective, mixed_micro_batches=mixed_micro_batches)
+    schedules = schedule == AUTO and not mixed_micro_batches
     options = Options(
         objective=objective,
         evaluate=step_seconds,
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
-        variants=lambda plan: candidates(plan, schedule),
+        scheduled=partial(best_scheduled, evaluate=step_seconds) if schedules else None,
     )
     start = time.perf_counter()
     with _collection_paused():
@@ -87,7 +93,7 @@ def plan(
 
 
 def check_settings(
-    *, batch_size: int, planner: str, micro_batch: int | None, mixed_micro_batches: bool, schedule: str
+    *, batch_size: int, planner: str, micro_batch: int | None, mixed_micro_batches: bool, schedule: str | None
 ) -> None:
     """Check what `plan` is told besides graph, costs and cluster.
 
@@ -101,6 +107,8 @@ def check_settings(
             remedy=f"Choose a divisor of {batch_size}.",
         )
     planner_named(planner)
+    if schedule is None:
+        return
     check_choice(schedule)
     if mixed_micro_batches and schedule not in ("1f1b", "auto"):
         raise InvalidInput(
@@ -108,6 +116,17 @@ def check_settings(
             where="schedule",
             remedy="Leave out the schedule, or the mixed micro-batches.",
         )
+
+
+def default_schedule(planner: str, cluster: Cluster, objective: Objective, *, mixed_micro_batches: bool) -> str:
+    """Return the schedule that a planner is asked for where the caller does not say.
+
+    `auto` of `graphpipe`, `1f1b` of the baselines, of the published objective and of kFkB (mixed micro-batch sizes).
+    Where devices share cores, as processes on one machine do, `1f1b` too: there is always other work for a core, so
+    that filling bubbles gains nothing, and two halves of a backward cost more than a whole one.
+    """
+    searched = planner == "graphpipe" and objective == "step" and not mixed_micro_batches
+    return AUTO if searched and cluster.cores_per_node is None else "1f1b"
 
 
 def hand_plan(
@@ -135,6 +154,31 @@ def hand_plan(
     """
     problem = _problem(graph, costs, cluster, batch_size)
     return _checked(plan_by_hand(problem, HandPlan(stages=tuple(stages), schedule=schedule)))
+
+
+def choose_backwards(plan: Plan, module: Any) -> Plan:
+    """Return the plan with whole backwards for the stages whose operations cannot be split in two halves.
+
+    Only where the plan's schedule splits backwards is anything asked or changed. The runtime does such a backward whole
+    in any case; a plan that says so is scheduled and predicted as it will run.
+
+    Args:
+        plan: for the graph that was captured from the model.
+        module: the model, a `torch.nn.Module`.
+
+    Raises:
+        InvalidInput: the plan is for another model.
+    """
+    if plan.schedule not in SPLIT:
+        return plan
+    from graphpipe.model.backwards import whole_backwards
+
+    whole = whole_backwards(plan, module)
+    if not whole:
+        return plan
+    stages = (replace(stage, backward="whole") if n in whole else stage for n, stage in enumerate(plan.stages))
+    found = replace(plan, stages=tuple(stages), prediction=None)
+    return replace(found, prediction=predict(found))
 
 
 def _problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int) -> Problem:

@@ -138,6 +138,21 @@ def share(plan: Plan, stages: Sequence[int], count: float, name: str = "tied") -
     return replace(plan, graph=graph, costs=replace(plan.costs, graph_fingerprint=graph.fingerprint))
 
 
+def crossed() -> tuple[Plan, str]:
+    """A plan and a schedule in which a replica can do its last backward only after what the other's leads to.
+
+    Stage 1 has replicas on devices 1 and 2. Device 2 also hosts stage 0, whose first backward needs the gradients from
+    device 1 alone, and comes before that of stage 1 there.
+    """
+    parts = [
+        Part(micro_batch=2, devices=(2,), parameter_bytes=1.0),
+        Part(micro_batch=4, degree=2, devices=(1, 2), parameter_bytes=1.0),
+        Part(micro_batch=4, devices=(0,)),
+    ]
+    plan = make_plan(parts, chain(3, 1.0), batch_size=4, schedule="gpipe")
+    return plan, "schedule by-hand\n0: F2.0 B2.0\n1: F1.0 B1.0\n2: F0.0 F0.1 F1.0 B0.0 B1.0 B0.1\n"
+
+
 def place(parts: Sequence[Part]) -> list[tuple[int, ...]]:
     """Return the devices of each stage: as told, or the next free ones."""
     placed: list[tuple[int, ...]] = []

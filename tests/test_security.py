@@ -7,8 +7,10 @@ import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from listeners import listeners
 from safetensors import SafetensorError
 
 from graphpipe.costs import Cluster, CostTable
@@ -18,7 +20,8 @@ from graphpipe.plan import Plan
 from graphpipe.run.checkpoint_manifest import Contents, FileEntry, TensorEntry
 from graphpipe.run.checkpoint_tensors import read_tensors
 from graphpipe.run.config_file import read_config
-from graphpipe.run.store import bound_store, stay_on_loopback
+from graphpipe.run.network import INTERFACE, interface_of, stay_on_the_way_to
+from graphpipe.run.store import bound_store
 from graphpipe.run.train_config import RunSettings, TrainConfig
 from graphpipe.trace import Trace
 
@@ -102,19 +105,12 @@ def test_a_run_stays_in_its_directory(name: str) -> None:
         RunSettings(name=name)
 
 
-def listening(port: int) -> set[str]:
-    """Return the addresses at which anybody on this machine listens at a port, as Linux writes them."""
-    rows = [line.split() for each in ("tcp", "tcp6") for line in Path(f"/proc/net/{each}").read_text().splitlines()[1:]]
-    ends = [row[1].split(":") for row in rows if row[3] == "0A"]
-    return {host for host, at in ends if int(at, 16) == port}
-
-
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
 def test_ranks_meet_at_the_address_they_are_given_and_no_other() -> None:
     with socket.create_server(("127.0.0.2", 0)) as probe:
         port = probe.getsockname()[1]
     store = bound_store(0, "127.0.0.2", port, timedelta(seconds=10))
-    assert listening(port) == {"0200007F"}
+    assert [str(each.address) for each in listeners() if each.port == port] == ["127.0.0.2"]
     other = bound_store(1, "127.0.0.2", port, timedelta(seconds=10))
     store.set("word", "here")
     assert other.get("word") == b"here"
@@ -124,12 +120,15 @@ def test_ranks_meet_at_the_address_they_are_given_and_no_other() -> None:
         bound_store(0, "192.0.2.1", port, timedelta(seconds=10))
 
 
-def test_ranks_that_meet_on_the_loopback_interface_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    for host, wanted in {"127.0.0.1": "lo", "::1": "lo", "localhost": "lo", "10.0.0.5": None, "node7": None}.items():
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-        monkeypatch.setattr("graphpipe.run.store.loopback_interface", lambda: "lo")
-        stay_on_loopback(host)
-        assert os.environ.get("GLOO_SOCKET_IFNAME") == wanted, host
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    stay_on_loopback("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+def test_ranks_stay_on_the_interface_on_which_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.5", "fe80::1%eth0"]}
+    by_name = {name: [SimpleNamespace(address=each) for each in found] for name, found in cards.items()}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: by_name)
+    assert [interface_of(address) for address in ("192.0.2.5", "fe80::1", "192.0.2.6", "")] == ["eth0", "eth0", "", ""]
+    for host, wanted in {"127.0.0.1": "lo", "localhost": "lo", "127.0.1.1": "lo", "no.such.invalid": None}.items():
+        monkeypatch.delenv(INTERFACE, raising=False)
+        stay_on_the_way_to(host)
+        assert os.environ.get(INTERFACE) == wanted, host
+    monkeypatch.setenv(INTERFACE, "eth7")
+    stay_on_the_way_to("127.0.0.1")
+    assert os.environ[INTERFACE] == "eth7"

@@ -47,9 +47,9 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--schedule",
-        default="1f1b",
         metavar="S",
-        help=f"{', '.join(CHOICES)} (default 1f1b; auto takes the one with the shortest step)",
+        help=f"{', '.join(CHOICES)} (auto takes the one with the shortest step: the default of graphpipe, but for the "
+        "published objective and for devices that share cores; else 1f1b)",
     )
     parser.add_argument("--mixed-micro-batches", action="store_true", help="let stages differ in micro-batch size")
     parser.add_argument("--costs", metavar="FILE", help="costs written by `graphpipe profile` (default: estimated)")

@@ -2,16 +2,19 @@
 
 import argparse
 
-from graphpipe.api import hand_plan, plan, simulate
+from graphpipe.api import choose_backwards, hand_plan, plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
+from graphpipe.cli.model_word import find_model
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.documents import to_body
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
-from graphpipe.plan.hand import load_hand_plan
+from graphpipe.plan.hand import HandPlan, load_hand_plan
+from graphpipe.plan.partition import Problem
 from graphpipe.plan.registry import PLANNERS
 from graphpipe.report import plan_table, summarise, summary_lines, timeline
+from graphpipe.schedule.zero_bubble import SPLIT
 
 EXAMPLE = "graphpipe plan mmt-small --cluster local:4 --batch 32 --timeline -o plan.json"
 
@@ -54,15 +57,24 @@ def make_plan(args: argparse.Namespace) -> Plan:
         raise InvalidInput(what, where="--stages", remedy="Leave those out, or --stages.")
     by_hand = load_hand_plan(args.stages) if args.stages else None
     problem = read_problem(args)
-    if by_hand is not None:
-        return hand_plan(
-            problem.graph,
-            problem.costs,
-            problem.cluster,
-            batch_size=problem.batch_size,
-            stages=by_hand.stages,
-            schedule=by_hand.schedule,
-        )
+    found = _by_hand(problem, by_hand) if by_hand is not None else _by_planner(problem, args)
+    if found.schedule not in SPLIT or args.model.endswith(".json"):
+        return found
+    return choose_backwards(found, find_model(args.model)[0])
+
+
+def _by_hand(problem: Problem, by_hand: HandPlan) -> Plan:
+    return hand_plan(
+        problem.graph,
+        problem.costs,
+        problem.cluster,
+        batch_size=problem.batch_size,
+        stages=by_hand.stages,
+        schedule=by_hand.schedule,
+    )
+
+
+def _by_planner(problem: Problem, args: argparse.Namespace) -> Plan:
     return plan(
         problem.graph,
         problem.costs,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from graphpipe.api import check_settings, estimate, plan, simulate
+from graphpipe.api import check_settings, choose_backwards, estimate, plan, simulate
 from graphpipe.cli.output import Output
 from graphpipe.costs import Cluster, CostModel, CostTable, resolve
 from graphpipe.costs.units_check import warn_of_units
@@ -136,7 +136,8 @@ def make_plan(config: TrainConfig, task: Task, output: Output, cluster: Cluster 
         schedule=settings.schedule,
     )
     graph = capture(task.module, task.example_inputs)
-    return plan_for(config, graph, _costs(config, task, graph, cluster, output), cluster)
+    found = plan_for(config, graph, _costs(config, task, graph, cluster, output), cluster)
+    return choose_backwards(found, task.module)
 
 
 def plan_for(config: TrainConfig, graph: Graph, costs: CostTable, cluster: Cluster) -> Plan:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +43,23 @@ class CostModel:
     table: CostTable
     cluster: Cluster
 
+    @staticmethod
+    def of(graph: Graph, table: CostTable, cluster: Cluster) -> "CostModel":
+        """Return the model of these very values: one for all the plans of a search, so that each cost is found once."""
+        key = id(graph), id(table), id(cluster)  # Not of other values: a model that is known keeps its own alive.
+        if (known := _KNOWN.get(key)) is None:
+            known = _KNOWN[key] = CostModel(graph, table, cluster)
+        return known
+
     def __post_init__(self) -> None:
         self.table.check_for(self.graph, {device.type for device in self.cluster.devices})
 
     @cached_property
     def _seconds(self) -> dict[tuple[str, float], tuple[Array, Array, Array]]:
+        return {}
+
+    @cached_property
+    def _task_seconds(self) -> dict[tuple[tuple[str, ...], str, float, Recompute], TaskSeconds]:
         return {}
 
     @cached_property
@@ -116,10 +129,14 @@ class CostModel:
         The backward of a stage that recomputes takes the forward seconds of its regions more, all before or among the
         input gradients. A region through which no gradient passes is never computed again.
         """
-        ops = tuple(ops)
-        at = self.positions(ops)
-        forward, input_gradient, weight_gradient = self.seconds(self.cluster.devices[device].type, samples)
-        overhead = self.table.task_overhead_seconds
+        key = tuple(ops), self.cluster.devices[device].type, samples, recompute
+        if key not in self._task_seconds:
+            self._task_seconds[key] = self._summed(*key)
+        return self._task_seconds[key]
+
+    def _summed(self, ops: tuple[str, ...], device_type: str, samples: float, recompute: Recompute) -> TaskSeconds:
+        at, overhead = self.positions(ops), self.table.task_overhead_seconds
+        forward, input_gradient, weight_gradient = self.seconds(device_type, samples)
         return TaskSeconds(
             forward=float(forward[at].sum()) + overhead,
             input_gradient=float(input_gradient[at].sum()) + overhead + self._again(ops, forward, recompute),
@@ -231,3 +248,6 @@ class CostModel:
 
 def _evaluate(curves: list[Curve], samples: float) -> Array:
     return np.array([curve(samples) for curve in curves])
+
+
+_KNOWN: WeakValueDictionary[tuple[int, int, int], CostModel] = WeakValueDictionary()

@@ -38,6 +38,9 @@ class Effort:
     most: int = 50
     seconds: float = 0.03
     clock: Callable[[], float] = field(default=time.perf_counter)
+    between: Callable[[], object] = field(default=lambda: None)
+    """Called before everything that is timed, to leave the caches as other work leaves them: in training no operator
+    runs twice in a row."""
 
     def sample(self, action: Callable[[], Sequence[float]]) -> tuple[float, ...]:
         """Return the median of each of the figures that `action` returns, after one call to warm up."""
@@ -118,6 +121,7 @@ def _time_once(run: OpRun, samples: int, effort: Effort) -> tuple[float, float, 
     leaves, roots, forward = _time_forward(run, samples, effort)
     if not roots:
         return forward, 0.0, 0.0
+    effort.between()
     gradients = [torch.ones_like(root) for root in roots]
     start = effort.now()
     torch.autograd.backward(roots, gradients)
@@ -126,6 +130,8 @@ def _time_once(run: OpRun, samples: int, effort: Effort) -> tuple[float, float, 
         return forward, whole, 0.0
     # After a forward of its own, so that neither backward finds the caches warmed by the other.
     leaves, roots, _ = _time_forward(run, samples, effort)
+    effort.between()
+    gradients = [torch.ones_like(root) for root in roots]
     start = effort.now()
     torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
     return forward, whole, effort.now() - start
@@ -133,7 +139,8 @@ def _time_once(run: OpRun, samples: int, effort: Effort) -> tuple[float, float, 
 
 def _time_forward(run: OpRun, samples: int, effort: Effort) -> tuple[list[Tensor], list[Tensor], float]:
     # Returns the inputs that need a gradient, the outputs that have one, and seconds.
-    leaves, entered = _enter(run, samples)
+    effort.between()
+    leaves, entered = _enter(run, samples)  # the operator before has just made what comes in
     start = effort.now()
     outputs = run.call(entered)
     seconds = effort.now() - start

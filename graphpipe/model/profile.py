@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,12 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture import capture
 from graphpipe.model.inputs import Inputs, name_inputs
-from graphpipe.model.profile_runs import op_runs
+from graphpipe.model.profile_runs import Criterion, op_runs
 from graphpipe.model.profile_step import profile_optimizer, profile_task_overhead
+from graphpipe.model.torch_private import flatten, unflatten
+
+_STRANGER_BYTES = 4 * 2**20
+"""More than the caches of one core hold, less than what its neighbours share with it."""
 
 
 def profile(
@@ -24,6 +29,8 @@ def profile(
     cluster: Cluster,
     *,
     graph: Graph | None = None,
+    loss_fn: Callable[[Any, Any], Tensor] | None = None,
+    targets: Any = None,
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
     optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] = torch.optim.AdamW,
     effort: Effort | None = None,
@@ -38,6 +45,9 @@ def profile(
         example_inputs: real values, as for `capture`; rows are repeated up to the largest batch.
         cluster: of devices of one type, that this machine has.
         graph: what to measure; by default `capture(model, example_inputs)`.
+        loss_fn: of the training: takes the model's output and targets. What it takes counts with the operator that puts
+            out the model's result; None: it is taken to take no time.
+        targets: of as many samples as the example inputs: a tensor, or tuples, lists and dicts of tensors.
         batch_sizes: numbers of samples to measure at; each curve is a line through them.
         optimizer: builds the optimizer of the training from a list of parameters.
         effort: how long to measure each operator at each batch size.
@@ -51,10 +61,12 @@ def profile(
     graph = graph or capture(model, example_inputs)
     inputs = name_inputs([each.name for each in graph.inputs], example_inputs)
     values = {name: _repeat_rows(tensor, max(batch_sizes)) for name, tensor in inputs.items()}
+    criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes)))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with _threads_of_a_rank(cluster) as threads, torch.random.fork_rng():
-        effort = effort or Effort(clock=_clock(trainable, threads))
-        rows = profile_ops(op_runs(model, graph, cluster, values), device_type, sorted(set(batch_sizes)), effort)
+        effort = effort or _effort(trainable, threads)
+        runs = op_runs(model, graph, cluster, values, criterion)
+        rows = profile_ops(runs, device_type, sorted(set(batch_sizes)), effort)
         step = profile_optimizer(trainable, optimizer, effort)
         overhead = profile_task_overhead(effort)
     return CostTable(
@@ -93,6 +105,17 @@ def _repeat_rows(tensor: Tensor, samples: int) -> Tensor:
     return tensor.detach()[rows]
 
 
+def _repeat_all(targets: object, samples: int) -> Any:
+    leaves, spec = flatten(targets)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or not leaf.ndim:
+            raise InvalidInput(
+                f"hold a {type(leaf).__name__}, must be tensors whose first dimension is the samples",
+                where="profile, targets",
+            )
+    return unflatten([_repeat_rows(leaf, samples) for leaf in leaves], spec)
+
+
 @contextmanager
 def _threads_of_a_rank(cluster: Cluster) -> Generator[int]:
     before = torch.get_num_threads()
@@ -106,8 +129,12 @@ def _threads_of_a_rank(cluster: Cluster) -> Generator[int]:
         torch.set_num_threads(before)
 
 
-def _clock(parameters: Sequence[Tensor], threads: int) -> Callable[[], float]:
+def _effort(parameters: Sequence[Tensor], threads: int) -> Effort:
     # One thread's own processor time is not lengthened by what else the machine does; several threads, or an
     # accelerator, can only be timed by the wall clock.
-    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
-    return time.thread_time if on_cpu and threads == 1 else time.perf_counter
+    if any(parameter.device.type != "cpu" for parameter in parameters):
+        return Effort()
+    stranger = torch.zeros(_STRANGER_BYTES, dtype=torch.uint8)
+    return Effort(
+        clock=time.thread_time if threads == 1 else time.perf_counter, between=lambda: stranger.bitwise_not_()
+    )

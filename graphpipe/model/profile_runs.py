@@ -1,7 +1,9 @@
 """The real code of every operator of a module, with the real inputs it gets."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +13,35 @@ from graphpipe.costs.profiler import OpRun
 from graphpipe.graph import Graph
 from graphpipe.model.program import StageProgram
 from graphpipe.model.split import split
+from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.plan import Plan, Stage, StageEdge
 
 
-def op_runs(model: nn.Module, graph: Graph, cluster: Cluster, values: dict[str, Tensor]) -> Iterator[OpRun]:
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """The loss of the training, and targets to take it of."""
+
+    loss_fn: Callable[[Any, Any], Tensor]
+    targets: Any
+    """A tree of tensors, of as many samples as the inputs."""
+
+    def rows(self) -> dict[str, Tensor]:
+        """Return the targets under names that no value has."""
+        return {f"target {number}": each for number, each in enumerate(flatten(self.targets)[0])}
+
+    def loss(self, output: object, values: dict[str, Tensor]) -> Tensor:
+        """Return the loss, given the targets among these values."""
+        spec = flatten(self.targets)[1]
+        return self.loss_fn(output, unflatten([values[name] for name in self.rows()], spec))
+
+
+def op_runs(
+    model: nn.Module,
+    graph: Graph,
+    cluster: Cluster,
+    values: dict[str, Tensor],
+    criterion: Criterion | None = None,
+) -> Iterator[OpRun]:
     """Yield the run of every operator, in topological order.
 
     The model is split with one operator per stage, and the stages are run in order; a value lives until the last
@@ -25,12 +52,13 @@ def op_runs(model: nn.Module, graph: Graph, cluster: Cluster, values: dict[str, 
         graph: captured from it.
         cluster: any; the stages are put on its first device.
         values: the model's inputs, by name.
+        criterion: given, the loss is part of the operator that puts out the model's result.
     """
     programs = split(model, _one_op_per_stage(graph, cluster))
     reads = [_reads(program) for program in programs]
     for position, (name, original) in enumerate(zip(graph.order, programs, strict=True)):
         program = original.replicate()  # the user's parameters, gradients and buffers stay untouched
-        yield _run(graph, name, program, {value: values[value] for value in reads[position]})
+        yield _run(graph, name, program, {value: values[value] for value in reads[position]}, criterion)
         with torch.no_grad():
             sent, _ = program({value: values[value].clone() for value in reads[position]})
         later = set().union(*reads[position + 1 :])
@@ -56,12 +84,16 @@ def _reads(program: StageProgram) -> set[str]:
     return {*program.model_inputs, *(spec.name for specs in program.receives.values() for spec in specs)}
 
 
-def _run(graph: Graph, name: str, program: StageProgram, inputs: dict[str, Tensor]) -> OpRun:
+def _run(
+    graph: Graph, name: str, program: StageProgram, inputs: dict[str, Tensor], criterion: Criterion | None
+) -> OpRun:
+    last = criterion if program.is_output else None
+    inputs = inputs | (last.rows() if last else {})
     received = [spec for specs in program.receives.values() for spec in specs]
     parameters = tuple(parameter for parameter in program.module.parameters() if parameter.requires_grad)
     return OpRun(
         op=name,
-        call=partial(_call, program),
+        call=partial(_call, program, last),
         inputs=inputs,
         differentiable=frozenset(spec.name for spec in received if spec.requires_grad),
         parameters=parameters,
@@ -69,9 +101,9 @@ def _run(graph: Graph, name: str, program: StageProgram, inputs: dict[str, Tenso
     )
 
 
-def _call(program: StageProgram, values: dict[str, Tensor]) -> list[Tensor]:
+def _call(program: StageProgram, criterion: Criterion | None, values: dict[str, Tensor]) -> list[Tensor]:
     sent, output = program(values)
-    return [*sent.values(), *_tensors(output)]
+    return [*sent.values(), *(_tensors(output) if criterion is None else [criterion.loss(output, values)])]
 
 
 def _tensors(output: object) -> list[Tensor]:

@@ -36,6 +36,7 @@ def profile_optimizer(
     stepper = optimizer([*copies])
 
     def once() -> tuple[float]:
+        effort.between()
         start = effort.now()
         stepper.step()
         return (effort.now() - start,)
@@ -53,6 +54,7 @@ def profile_task_overhead(effort: Effort) -> float:
     """
 
     def once() -> tuple[float]:
+        effort.between()
         start = effort.now()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

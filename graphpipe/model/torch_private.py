@@ -139,6 +139,11 @@ def same_but_no_leaf(tensor: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
 
 
+def profiling() -> bool:
+    """True while torch's profiler records this thread; naming a range to it costs some microseconds even if not."""
+    return torch.autograd._profiler_enabled()
+
+
 def running_node() -> Node | None:
     """Return the operation whose backward runs in this thread; None outside a backward."""
     return torch._C._current_autograd_node()

@@ -54,7 +54,7 @@ class Baseline:
     def _partitions(self, problem: Problem, tail: Tail, options: Options) -> Iterable[list[Part]]:
         if tail.before is None:
             return [[]]
-        costs = CostModel(problem.graph, problem.costs, problem.cluster)
+        costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
         landscape = Landscape.of(problem, costs, tail.before, self.downsets(tail.before))
         sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
         return [parts for size in sizes for parts in self.draw(landscape, size)]

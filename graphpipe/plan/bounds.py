@@ -1,5 +1,7 @@
 """Closed forms over a finished plan: bottleneck, step time, and memory per device."""
 
+from math import gcd
+
 from graphpipe.plan.plan import Plan
 
 
@@ -67,26 +69,52 @@ def estimated_step_seconds(plan: Plan) -> float:
     return max(rest.values()) + max(longest)
 
 
-def least_step_seconds(plan: Plan) -> float:
+def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
     """Return seconds below which no schedule of a plan's stages can take its step.
 
     A stage begins when the first micro-batch has come forwards through the longest way to it, then has all its own
-    work to do; and after its last input gradient the longest way back is still to go, beside its weight gradients.
+    work to do, and its weights to update; and after its last input gradient the longest way back is still to go,
+    beside its weight gradients.
+
+    Args:
+        plan: any.
+        whole_backwards: no schedule that splits them: the weight gradients lie on the way back.
     """
     costs, batch = plan.cost_model, plan.batch_size
     before, after, least = [0.0] * len(plan.stages), [0.0] * len(plan.stages), 0.0
+    feeding, back = _hops(plan)
     for stage, here in enumerate(plan.stages):
         samples = here.micro_batch / here.degree
         tasks = [costs.task_seconds(here.ops, device, samples, here.recompute) for device in here.devices]
-        arrival = max((before[other] for other in plan.predecessors[stage]), default=0.0)
-        leaving = max((after[other] for other in plan.gradient_targets[stage]), default=0.0)
+        arrival = max((before[other] + message for other, message in feeding[stage]), default=0.0)
+        leaving = max((after[other] + message for other, message in back[stage]), default=0.0)
         count = batch // here.micro_batch
         work = count * max(task.forward + task.backward for task in tasks)
-        until_last = count * max(task.forward + task.input_gradient for task in tasks)
-        least = max(least, arrival + max(work, until_last + leaving))
+        backs = [task.backward if whole_backwards else task.input_gradient for task in tasks]
+        until_last = count * max(task.forward + back for task, back in zip(tasks, backs, strict=True))
+        least = max(least, arrival + max(work + update_seconds(plan, stage), until_last + leaving))
         before[stage] = arrival + min(task.forward for task in tasks)
-        after[stage] = leaving + min(task.input_gradient for task in tasks)
+        after[stage] = leaving + min(backs)
     return least
+
+
+def _hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[int, float]]]]:
+    """Which stages feed each stage, to which it sends gradients, and the least seconds of a message between them."""
+    feeding: list[list[tuple[int, float]]] = [[] for _ in plan.stages]
+    back: list[list[tuple[int, float]]] = [[] for _ in plan.stages]
+    for position, edge in enumerate(plan.edges):
+        source, target = plan.stages[edge.source], plan.stages[edge.target]
+        # No message carries less than what divides the shares of both sides.
+        samples = gcd(source.micro_batch // source.degree, target.micro_batch // target.degree)
+        seconds = min(
+            plan.cost_model.transfer_seconds(edge.bytes_per_sample * samples, one, other)
+            for one in source.devices
+            for other in target.devices
+        )
+        feeding[edge.target].append((edge.source, seconds))
+        if position in plan.gradient_edges:
+            back[edge.target].append((edge.source, seconds))
+    return feeding, back
 
 
 def needed_bytes(plan: Plan) -> dict[int, float]:

@@ -1,6 +1,7 @@
 """The finalists of a search: drafts kept by the objective, and the nearest miss where nothing fits in memory."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +17,8 @@ _CLOSE = 1.15
 class Candidates:
     """The best drafts so far, by the objective, and the nearest miss where none fits in memory."""
 
-    objective: Objective
+    objective: Objective | Literal["split"]
+    """`split`: the step time under schedules that split the backward."""
     drafts: list[Draft] = field(default_factory=list[Draft])
     shortfall: float = np.inf
     missing: str = ""
@@ -33,7 +35,13 @@ class Candidates:
 
     def score(self, draft: Draft) -> float:
         """Return the seconds that the objective counts."""
-        return draft.step_seconds if self.objective == "step" else draft.bottleneck_seconds
+        match self.objective:
+            case "step":
+                return draft.step_seconds
+            case "bottleneck":
+                return draft.bottleneck_seconds
+            case "split":
+                return draft.split_seconds
 
     def hopeless(self, seconds: float) -> bool:
         """Return whether no plan that takes at least this long can become a finalist."""

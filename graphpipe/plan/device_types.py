@@ -30,7 +30,7 @@ def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, pl
     tail = Tail.of(problem.graph)
     if tail.before is None or len({device.type for device in problem.cluster.devices}) == 1:
         return []
-    costs = CostModel(problem.graph, problem.costs, problem.cluster)
+    costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     ceiling = min(map(options.evaluate, known), default=float("inf"))
     sizes = [options.micro_batch] if options.micro_batch else None
     found: list[Plan] = []

@@ -13,6 +13,8 @@ from graphpipe.plan.plan import one_way_pairs
 from graphpipe.plan.settings import far_bandwidth, stage_seconds
 
 Array = NDArray[np.float64]
+_FORWARD_SHARE = 1 / 3
+"""Of a stage's seconds, about: candidates are ranked by it, no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class Draft:
     in_flight: tuple[int, ...]
     step_seconds: float
     """Closed form, as `bounds.estimated_step_seconds`, on the slowest device type and links."""
+    split_seconds: float
+    """The same where the schedule may split the backward: only the first micro-batch's way forward is waited for."""
     bottleneck_seconds: float
     """Seconds that the slowest stage needs for the mini-batch, never waiting."""
     spare_bytes: tuple[float, ...]
@@ -59,6 +63,7 @@ class Drafter:
             tuple(parts),
             in_flight,
             self._step_seconds(busy, rounds, successors),
+            self._split_seconds(busy, rounds, successors),
             float(max(count * seconds for count, seconds in zip(rounds, busy, strict=True))),
             self._spare_bytes(parts, crossing, in_flight),
         )
@@ -81,6 +86,13 @@ class Drafter:
             longest[stage] = busy[stage] + max((longest[after] for after in successors[stage]), default=0.0)
         rest = max((count - 1) * seconds for count, seconds in zip(rounds, busy, strict=True))
         return float(rest + max(longest))
+
+    def _split_seconds(self, busy: Array, rounds: Sequence[float], successors: list[list[int]]) -> float:
+        begin = [0.0] * len(busy)
+        for stage, after in enumerate(successors):
+            for other in after:
+                begin[other] = max(begin[other], begin[stage] + _FORWARD_SHARE * busy[stage])
+        return float(max(start + count * each for start, count, each in zip(begin, rounds, busy, strict=True)))
 
     def _spare_bytes(
         self, parts: Sequence[Part], crossing: dict[tuple[int, int], float], in_flight: Sequence[int]

@@ -24,8 +24,9 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
        the result is never worse than its plan.
     5. Steps 1-4 see every device as the slowest and smallest. On unequal devices, partitions made for each type's own
        speed and memory are candidates too (`device_types`).
-
-    6. Where no plan fits in memory, 1-5 search again for stages that recompute what they computed (`plan.recompute`).
+    6. If the caller leaves the schedule open (`Options.scheduled`), the best candidates are ranked by what they reach
+       under the schedule that suits them, after small changes of their stages and micro-batch sizes (`plan.refine`).
+    7. Where no plan fits in memory, 1-6 search again for stages that recompute what they computed (`plan.recompute`).
 
     With the published objective, 3 ranks by the bottleneck (of equals, less memory) and 4 is left out.
 

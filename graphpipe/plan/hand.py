@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ConfigDict
 
@@ -34,6 +35,8 @@ class HandStage:
     recompute: Recompute = "none"
     """`none`, `full`, or names of operators or submodules; `*` stands for anything, and then each match is recomputed
     by itself: `layers.*`."""
+    backward: Literal["auto", "whole"] = "auto"
+    """`whole`: never in two halves, whatever the schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,7 @@ def _written(drafted: Stage, stage: HandStage) -> Stage:
         drafted,
         name=stage.name or drafted.name,
         in_flight=drafted.in_flight if stage.in_flight is None else stage.in_flight,
+        backward=stage.backward,
     )
 
 

@@ -52,7 +52,7 @@ class LeastSeconds:
             sizes: micro-batch sizes that stages may have, divisors of the mini-batch; None: all. Whole-batch operators
                 and what follows them may always have the mini-batch.
         """
-        costs = CostModel(problem.graph, problem.costs, problem.cluster)
+        costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
         batch, count = problem.batch_size, len(problem.cluster.devices)
         allowed = sorted(sizes or (size for size in range(1, batch + 1) if batch % size == 0), reverse=True)
         degrees = tuple(d for d in range(1, count + 1) if any(size % d == 0 for size in allowed))

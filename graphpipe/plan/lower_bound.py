@@ -54,7 +54,7 @@ def step_bound(problem: Problem) -> float:
     on the mini-batch, the input gradients on the longest way back beginning where its last is ready. Operators of its
     own stage on that way take their time on the same devices besides its work, those of other stages before and after.
     """
-    costs = CostModel(problem.graph, problem.costs, problem.cluster)
+    costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     forward, input_gradient, weight_gradient = _least_passes(problem, costs, 1.0)
     until_last, work = np.full(len(forward), np.inf), np.full(len(forward), np.inf)
     batch = problem.batch_size

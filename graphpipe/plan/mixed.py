@@ -2,7 +2,7 @@
 
 from graphpipe.plan.bounds import memory_shortfall
 from graphpipe.plan.options import Options
-from graphpipe.plan.partition import Part, Problem, assemble
+from graphpipe.plan.partition import Part, Problem, assemble, is_chain
 from graphpipe.plan.plan import Plan
 
 _PASSES = 3
@@ -50,9 +50,4 @@ def _resized(problem: Problem, plan: Plan, sizes: dict[int, int]) -> Plan:
         for stage, size in zip(plan.stages, wanted, strict=True)
     ]
     devices = [stage.devices for stage in plan.stages]
-    return assemble(problem, parts, planner=plan.planner, schedule="kfkb", chain=_is_chain(plan), devices=devices)
-
-
-def _is_chain(plan: Plan) -> bool:
-    links = {(edge.source, edge.target) for edge in plan.edges}
-    return all((stage, stage + 1) in links for stage in range(len(plan.stages) - 1))
+    return assemble(problem, parts, planner=plan.planner, schedule="kfkb", chain=is_chain(plan), devices=devices)

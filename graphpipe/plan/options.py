@@ -19,8 +19,8 @@ class Options:
     published objective, the slowest stage's time per sample; only micro-batch sizes are then compared by step time."""
     evaluate: Callable[[Plan], float] = estimated_step_seconds
     """Seconds of one step of a plan."""
-    variants: Callable[[Plan], Sequence[Plan]] = lambda plan: (plan,)
-    """The same stages under other schedules, the plan itself among them: the best candidates are ranked with all."""
+    scheduled: Callable[[Sequence[Plan]], Plan] | None = None
+    """Returns the best of a search's finalists under the schedule that suits it best; None: they keep their own."""
     micro_batch: int | None = None
     """Only this micro-batch size; None sweeps."""
     mixed_micro_batches: bool = False

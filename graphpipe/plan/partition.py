@@ -112,6 +112,12 @@ def _placed(
     return [found[rank[hosts.get(position, position)]][: part.degree] for position, part in enumerate(parts)]
 
 
+def is_chain(plan: Plan) -> bool:
+    """Whether each stage follows the one before it, as in a sequential pipeline."""
+    links = {(edge.source, edge.target) for edge in plan.edges}
+    return all((stage, stage + 1) in links for stage in range(len(plan.stages) - 1))
+
+
 def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int], float]:
     """Return bytes per sample between stages; an output that a stage reads several times is sent once."""
     stage_of = {name: position for position, part in enumerate(parts) for name in part.ops}

@@ -34,6 +34,8 @@ class Stage:
     recompute: Recompute = "none"
     """`full`: a sample in flight keeps only what the stage received. Names of operators or submodules: it keeps what
     these read, not what they saved. What is not kept is computed again for the backward."""
+    backward: Literal["auto", "whole"] = "auto"
+    """`whole`: never in two halves, whatever the schedule. `auto`: in halves where the schedule splits it."""
     backend: Literal["eager"] = "eager"
 
     @property
@@ -92,7 +94,7 @@ class Plan:
     @cached_property
     def cost_model(self) -> CostModel:
         """The look-up of every cost of this plan."""
-        return CostModel(self.graph, self.costs, self.cluster)
+        return CostModel.of(self.graph, self.costs, self.cluster)
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:

@@ -29,8 +29,6 @@ Array = NDArray[np.float64]
 _RELAXED = (1.06, 1.2, 1.5)
 """Multiples of the best target at which partitions are drawn: a worse bottleneck can mean a shallower pipeline."""
 _RELAXED_SETTINGS = 4
-_SCHEDULED = 5
-"""Finalists that are also tried under other schedules."""
 _MEMORY_ROUNDS = 5
 _FEW_DOWNSETS = 200
 _INTERVALS = 4096
@@ -46,6 +44,8 @@ class Judge:
 
     drafter: Drafter
     found: Candidates
+    split: Candidates | None = None
+    """The best where the schedule may split the backward: more stages fill and drain faster then."""
     seen: dict[tuple[Part, ...], tuple[Draft, bool]] = field(default_factory=dict[tuple[Part, ...], tuple[Draft, bool]])
     """Drafts already judged, and whether they fit in memory: several forms and targets lead to one partition."""
 
@@ -55,7 +55,15 @@ class Judge:
         if key not in self.seen:
             draft = self.drafter.draft(key)
             self.seen[key] = draft, self.found.offer(draft)
+            if self.split is not None:
+                self.split.offer(draft)
         return self.seen[key]
+
+    @property
+    def drafts(self) -> list[Draft]:
+        """The best, each once."""
+        others = self.split.drafts if self.split is not None else []
+        return [*self.found.drafts, *(draft for draft in others if draft not in self.found.drafts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +188,7 @@ class Search:
         Raises:
             Infeasible: nothing fits in memory; the nearest miss is named.
         """
-        found = [[plan for draft in judge.found.drafts for plan in self._plans(judge, draft)] for judge in self.judges]
+        found = [[plan for draft in judge.drafts for plan in self._plans(judge, draft)] for judge in self.judges]
         if not any(found):
             even = ", even if every stage recomputes" if self.problem.recompute == "full" else ""
             miss = min((judge.found for judge in self.judges), key=lambda each: each.shortfall)
@@ -226,8 +234,12 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     """
     if options.objective == "bottleneck" and options.micro_batch is None:
         return _best_of_sizes(problem, options, planner, chains)
-    costs = CostModel(problem.graph, problem.costs, problem.cluster)
-    judges = tuple(Judge(Drafter(problem, costs, chain), Candidates(options.objective)) for chain in chains)
+    costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
+    split = options.objective == "step" and options.scheduled is not None
+    judges = tuple(
+        Judge(Drafter(problem, costs, chain), Candidates(options.objective), Candidates("split") if split else None)
+        for chain in chains
+    )
     run = Search(problem, costs, Tail.of(problem.graph), planner, judges)
     if run.tail.before is None:
         for judge in judges:
@@ -238,9 +250,7 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     finalists = _distinct(plan for kind in kinds for plan in kind)
     if options.objective == "bottleneck":
         return min(finalists, key=bottleneck_seconds)
-    promising = _distinct(plan for kind in kinds for plan in kind[:_SCHEDULED])
-    others = (other for plan in promising for other in options.variants(plan) if other is not plan)
-    return options.best([*finalists, *others])
+    return options.scheduled(finalists) if options.scheduled is not None else options.best(finalists)
 
 
 def _distinct(plans: Iterable[Plan]) -> list[Plan]:

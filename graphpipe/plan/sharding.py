@@ -6,6 +6,7 @@ mini-batch of 8, micro_batch 4, degree 2        samples  0 1 | 2 3 | 4 5 | 6 7
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,6 +29,7 @@ def count_micro_batches(batch_size: int, micro_batch: int) -> int:
     return -(-batch_size // micro_batch)
 
 
+@lru_cache(maxsize=65536)  # every step of a training asks for the same
 def sample_range(batch_size: int, micro_batch: int, degree: int, index: int, replica: int) -> SampleRange:
     """Return the samples of micro-batch `index` that `replica` of a stage of this degree computes.
 

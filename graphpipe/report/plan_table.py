@@ -3,6 +3,8 @@
 from graphpipe.plan import Plan, Prediction, Stage
 from graphpipe.report.fitting import Column, FittingTable
 from graphpipe.report.names import abbreviate, device_names, recomputed_names, recomputes
+from graphpipe.schedule.registry import build
+from graphpipe.schedule.zero_bubble import SPLIT
 from graphpipe.units import format_bytes, format_seconds
 
 COLUMNS = (
@@ -18,6 +20,8 @@ COLUMNS = (
 )
 RECOMPUTES = Column(heading="recomputes", right=False, wraps=True, spare=1)
 """Only where a stage does."""
+HALVES = Column(heading="backwards", right=False, spare=1)
+"""Only under a schedule that splits some."""
 
 
 def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
@@ -25,10 +29,14 @@ def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
 
     Samples are those of a micro-batch, times the replicas that share it; forward and backward are of one micro-batch.
     """
+    splits = build(plan).split_stages if plan.schedule in SPLIT else frozenset[int]()
     return FittingTable(
         title=f"{plan.graph.name} on {plan.cluster.name}: mini-batch {plan.batch_size}, {plan.schedule}",
-        columns=(*COLUMNS, RECOMPUTES) if recomputes(plan) else COLUMNS,
-        rows=[_row(plan, number, prediction) for number in range(len(plan.stages))],
+        columns=(*COLUMNS, *([RECOMPUTES] if recomputes(plan) else []), *([HALVES] if splits else [])),
+        rows=[
+            [*_row(plan, number, prediction), *([_backwards(number, splits)] if splits else [])]
+            for number in range(len(plan.stages))
+        ],
     )
 
 
@@ -48,6 +56,10 @@ def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
         ", ".join(plan.stages[other].name for other in plan.successors[number]) or "-",
     ]
     return [*row, recomputed_names(stage.recompute)] if recomputes(plan) else row
+
+
+def _backwards(number: int, splits: frozenset[int]) -> str:
+    return "in halves" if number in splits else "whole"
 
 
 def _samples(stage: Stage) -> str:

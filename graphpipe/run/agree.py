@@ -7,6 +7,7 @@ from hashlib import sha256
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.run.placement import Placement
+from graphpipe.run.reach import Reach
 from graphpipe.run.values import EdgeSpecs
 from graphpipe.run.world import World
 
@@ -37,7 +38,10 @@ def agree(
         InvalidInput: on every rank, if any two differ; says which rank differs from rank 0, and in what.
     """
     own = {"plan": plan.fingerprint, **settings, "values on the stage edges": digest(specs), "seed": seed}
-    ranks = world.exchange(own | {"host": socket.gethostname()})
+    if world.size > 1:
+        world.reach = Reach.open()
+    ranks = world.exchange(own | {"host": socket.gethostname(), "place": world.reach.place})
+    world.reach.learn({tuple(other["place"]): other["host"] for other in ranks if other["place"]})
     for rank, other in enumerate(ranks):
         stages = sorted({seat.stage for seat in placement.seats(rank)})
         hosted = ", ".join(f"'{plan.stages[stage].name}'" for stage in stages)

@@ -16,7 +16,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.run.placement import Placement
-from graphpipe.run.world import World, translate_loss
+from graphpipe.run.world import World
 from graphpipe.schedule import LoweredSchedule, Send
 
 _TAG = 2
@@ -63,12 +63,12 @@ class Agreement:
             PeerLost, PeerStalled: a peer is gone.
         """
         found = Agreement(world=world, own=_encoded(text).to(world.device))
-        if world.size > 1 and world.backend == "gloo":
+        if world.size > 1 and not world.in_order:
             for peer in peers:
                 found.ask(peer)
         elif world.size > 1:
             texts = [torch.empty_like(found.own) for _ in range(world.size)]
-            with translate_loss("another rank"):
+            with world.waiting_for(None):
                 dist.all_gather(texts, found.own, group=world.everyone)
             found.given = dict(enumerate(texts))
         return found
@@ -76,7 +76,7 @@ class Agreement:
     def ask(self, peer: int) -> None:
         """Tell a peer what this rank was given, and expect the same of it."""
         self.given[peer] = torch.empty_like(self.own)
-        with translate_loss(f"rank {peer}", self.world.about(peer)):
+        with self.world.waiting_for(peer):
             sent = dist.isend(self.own, peer, group=self.world.everyone, tag=_TAG)
             come = dist.irecv(self.given[peer], peer, group=self.world.everyone, tag=_TAG)
         assert sent is not None
@@ -92,7 +92,7 @@ class Agreement:
         """
         try:
             for peer, work in self.works:
-                with translate_loss(f"rank {peer}", self.world.about(peer)):
+                with self.world.waiting_for(peer):
                     work.wait()
         finally:
             self.works.clear()  # a handle keeps its connection open

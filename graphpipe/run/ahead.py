@@ -23,7 +23,8 @@ class Ahead:
     """Begins to receive, and returns the bytes of the buffers."""
     size_of: Callable[[Transfer], int]
     """Returns the same bytes, and does nothing."""
-    room: int
+    room: int | None
+    """Bytes of buffers that may wait; None: nothing begins before its turn, not even a message without a byte."""
     coming: deque[Transfer] = field(default_factory=deque[Transfer])
     """Those that have not begun."""
     waiting: int = 0
@@ -37,7 +38,7 @@ class Ahead:
 
     def fill(self) -> None:
         """Begin as many as there is room for."""
-        while self.coming and self.waiting + self.size_of(self.coming[0]) <= self.room:
+        while self.room is not None and self.coming and self.waiting + self.size_of(self.coming[0]) <= self.room:
             self.waiting += self.begin(self.coming.popleft())
 
     def reach(self, transfer: Transfer) -> None:

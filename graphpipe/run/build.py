@@ -10,6 +10,7 @@ from graphpipe.run import share
 from graphpipe.run.channels import Channels
 from graphpipe.run.engines import build_engine, is_spread
 from graphpipe.run.inbox import Inbox
+from graphpipe.run.lanes import Lanes
 from graphpipe.run.placement import Placement
 from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.recorder import Recorder
@@ -85,6 +86,7 @@ def build_worker(
         replicas=replicas,
         engines=engines,
         channels=Channels(world),
+        lanes=Lanes.of(world.device, plan),
         recorder=Recorder(world=world, on=record, stages=tuple(stage.name for stage in plan.stages)),
         watch=watch,
     )

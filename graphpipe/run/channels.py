@@ -1,12 +1,15 @@
 """Messages between ranks: started in the order of the schedule, waited for only where their content is needed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.run.agreement import Agreement
-from graphpipe.run.world import World, translate_loss
+from graphpipe.run.pairs import Pair, rounds, warm_up
+from graphpipe.run.world import World
+from graphpipe.schedule import Transfer
 
 
 @dataclass(slots=True)
@@ -26,7 +29,7 @@ class Message:
             PeerLost, PeerStalled: it never will.
         """
         if self.work is not None:
-            with translate_loss(f"rank {self.peer}", self.world.about(self.peer)):
+            with self.world.waiting_for(self.peer):
                 self.work.wait()
             self.work = None  # torch's handle keeps the connection open
 
@@ -35,33 +38,57 @@ class Message:
 class Channels:
     """The point-to-point messages of one rank.
 
-    A gloo send ends only once the peer has posted its receive, so a send is never waited for before the end of the
-    step; until then its tensor is kept here, because the message is read from that memory.
+    A gloo send ends only once the peer has posted its receive, so a send is never waited for before it is known to
+    have been taken, or the step ends; until then its tensor is kept here, because the message is read from that memory.
     """
 
     world: World
-    sending: list[Message] = field(default_factory=list[Message])
+    sending: dict[int, list[Message]] = field(default_factory=dict[int, list[Message]])
+    """A message per value, by identity of the transfer: hashing one takes longer."""
     agreement: Agreement | None = None
     """Under way; None once it is settled."""
+    warm: set[Pair] = field(default_factory=set[Pair])
+    """The pairs of ranks, this one's or not, that have talked to each other."""
 
-    def send(self, rows: Tensor, peer: int) -> None:
-        """Start sending `rows` to rank `peer`."""
+    def open(self, pairs: Iterable[Pair]) -> None:
+        """Get ready for messages between these ranks, where that takes more than to send them; all ranks call this.
+
+        Raises:
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        new = {*pairs} - self.warm
+        if self.world.in_order and new:
+            warm_up(self.world, [pair for one in rounds(new) for pair in one])
+        self.warm |= new
+
+    def send(self, rows: Tensor, peer: int, transfer: Transfer) -> None:
+        """Start sending `rows`, a value of a transfer, to rank `peer`."""
         rows = rows.contiguous()
-        with translate_loss(f"rank {peer}", self.world.about(peer)):
+        with self.world.waiting_for(peer):
             work = dist.isend(rows, peer, group=self.world.everyone)
-        self.sending.append(Message(work, rows, peer, self.world))
+        self.sending.setdefault(id(transfer), []).append(Message(work, rows, peer, self.world))
 
     def receive(self, rows: Tensor, peer: int) -> Message:
         """Start receiving from rank `peer` into `rows`, which must be contiguous."""
         assert rows.is_contiguous()
-        with translate_loss(f"rank {peer}", self.world.about(peer)):
+        with self.world.waiting_for(peer):
             return Message(dist.irecv(rows, peer, group=self.world.everyone), rows, peer, self.world)
+
+    def let_go(self, transfers: Iterable[Transfer]) -> None:
+        """Keep no longer what these transfers sent: it is known to have been taken."""
+        for transfer in transfers:
+            self._end(self.sending.pop(id(transfer), ()))
 
     def drain(self) -> None:
         """Wait until every message sent has been taken."""
-        for message in self.sending:
-            message.wait()
+        for messages in self.sending.values():
+            self._end(messages)
         self.sending.clear()
+
+    @staticmethod
+    def _end(messages: Iterable[Message]) -> None:
+        for message in messages:
+            message.wait()
 
     def forget(self) -> None:
         """Let go of all messages: a handle keeps its connection open."""

@@ -16,6 +16,7 @@ from graphpipe.run.channels import Channels
 from graphpipe.run.engine import Engine
 from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.inbox import Inbox, Values
+from graphpipe.run.lanes import Lanes
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
@@ -77,6 +78,7 @@ def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: W
         replicas=replicas,
         engines=_engines(plan, placement, world, replicas),
         channels=Channels(world),
+        lanes=Lanes.of(world.device, plan),
         recorder=Recorder(world=world, on=True),
         shared=[_shared(exchange, placement, world.rank) for exchange in plan.exchanges],
         watch=Watch.of(world.rank, [stage.name for stage in plan.stages], world.device),

@@ -13,6 +13,8 @@ from graphpipe.run.engine_ddp import Ddp
 from graphpipe.run.engine_fsdp2 import Fsdp2
 from graphpipe.run.placement import Placement
 from graphpipe.run.world import World
+from graphpipe.schedule import LoweredSchedule
+from graphpipe.schedule.rendezvous import standstill
 
 
 def is_spread(placement: Placement, stage: int, program: StageProgram) -> bool:
@@ -57,7 +59,9 @@ def _own(placement: Placement, stage: int, program: StageProgram) -> list[nn.Par
     return [each for local, each in program.module.named_parameters() if names[local] not in apart]
 
 
-def check_schedule(name: str, plan: Plan, split: Collection[int], placement: Placement) -> None:
+def check_schedule(
+    name: str, plan: Plan, split: Collection[int], placement: Placement, lowered: LoweredSchedule
+) -> None:
     """Check that an engine works under a plan's schedule.
 
     Args:
@@ -65,15 +69,28 @@ def check_schedule(name: str, plan: Plan, split: Collection[int], placement: Pla
         plan: to be run.
         split: stages whose backward comes in two halves.
         placement: of the plan on the ranks.
+        lowered: its schedule.
 
     Raises:
-        InvalidInput: DDP would have to reduce in the halves of a backward.
+        InvalidInput: DDP would have to reduce in the halves of a backward; or, as it reduces inside of the last one,
+            ranks would wait for each other for ever.
     """
-    for stage in sorted(split) if name == "ddp" else ():
-        if len(set(placement.ranks(stage))) > 1:
-            raise InvalidInput(
-                f"schedule {plan.schedule} splits the backward of stage '{plan.stages[stage].name}', which has "
-                f"{plan.stages[stage].degree} replicas: DDP reduces in the hooks of whole backwards",
-                where="engine 'ddp'",
-                remedy="Choose engine='allreduce' or 'fsdp2', or schedule 1f1b or gpipe.",
-            )
+    if name != "ddp":
+        return
+    spread = {stage for stage in range(len(plan.stages)) if len(set(placement.ranks(stage))) > 1}
+    for stage in sorted(spread & {*split}):
+        raise InvalidInput(
+            f"schedule {plan.schedule} splits the backward of stage '{plan.stages[stage].name}', which has "
+            f"{plan.stages[stage].degree} replicas: DDP reduces in the hooks of whole backwards",
+            where="engine 'ddp'",
+            remedy="Choose engine='allreduce' or 'fsdp2', or schedule 1f1b or gpipe.",
+        )
+    stuck = standstill(plan, lowered, inside=spread)
+    if stuck:
+        names = ", ".join(f"'{plan.cluster.devices[device].name}'" for device in sorted(stuck))
+        raise InvalidInput(
+            f"devices {names} would wait for each other for ever: DDP reduces inside of a stage's last backward, and "
+            "another stage on one of these devices comes between",
+            where="engine 'ddp'",
+            remedy="Choose engine='allreduce' or 'fsdp2', or give the stages devices of their own.",
+        )

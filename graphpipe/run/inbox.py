@@ -8,6 +8,7 @@ from torch import Tensor
 
 from graphpipe.model.program import ValueSpec
 from graphpipe.run.channels import Message
+from graphpipe.run.lane import Lane, Mark
 from graphpipe.schedule import Task
 
 Values = dict[str, Tensor]
@@ -19,6 +20,8 @@ class Parcel:
 
     edges: dict[int, Values] = field(default_factory=dict[int, Values])
     messages: list[Message] = field(default_factory=list[Message])
+    marks: list[Mark] = field(default_factory=list[Mark])
+    """When what stages of this rank hand over is there."""
 
 
 @dataclass(slots=True)
@@ -47,7 +50,20 @@ class Inbox:
         parcel = self.parcels.get(task)
         return parcel.messages if parcel else []
 
+    def note(self, task: Task, mark: Mark) -> None:
+        """Note that something for `task` is there at this moment of another lane."""
+        self.parcels[task].marks.append(mark)
+
+    def enter(self, task: Task, lane: Lane) -> None:
+        """Let the lane of `task` wait for what stages of this rank hand over, and keep all buffers until it is done."""
+        parcel = self.parcels.get(task)
+        if parcel is not None:
+            for mark in parcel.marks:
+                lane.wait(mark)
+            for values in parcel.edges.values():
+                lane.hold(values.values())
+
     def take(self, task: Task) -> dict[int, Values]:
         """Return, and forget, what came for `task`, by edge in ascending order."""
-        parcel = self.parcels.pop(task, Parcel())
-        return dict(sorted(parcel.edges.items()))
+        parcel = self.parcels.pop(task, None)
+        return dict(sorted(parcel.edges.items())) if parcel else {}

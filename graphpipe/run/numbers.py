@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphpipe.run.world import World, translate_loss
+from graphpipe.run.world import World
 
 _TAG = 1
 """Other messages between ranks have tag 0."""
@@ -41,7 +41,7 @@ class Numbers:
         """
         if not self._by_messages:
             return
-        with translate_loss("another rank"):
+        with self.world.waiting_for(None):
             for rank in self._others if self.world.rank == self.root else [self.root]:
                 tensor = torch.empty(self.count, dtype=torch.float64)
                 self._arriving[rank] = tensor, _some(dist.irecv(tensor, rank, group=self.world.everyone, tag=_TAG))
@@ -77,21 +77,21 @@ class Numbers:
 
     @property
     def _by_messages(self) -> bool:
-        return self.world.size > 1 and self.world.backend == "gloo"
+        return self.world.size > 1 and not self.world.in_order
 
     @property
     def _others(self) -> list[int]:
         return [rank for rank in range(self.world.size) if rank != self.root]
 
     def _send(self, tensor: Tensor, rank: int) -> None:
-        with translate_loss("another rank"):
+        with self.world.waiting_for(None):
             work = dist.isend(tensor, rank, group=self.world.everyone, tag=_TAG)
         self._leaving.append((tensor, _some(work)))
 
     def _finish(self) -> None:
         # The other side has been ready since its step began. A message that ends after torch's profiler has stopped,
         # but began before, crashes the process.
-        with translate_loss("another rank"):
+        with self.world.waiting_for(None):
             for _, work in self._leaving:
                 work.wait()
         self._leaving.clear()
@@ -100,7 +100,7 @@ class Numbers:
         tensor, work = self._arriving.pop(rank)
         # The root waits for everyone, and the others for it: it may not be the one that is gone.
         known = self.world.rank == self.root
-        with translate_loss(f"rank {rank}" if known else "another rank", self.world.about(rank) if known else ""):
+        with self.world.waiting_for(rank if known else None):
             work.wait()
         return tensor
 

@@ -29,6 +29,7 @@ from graphpipe.run.intake import Intake
 from graphpipe.run.loss_scale import LossScale
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.numbers import Numbers
+from graphpipe.run.pairs import talking
 from graphpipe.run.placement import Placement, RankLayout, layout
 from graphpipe.run.portions import portions
 from graphpipe.run.precision import PrecisionName, check_precision, initial_scale
@@ -42,6 +43,7 @@ from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import join
 from graphpipe.schedule import lower, schedule
+from graphpipe.schedule.verify_lowered import verify_lowered
 from graphpipe.trace import Trace
 
 
@@ -116,6 +118,7 @@ class Pipeline:
             self._programs, specs = shapes.first.programs, shapes.first.specs
             self._output_stage = [program.is_output for program in self._programs].index(True)
             self._lowered = lower(plan, self._schedule, gradient_edges=gradient_edges(specs))
+            verify_lowered(plan, self._schedule, self._lowered, gradient_edges(specs))
             placement = Placement.of(plan, self._world.size)
             shares = "shared out" if shard_optimizer else "whole"
             settings = {"engine": engine, "optimizer sharding": shares, "precision": precision}
@@ -124,8 +127,8 @@ class Pipeline:
             self._watch = Watch.of(
                 self._world.rank, [stage.name for stage in plan.stages], self._world.device, faults, fault_log
             )
-            split_stages = {task.stage for tasks in self._schedule.devices for task in tasks if task.kind == "I"}
-            check_schedule(engine, plan, split_stages, placement)
+            split_stages = self._schedule.split_stages
+            check_schedule(engine, plan, split_stages, placement, self._lowered)
             self._worker = build_worker(
                 plan,
                 self._programs,
@@ -139,6 +142,7 @@ class Pipeline:
                 record=record,
                 debug=debug,
             )
+            self._worker.channels.open(talking(self._lowered, placement))
             self._intake = Intake(
                 plan=plan,
                 shapes=shapes,
@@ -220,6 +224,7 @@ class Pipeline:
         replicas = [*worker.replicas.values()]
         with self._failing():
             batch = self._intake.ready(batch)
+            worker.channels.open(talking(lowered, worker.placement))
         with self._failing(), evaluating(replica.program.module for replica in replicas):
             if targets is not None:
                 self._numbers.expect()

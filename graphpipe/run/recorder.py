@@ -1,16 +1,19 @@
 """When everything happened: spans of one rank, and all ranks' spans as a trace."""
 
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.profiler import record_function
 
 from graphpipe.documents import from_body, to_body
+from graphpipe.model.torch_private import profiling
 from graphpipe.plan import Plan
+from graphpipe.run.clock import Clock, Moment, clock_of
 from graphpipe.run.memory_use import peak_bytes
 from graphpipe.run.world import World
 from graphpipe.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
@@ -32,20 +35,30 @@ class Recorder:
     world: World
     on: bool
     spans: list[Span] = field(default_factory=list[Span])
+    """Known at the end of the step."""
     memory: list[MemorySample] = field(default_factory=list[MemorySample])
-    began: float = 0.0
+    clock: Clock = field(init=False)
+    began: Moment = None
+    noted: "list[Recording]" = field(default_factory=lambda: list[Recording]())
+    """What this step's spans will be of, once the seconds of their moments are known."""
     step_seconds: float = 0.0
     stages: tuple[str, ...] = ()
     """Their names; without them their numbers stand in what torch's profiler records."""
     doing: Doing | None = None
     """What the rank is at, or was at when an error ended it."""
+    unseen: "Unseen" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unseen = Unseen(self)
+        self.clock = clock_of(self.world.device)
 
     def begin(self) -> None:
         """Forget the last step, and start the clock together with all other ranks."""
         if self.on:
             self._forget()
             self.world.barrier()
-            self.began = self._now()
+            self.clock.settle()
+            self.began = self.clock.now()
 
     def begin_at_once(self, margin_seconds: float) -> None:
         """Do the same where all ranks share a machine and so a clock: begin at a moment that suits all.
@@ -53,11 +66,12 @@ class Recorder:
         A barrier of many ranks on few cores lets them go one after another.
         """
         self._forget()
-        self.began = max(self.world.exchange(time.perf_counter())) + margin_seconds
-        time.sleep(max(0.0, self.began - time.perf_counter()))
+        self.began = start = max(self.world.exchange(time.perf_counter())) + margin_seconds
+        time.sleep(max(0.0, start - time.perf_counter()))
 
     def _forget(self) -> None:
         self.spans.clear()
+        self.noted.clear()
         self.memory.clear()
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
@@ -65,36 +79,35 @@ class Recorder:
     def end(self, devices: tuple[int, ...]) -> None:
         """Stop the clock, and note the peak memory where it can be told which device's it is."""
         if self.on:
-            self.step_seconds = self._now() - self.began
+            end = self.clock.now()
+            self.clock.settle()
+            self.step_seconds = self.clock.seconds(self.began, end)
+            self.spans += [recording.span() for recording in self.noted]
+            self.noted.clear()
             if len(devices) == 1:
                 held = peak_bytes(self.world.device)
                 self.memory.append(MemorySample(device=devices[0], seconds=self.step_seconds, bytes=held))
 
-    @contextmanager
     def span(
         self, device: int, kind: SpanKind, stage: int, micro_batch: int = -1, peer: int = -1, count: float = 0.0
-    ) -> Generator[None]:
-        """Record what happens inside as a span, and name it to torch's profiler; `count` is the bytes of a transfer."""
-        self.doing = Doing(kind, stage, micro_batch)
-        start = self._now() if self.on else 0.0
-        with record_function(self._name(self.doing)):
-            yield
-        self.doing = None
-        if self.on:
-            self.spans.append(
-                Span(
-                    device=device,
-                    kind=kind,
-                    stage=stage,
-                    micro_batch=micro_batch,
-                    start_seconds=start - self.began,
-                    end_seconds=self._now() - self.began,
-                    peer=peer,
-                    bytes=count,
-                )
-            )
+    ) -> AbstractContextManager[None]:
+        """Return what to be inside of: what happens there is recorded as a span, and named to torch's profiler.
 
-    def _name(self, doing: Doing) -> str:
+        Args:
+            device: that does it.
+            kind: of work.
+            stage: that it is of.
+            micro_batch: -1 for what concerns the whole mini-batch.
+            peer: the other device of a transfer.
+            count: bytes of a transfer.
+        """
+        self.doing = Doing(kind, stage, micro_batch)
+        if not (self.on or profiling()):
+            return self.unseen
+        return Recording(self, device, self.doing, peer, count)
+
+    def name(self, doing: Doing) -> str:
+        """Return what torch's profiler shows."""
         stage = self.stages[doing.stage] if self.stages else str(doing.stage)
         micro_batch = f" micro-batch {doing.micro_batch}" if doing.micro_batch >= 0 else ""
         return f"{SPAN_WORDS[doing.kind]} {stage}{micro_batch}"
@@ -111,10 +124,69 @@ class Recorder:
         """Return the trace of all ranks; every rank must call this."""
         return assemble(plan, self.world.exchange(self.own()), "measured")
 
-    def _now(self) -> float:
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
-        return time.perf_counter()
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What nobody records. One object for all spans, and no generator's context: it stands between all tasks."""
+
+    recorder: Recorder
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End; after an error, what was done stays in `Recorder.doing`."""
+        if kind is None:
+            self.recorder.doing = None
+
+
+@dataclass(slots=True)
+class Recording:
+    """A span under way, which is recorded."""
+
+    recorder: Recorder
+    device: int
+    doing: Doing
+    peer: int
+    count: float
+    start: Moment = None
+    end: Moment = None
+    named: record_function | None = None
+    """What torch's profiler sees, while it looks."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+        recorder = self.recorder
+        if recorder.on:
+            self.start = recorder.clock.now()
+        if profiling():
+            self.named = record_function(recorder.name(self.doing))
+            self.named.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End; after an error, what was done stays in `Recorder.doing`."""
+        if self.named is not None:
+            self.named.__exit__(kind, error, at)
+        if kind is not None:
+            return
+        self.recorder.doing = None
+        if self.recorder.on:
+            self.end = self.recorder.clock.now()
+            self.recorder.noted.append(self)
+
+    def span(self) -> Span:
+        """Return the span, once the clock has settled."""
+        seconds, began = self.recorder.clock.seconds, self.recorder.began
+        return Span(
+            device=self.device,
+            kind=self.doing.kind,
+            stage=self.doing.stage,
+            micro_batch=self.doing.micro_batch,
+            start_seconds=seconds(began, self.start),
+            end_seconds=seconds(began, self.end),
+            peer=self.peer,
+            bytes=self.count,
+        )
 
 
 def assemble(plan: Plan, ranks: Sequence[Mapping[str, Any]], source: Literal["measured", "emulated"]) -> Trace:

@@ -2,7 +2,6 @@
 
 import errno
 import ipaddress
-import os
 import socket
 import sys
 from datetime import timedelta
@@ -43,15 +42,6 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def stay_on_loopback(host: str) -> None:
-    """Keep gloo's connections off the network where ranks meet on the loopback interface, unless the user chose one.
-
-    Otherwise gloo looks up the machine's own name and listens on its address.
-    """
-    if host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
 
 
 def loopback_interface() -> str:

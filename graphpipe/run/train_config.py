@@ -29,8 +29,9 @@ class PlanSettings:
     """Only this micro-batch size; by default all are searched."""
     mixed_micro_batches: bool = False
     """Let stages differ in micro-batch size."""
-    schedule: str = "1f1b"
-    """Or `gpipe`, `zb-h1`, `zb-auto`; `auto` takes the one with the shortest predicted step."""
+    schedule: str | None = None
+    """`1f1b`, `gpipe`, `zb-h1`, `zb-auto`; `auto` takes the one with the shortest predicted step. By default `auto` for
+    planner graphpipe, `1f1b` for others and where devices share cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

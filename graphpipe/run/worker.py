@@ -13,10 +13,13 @@ from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
 from graphpipe.run.engine import Engine
 from graphpipe.run.inbox import Inbox, Values
+from graphpipe.run.lane import Lane
+from graphpipe.run.lanes import Lanes
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.shared import SharedParameters
+from graphpipe.run.taken import Taken, taken_by
 from graphpipe.run.values import check_message
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
@@ -71,10 +74,13 @@ class Worker(Generic[AnyReplica]):
     engines: Mapping[int, Engine]
     """By stage that this rank hosts."""
     channels: Channels
+    lanes: Lanes
     recorder: Recorder
     watch: Watch
     shared: Sequence[SharedParameters] = ()
     """By position in `Plan.exchanges`."""
+    learnt: "Learnt | None" = None
+    """Of the schedule that was run last."""
 
     def run(self, lowered: LoweredSchedule, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do this rank's part of one mini-batch, and wait until the last message is gone."""
@@ -83,7 +89,15 @@ class Worker(Generic[AnyReplica]):
         self.channels.sending.clear()
         for engine in self.engines.values():
             engine.begin()
-        own = [*self.own(lowered)]
+        own = self._learn(lowered)
+        with self.lanes.forked():
+            self._do_all(own, batch, loss_fn)
+        for engine in self.engines.values():
+            engine.end()
+        self.watch.at("tally", peer=EVERYBODY)
+        self.channels.drain()
+
+    def _do_all(self, own: Sequence[tuple[int, Action]], batch: Batch, loss_fn: LossFunction | None) -> None:
         ahead = self._ahead(batch)
         alone = next((place for place, (_, action) in enumerate(own) if not isinstance(action, Compute)), len(own))
         for device, action in own[:alone]:
@@ -92,10 +106,13 @@ class Worker(Generic[AnyReplica]):
         ahead.start(action.transfer for _, action in own if isinstance(action, Receive) and self._from_afar(action))
         for device, action in own[alone:]:
             self._do(device, action, batch, loss_fn, ahead)
-        for engine in self.engines.values():
-            engine.end()
-        self.watch.at("tally", peer=EVERYBODY)
-        self.channels.drain()
+
+    def _learn(self, lowered: LoweredSchedule) -> Sequence[tuple[int, Action]]:
+        # A training runs the same schedule in every step.
+        if self.learnt is None or self.learnt.lowered is not lowered:
+            taken = taken_by(lowered, self.placement, self.world.rank)
+            self.learnt = Learnt(lowered, [*self.own(lowered)], taken)
+        return self.learnt.own
 
     def own(self, lowered: LoweredSchedule) -> Iterable[tuple[int, Action]]:
         """Return the actions of this rank's devices, merged as the total order has them."""
@@ -123,11 +140,13 @@ class Worker(Generic[AnyReplica]):
                 ahead.reach(transfer)
             case Reduce(stage):
                 self.watch.at("reduce", stage, peer=EVERYBODY)
+                self._join([stage])
                 with self.recorder.span(device, "reduce", stage):
                     self.reduce(stage)
             case ReduceShared(number):
                 first = next(stage for stage, at in self.replicas if at == device)
                 self.watch.at("reduce", first, peer=EVERYBODY)
+                self._join(self.placement.plan.exchanges[number].stages)
                 with self.recorder.span(device, "reduce", first):
                     self.shared[number].sum_gradients(self.world)
 
@@ -136,38 +155,54 @@ class Worker(Generic[AnyReplica]):
         rows = self._rows(task, device, batch)
         if not rows:
             return
-        for message in replica.inbox.waiting(task):
-            peer = self.placement.devices(message.peer)[0]
-            self.watch.at("receive", task.stage, task.micro_batch, message.peer)
-            with self.recorder.span(device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
-                message.wait()
-            ahead.used(message.rows.nbytes)
-        self.watch.at("forward" if task.kind == "F" else "backward", task.stage, task.micro_batch)
-        with self.recorder.span(device, task.kind, task.stage, task.micro_batch):
-            replica.do(task, rows, batch, loss_fn)
+        lane = self.lanes.stage(task.stage, device)
+        with lane.entered():
+            for message in replica.inbox.waiting(task):
+                peer = self.placement.devices(message.peer)[0]
+                self.watch.at("receive", task.stage, task.micro_batch, message.peer)
+                with self.recorder.span(device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
+                    message.wait()
+                ahead.used(message.rows.nbytes)
+            replica.inbox.enter(task, lane)
+            assert self.learnt is not None
+            self.channels.let_go(self.learnt.taken.get((device, task), ()))
+            self.watch.at("forward" if task.kind == "F" else "backward", task.stage, task.micro_batch)
+            with self.recorder.span(device, task.kind, task.stage, task.micro_batch):
+                replica.do(task, rows, batch, loss_fn)
 
     def _send(self, transfer: Transfer, batch: Batch) -> None:
         source = self.replicas[transfer.source_task.stage, transfer.source_device]
         assert source.outgoing_task == transfer.source_task, "a transfer does not follow the task that made it"
+        lane = self.lanes.edge(transfer.edge, transfer.direction)
+        lane.wait(self.lanes.stage(transfer.source_task.stage, transfer.source_device).mark())
+        with lane.entered():
+            self._move(transfer, source.outgoing[transfer.edge], batch, lane)
+
+    def _move(self, transfer: Transfer, outgoing: Values, batch: Batch, lane: Lane) -> None:
         window = _window(transfer.samples, self._rows(transfer.source_task, transfer.source_device, batch))
         peer = self.placement.rank_of[transfer.target_device]
-        buffers = self._buffers(transfer, batch) if peer == self.world.rank else {}
+        here = peer == self.world.rank
+        buffers = self._buffers(transfer, batch) if here else {}
         for spec in _values(transfer, batch):
-            rows = source.outgoing[transfer.edge][spec.name][window]
-            if peer != self.world.rank:
+            rows = outgoing[spec.name][window]
+            lane.hold([rows])
+            if not here:
                 self.watch.at("send", transfer.source_task.stage, transfer.source_task.micro_batch)
                 rows = self.watch.spoil("send", rows)
             check_message(rows, spec, len(transfer.samples))
-            if peer == self.world.rank:
+            if here:
                 buffers[spec.name].copy_(rows)
             else:
-                self.channels.send(rows, peer)
+                self.channels.send(rows, peer, transfer)
+        if here:
+            inbox = self.replicas[transfer.target_task.stage, transfer.target_device].inbox
+            inbox.note(transfer.target_task, lane.mark())
 
     def _ahead(self, batch: Batch) -> Ahead:
         return Ahead(
             begin=lambda transfer: self._receive(transfer, batch),
             size_of=lambda transfer: _bytes(transfer, batch),
-            room=AHEAD_BYTES if self.world.backend == "gloo" else 0,
+            room=None if self.world.in_order else AHEAD_BYTES,
         )
 
     def _from_afar(self, action: Receive) -> bool:
@@ -176,9 +211,10 @@ class Worker(Generic[AnyReplica]):
     def _receive(self, transfer: Transfer, batch: Batch) -> int:
         peer = self.placement.rank_of[transfer.source_device]
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
-        buffers = self._buffers(transfer, batch).values()
-        for rows in buffers:
-            target.inbox.expect(transfer.target_task, self.channels.receive(rows, peer))
+        with self.lanes.edge(transfer.edge, transfer.direction).entered():
+            buffers = self._buffers(transfer, batch).values()
+            for rows in buffers:
+                target.inbox.expect(transfer.target_task, self.channels.receive(rows, peer))
         return sum(rows.nbytes for rows in buffers)
 
     def _buffers(self, transfer: Transfer, batch: Batch) -> dict[str, Tensor]:
@@ -190,14 +226,29 @@ class Worker(Generic[AnyReplica]):
         )
         return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
 
+    def _join(self, stages: Iterable[int]) -> None:
+        # What is summed comes from the lanes of these stages.
+        wanted = {*stages}
+        self.lanes.join({self.lanes.stage(*seat) for seat in self.replicas if seat[0] in wanted})
+
     def _rows(self, task: Task, device: int, batch: Batch) -> SampleRange:
-        stage = self.placement.plan.stages[task.stage]
-        replica = stage.devices.index(device)
-        return sample_range(batch.size, batch.micro_batches[task.stage], stage.degree, task.micro_batch, replica)
+        devices = self.placement.plan.stages[task.stage].devices
+        size, replica = batch.micro_batches[task.stage], devices.index(device)
+        return sample_range(batch.size, size, len(devices), task.micro_batch, replica)
 
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas, but for what it shares with other stages."""
         self.engines[stage].reduce()
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a rank has to know of a schedule."""
+
+    lowered: LoweredSchedule
+    own: Sequence[tuple[int, Action]]
+    """Its actions (see `Worker.own`)."""
+    taken: Taken
 
 
 def _values(transfer: Transfer, batch: Batch) -> Sequence[ValueSpec]:

@@ -2,10 +2,12 @@
 
 import json
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -13,7 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
-from graphpipe.run.store import bound_store, is_address, stay_on_loopback
+from graphpipe.run.network import stay_on_the_way_to
+from graphpipe.run.reach import Reach
+from graphpipe.run.store import bound_store, is_address
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,11 +34,18 @@ class World:
     groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict[tuple[int, ...], dist.ProcessGroup])
     hosts: dict[int, str] = field(default_factory=dict[int, str])
     """What is known of other ranks: host and stages, by rank, to name a rank that is lost."""
+    reach: Reach = field(default_factory=Reach)
+    """Tells which hosts are lost."""
 
     @property
     def backend(self) -> str:
         """NCCL between GPUs, gloo between CPUs."""
         return "nccl" if self.device.type == "cuda" else "gloo"
+
+    @property
+    def in_order(self) -> bool:
+        """Whether messages have no tags: NCCL's are told apart by the order alone in which both ends list them."""
+        return self.backend == "nccl"
 
     def about(self, rank: int) -> str:
         """Return what is known of a rank, to be put at the end of a sentence."""
@@ -50,10 +61,6 @@ class World:
         """Return the group of these ranks, which `open_group` has made."""
         return self.groups[tuple(sorted(set(ranks)))]
 
-    def waiting_for(self, ranks: Sequence[int]) -> AbstractContextManager[None]:
-        """Return what to be inside of where torch itself waits for some of these ranks: their loss is PeerLost."""
-        return translate_loss(f"one of ranks {sorted(set(ranks))}")
-
     def sum(self, tensor: Tensor, ranks: Sequence[int] | None = None) -> None:
         """Replace `tensor` by its sum over `ranks` (None: all), in place."""
         with self._group(ranks) as group:
@@ -68,7 +75,9 @@ class World:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self.sum(torch.zeros(1, device=self.device))
+        arrived = torch.zeros(1, device=self.device)
+        self.sum(arrived)
+        arrived.item()  # on a GPU only this waits
 
     def exchange(self, value: object) -> list[Any]:
         """Return every rank's `value`, in rank order; values are what JSON can hold (nothing is unpickled)."""
@@ -103,6 +112,18 @@ class World:
                 dist.destroy_process_group()
         self.groups.clear()
         self.everyone = None
+        self.reach.close()
+
+    def waiting_for(self, ranks: int | Sequence[int] | None) -> AbstractContextManager[None]:
+        """Return what to be inside of where one rank, some of several, or any (None) is waited for.
+
+        Their loss is PeerLost or PeerStalled there.
+        """
+        if ranks is None:
+            return translate_loss("another rank", verdict=self.reach.verdict)
+        if isinstance(ranks, int):
+            return translate_loss(f"rank {ranks}", self.about(ranks), self.reach.verdict)
+        return translate_loss(f"one of ranks {sorted(set(ranks))}", verdict=self.reach.verdict)
 
     @contextmanager
     def closing_on_error(self) -> Generator[None]:
@@ -116,7 +137,7 @@ class World:
     @contextmanager
     def _group(self, ranks: Sequence[int] | None) -> Generator[dist.ProcessGroup | None]:
         group = self.everyone if ranks is None else self.groups.get(tuple(sorted(set(ranks))))
-        with translate_loss("another rank" if ranks is None else f"one of ranks {sorted(set(ranks))}"):
+        with self.waiting_for(ranks):
             yield group
 
 
@@ -178,13 +199,15 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
     try:
         with translate_loss("the rank at MASTER_ADDR"):
             host = os.environ["MASTER_ADDR"]
-            stay_on_loopback(host)
+            stay_on_the_way_to(host)
+            rank = int(os.environ["RANK"])
             if is_address(host) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-                rank = int(os.environ["RANK"])
-                store = bound_store(rank, host, int(os.environ["MASTER_PORT"]), timeout)
-                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+                store: dist.Store = bound_store(rank, host, int(os.environ["MASTER_PORT"]), timeout)
             else:
-                dist.init_process_group(backend, timeout=timeout)
+                store = next(dist.rendezvous("env://", timeout=timeout))[0]
+            # An agent's store outlives this world: the next world of these ranks must not meet in this one's traces.
+            own = dist.PrefixStore(f"world{next(_WORLDS)}", store)
+            dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -195,26 +218,46 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         ) from None
 
 
-@contextmanager
-def translate_loss(peer: str, about: str = "") -> Generator[None]:
-    """Turn what torch.distributed raises when a peer goes away into PeerLost or PeerStalled.
+def _nothing() -> str:
+    return ""
+
+
+def translate_loss(peer: str, about: str = "", verdict: Callable[[], str] = _nothing) -> "Waiting":
+    """Return what turns what torch.distributed raises inside when a peer goes away into PeerLost or PeerStalled.
 
     Args:
-        peer: who was waited for, as the subject of the sentence.
+        peer: who is waited for, as the subject of the sentence.
         about: what else is known of it, for the end of the sentence.
+        verdict: returns what is found out about it then, for the very end.
     """
-    try:
-        yield
-    except RuntimeError as error:
+    return Waiting(peer, about, verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """See `translate_loss`. A class, because a generator's context takes longer, and is around every message."""
+
+    peer: str
+    about: str
+    verdict: Callable[[], str]
+
+    def __enter__(self) -> None:
+        """Begin to wait."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Raise what an error of torch means."""
+        if not isinstance(error, RuntimeError) or isinstance(error, GraphPipeError):
+            return
         text = str(error).lower()
-        if isinstance(error, GraphPipeError):
-            raise
         if "timed out" in text or "timeout" in text:
-            raise PeerStalled(f"{peer} did not answer within the time limit{about}", remedy=_LOOK) from error
+            what = f"{self.peer} did not answer within the time limit{self.about}{self.verdict()}"
+            raise PeerStalled(what, remedy=_LOOK) from error
         if any(sign in text for sign in _SIGNS_OF_LOSS):
-            raise PeerLost(f"{peer} died or closed its connection{about}", remedy=_LOOK) from error
-        raise
+            raise PeerLost(
+                f"{self.peer} died or closed its connection{self.about}{self.verdict()}", remedy=_LOOK
+            ) from error
 
 
+_WORLDS = count()
 _LOOK = "Look at that rank's own message: it came first."
 _SIGNS_OF_LOSS = ("connection", "broken pipe", "remote process", "socket", "peer")

@@ -70,12 +70,18 @@ class Board:
     works: Sequence[StageWork]
     tasks: list[Task] = field(default_factory=list[Task])
     seats: list[Seat] = field(init=False)
+    left: list[float] = field(init=False)
+    """Seconds of the tasks that each stage has still to be given."""
     free: dict[int, float] = field(init=False)
-    """When each device has done all it was given."""
+    """When each device has done all it was given; of devices that host the same stages, one stands for all."""
+    _stands: list[tuple[int, ...]] = field(init=False)
+    """The devices of each stage that stand for all of them."""
     _channels: dict[int, float] = field(default_factory=dict[int, float])
 
     def __post_init__(self) -> None:
-        self.free = {device: 0.0 for work in self.works for device in work.devices}
+        self._stands = [_standing(self.works, work.devices) for work in self.works]
+        self.free = {device: 0.0 for devices in self._stands for device in devices}
+        self.left = [work.count * _micro_batch_seconds(work) for work in self.works]
         self.seats = [Seat(work) for work in self.works]
         for seat in self.seats:
             count = seat.work.count
@@ -89,7 +95,8 @@ class Board:
 
     def free_at(self, stage: int) -> float:
         """Return when all devices of a stage are free."""
-        return max([self.free[device] for device in self.works[stage].devices])
+        stands = self._stands[stage]
+        return self.free[stands[0]] if len(stands) == 1 else max([self.free[device] for device in stands])
 
     def put(self, stage: int, kind: Kind, start: float) -> Sequence[Message]:
         """Give a stage its next task of this kind, no earlier than its devices are free; return what the task sends."""
@@ -99,7 +106,8 @@ class Board:
         seat.idle += start - free if seat.begun < inf else 0.0
         seat.begun = min(seat.begun, start)
         end = start + work.seconds[kind]
-        for device in work.devices:
+        self.left[stage] -= work.seconds[kind]
+        for device in self._stands[stage]:
             self.free[device] = end
         self.tasks.append(Task(kind, stage, index))
         if kind == "W":
@@ -121,3 +129,13 @@ class Board:
     def own_seconds(self) -> float:
         """The longest that any stage takes from its own first task to its own update."""
         return max(self.free_at(stage) - seat.begun + seat.work.tail_seconds for stage, seat in enumerate(self.seats))
+
+
+def _standing(works: Sequence[StageWork], devices: Sequence[int]) -> tuple[int, ...]:
+    hosted = {tuple(device in work.devices for work in works): device for device in reversed(devices)}
+    return tuple(sorted(hosted.values()))
+
+
+def _micro_batch_seconds(work: StageWork) -> float:
+    kinds: tuple[Kind, ...] = ("F", "I", "W") if work.split else ("F", "B")
+    return sum(work.seconds[kind] for kind in kinds)

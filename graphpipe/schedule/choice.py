@@ -1,11 +1,14 @@
 """Choosing a schedule for a plan's stages: a named one, or the one that makes the step shortest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput, nearest
 from graphpipe.plan import Plan
-from graphpipe.plan.bounds import needed_bytes
+from graphpipe.plan.bounds import least_step_seconds, needed_bytes
+from graphpipe.plan.refine import refined
+from graphpipe.schedule import zb_auto
 from graphpipe.schedule.room import with_room, with_slack
 from graphpipe.schedule.zero_bubble import SPLIT, split_plans
 from graphpipe.units import format_bytes
@@ -13,6 +16,18 @@ from graphpipe.units import format_bytes
 AUTO = "auto"
 CHOICES = (AUTO, "1f1b", "gpipe", *SPLIT)
 """What a caller may ask for; kFkB comes with micro-batch sizes of its own."""
+_TRIED = 16
+"""Plans that get a greedy schedule..."""
+_TRIED_TASKS = 100_000
+"""... and how many tasks these may have: long schedules take long."""
+_SEARCHED = 4
+"""Plans that a schedule is searched for..."""
+_SEARCHED_TASKS = 20_000
+"""... and how many tasks they may have."""
+_REFINED = 3
+"""Plans that small changes are tried on..."""
+_REFINED_TASKS = 10_000
+"""... until so many tasks have been scheduled for each."""
 
 
 def check_choice(name: str) -> None:
@@ -25,9 +40,66 @@ def check_choice(name: str) -> None:
         raise InvalidInput(f"unknown schedule '{name}'", where="schedule", remedy=nearest(name, list(CHOICES)))
 
 
-def candidates(plan: Plan, choice: str) -> tuple[Plan, ...]:
-    """Return a 1F1B plan under the schedules by which candidates are ranked: only those that are quick to build."""
-    return (plan, with_slack(plan), replace(with_room(plan), schedule="zb-h1")) if choice == AUTO else (plan,)
+def best_scheduled(plans: Sequence[Plan], evaluate: Callable[[Plan], float]) -> Plan:
+    """Return the best of several 1F1B plans of one problem, under the schedule that suits it best.
+
+    1. Every plan gets a zero-bubble schedule by one greedy rule, which is quick; a plan that could not be faster under
+       any schedule is left out.
+    2. The most promising are improved by small changes (`plan.refine`), judged in the same way.
+    3. For the best of 1 and 2 a zero-bubble schedule is searched.
+    4. Plans that could be faster with whole backwards are tried so, also with slack.
+
+    Args:
+        plans: at least one.
+        evaluate: seconds of one step of a plan.
+    """
+    promises: list[tuple[float, Plan]] = []
+    for plan in _affordable(sorted(plans, key=least_step_seconds)[:_TRIED], _TRIED_TASKS):
+        if promises and least_step_seconds(plan) >= min(promises, key=_seconds)[0]:
+            break
+        promises.append((_greedy_seconds(plan), plan))
+    promising = [plan for _, plan in sorted(promises, key=_seconds)[:_SEARCHED]]
+    near = [refined(plan, _greedy_seconds, _REFINED_TASKS // _tasks(plan)) for plan in promising[:_REFINED]]
+    searched = map(_searched, _affordable(_distinct(near, promising), _SEARCHED_TASKS))
+    seconds, best = min((_evaluated(plan, evaluate) for plan in searched), key=_seconds)
+    for plan in plans:
+        if least_step_seconds(plan, whole_backwards=True) < seconds:
+            trials = (_evaluated(trial, evaluate) for trial in (plan, with_slack(plan)))
+            seconds, best = min((seconds, best), *trials, key=_seconds)
+    return best
+
+
+def _greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:
+    return zb_auto.greedy_seconds(with_room(plan), limit_seconds)
+
+
+def _affordable(plans: Sequence[Plan], tasks: int) -> Iterator[Plan]:
+    """As many of the plans as have so many tasks; at least one."""
+    for plan in plans:
+        yield plan
+        tasks -= _tasks(plan)
+        if tasks <= 0:
+            return
+
+
+def _tasks(plan: Plan) -> int:
+    return 3 * sum(map(plan.micro_batches, range(len(plan.stages))))
+
+
+def _searched(plan: Plan) -> Plan:
+    return replace(with_room(plan), schedule=zb_auto.NAME)
+
+
+def _distinct(*groups: Sequence[Plan]) -> list[Plan]:
+    return list({id(plan): plan for group in groups for plan in group}.values())
+
+
+def _evaluated(plan: Plan, evaluate: Callable[[Plan], float]) -> tuple[float, Plan]:
+    return evaluate(plan), plan
+
+
+def _seconds(ranked: tuple[float, Plan]) -> float:
+    return ranked[0]
 
 
 def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Plan:

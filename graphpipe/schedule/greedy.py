@@ -24,16 +24,19 @@ class Rule:
     """Micro-batches in flight that each stage uses of its room."""
     alternate: bool = True
     """After a backward comes a forward, if one has arrived, even where a weight gradient must first make room."""
-    forward_patience: float = 0.25
+    forward_patience: float = 0.0
     """A forward waits for a gradient known to arrive within this share of the forward's seconds."""
-    weight_patience: float = 1.0
+    weight_patience: float = 0.25
     """A weight gradient waits for what is known to arrive within this share of its own seconds..."""
     balance: bool = False
     """... unless the wait would make its stage the one that has idled most."""
 
 
-def greedy(works: Sequence[StageWork], rule: Rule) -> Board:
-    """Return a board that every stage filled by the rule. Tasks are missing if a cap is too small to go on."""
+def greedy(works: Sequence[StageWork], rule: Rule, limit_seconds: float = inf) -> Board:
+    """Return a board that every stage filled by the rule.
+
+    Tasks are missing if a cap is too small to go on, or as soon as a stage cannot end within the limit any more.
+    """
     board, agenda = Board(works), _Agenda([inf] * len(works))
     for stage in range(len(works)):
         agenda.wake(stage, 0.0)
@@ -49,7 +52,10 @@ def greedy(works: Sequence[StageWork], rule: Rule) -> Board:
         for message in board.put(stage, kind, now):
             at = board.seats[message.stage].ready_at("F" if kind == "F" else "B")
             agenda.wake(message.stage, max(now, at))
-        agenda.wake(stage, board.free_at(stage))
+        end = board.free_at(stage)
+        if end + board.left[stage] + works[stage].tail_seconds > limit_seconds + _ROUNDING:
+            break
+        agenda.wake(stage, end)
     return board
 
 

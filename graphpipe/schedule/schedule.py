@@ -50,6 +50,11 @@ class Schedule:
         lines += [" ".join([f"{number}:", *map(str, tasks)]) for number, tasks in enumerate(self.devices)]
         return "\n".join(lines) + "\n"
 
+    @property
+    def split_stages(self) -> frozenset[int]:
+        """The stages whose backwards come in two halves."""
+        return frozenset(task.stage for tasks in self.devices for task in tasks if task.kind == "I")
+
     @staticmethod
     def parse(text: str) -> "Schedule":
         """Return the schedule of a text form; `parse(str(schedule)) == schedule`.

@@ -1,7 +1,7 @@
 """What a list scheduler knows of a plan: the seconds of each stage's tasks, and which task waits for which messages."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class StageWork:
     """Micro-batches in flight under 1F1B, at most `room`."""
     kept: float
     """Share of a micro-batch's activations that stays from its input gradient to its weight gradient."""
-    seconds: Mapping[Kind, float]
+    seconds: Mapping[Kind, float] = field(hash=False)
     outputs: tuple[tuple[Message, ...], ...]
     """What each forward sends."""
     gradients: tuple[tuple[Message, ...], ...]
@@ -49,8 +49,8 @@ class StageWork:
 
     @property
     def split(self) -> bool:
-        """Whether to do the backward in two halves: there are weights, someone waits for the input gradient, and
-        nothing is computed again."""
+        """Whether to do the backward in two halves: there are weights, someone waits for the input gradient, nothing
+        is computed again, and the plan does not forbid it."""
         return self.seconds["W"] > 0
 
 
@@ -81,31 +81,34 @@ def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSecon
             "I": max(task.input_gradient for task in tasks),
             "W": weight + plan.costs.task_overhead_seconds if weight else 0.0,
         },
-        outputs=tuple(tuple(_messages(plan, number, index, message_seconds, forward=True)) for index in range(count)),
-        gradients=tuple(
-            tuple(_messages(plan, number, index, message_seconds, forward=False)) for index in range(count)
-        ),
+        outputs=_messages(plan, number, message_seconds, forward=True),
+        gradients=_messages(plan, number, message_seconds, forward=False),
         tail_seconds=update_seconds(plan, number),
     )
 
 
 def _splits(plan: Plan, number: int) -> bool:
     # A half that waits would hold on to all that the other half has computed again.
-    return bool(plan.gradient_targets[number]) and plan.stages[number].recompute == "none"
+    stage = plan.stages[number]
+    return bool(plan.gradient_targets[number]) and stage.recompute == "none" and stage.backward == "auto"
 
 
 def _messages(
-    plan: Plan, number: int, index: int, message_seconds: MessageSeconds, *, forward: bool
-) -> Iterator[Message]:
-    size = plan.stages[number].micro_batch
-    start, stop = index * size, (index + 1) * size
+    plan: Plan, number: int, message_seconds: MessageSeconds, *, forward: bool
+) -> tuple[tuple[Message, ...], ...]:
+    """What every micro-batch of a stage sends."""
+    size, found = plan.stages[number].micro_batch, [list[Message]() for _ in range(plan.micro_batches(number))]
     for position, edge in enumerate(plan.edges):
-        if number == (edge.source if forward else edge.target) and (forward or position in plan.gradient_edges):
-            other = edge.target if forward else edge.source
-            step = plan.stages[other].micro_batch
+        if number != (edge.source if forward else edge.target) or not (forward or position in plan.gradient_edges):
+            continue
+        other = edge.target if forward else edge.source
+        step = plan.stages[other].micro_batch
+        for index, sent in enumerate(found):
+            start, stop = index * size, (index + 1) * size
             for there in range(start // step, -(-stop // step)):
                 samples = min(stop, (there + 1) * step) - max(start, there * step)
-                yield Message(other, there, message_seconds(position, samples), 2 * position + forward)
+                sent.append(Message(other, there, message_seconds(position, samples), 2 * position + forward))
+    return tuple(map(tuple, found))
 
 
 def _seconds(plan: Plan, position: int, samples: int) -> float:

@@ -15,7 +15,7 @@ def verify(plan: Plan, schedule: Schedule) -> None:
     """Check a schedule against its plan, which must be sound itself.
 
     On every device: each task of the stages it hosts once and no other, a backward being one task or its two halves
-    (one task at a stage that recomputes);
+    (one task at a stage that recomputes, or whose backward is to be whole);
     forwards, backwards (whole or the input half) and weight gradients (whole backwards or the other half) of a stage in
     micro-batch order, each after the one it needs (condition C4 of GraphPipe); never more samples in flight than the
     stage allows, from forward to weight gradient. Over all devices: no deadlock.
@@ -66,6 +66,12 @@ def _expected(stage: int, index: int, listed: Counter[Task]) -> tuple[Task, ...]
 
 def _check_whole(plan: Plan, stage: int, tasks: tuple[Task, ...], where: str) -> None:
     halves = [task for task in tasks if task.stage == stage and task.kind in ("I", "W")]
+    if halves and plan.stages[stage].backward == "whole":
+        raise InvalidInput(
+            f"lists {halves[0]}, but the plan wants whole backwards of stage '{plan.stages[stage].name}'",
+            where=where,
+            remedy="List B, or let the stage's backward be 'auto'.",
+        )
     if halves and plan.stages[stage].recompute != "none":
         raise InvalidInput(
             f"lists {halves[0]}, but stage '{plan.stages[stage].name}' recomputes: its backwards are whole",

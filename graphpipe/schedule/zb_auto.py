@@ -16,6 +16,8 @@ the weight gradient: what `room.with_room` makes of the memory that is left on i
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from math import inf
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
@@ -41,6 +43,8 @@ _CHANGES: tuple[Change, ...] = (
     lambda works, rule: replace(rule, caps=tuple(min(work.room, work.warm_up + 1) for work in works)),
 )
 _ROUNDS = 2
+_TASKS = 100_000
+"""That are scheduled near either rule, about: longer schedules are searched less."""
 
 
 def build(plan: Plan) -> Schedule:
@@ -54,10 +58,23 @@ def build(plan: Plan) -> Schedule:
         InvalidInput: a stage's in_flight samples are too few for the stages after it.
     """
     works = works_of(plan)
-    boards = [*_known(plan, works), *_searched(works)]
-    if not boards:
+    known = min(_known(plan, works), key=_value, default=None)
+    found = _searched(works, known.seconds if known is not None else inf)
+    if known is not None and (found is None or _value(known) <= _value(found)):
+        found = known
+    if found is None:
         return replace(one_f_one_b.build(plan), name=NAME)  # If it cannot be either, it says why.
-    return _schedule(plan, min(boards, key=_value))
+    return _schedule(plan, found)
+
+
+def greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:
+    """Return the seconds of the board that the first rule makes: quick, and close to the best.
+
+    Infinite if there is none, or none within the limit.
+    """
+    works = works_of(plan)
+    board = _complete(greedy(works, _first_rule(works), limit_seconds))
+    return board.seconds if board is not None else inf
 
 
 def _value(board: Board) -> tuple[float, float]:
@@ -83,23 +100,42 @@ def _known(plan: Plan, works: Sequence[StageWork]) -> Iterator[Board]:
             yield board
 
 
-def _searched(works: Sequence[StageWork]) -> Iterator[Board]:
-    """The best board of greedy rules: one setting after the other is changed, and left so where that is better."""
-    rule = Rule(caps=tuple(work.room for work in works))
-    best, tried = greedy(works, rule), {rule}
+@lru_cache(maxsize=8)  # Ranked, predicted and lowered, a plan is asked for its schedule several times.
+def _searched(works: tuple[StageWork, ...], limit_seconds: float) -> Board | None:
+    """The best board of greedy rules: from an eager and from a patient one, what is better nearby.
+
+    Args:
+        works: of all stages.
+        limit_seconds: boards that end later are of no use.
+    """
+    eager = _first_rule(works)
+    patient = replace(eager, forward_patience=0.25, weight_patience=1.0)
+    boards = [_climbed(works, rule, limit_seconds) for rule in (eager, patient)]
+    return min((board for board in boards if board is not None), key=_value, default=None)
+
+
+def _climbed(works: Sequence[StageWork], rule: Rule, limit_seconds: float) -> Board | None:
+    """The best board near a rule: one setting after the other is changed, and left so where that is better."""
+    best, tried = _complete(greedy(works, rule, limit_seconds)), {rule}
+    most = 1 + _TASKS // (3 * sum(work.count for work in works))
     for change in _CHANGES * _ROUNDS:
+        if len(tried) > most:
+            break
         changed = change(works, rule)
         if changed not in tried:
             tried.add(changed)
-            board = greedy(works, changed)
-            if _complete(board) and (not _complete(best) or _value(board) < _value(best)):
+            board = _complete(greedy(works, changed, min(limit_seconds, best.seconds) if best else limit_seconds))
+            if board is not None and (best is None or _value(board) < _value(best)):
                 best, rule = board, changed
-    if _complete(best):
-        yield best
+    return best
 
 
-def _complete(board: Board) -> bool:
-    return all(seat.weights == seat.work.count for seat in board.seats)
+def _first_rule(works: Sequence[StageWork]) -> Rule:
+    return Rule(caps=tuple(work.room for work in works))
+
+
+def _complete(board: Board) -> Board | None:
+    return board if all(seat.weights == seat.work.count for seat in board.seats) else None
 
 
 def _schedule(plan: Plan, board: Board) -> Schedule:

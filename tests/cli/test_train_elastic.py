@@ -1,7 +1,6 @@
 """`graphpipe train --elastic` and `--fault`: a run that loses ranks equals an unbroken one with the same plans."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -9,11 +8,10 @@ import pytest
 import torch
 from cli_cases import Run, torchrun
 from safetensors.torch import load_file
+from unbroken import unbroken
 
 from graphpipe.plan import Plan
-from graphpipe.run import train as training
 from graphpipe.run.checkpoint_folder import find
-from graphpipe.run.task import load_task
 from graphpipe.run.train_config import TrainConfig
 
 STAGES = {
@@ -35,18 +33,6 @@ def planned(run: Run, config: Path) -> Path:
     words = ("plan", "tiny.py:model", "--cluster", "local:3", "--batch", 16, "--stages", "stages.json")
     assert run(*words, "-o", "plan.json").code == 0
     return config
-
-
-def unbroken(folder: Path, plans: list[tuple[Plan, int]]) -> dict[str, torch.Tensor]:
-    """Train in this process by one plan after the other, each to its last step; return the weights."""
-    config = TrainConfig.load("runs/tiny-1/config.json")
-    torch.set_num_threads(1)
-    folder.mkdir()
-    for number, (plan, last) in enumerate(plans):
-        part = replace(config, train=replace(config.train, steps=last, faults=()))
-        task = load_task(config.task, config.folder, config.train.seed)
-        assert training.train(part, task, plan, folder, resume=number > 0) is not None
-    return load_file(folder / training.WEIGHTS)
 
 
 @pytest.mark.timeout(240)  # four times as long as on a machine that does much else
@@ -74,11 +60,38 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
     first, second, third = (Plan.load(name) for name in ("plan.json", folder / "plan-2.json", folder / "plan-3.json"))
     assert first.stages == third.stages
     assert [device.name for device in second.cluster.devices] == ["node0/cpu-0", "node0/cpu-2"]
-    wanted = unbroken(tmp_path / "unbroken", [(first, 2), (second, back["step"]), (third, 8)])
+    plans = [(first, 2), (second, back["step"]), (third, 8)]
+    wanted = unbroken(TrainConfig.load(folder / "config.json"), tmp_path / "unbroken", plans)
     found = load_file(folder / "model.safetensors")
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("fault", "limit", "cause"),
+    [
+        ("raise@rank1:step4:phase=backward", 20, "InjectedError"),
+        ("stop@rank2:step4:phase=forward", 3, "did not answer the other ranks within the time limit"),
+    ],
+)
+def test_a_rank_that_raises_or_stops_is_gone_on_without(
+    fault: str, limit: int, cause: str, run: Run, planned: Path, tmp_path: Path
+) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    words = (*WORDS[:-1], f"run.timeout_seconds={limit}", "run.readmit_seconds=1000", "train.steps=6", "--json")
+    ran = run("train", planned, *words, "--fault", fault, "--elastic")
+    assert ran.code == 0, ran.err
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    (lost,) = ran.json["recoveries"]
+    assert cause in lost["cause"]
+    assert f"rank {fault[fault.index('rank') + 4]} (host " in lost["cause"]
+    assert (lost["step"], lost["steps_lost"], len(lost["devices"])) == (2, 1, 2)
+    folder = Path(ran.json["directory"])
+    first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
+    wanted, found = unbroken(tmp_path / "unbroken", [(first, 2), (second, 6)]), load_file(folder / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
 def test_torchrun_starts_the_ranks_again_in_place(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,3 +201,41 @@ def test_plan_chooses_a_schedule_when_asked(run: Run, graph: Path) -> None:
     on = ("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--json")
     plain, chosen = (run(*on, "--schedule", name).json for name in ("1f1b", "auto"))
     assert chosen["step_seconds"] <= plain["step_seconds"]
+
+
+SPLITTABLE = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, times):
+        super().__init__()
+        self.times, self.layer = times, nn.Linear(8, 8)
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+def model():
+    return nn.Sequential(*(Block(times) for times in (1, 2, 1))), {"x": torch.randn(4, 8)}
+"""
+
+
+def test_plan_shows_which_backwards_come_in_halves(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "blocks.py").write_text(SPLITTABLE)
+    stages = [{"ops": [str(at)], "devices": [at], "micro_batch": 2} for at in range(3)]
+    document = {"graphpipe": "stages", "schema_version": 1, "schedule": "zb-h1", "stages": stages}
+    (tmp_path / "stages.json").write_text(json.dumps(document))
+    words = ("plan", f"{tmp_path / 'blocks.py'}:model", "--cluster", "local:3", "--batch", 8)
+    ran = run(*words, "--stages", tmp_path / "stages.json", "--json")
+    assert ran.code == 0, ran.err
+    assert [stage["backward"] for stage in ran.json["stage_list"]] == ["auto", "whole", "auto"]
+    rows = [line for line in ran.err.splitlines() if re.match(r"s\d ", line)]
+    assert [row.split()[-1] for row in rows] == ["whole", "whole", "halves"]
+    stages[2]["backward"] = "whole"
+    (tmp_path / "stages.json").write_text(json.dumps(document))
+    ran = run(*words, "--stages", tmp_path / "stages.json", "--json")
+    assert [stage["backward"] for stage in ran.json["stage_list"]] == ["auto", "whole", "whole"]

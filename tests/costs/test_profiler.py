@@ -144,6 +144,33 @@ def refuse_fewer_than(least, clock):
     return OpRun(op="norm", call=call, inputs={"rows": torch.ones(8, 2)}, twin=None)
 
 
+def test_what_leaves_the_caches_as_other_work_would_comes_before_all_that_is_timed_and_is_not():
+    clock, done = Clock(), list[str]()
+
+    def stranger() -> None:
+        clock.work(100.0)
+        done.append("stranger")
+
+    def call(values):
+        done.append("forward")
+        return op(values)
+
+    op = FakeOp(clock)
+    run = OpRun(
+        op="op",
+        call=call,
+        inputs={"rows": torch.ones(4, 3)},
+        differentiable=frozenset({"rows"}),
+        parameters=(op.weight,),
+        twin=None,
+    )
+    (row,) = profile_ops([run], "cpu", (4,), Effort(repeats=1, most=1, clock=clock, between=stranger))
+    assert row.forward(4) == pytest.approx(3.0)
+    assert row.input_gradient(4) + row.weight_gradient(4) == pytest.approx(9.0)
+    # Forward and whole backward, forward and input gradient; all twice, once to warm up.
+    assert done == ["stranger", "forward", "stranger"] * 4
+
+
 def test_a_batch_that_an_operator_refuses_is_left_out():
     clock = Clock()
     (row,) = profile_ops([refuse_fewer_than(2, clock)], "cpu", (1, 2, 8), Effort(repeats=3, seconds=0.0, clock=clock))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import time
 
 import pytest
 import torch
@@ -102,6 +103,31 @@ def test_the_model_is_left_as_it_was():
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), random)
     assert model.training
+
+
+def test_the_loss_counts_with_the_operator_that_puts_out_the_result():
+    def slow_loss(output, targets):
+        assert len(output) == len(targets["wanted"][0])
+        time.sleep(0.02)
+        return torch.nn.functional.mse_loss(output, targets["wanted"][0])
+
+    costs = profile(
+        make_model(),
+        EXAMPLES,
+        make_cluster("cpu"),
+        loss_fn=slow_loss,
+        targets={"wanted": [torch.zeros(4, 256)]},
+        effort=QUICK,
+        batch_sizes=(2, 8),
+    )
+    seconds = {row.op: row.forward(2) for row in costs.rows}
+    slow = [name for name, forward in seconds.items() if forward > 0.02]
+    assert slow == [costs.rows[-1].op]
+
+
+def test_targets_that_are_no_tensors_are_refused():
+    with pytest.raises(InvalidInput, match="profile, targets: hold a float, must be tensors"):
+        profile(make_model(), EXAMPLES, make_cluster("cpu"), loss_fn=lambda *_: torch.zeros(()), targets=[1.0])
 
 
 def test_equal_layers_are_measured_once_and_share_a_curve():

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 from graphpipe.model.skeleton import fake_twin
 from graphpipe.model.torch_private import (
@@ -21,8 +22,10 @@ from graphpipe.model.torch_private import (
     is_view,
     leaf,
     make_plain,
+    profiling,
     recording,
     running_node,
+    same_but_no_leaf,
     same_memory,
     unflatten,
 )
@@ -91,6 +94,26 @@ def test_the_running_operation_is_the_one_whose_saved_tensors_are_read() -> None
     z.sum().backward()
     assert readers == [z.grad_fn, y.grad_fn]
     assert running_node() is None
+
+
+def test_what_is_the_same_but_no_leaf_may_be_written_into_and_its_gradient_is_the_leafs() -> None:
+    leaf = torch.tensor([-1.0, 2.0], requires_grad=True)
+    same = same_but_no_leaf(leaf)
+    assert not same.is_leaf
+    assert same_memory(same, leaf)
+    (3.0 * same.relu_()).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [0.0, 3.0]
+    assert leaf.tolist() == [0.0, 2.0]
+    with pytest.raises(RuntimeError, match="view of a leaf"):  # why it is no view
+        leaf.view_as(leaf).relu_()
+
+
+def test_the_profiler_is_seen_while_it_records() -> None:
+    assert not profiling()
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert profiling()
+    assert not profiling()
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@ import os
 import time
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
 from graphpipe.errors import InvalidInput
 from graphpipe.run.world import join
 
@@ -77,3 +80,19 @@ def check_ranks_with(torch_version: str) -> list[tuple[str, str, str]]:
     findings = check_ranks.check_ranks(world)
     world.leave()
     return [(finding.name, finding.status, finding.what) for finding in findings]
+
+
+def meet_again(port: str) -> list[float]:
+    """Join a world twice, through an agent's store on this port; return what its ranks add up to."""
+    dist.destroy_process_group()  # that of `run_ranks`
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    sums: list[float] = []
+    for number in range(2):
+        world = join("cpu", 20)
+        tensor = torch.tensor(float(world.rank + number))
+        world.sum(tensor)
+        sums.append(tensor.item())
+        world.leave()
+        time.sleep(world.rank)  # One comes later, and the other could take its old address for the new.
+    return sums

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from graphpipe.graph import Edge, Graph, Input, Op, Origin
 from graphpipe.model import DagModule, capture
 from graphpipe.model.program import ValueSpec
 from graphpipe.plan import Plan, Stage, StageEdge
+from graphpipe.plan.in_flight import in_flight_samples
 
 StageLine = tuple[Sequence[str], Sequence[int], int]
 """Operators, devices, micro-batch."""
@@ -98,6 +99,14 @@ def plan_for(graph: Graph, stages: Sequence[StageLine], batch_size: int, schedul
         edges=tuple(StageEdge(source=a, target=b, bytes_per_sample=4.0) for a, b in pairs if a != b),
         schedule=schedule,
     )
+
+
+def in_bursts(plan: Plan, bursts: Sequence[int]) -> Plan:
+    """Return the plan under kFkB with these bursts, by stage, and no more samples in flight than they need."""
+    sizes = [stage.micro_batch for stage in plan.stages]
+    needed = in_flight_samples(plan.batch_size, sizes, bursts, plan.successors)
+    stages = (replace(s, burst=k, in_flight=n) for s, k, n in zip(plan.stages, bursts, needed, strict=True))
+    return replace(plan, stages=tuple(stages), schedule="kfkb")
 
 
 @dataclass

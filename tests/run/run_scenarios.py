@@ -3,19 +3,23 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from run_models import BATCH, STAGES, Both, Join, contrastive, cross_entropy, fan, fan_batch
-from run_plans import captured_plan, hand_split, plan_of
+from run_plans import captured_plan, hand_split, in_bursts, plan_of
 from torch import Tensor, nn
 
 from graphpipe.documents import to_body
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.model.dag_module import DagModule
+from graphpipe.plan import Plan
 from graphpipe.run import Pipeline
+from graphpipe.run.channels import Channels
 
 
 def build(
@@ -26,12 +30,14 @@ def build(
     norm: bool = False,
     schedule: str = "1f1b",
     weights: int = 0,
+    bursts: Sequence[int] = (),
     **options: Any,
 ) -> tuple[Pipeline, DagModule]:
     """Return a pipeline of `fan`, cut one of the `STAGES` ways, and the model."""
     model = fan(dropout, norm, head, seed=weights)
     inputs, _ = fan_batch()
     plan = plan_of(model, inputs, STAGES[cut], BATCH, schedule)
+    plan = in_bursts(plan, bursts) if bursts else plan
     options.setdefault("optimizer", adamw)
     options.setdefault("loss_fn", cross_entropy if head == "join" else contrastive)
     return Pipeline(plan, hand_split(model, plan, inputs), **options), model
@@ -40,6 +46,32 @@ def build(
 def adamw(parameters: Any) -> torch.optim.Optimizer:
     """A stateful optimizer."""
     return torch.optim.AdamW(parameters, lr=0.05)
+
+
+def chain_of_two(micro_batch: int) -> Plan:
+    """Return a plan of `fan` with two stages, one after the other, that keep as few samples as 1F1B must."""
+    inputs, _ = fan_batch()
+    stages = [(["stem", "left"], [0], micro_batch), (["right", "head"], [1], micro_batch)]
+    plan = plan_of(fan(), inputs, stages, BATCH)
+    first, second = plan.stages
+    return replace(plan, stages=(replace(first, in_flight=2 * micro_batch), replace(second, in_flight=micro_batch)))
+
+
+def messages_kept() -> tuple[int, int]:
+    """Return how many messages this rank kept at most in a step, and how many it sent."""
+    model, plan = fan(), chain_of_two(micro_batch=1)
+    inputs, targets = fan_batch()
+    kept: list[int] = []
+    send = Channels.send
+
+    def counted(channels: Channels, *given: Any) -> None:
+        send(channels, *given)
+        kept.append(len(channels.sending))
+
+    Channels.send = counted
+    with Pipeline(plan, hand_split(model, plan, inputs), cross_entropy) as pipeline:
+        pipeline.step(inputs, targets)
+    return max(kept), len(kept)
 
 
 def train(cut: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import run_shared
 import torch
+from builders import crossed
 from run_checkpoints import STEPS
 from run_engines import (
     ENGINES,
@@ -20,6 +21,11 @@ from run_engines import (
     train_alone,
 )
 from run_ranks import run_ranks, values
+
+from graphpipe.errors import InvalidInput
+from graphpipe.run.engines import check_schedule
+from graphpipe.run.placement import Placement
+from graphpipe.schedule import Schedule, lower
 
 RANKS = {"replicas": 4, "both": 4, "four": 4, "overlap": 3}
 
@@ -158,3 +164,14 @@ def test_ranks_that_were_given_different_options_do_not_start(tmp_path: Path) ->
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str) -> None:
     assert refused("both", options).startswith(said)
+
+
+def test_ddp_is_refused_where_its_sums_would_wait_for_ever() -> None:
+    plan, text = crossed()
+    lowered = lower(plan, Schedule.parse(text))
+    placement = Placement.of(plan, 3)
+    with pytest.raises(InvalidInput, match=r"devices 'd1', 'd2' would wait .* for ever: DDP reduces inside"):
+        check_schedule("ddp", plan, (), placement, lowered)
+    for engine in ("allreduce", "fsdp2"):
+        check_schedule(engine, plan, (), placement, lowered)
+    check_schedule("ddp", plan, (), Placement.of(plan, 1), lowered)

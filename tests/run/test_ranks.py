@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from run_jobs import meet_again
 from run_models import STAGES
 from run_ranks import run_ranks, values
 from run_scenarios import differ, train, train_apart
@@ -26,6 +28,7 @@ def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         ("replicas", {"dropout": 0.3, "norm": True, "schedule": "gpipe"}),
         ("shared", {"dropout": 0.3}),
         ("whole", {"dropout": 0.3, "head": "contrast", "norm": True}),
+        ("four", {"dropout": 0.3, "bursts": (1, 1, 2, 3), "debug": True}),
     ],
 )
 def test_ranks_equal_one_rank_bit_for_bit(cut: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -61,3 +64,8 @@ def test_ranks_that_mean_different_runs_are_refused(what: str, said: str, tmp_pa
 def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:
     for outcome in run_ranks(train, 3, tmp_path, "four", 1, {}):
         assert "the plan uses 4 devices, the world has 3 ranks. Start 4 processes" in outcome.error
+
+
+def test_a_world_that_meets_again_in_an_agents_store_is_not_misled_by_the_first(tmp_path: Path) -> None:
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    assert values(run_ranks(meet_again, 2, tmp_path, str(store.port))) == [[1.0, 3.0]] * 2

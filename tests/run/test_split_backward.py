@@ -8,17 +8,23 @@ from typing import Any
 import pytest
 import torch
 from run_models import STAGES, cross_entropy, fan_batch
-from run_plans import hand_split, plan_of
+from run_plans import captured_plan, hand_split, plan_of
 from run_ranks import run_ranks, values
-from run_splits import Case, Wrap, cases, fan_pipeline, in_halves, losses_and_gradients, whole_cases
+from run_splits import Case, Scale, Wrap, cases, fan_pipeline, in_halves, losses_and_gradients, whole_cases
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from graphpipe.api import choose_backwards
+from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
+from graphpipe.model.backward_graph import BackwardGraph
+from graphpipe.model.backwards import whole_backwards
+from graphpipe.report import plan_table
 from graphpipe.run import Pipeline
-from graphpipe.run.backward_graph import BackwardGraph
 from graphpipe.run.shelf import Shelf
 from graphpipe.run.split_backward import WeightHalf, input_half
+from graphpipe.schedule import schedule
+from graphpipe.schedule.verify import verify
 
 Gradients = list[Tensor | None]
 
@@ -179,6 +185,43 @@ def test_a_stage_that_cannot_be_split_trains_and_says_why() -> None:
     assert pipeline.backwards() == {"b": "whole: several operations use one parameter", "c": "split"}
     for name, gradient in gradients[0].items():
         assert torch.equal(gradients[1][name], gradient), name
+
+
+def test_a_plan_says_which_backwards_are_whole_and_is_run_as_it_says() -> None:
+    torch.manual_seed(0)
+    model = DagModule(
+        {
+            "a": nn.Linear(5, 8),
+            "b": Wrap(lambda m, x: m.a(torch.tanh(m.a(x))), a=nn.Linear(8, 8)),
+            "c": Wrap(lambda m, x: m.a(Scale.apply(x, m.w)), a=nn.Linear(8, 8), w=nn.Parameter(torch.ones(8))),
+            "d": nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)),
+        },
+        inputs={"a": ["x"], "b": ["a"], "c": ["b"], "d": ["c"]},
+    )
+    inputs, targets = fan_batch()
+    example = {"x": inputs["x"]}
+    stages = [([name], [number], 4) for number, name in enumerate("abcd")]
+    asked = in_halves(captured_plan(model, example, stages, 12), "zb-h1")
+    told = choose_backwards(asked, model)
+    assert [stage.backward for stage in told.stages] == ["auto", "whole", "whole", "auto"]
+    assert schedule(asked).split_stages == {1, 2, 3}
+    assert schedule(told).split_stages == {3}
+    assert told.prediction is not None
+    found, gradients = [], []
+    for plan in (asked, told):
+        pipeline = Pipeline(plan, model, cross_entropy, debug=True)
+        pipeline.step(example, targets)
+        found.append(pipeline.backwards())
+        gradients.append({name: gradient.clone() for name, gradient in pipeline.gradients().items()})
+    reasons = {asked.stages[stage].name: why for stage, why in whole_backwards(asked, model).items()}
+    assert found == [{name: f"whole: {why}" for name, why in reasons.items()} | {"d": "split"}, {"d": "split"}]
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradients[1][name], gradient), name
+    assert choose_backwards(replace(asked, schedule="1f1b"), model).schedule == "1f1b"
+    with pytest.raises(InvalidInput, match=r"lists I1.0, but the plan wants whole backwards of stage 'b'"):
+        verify(told, replace(schedule(asked)))
+    table = plan_table(told, told.prediction)
+    assert [row[-1] for row in table.rows] == ["whole", "whole", "whole", "in halves"]
 
 
 def test_a_step_after_a_failed_one_starts_afresh() -> None:

@@ -1,0 +1,112 @@
+"""Predicted against measured: step time and memory of real training on local ranks.
+
+**Measured**, on the machine named in the JSON file beside this. Each model's operators are profiled here, one thread
+each; the default planner cuts the model (micro-batches of 8, mini-batch of 64); the simulator says how long a step
+takes and how much every rank holds; then the ranks train it (AdamW, all checks on). Nothing is fitted to the steps.
+
+Other processes disturb: steps are taken in blocks, and the 15 steps of the blocks in which others used least of the
+cores count; `others` is what they used of them, and where that is much, a step says little. Processor time says more
+then: the seconds that tasks and updates of all ranks are predicted to compute, against what the ranks used, messages
+and all else that the runtime does included.
+
+Memory is what torch had allocated at the peak of a step, parameters, gradients and optimizer state included, on the
+rank where the prediction is worst. Not predicted is what an operator's backward holds while it runs, and what is
+received early (at most 4 MiB): much of these few MB. Where the step is off by more than 10 %, the comparison of the
+traces says which work took longer or shorter than predicted, over the whole step.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import graphpipe as gp
+from bench.prediction_case import Measured, measured, planned
+from bench.record import save
+from bench.tables import markdown
+from graphpipe.plan import Plan
+from graphpipe.trace import SPAN_WORDS
+from graphpipe.trace.compare import Difference, compare
+
+CASES = tuple((model, ranks) for model in ("gpt-small", "two-tower-small", "mmt-small") for ranks in (2, 4))
+TARGET = 0.10
+NAMED = 3
+"""Differences that a row shows."""
+HEADER = (
+    *("model", "ranks", "stages", "predicted ms", "measured ms", "step error %", "processor error %"),
+    *("predicted MB", "measured MB", "memory error %", "others %", "largest differences (ms)"),
+)
+
+
+def main() -> None:
+    """Run the benchmark, write JSON and table."""
+    rows: list[dict[str, Any]] = []
+    for model, ranks in CASES:
+        plan = planned(model, ranks)
+        rows.append(_row(model, plan, measured(model, plan)))
+        print(*_line(rows[-1]), sep="\t", flush=True)
+    title, _, caption = (__doc__ or "").partition("\n\n")
+    markdown("prediction", title.rstrip("."), caption.strip(), HEADER, [_line(row) for row in rows])
+    print(f"saved {save('prediction', rows)}")
+
+
+def _row(model: str, plan: Plan, found: Measured) -> dict[str, Any]:
+    predicted = gp.simulate(plan)
+    comparison = compare(predicted, found.trace)
+    busy = _computing(plan)
+    peaks = [predicted.peak_bytes[device] for device in plan.used_devices]
+    return {
+        "model": model,
+        "ranks": len(plan.used_devices),
+        "stages": [f"{len(stage.ops)}x{stage.degree}" for stage in plan.stages],
+        "predicted_seconds": predicted.step_seconds,
+        "measured_seconds": found.seconds,
+        "step_error": predicted.step_seconds / found.seconds - 1,
+        "predicted_processor_seconds": busy,
+        "measured_processor_seconds": found.processor_seconds,
+        "processor_error": busy / found.processor_seconds - 1,
+        "predicted_bytes": peaks,
+        "measured_bytes": list(found.peak_bytes),
+        "memory_errors": [here / there - 1 for here, there in zip(peaks, found.peak_bytes, strict=True)],
+        "others": found.others,
+        "steps": found.steps,
+        "differences": [_difference(plan, each) for each in comparison.differences],
+    }
+
+
+def _computing(plan: Plan) -> float:
+    # Seconds of all tasks and updates, each with a core of its own.
+    apart = replace(plan, cluster=replace(plan.cluster, cores_per_node=None))
+    return sum(gp.simulate(apart).busy_seconds.values())
+
+
+def _difference(plan: Plan, it: Difference) -> dict[str, Any]:
+    return {
+        "work": f"{SPAN_WORDS[it.kind]} of {plan.stages[it.stage].name}",
+        "count": it.count,
+        "predicted_seconds": it.predicted_seconds,
+        "measured_seconds": it.measured_seconds,
+        "total_seconds": it.total_seconds,
+    }
+
+
+def _line(row: dict[str, Any]) -> list[object]:
+    worst = max(range(row["ranks"]), key=lambda rank: abs(row["memory_errors"][rank]))
+    missed = abs(row["step_error"]) > TARGET
+    named = [f"{it['work']} {1e3 * it['total_seconds']:+.1f}" for it in row["differences"][:NAMED]] if missed else []
+    return [
+        row["model"],
+        row["ranks"],
+        " ".join(row["stages"]),
+        f"{1e3 * row['predicted_seconds']:.1f}",
+        f"{1e3 * row['measured_seconds']:.1f}",
+        f"{100 * row['step_error']:+.1f}",
+        f"{100 * row['processor_error']:+.1f}",
+        f"{row['predicted_bytes'][worst] / 1e6:.2f}",
+        f"{row['measured_bytes'][worst] / 1e6:.2f}",
+        f"{100 * row['memory_errors'][worst]:+.1f}",
+        f"{100 * row['others']:.0f}",
+        "; ".join(named),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""One rank of the benchmark of predictions: `launch("bench.prediction_rank:train", ...)`."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from bench.engines import adamw
+from graphpipe.model.zoo import zoo_model
+from graphpipe.plan import Plan
+from graphpipe.run import Pipeline
+
+
+def train(job: str) -> None:
+    """Take steps in blocks, and write what they took, what the machine did meanwhile, and the peak of one step."""
+    case: dict[str, Any] = json.loads(Path(job).read_text())
+    torch.set_num_threads(1)
+    plan = Plan.load(case["plan"])
+    torch.manual_seed(0)
+    model = zoo_model(case["model"])
+    inputs, targets = model.batch(torch.Generator().manual_seed(0), plan.batch_size)
+    with Pipeline(plan, model.module, model.loss_fn, adamw, record=True) as pipeline:
+        rank = pipeline.held().world.rank
+        for _ in range(case["warmup"]):
+            pipeline.step(inputs, targets)
+        blocks = [_block(pipeline, inputs, targets, case["steps"], job, number) for number in range(case["blocks"])]
+        own = {"blocks": blocks, "peak_bytes": _peak_bytes(pipeline, inputs, targets, Path(f"{job}.memory-{rank}"))}
+    Path(f"{job}.rank-{rank}").write_text(json.dumps(own))
+
+
+def _block(
+    pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, steps: int, job: str, number: int
+) -> dict[str, float]:
+    # Every rank gets the whole trace; rank 0 keeps it.
+    before, start, own, stepping = psutil.cpu_times(), time.perf_counter(), time.process_time(), 0.0
+    for step in range(steps):
+        began = time.process_time()
+        pipeline.step(inputs, targets)
+        stepping += time.process_time() - began
+        trace = pipeline.trace()
+        if pipeline.held().world.rank == 0:
+            trace.save(f"{job}.trace-{number}-{step}")
+    after = psutil.cpu_times()
+    idle = (after.idle + after.iowait) - (before.idle + before.iowait)
+    own = time.process_time() - own
+    return {"seconds": time.perf_counter() - start, "own": own, "stepping": stepping, "idle": idle}
+
+
+def _peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path) -> float:
+    # Parameters and optimizer state are there before; torch's profiler sees all that a step allocates, gradients too.
+    steppers = pipeline.held().update.steppers
+    states = [value for stepper in steppers for held in stepper.optimizer.state.values() for value in held.values()]
+    held = [*pipeline.held().update.parameters, *(value for value in states if isinstance(value, Tensor))]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        pipeline.step(inputs, targets)
+    profiler.export_chrome_trace(str(file))
+    events = json.loads(file.read_text())["traceEvents"]
+    totals = [event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]"]
+    return float(sum(tensor.nbytes for tensor in held) + max(totals))

@@ -1,0 +1,58 @@
+"""Which stages' backwards cannot come in two halves: found by running the stages on tensors without data."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from graphpipe.graph import Input
+from graphpipe.model.backward_graph import BackwardGraph
+from graphpipe.model.inputs import blank
+from graphpipe.model.skeleton import fake_twin
+from graphpipe.model.split import split
+from graphpipe.model.stage_program import ModuleStage
+from graphpipe.model.torch_private import fake_mode, flatten, same_but_no_leaf
+from graphpipe.plan import Plan
+
+SAMPLES = 2
+
+
+def whole_backwards(plan: Plan, module: nn.Module) -> dict[int, str]:
+    """Return why the backward of a stage cannot be split (see `BackwardGraph.why_whole`), by stage.
+
+    Stages that can be split are left out.
+
+    The loss is taken to use every output of the model, and no parameter.
+
+    Args:
+        plan: for the model's graph.
+        module: the model; nothing is computed with its weights.
+
+    Raises:
+        InvalidInput: the plan is for another model.
+    """
+    found: dict[int, str] = {}
+    for stage, graph in enumerate(_graphs(split(module, plan), plan.graph.inputs)):
+        if reason := graph.why_whole():
+            found[stage] = reason
+    return found
+
+
+def _graphs(programs: Sequence[ModuleStage], inputs: Sequence[Input]) -> Iterator[BackwardGraph]:
+    mode = fake_mode()
+    with mode:
+        values = blank(inputs, SAMPLES)
+    for program in programs:
+        twin = replace(program, module=fake_twin(program.module, mode))
+        wanted = {spec.name for specs in program.receives.values() for spec in specs if spec.requires_grad}
+        leaves = {name: values[name].detach().requires_grad_() for name in wanted}
+        entered = {name: same_but_no_leaf(leaf) for name, leaf in leaves.items()}
+        with mode:
+            sent, output = twin(values | entered)
+        ends = [each for each in [*sent.values(), *flatten(output)[0]] if isinstance(each, Tensor)]
+        roots = [get_gradient_edge(each) for each in ends if each.requires_grad]
+        yield BackwardGraph.of(roots, [get_gradient_edge(leaf).node for leaf in leaves.values()])
+        with torch.no_grad():
+            values |= {name: each.detach() for name, each in sent.items()}

@@ -1,0 +1,125 @@
+"""Is a lowered schedule sound? Derived again from the plan and its schedule; nothing is shared with lowering."""
+
+from collections.abc import Iterator
+
+from graphpipe.plan import Plan
+from graphpipe.plan.sharding import SampleRange
+from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
+from graphpipe.schedule.rendezvous import standstill
+from graphpipe.schedule.schedule import Schedule, Task
+
+Owner = tuple[int, int]
+"""A device and a micro-batch."""
+
+
+def verify_lowered(
+    plan: Plan, schedule: Schedule, lowered: LoweredSchedule, gradient_edges: frozenset[int] | None = None
+) -> None:
+    """Check what `lower` has made of a sound schedule for training; a fault is ours, not the user's.
+
+    Every device does the tasks of its schedule in order. Every sample of every edge goes once from the device that
+    computes it to every task that needs it, and its gradient back: sent after the task that made it and before the next
+    of that stage, received before the task that needs it. Any two devices list what passes between them, both ways, in
+    the same order, so that a transport without tags can tell messages apart. Gradients are summed once, after the
+    last backward. And if every message and every sum keeps all its devices until the last has come, all come to their
+    end all the same.
+
+    Raises:
+        AssertionError: says what is wrong, on which device.
+    """
+    assert lowered.batch_size == plan.batch_size, f"lowered for {lowered.batch_size} samples, not {plan.batch_size}"
+    for device, listed in enumerate(lowered.devices):
+        tasks = tuple(action.task for action in listed if isinstance(action, Compute))
+        assert tasks == schedule.devices[device], f"device {device} does other tasks than its schedule lists"
+        _check_place(device, listed)
+        _check_sums(plan, device, listed)
+    back = plan.gradient_edges if gradient_edges is None else gradient_edges
+    whole = {task for tasks in schedule.devices for task in tasks if task.kind == "B"}
+    _check_transfers(
+        lowered, {it for edge in range(len(plan.edges)) for it in _needed(plan, edge, edge in back, whole)}
+    )
+    _check_pairs(lowered)
+    stuck = standstill(plan, lowered)
+    assert not stuck, f"where every message waits for both its ends, devices wait for ever: {stuck}"
+
+
+def _check_place(device: int, listed: tuple[Action, ...]) -> None:
+    made: dict[int, Task] = {}
+    done: set[Task] = set()
+    for action in listed:
+        match action:
+            case Compute(task):
+                made[task.stage] = task
+                done.add(task)
+            case Send(transfer):
+                task = transfer.source_task
+                assert made.get(task.stage) == task, f"device {device} sends what {task} made, but not right after it"
+            case Receive(transfer):
+                late = transfer.target_task in done
+                assert not late, f"device {device} receives for {transfer.target_task} after it"
+            case Reduce() | ReduceShared():
+                pass
+
+
+def _check_sums(plan: Plan, device: int, listed: tuple[Action, ...]) -> None:
+    hosted = {number for number, stage in enumerate(plan.stages) if device in stage.devices}
+    wanted: dict[Action, set[int]] = {Reduce(stage): {stage} for stage in hosted if plan.stages[stage].degree > 1}
+    wanted |= {
+        ReduceShared(number): hosted & {*exchange.stages}
+        for number, exchange in enumerate(plan.exchanges)
+        if device in exchange.devices
+    }
+    found = [action for action in listed if isinstance(action, Reduce | ReduceShared)]
+    assert sorted(map(str, found)) == sorted(map(str, wanted)), f"device {device} sums {found}, not {[*wanted]}"
+    for action in found:
+        late = [it.task for it in listed[listed.index(action) :] if isinstance(it, Compute)]
+        adding = [task for task in late if task.kind != "F" and task.stage in wanted[action]]
+        assert not adding, f"device {device} does {adding[0]} after {action}"
+
+
+def _check_transfers(lowered: LoweredSchedule, needed: set[Transfer]) -> None:
+    for kind, end in ((Send, "source_device"), (Receive, "target_device")):
+        found = [(n, it.transfer) for n, listed in enumerate(lowered.devices) for it in listed if isinstance(it, kind)]
+        for device, transfer in found:
+            assert getattr(transfer, end) == device, f"device {device} lists a {kind.__name__} of another: {transfer}"
+        transfers = [transfer for _, transfer in found]
+        assert len(transfers) == len({*transfers}), f"a {kind.__name__} is listed twice"
+        assert {*transfers} == needed, f"{kind.__name__}: missing or too many: {sorted({*transfers} ^ needed)[:2]}"
+
+
+def _check_pairs(lowered: LoweredSchedule) -> None:
+    between: dict[tuple[int, int], list[Transfer]] = {}
+    for device, listed in enumerate(lowered.devices):
+        for action in listed:
+            if isinstance(action, Send | Receive):
+                ends = {action.transfer.source_device, action.transfer.target_device}
+                for other in ends - {device}:
+                    between.setdefault((device, other), []).append(action.transfer)
+    for (one, other), transfers in between.items():
+        assert transfers == between[other, one], f"devices {one} and {other} list their messages in different orders"
+
+
+def _needed(plan: Plan, edge: int, back: bool, whole: set[Task]) -> Iterator[Transfer]:
+    """Yield every transfer along an edge, from each sample's owners at both its ends."""
+    source, target = plan.edges[edge].source, plan.edges[edge].target
+    owners = [(_owner(plan, source, sample), _owner(plan, target, sample)) for sample in range(plan.batch_size)]
+    begins = [at for at in range(plan.batch_size) if not at or owners[at] != owners[at - 1]]
+    for begin, end in zip(begins, [*begins[1:], plan.batch_size], strict=True):
+        (here, first), (there, second) = owners[begin]
+        samples = SampleRange(begin, end)
+        forward = Task("F", source, first), Task("F", target, second)
+        yield Transfer(edge, "forward", here, there, samples, *forward)
+        if back:
+            ends = _back(target, second, whole), _back(source, first, whole)
+            yield Transfer(edge, "backward", there, here, samples, *ends)
+
+
+def _back(stage: int, micro_batch: int, whole: set[Task]) -> Task:
+    task = Task("B", stage, micro_batch)
+    return task if task in whole else Task("I", stage, micro_batch)
+
+
+def _owner(plan: Plan, stage: int, sample: int) -> Owner:
+    it = plan.stages[stage]
+    micro_batch, inside = divmod(sample, it.micro_batch)
+    return it.devices[inside * it.degree // it.micro_batch], micro_batch

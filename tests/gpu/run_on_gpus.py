@@ -1,0 +1,29 @@
+"""What ranks on GPUs do: importable functions of plain values."""
+
+from typing import Any
+
+import run_scenarios
+import torch
+import torch.distributed as dist
+from run_models import fan_batch
+
+
+def train(cut: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Train on the GPU of this rank, with NCCL between ranks; what comes back is on the CPU."""
+    found = run_scenarios.train(cut, 2, options | {"device": f"cuda:{dist.get_rank()}"})
+    return {key: _on_cpu(value) for key, value in found.items()}
+
+
+def step_under_sanitizer(cut: str) -> None:
+    """Train two steps and evaluate on one GPU; CUDA's sanitizer, if it is on, raises for a race between streams."""
+    pipeline, _ = run_scenarios.build(cut, device="cuda:0")
+    for step in range(2):
+        pipeline.step(*fan_batch(seed=step))
+    pipeline.evaluate(*fan_batch(7))
+    torch.cuda.synchronize()
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _on_cpu(each) for key, each in value.items()}
+    return value.cpu() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,144 @@
+"""All stages in one process on one device: on a GPU a stream per stage, on a CPU the same code without streams."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_shared
+import torch
+from run_chain import INTERLEAVED, chain, chain_batch, chain_pipeline
+from run_models import STAGES, cross_entropy, fan_batch
+from run_scenarios import build
+
+import graphpipe as gp
+from bench import gpu
+from graphpipe.costs.profiler import Effort
+from graphpipe.run import clock
+from graphpipe.run.lane import Stream
+
+NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+GPU = "cuda:0"
+DEVICES = ["cpu", pytest.param(GPU, marks=NEEDS_A_GPU)]
+
+
+def on_devices(cases: Iterable[str], few: Collection[str]) -> list[Any]:
+    """Return every case on a GPU; on the CPU, where other tests have them all, a few."""
+    return [*((case, "cpu") for case in few), *(pytest.param(case, GPU, marks=NEEDS_A_GPU) for case in cases)]
+
+
+def close(found: Any, wanted: Any) -> None:
+    torch.testing.assert_close(found.cpu(), wanted.cpu(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("cut", "device"), on_devices(STAGES, ["mixed", "shared"]))
+def test_gradients_equal_those_of_the_unpartitioned_model(cut: str, device: str) -> None:
+    pipeline, _ = build(cut, device=device)
+    _, twin = build(cut)
+    inputs, targets = fan_batch()
+    loss = cross_entropy(twin(**inputs), targets)
+    loss.backward()
+    assert pipeline.step(inputs, targets) == pytest.approx(loss.item(), rel=1e-5)
+    found = pipeline.gradients()
+    for name, parameter in twin.named_parameters():
+        close(found[name], parameter.grad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_training_goes_as_on_the_cpu(device: str) -> None:
+    ours, theirs = build("mixed", clip_norm=0.1, device=device)[0], build("mixed", clip_norm=0.1, device="cpu")[0]
+    for step in range(4):
+        batch = fan_batch(seed=step)
+        assert ours.step(*batch) == pytest.approx(theirs.step(*batch), rel=1e-4)
+    assert ours.evaluate(*fan_batch(7))[0] == pytest.approx(theirs.evaluate(*fan_batch(7))[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(("schedule", "device"), on_devices(["1f1b", "zb-h1"], ["zb-h1"]))
+def test_several_stages_of_a_device_and_backwards_in_halves(schedule: str, device: str) -> None:
+    pipeline, _ = chain_pipeline([(names, on, 8) for names, on, _ in INTERLEAVED], schedule, dropout=0.0, device=device)
+    twin, (inputs, targets) = chain(), chain_batch()
+    loss = cross_entropy(twin(**inputs), targets)
+    loss.backward()
+    assert pipeline.step(inputs, targets) == pytest.approx(loss.item(), rel=1e-5)
+    found = pipeline.gradients()
+    for name, parameter in twin.named_parameters():
+        close(found[name], parameter.grad)
+
+
+@pytest.mark.parametrize(("cut", "device"), on_devices(run_shared.CUTS, ["beside"]))
+def test_parameters_that_stages_share(cut: str, device: str) -> None:
+    (ours, model), (theirs, twin) = run_shared.build(cut, device=device), run_shared.build(cut, device="cpu")
+    for seed in range(2):
+        assert ours.step(*run_shared.batch(seed)) == pytest.approx(theirs.step(*run_shared.batch(seed)), rel=1e-4)
+    for pipeline in (ours, theirs):
+        pipeline.sync_model()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor.cpu(), twin.state_dict()[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_is_profiled_planned_predicted_and_measured(device: str) -> None:
+    for case in gpu.cases(device, small=True)[1 if device == "cpu" else 0 :]:
+        row = gpu.measure(case, torch.device(device), warmup=1, steps=3, effort=Effort(repeats=1, most=1))
+        assert row["stages"] == len(case.stages)
+        assert 0 < row["predicted_step_seconds"] < 10
+        assert row["error"] == row["predicted_step_seconds"] / row["measured_step_seconds"] - 1
+        assert row["predicted_peak_bytes"] > 0
+        assert {each["kind"] for each in row["differences"]} <= {"F", "B", "optimizer", "reduce"}
+        assert (row["memory_error"] is None) == (device == "cpu")
+
+
+def test_stages_of_one_device_are_predicted_to_share_it() -> None:
+    case = gpu.cases("cpu", small=True)[1]
+    graph = gp.capture(case.model.module, case.model.example_inputs)
+    shared = gpu.shared_device(torch.device("cpu"), 5)
+    costs = gp.estimate(graph, shared)
+    stages = [gp.HandStage(ops=ops, devices=(at,), micro_batch=2) for at, ops in enumerate(case.stages)]
+    together = gp.hand_plan(graph, costs, shared, batch_size=8, stages=stages)
+    apart = gp.hand_plan(graph, costs, replace(shared, cores_per_node=None), batch_size=8, stages=stages)
+    tasks = [span for span in gp.simulate(apart).spans if span.kind in ("F", "B")]
+    work = sum(task.end_seconds - task.start_seconds for task in tasks)
+    assert together.prediction.step_seconds >= work > apart.prediction.step_seconds
+
+
+@NEEDS_A_GPU
+def test_stages_have_streams_of_their_own_and_spans_come_from_events() -> None:
+    pipeline, _ = build("four", record=True, device="cuda:0")
+    pipeline.step(*fan_batch())
+    lanes = pipeline.held().worker.lanes
+    assert len({id(lane) for lane in lanes.stages.values()}) == 4
+    assert all(isinstance(lane, Stream) for lane in [lanes.main, *lanes.stages.values(), *lanes.edges.values()])
+    assert isinstance(pipeline.held().worker.recorder.clock, clock.CudaClock)
+    trace = pipeline.trace()
+    assert all(0 <= span.start_seconds <= span.end_seconds <= trace.step_seconds for span in trace.spans)
+
+
+@NEEDS_A_GPU
+@pytest.mark.parametrize("cut", ["four", "mixed", "shared"])
+def test_cudas_sanitizer_finds_no_race_between_streams(cut: str) -> None:
+    """torch's own (TORCH_CUDA_SANITIZER) follows every kernel that torch launches and every event."""
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import run_on_gpus; run_on_gpus.step_under_sanitizer({cut!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"TORCH_CUDA_SANITIZER": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@NEEDS_A_GPU
+@pytest.mark.timeout(600)
+def test_predicted_step_and_memory_are_within_a_tenth_of_the_measured_ones() -> None:
+    device = torch.device("cuda", 0)
+    for case in gpu.cases("cuda:0"):
+        row = gpu.measure(case, device)
+        assert abs(row["error"]) <= gpu.TARGET, row
+        assert abs(row["memory_error"]) <= gpu.TARGET, row

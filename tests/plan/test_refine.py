@@ -1,0 +1,94 @@
+"""Hill climbing near a plan: what it mends, what it leaves, and that it never loses."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import cluster, random_problem, table, towers
+
+from graphpipe.graph import Edge, Graph, Op
+from graphpipe.plan import Plan
+from graphpipe.plan.options import Options
+from graphpipe.plan.partition import Part, Problem, assemble
+from graphpipe.plan.refine import refined
+from graphpipe.plan.registry import PLANNERS
+from graphpipe.plan.verify import verify
+from graphpipe.simulate import step_seconds
+
+
+def seconds(plan: Plan, limit_seconds: float = inf) -> float:
+    found = step_seconds(plan)
+    return found if found <= limit_seconds else inf
+
+
+def line(count: int, fixed: float = 0.0) -> Problem:
+    """Equal operators one after another on two devices: `fixed` seconds and one more per sample, each way."""
+    ops = tuple(Op(name=f"o{n}") for n in range(count))
+    edges = tuple(Edge(source=f"o{n}", target=f"o{n + 1}") for n in range(count - 1))
+    graph = Graph(name="line", ops=ops, edges=edges)
+    return Problem(graph, table(graph, {op.name: (fixed, 1.0) for op in ops}), cluster(2), 8)
+
+
+def cut(problem: Problem, at: int, size: int) -> Plan:
+    names = problem.graph.order
+    return assemble(problem, [Part(names[:at], 1, size), Part(names[at:], 1, size)], planner="test")
+
+
+def test_operators_move_until_stages_are_even() -> None:
+    problem = line(6)
+    found = refined(cut(problem, 1, 1), seconds, 100)
+    assert [stage.ops for stage in found.stages] == [("o0", "o1", "o2"), ("o3", "o4", "o5")]
+    # Nine seconds a micro-batch at either stage, and once more at the other.
+    assert step_seconds(found) == pytest.approx(9 * 9)
+
+
+def test_micro_batches_grow_where_each_costs_something() -> None:
+    problem = line(2, fixed=4.0)
+    found = refined(cut(problem, 1, 1), seconds, 100)
+    # Micro-batches of b take 3 (4 + b) seconds a stage, 8 / b + 1 of them: 135, 90, 72 and 72 for b = 1, 2, 4 and 8.
+    assert [stage.micro_batch for stage in found.stages] == [4, 4]
+    assert step_seconds(found) == pytest.approx(72)
+
+
+def test_without_trials_the_plan_stays() -> None:
+    start = cut(line(6), 1, 1)
+    assert refined(start, seconds, 0) is start
+
+
+def test_a_whole_batch_operator_stays_alone_with_its_micro_batch() -> None:
+    plan = PLANNERS["graphpipe"](towers([3, 2], 4, 8, whole_batch=True), Options(evaluate=step_seconds))
+    found = refined(plan, seconds, 100)
+    verify(found)
+    last = [(stage.ops, stage.micro_batch) for stage in found.stages if "join" in stage.ops]
+    assert last == [(stage.ops, stage.micro_batch) for stage in plan.stages if "join" in stage.ops]
+
+
+def test_what_does_not_fit_in_memory_is_not_tried() -> None:
+    problem = line(6)
+    heavy = replace(problem.graph, ops=tuple(replace(op, parameter_bytes=1e9) for op in problem.graph.ops))
+    costs = replace(problem.costs, graph_fingerprint=heavy.fingerprint)
+    each = Problem(heavy, costs, problem.cluster, 8)
+    state = cut(each, 1, 1).cost_model.state_bytes(("o0",))
+    tight = replace(each, cluster=cluster(2, memory_bytes=5.5 * state))
+    full = cut(tight, 5, 1)
+    trialled: list[int] = []
+
+    def noted(plan: Plan, limit_seconds: float) -> float:
+        trialled.append(len(plan.stages[0].ops))
+        return seconds(plan, limit_seconds)
+
+    verify(refined(full, noted, 100))
+    assert max(trialled) == 5
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_stays_sound_and_never_gets_slower(seed: int) -> None:
+    problem = random_problem(seed, most_ops=12, most_devices=4)
+    plan = PLANNERS["pipedream"](problem, Options(evaluate=step_seconds))
+    found = refined(plan, seconds, 30)
+    verify(found)
+    assert step_seconds(found) <= step_seconds(plan)
+    assert [stage.devices for stage in found.stages] == [stage.devices for stage in plan.stages]

@@ -1,0 +1,70 @@
+"""What runs on the hosts of `run_namespaces`: torchrun with the same words on each, as the documentation says."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from run_namespaces import Host
+
+from graphpipe.plan import Plan
+from graphpipe.run.config_file import read_config
+from graphpipe.run.train import CONFIG, PLAN, work
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.toml"
+TRAIN = ("graphpipe", "train", DIGITS, "plan.costs=estimate")
+"""The digits example; the costs need no measuring where the plan is given."""
+TRAIN_EACH = ("graphpipe.run.entry", "run_hosts:train_each")
+_PORT = 29_500
+"""Where the agents meet: every network has all its ports free."""
+
+
+@contextmanager
+def torchrun(
+    on: Sequence[Host], folder: Path, *words: str | Path, ranks: int = 1, options: Sequence[str] = ()
+) -> Generator[list[subprocess.Popen[bytes]]]:
+    """Start a Python module on the hosts; what still runs after the block is killed.
+
+    Args:
+        on: the hosts; the first is where all meet.
+        folder: what each host says comes into a file of the host's name.
+        words: the module and its arguments.
+        ranks: on each host.
+        options: further ones of torchrun; they count more than these here.
+    """
+    where = ["--nnodes", str(len(on)), "--nproc-per-node", str(ranks)]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{on[0].address}:{_PORT}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *where, *meeting, *options, "-m", *words]
+    agents = [host.start(command, folder / f"{host.name}.txt") for host in on]
+    try:
+        yield agents
+    finally:
+        for agent in agents:  # What they started ends with its host.
+            agent.kill()
+            agent.wait()
+
+
+def wait(agents: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    """Wait until all have ended, and return how.
+
+    Raises:
+        TimeoutExpired: one has not.
+    """
+    end = time.monotonic() + seconds
+    return [agent.wait(max(0.0, end - time.monotonic())) for agent in agents]
+
+
+def run_of(plan: Plan, folder: Path, *overrides: str) -> Path:
+    """Make the folder of a run of the digits example, and return it."""
+    folder.mkdir(parents=True)
+    read_config(DIGITS, overrides).save(folder / CONFIG)
+    plan.save(folder / PLAN)
+    return folder
+
+
+def train_each(*folders: str) -> None:
+    """Do one run after the other, on every rank: their processes start once for all."""
+    for folder in folders:
+        work(folder)

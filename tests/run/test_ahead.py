@@ -1,0 +1,102 @@
+"""Receives that begin early: in order, each once, within a few bytes."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphpipe.plan.sharding import SampleRange
+from graphpipe.run.ahead import Ahead
+from graphpipe.schedule import Task, Transfer
+
+
+def transfer(number: int) -> Transfer:
+    return Transfer(
+        edge=0,
+        direction="forward",
+        source_device=0,
+        target_device=1,
+        samples=SampleRange(number, number + 1),
+        source_task=Task("F", 0, number),
+        target_task=Task("F", 1, number),
+    )
+
+
+@dataclass
+class Receiver:
+    """Notes which transfers begin; the first is 0."""
+
+    sizes: list[int]
+    room: int
+    begun: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        self.transfers = [transfer(number) for number in range(len(self.sizes))]
+        self.ahead = Ahead(begin=self._begin, size_of=lambda it: self.sizes[it.samples.start], room=self.room)
+
+    def _begin(self, it: Transfer) -> int:
+        self.begun.append(it.samples.start)
+        return self.sizes[it.samples.start]
+
+    def start(self) -> None:
+        self.ahead.start(self.transfers)
+
+    def reach(self, number: int) -> None:
+        self.ahead.reach(self.transfers[number])
+
+    def used(self, number: int) -> None:
+        self.ahead.used(self.sizes[number])
+
+
+def test_as_many_begin_as_there_is_room_for_and_others_in_the_place_of_what_is_used() -> None:
+    it = Receiver([4, 4, 4, 4], room=9)
+    it.start()
+    assert it.begun == [0, 1]
+    it.reach(0)
+    assert it.begun == [0, 1]  # it has begun already
+    it.used(0)
+    assert it.begun == [0, 1, 2]
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_what_there_is_no_room_for_begins_when_its_turn_comes(room: int) -> None:
+    it = Receiver([4, 4], room=room)
+    it.start()
+    assert it.begun == []
+    it.reach(0)
+    assert it.begun == [0]
+    it.used(0)
+    assert it.begun == [0]
+
+
+def test_a_small_one_does_not_overtake_a_large_one() -> None:
+    it = Receiver([5, 1], room=4)
+    it.start()
+    assert it.begun == []
+    it.reach(0)
+    it.used(0)
+    assert it.begun == [0, 1]
+
+
+def test_a_step_begins_anew_where_the_last_one_was_broken_off() -> None:
+    it = Receiver([4, 4, 4], room=8)
+    it.start()
+    it.begun.clear()
+    it.start()
+    assert it.begun == [0, 1]
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.integers(0, 20), st.integers(0, 3))
+def test_each_begins_once_and_in_order_by_its_turn_and_buffers_stay_few(sizes: list[int], room: int, lag: int) -> None:
+    # Each is used when `lag` others have been reached after it.
+    it = Receiver(sizes, room=room)
+    it.start()
+    for number in range(len(sizes)):
+        it.reach(number)
+        assert number in it.begun
+        waiting = sum(sizes[one] for one in it.begun) - sum(sizes[: max(0, number - lag)])
+        assert waiting <= max(room, sum(sizes[max(0, number - lag) : number + 1]))
+        if number >= lag:
+            it.used(number - lag)
+    assert it.begun == [*range(len(sizes))]

@@ -1,0 +1,66 @@
+"""A rank lets go of what it has sent as soon as it can know that it was taken."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_models import BATCH, STAGES, fan, fan_batch
+from run_plans import plan_of
+from run_ranks import run_ranks, values
+from run_scenarios import chain_of_two, messages_kept
+
+from graphpipe.run.placement import Placement
+from graphpipe.run.taken import taken_by
+from graphpipe.schedule import Action, Compute, Send, Task, lower, schedule
+
+
+def test_of_a_chain_by_hand() -> None:
+    # Rank 0: F0 F1 B0 F2 B1 B2. Rank 1: F0 B0 F1 B1 F2 B2.
+    plan = chain_of_two(micro_batch=BATCH // 3)
+    lowered, placement = lower(plan, schedule(plan)), Placement.of(plan, 2)
+    first, second = (
+        {place: [(each.direction, each.source_task.micro_batch) for each in sent] for place, sent in found.items()}
+        for found in (taken_by(lowered, placement, rank) for rank in range(2))
+    )
+    assert {place: sent for place, sent in first.items() if sent} == {
+        (0, Task("B", 0, number)): [("forward", number)] for number in range(3)
+    }
+    assert {place: sent for place, sent in second.items() if sent} == {(1, Task("F", 1, 2)): [("backward", 0)]}
+
+
+@pytest.mark.parametrize("cut", [cut for cut in STAGES if cut not in ("shared", "pair", "whole")])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_whoever_took_it_did_so_before_sending_what_tells(cut: str, name: str) -> None:
+    plan = plan_of(fan(), fan_batch()[0], STAGES[cut], BATCH, name)
+    lowered, placement = lower(plan, schedule(plan)), Placement.of(plan, len(plan.used_devices))
+    known = 0
+    for rank in range(placement.size):
+        for (device, task), transfers in taken_by(lowered, placement, rank).items():
+            assert placement.rank_of[device] == rank
+            for transfer in transfers:
+                assert transfer.source_device == device
+                order = lowered.devices[transfer.target_device]
+                done = order.index(Compute(transfer.target_task))
+                assert any(_tells(action, device, task) for action in order[done:])
+                known += 1
+    assert known
+
+
+def _tells(action: Action, device: int, task: Task) -> bool:
+    if not isinstance(action, Send):
+        return False
+    return (action.transfer.target_device, action.transfer.target_task) == (device, task)
+
+
+def test_few_messages_are_kept_however_many_are_sent(tmp_path: Path) -> None:
+    for most, sent in values(run_ranks(messages_kept, 2, tmp_path)):
+        assert sent == 2 * BATCH  # two values
+        assert most <= 4  # transfers
+
+
+def test_every_message_is_let_go_once() -> None:
+    plan = replace(chain_of_two(micro_batch=1), schedule="1f1b")
+    lowered, placement = lower(plan, schedule(plan)), Placement.of(plan, 2)
+    for rank in range(2):
+        gone = [each for sent in taken_by(lowered, placement, rank).values() for each in sent]
+        assert len(gone) == len(set(gone))

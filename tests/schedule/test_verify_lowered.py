@@ -1,0 +1,231 @@
+"""Transports without tags: two ends list what passes between them alike, and waiting for both ends never ends it."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from builders import Part, chain, crossed, make_plan, plans, share
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphpipe.plan import Plan
+from graphpipe.schedule import (
+    SCHEDULERS,
+    Action,
+    Compute,
+    LoweredSchedule,
+    Receive,
+    Reduce,
+    ReduceShared,
+    Schedule,
+    Send,
+    lower,
+    schedule,
+)
+from graphpipe.schedule.rendezvous import standstill
+from graphpipe.schedule.room import with_room
+from graphpipe.schedule.verify_lowered import verify_lowered
+
+
+def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
+    """Run what NCCL runs: one thread per device posts; a stream per pair of devices, and one per set of replicas.
+
+    A stream does what is posted to it in order, and a message or sum ends when all its devices have come to it. Only
+    tasks wait for what they receive, and a sum for the tasks before it.
+    """
+    streams: dict[tuple[frozenset[int], int], deque[Action]] = defaultdict(deque)
+    posted = [deque(listed) for listed in lowered.devices]
+    arrived: set[object] = set()
+
+    def members(action: Action) -> frozenset[int]:
+        if isinstance(action, Send | Receive):
+            return frozenset({action.transfer.source_device, action.transfer.target_device})
+        if isinstance(action, Reduce):
+            return frozenset(plan.stages[action.stage].devices)
+        assert isinstance(action, ReduceShared)
+        return frozenset(plan.exchanges[action.exchange].devices)
+
+    def meeting(action: Action) -> object:
+        return action.transfer if isinstance(action, Send | Receive) else action
+
+    def ready(device: int, action: Action) -> bool:
+        wanted = [
+            it.transfer
+            for it in lowered.devices[device]
+            if isinstance(it, Receive) and isinstance(action, Compute) and it.transfer.target_task == action.task
+        ]
+        return all(it.source_device == device or it in arrived for it in wanted)
+
+    def post() -> bool:
+        moved = False
+        for device, program in enumerate(posted):
+            while program and (not isinstance(program[0], Compute) or ready(device, program[0])):
+                action = program.popleft()
+                moved = True
+                if not isinstance(action, Compute) and len(members(action)) > 1:
+                    streams[members(action), device].append(action)
+        return moved
+
+    def match() -> bool:
+        moved = False
+        for (group, device), queue in [*streams.items()]:
+            while queue and device == min(group):
+                heads = [streams[group, other][0] if streams[group, other] else None for other in group]
+                if None in heads:
+                    break
+                assert len({meeting(head) for head in heads}) == 1, f"a pair takes {heads} for the same message"
+                assert sum(isinstance(head, Send) for head in heads) in (0, 1)
+                for other in group:
+                    streams[group, other].popleft()
+                arrived.add(meeting(heads[0]))
+                moved = True
+        return moved
+
+    while post() | match():
+        pass
+    assert not any(posted), "a device waits for ever"
+    assert not any(streams.values()), "a stream waits for ever"
+
+
+@st.composite
+def lowered_plans(draw: st.DrawFn) -> tuple[Plan, Schedule, LoweredSchedule]:
+    """Any stage graph, micro-batches, degrees and devices, under any schedule, with parameters that stages share."""
+    plan = draw(plans(schedules=("1f1b", "kfkb", "gpipe", "zb-h1", "zb-auto")))
+    if plan.schedule.startswith("zb"):
+        plan = with_room(plan)
+    if len(plan.stages) > 1 and draw(st.booleans()):
+        for number in range(draw(st.integers(1, 2))):
+            stages = draw(st.permutations(range(len(plan.stages))))[: draw(st.integers(2, 3))]
+            plan = share(plan, sorted(stages), 4.0, f"tied{number}")
+    found = schedule(plan)
+    return plan, found, lower(plan, found)
+
+
+@settings(max_examples=120, deadline=None)
+@given(lowered_plans())
+def test_every_schedule_keeps_the_order_that_a_transport_without_tags_needs(
+    found: tuple[Plan, Schedule, LoweredSchedule],
+):
+    plan, its_schedule, lowered = found
+    verify_lowered(plan, its_schedule, lowered)
+    run_streams(plan, lowered)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.integers(1, 23))
+def test_evaluation_keeps_it_too(plan: Plan, size: int):
+    lowered = lower(plan, schedule(plan), batch_size=size, forward_only=True)
+    assert not standstill(plan, lowered)
+    run_streams(plan, lowered)
+
+
+def test_all_schedules_are_tried():
+    assert {*SCHEDULERS} == {"1f1b", "kfkb", "gpipe", "zb-h1", "zb-auto"}
+
+
+def two_way() -> tuple[Plan, Schedule, LoweredSchedule]:
+    """A chain of three stages, the middle one with two replicas, that sends both ways between the same devices."""
+    parts = [Part(micro_batch=2), Part(micro_batch=4, degree=2, parameter_bytes=1.0), Part(micro_batch=2)]
+    plan = make_plan(parts, chain(3, 1.0))
+    found = schedule(plan)
+    return plan, found, lower(plan, found)
+
+
+Change = Callable[[list[Action]], list[Action]]
+
+
+def changed(lowered: LoweredSchedule, device: int, change: Change) -> LoweredSchedule:
+    """Return the lowered schedule with another list for one device."""
+    devices = [*lowered.devices]
+    devices[device] = tuple(change([*devices[device]]))
+    return replace(lowered, devices=tuple(devices))
+
+
+def position(listed: list[Action], kind: type, nth: int = 0) -> int:
+    return [place for place, action in enumerate(listed) if isinstance(action, kind)][nth]
+
+
+def without(kind: type) -> Change:
+    return lambda listed: [action for place, action in enumerate(listed) if place != position(listed, kind)]
+
+
+def moved(kind: type, nth: int, by: int) -> Change:
+    def change(listed: list[Action]) -> list[Action]:
+        place = position(listed, kind, nth)
+        action = listed.pop(place)
+        listed.insert(place + by, action)
+        return listed
+
+    return change
+
+
+def swapped(kind: type) -> Change:
+    def change(listed: list[Action]) -> list[Action]:
+        one, other = position(listed, kind, 0), position(listed, kind, 1)
+        listed[one], listed[other] = listed[other], listed[one]
+        return listed
+
+    return change
+
+
+def to_the_end(kind: type) -> Change:
+    return lambda listed: [
+        *(it for it in listed if not isinstance(it, kind)),
+        *(i for i in listed if isinstance(i, kind)),
+    ]
+
+
+def to_the_front(kind: type) -> Change:
+    return lambda listed: [
+        *(i for i in listed if isinstance(i, kind)),
+        *(it for it in listed if not isinstance(it, kind)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "change", "said"),
+    [
+        (0, without(Compute), "does other tasks than its schedule lists"),
+        (0, without(Send), "Send: missing or too many"),
+        (1, without(Receive), "Receive: missing or too many"),
+        (0, lambda listed: [*listed, listed[position(listed, Send)]], "sends what F0.0 made, but not right after it"),
+        (1, lambda listed: [listed[position(listed, Receive)], *listed], "a Receive is listed twice"),
+        (1, to_the_end(Receive), "after it"),
+        (1, to_the_front(Receive), "list their messages in different orders"),
+        (1, without(Reduce), "sums"),
+        (1, to_the_front(Reduce), r"does B1\.\d after Reduce"),
+    ],
+)
+def test_a_fault_is_found(device: int, change: Change, said: str):
+    plan, its_schedule, lowered = two_way()
+    verify_lowered(plan, its_schedule, lowered)
+    with pytest.raises(AssertionError, match=said):
+        verify_lowered(plan, its_schedule, changed(lowered, device, change))
+
+
+def test_lists_that_agree_pair_by_pair_may_still_wait_in_a_ring():
+    """Three devices: each first sends to the next. Every pair agrees; with one queue per device nobody begins."""
+    parts = [Part(), Part(), Part(forward=0.1)]
+    plan = make_plan(parts, [(0, 1, 1.0), (0, 2, 1.0), (1, 2, 1.0)], batch_size=1)
+    found = lower(plan, schedule(plan))
+    forward = [it.transfer for _, it in found.order if isinstance(it, Send) and it.transfer.direction == "forward"]
+    by_pair = {(it.source_device, it.target_device): it for it in forward}
+    first, second, third = by_pair[0, 1], by_pair[0, 2], by_pair[1, 2]
+    ring = (
+        (Send(first), Send(second)),
+        (Send(third), Receive(first)),
+        (Receive(second), Receive(third)),
+    )
+    order = tuple((device, action) for device, listed in enumerate(ring) for action in listed)
+    assert [*standstill(plan, replace(found, devices=ring, order=order))] == [0, 1, 2]
+    run_streams(plan, replace(found, devices=ring, order=order))
+
+
+def test_sums_inside_the_last_backward_can_wait_for_ever_where_sums_after_it_do_not():
+    """A replica's device does an earlier stage's backward, which needs the other replica, before its own last one."""
+    plan, text = crossed()
+    lowered = lower(plan, Schedule.parse(text))
+    assert not standstill(plan, lowered)
+    stuck = standstill(plan, lowered, inside={1})
+    assert stuck, "replica 0 cannot end its backward, for which replica 1 waits"
