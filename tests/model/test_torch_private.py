@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from graphpipe.model.skeleton import fake_twin
 from graphpipe.model.torch_private import (
     OpaqueCall,
+    asks_for_values,
     expect_gradients,
     fake_mode,
     flatten,
@@ -42,6 +43,18 @@ def test_operators_tell_what_they_do() -> None:
     assert is_random(aten.rand.default)
     assert is_random(aten.dropout.default) or is_random(aten.native_dropout.default)
     assert not is_random(aten.add.Tensor)
+
+
+def test_what_asks_for_values_is_told_apart() -> None:
+    with fake_mode(), pytest.raises(RuntimeError) as caught:
+        bool(torch.ones(2).sum() > 0)
+    assert asks_for_values(caught.value)
+    with fake_mode(), pytest.raises(RuntimeError) as caught:
+        torch.ones(2).numpy()
+    assert asks_for_values(caught.value)
+    with fake_mode(), pytest.raises(RuntimeError) as caught:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert not asks_for_values(caught.value)
 
 
 def test_trees() -> None:
