@@ -125,6 +125,7 @@ def test_ranks_stay_on_the_interface_on_which_they_meet(monkeypatch: pytest.Monk
     by_name = {name: [SimpleNamespace(address=each) for each in found] for name, found in cards.items()}
     monkeypatch.setattr("psutil.net_if_addrs", lambda: by_name)
     assert [interface_of(address) for address in ("192.0.2.5", "fe80::1", "192.0.2.6", "")] == ["eth0", "eth0", "", ""]
+    monkeypatch.setenv(INTERFACE, "")  # What is set below is forgotten at the end.
     for host, wanted in {"127.0.0.1": "lo", "localhost": "lo", "127.0.1.1": "lo", "no.such.invalid": None}.items():
         monkeypatch.delenv(INTERFACE, raising=False)
         stay_on_the_way_to(host)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -84,7 +85,9 @@ def check_ranks_with(torch_version: str) -> list[tuple[str, str, str]]:
 
 def meet_again(port: str) -> list[float]:
     """Join a world twice, through an agent's store on this port; return what its ranks add up to."""
-    dist.destroy_process_group()  # that of `run_ranks`
+    with suppress(RuntimeError):  # The other may have left already.
+        dist.barrier()  # Both have met in the group of `run_ranks` before one closes it.
+    dist.destroy_process_group()
     os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     sums: list[float] = []
