@@ -90,7 +90,9 @@ def test_a_rank_that_raises_or_stops_is_gone_on_without(
     assert (lost["step"], lost["steps_lost"], len(lost["devices"])) == (2, 1, 2)
     folder = Path(ran.json["directory"])
     first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
-    wanted, found = unbroken(tmp_path / "unbroken", [(first, 2), (second, 6)]), load_file(folder / "model.safetensors")
+    config = TrainConfig.load(folder / "config.json")
+    wanted = unbroken(config, tmp_path / "unbroken", [(first, 2), (second, 6)])
+    found = load_file(folder / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
