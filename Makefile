@@ -9,9 +9,9 @@ READY := .venv/ready
 demo: $(READY)
 	$(BIN)/graphpipe train examples/digits.toml
 
-# Two at a time: much of a test is waiting for processes to start. A file's tests stay together, for what they share.
+# Three at a time: much of a test is waiting for processes to start. A file's tests stay together, for what they share.
 test: $(READY)
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 3 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

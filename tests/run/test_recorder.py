@@ -24,6 +24,7 @@ def test_what_is_under_way_is_known_and_stays_known_after_an_error(*, on: bool) 
     with pytest.raises(RuntimeError), it.span(0, "B", 0, 3):
         raise RuntimeError
     assert it.doing == Doing("B", 0, 3)
+    it.end((0,))  # until then the seconds of what was noted need not be known
     assert [(span.kind, span.micro_batch) for span in it.spans] == ([("F", 3)] if on else [])
 
 
