@@ -18,6 +18,7 @@ def recorder(*, on: bool) -> Recorder:
 @pytest.mark.parametrize("on", [False, True])
 def test_what_is_under_way_is_known_and_stays_known_after_an_error(*, on: bool) -> None:
     it = recorder(on=on)
+    it.begin()
     with it.span(0, "F", 0, 3):
         assert it.doing == Doing("F", 0, 3)
     assert it.doing is None
