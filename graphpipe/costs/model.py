@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from graphpipe.costs.cluster import Cluster
 from graphpipe.costs.recompute import Recompute, regions
-from graphpipe.costs.table import CostTable, Curve
+from graphpipe.costs.table import CostTable, Curve, Temporaries
 from graphpipe.graph import Graph
 
 Array = NDArray[np.float64]
@@ -102,8 +102,21 @@ class CostModel:
 
     @cached_property
     def saved_bytes(self) -> Array:
-        """Bytes each operator keeps per sample in flight."""
-        return np.array([op.work.saved_bytes_per_sample for op in self.graph.ops])
+        """Bytes each operator keeps per sample in flight; the one that puts out the result, what the loss keeps too."""
+        loss = [max((row.loss_bytes_per_sample for row in rows), default=0.0) for rows in self.temporaries]
+        return np.array([op.work.saved_bytes_per_sample for op in self.graph.ops]) + np.array(loss)
+
+    @cached_property
+    def knows_temporaries(self) -> bool:
+        """Whether the table says what operators hold while they run: if it was profiled."""
+        return any(self.temporaries)
+
+    @cached_property
+    def temporaries(self) -> list[list[Temporaries]]:
+        """What each operator holds while it runs, on each device type, in order of `graph.ops`; empty: not known."""
+        types = sorted({device.type for device in self.cluster.devices})
+        rows = [[self.table.by_op[op.name, kind].temporaries for kind in types] for op in self.graph.ops]
+        return [[each for each in found if each is not None] for found in rows]
 
     def seconds(self, device_type: str, samples: float) -> tuple[Array, Array, Array]:
         """Return forward, input-gradient and weight-gradient seconds of every operator, in order of `graph.ops`."""
@@ -196,8 +209,8 @@ class CostModel:
           stage does, or an operator outside the regions that saves them (up to what was saved inside);
         - an operator outside the regions keeps what it saves, and at least those of its outputs that a region reads.
 
-        Not counted: model inputs, which are rows of the mini-batch; the model's output and what the loss function
-        saves; random states (5 kB of a region with dropout) and copies of buffers that a forward changes.
+        Not counted: model inputs, which are rows of the mini-batch; what the loss function saves, unless the table was
+        profiled with it; random states (5 kB of a region with dropout) and copies of buffers that a forward changes.
         """
         inside = tuple(dict.fromkeys(ops))  # in order: a sum of floats depends on it
         received = sum(self._received(inside).values())

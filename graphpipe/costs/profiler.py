@@ -28,6 +28,8 @@ class OpRun:
     """Those that need a gradient; it accumulates in them."""
     twin: Hashable
     """Operators with equal twins are the same code on the same shapes: one of them is measured."""
+    ends: bool = False
+    """Whether what it puts out is the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

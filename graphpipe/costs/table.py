@@ -14,10 +14,10 @@ from graphpipe.graph import Graph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Seconds as a function of samples n >= 1: the largest of the lines `fixed + slope * n`.
+    """Seconds (of temporaries: bytes) as a function of samples n >= 1: the largest of the lines `fixed + slope * n`.
 
     One line is a kernel whose efficiency saturates (half-peak work is the fixed part); two are a roofline.
-    No lines: the operator takes no time.
+    No lines: the operator takes none.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -25,8 +25,24 @@ class Curve:
     lines: tuple[tuple[float, float], ...] = ()
 
     def __call__(self, samples: float) -> float:
-        """Return the seconds that `samples` samples take; none take no time."""
+        """Return what `samples` samples take; none take nothing."""
         return max((fixed + slope * samples for fixed, slope in self.lines), default=0.0) if samples else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Temporaries:
+    """Bytes that one operator holds only while it runs, and what the loss after it keeps."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    forward: Curve
+    """The most that is held in a forward beyond what there is at its end: outputs, and what the backward reads."""
+    backward: Curve
+    """The most that is held in a backward beyond what there was at its beginning: gradients of values, and those of
+    parameters before they are added to the others. What it frees meanwhile counts against it; gradients that arrive
+    do not count."""
+    loss_bytes_per_sample: float = 0.0
+    """What the loss function keeps for the backward, where the operator puts out the model's result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +60,8 @@ class OpCost:
     """Analytic: computed from FLOPs and bytes. Profiled: measured here. Imported: came with the graph."""
     error: float | None = None
     """Profiled only: largest relative error of the fitted curve on its measurements (0.05 is 5 %)."""
+    temporaries: Temporaries | None = None
+    """Profiled only: what is held while the operator runs; None where it is not known."""
 
 
 # No slots: the derived look-ups below are cached properties.
@@ -132,8 +150,12 @@ class CostTable:
 
 
 def _check_lines(row: OpCost) -> None:
-    for name in ("forward", "input_gradient", "weight_gradient"):
-        for fixed, slope in getattr(row, name).lines:
+    held = row.temporaries or Temporaries(forward=Curve(), backward=Curve())
+    curves = {"forward": row.forward, "input_gradient": row.input_gradient, "weight_gradient": row.weight_gradient}
+    curves |= {"temporaries.forward": held.forward, "temporaries.backward": held.backward}
+    curves["temporaries.loss_bytes_per_sample"] = Curve(lines=((0.0, held.loss_bytes_per_sample),))
+    for name, curve in curves.items():
+        for fixed, slope in curve.lines:
             if not (0 <= fixed < float("inf") and 0 <= slope < float("inf")):
                 where = f"cost of op {row.op} on {row.device_type}, {name}"
                 raise InvalidInput(f"is {fixed} + {slope} n, must be finite and not negative", where=where)

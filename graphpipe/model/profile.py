@@ -2,19 +2,21 @@
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graphpipe.costs import Cluster, CostTable
-from graphpipe.costs.profiler import Effort, profile_ops
+from graphpipe.costs import Cluster, CostTable, Temporaries
+from graphpipe.costs.profiler import Effort, OpRun, profile_ops
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture import capture
 from graphpipe.model.inputs import Inputs, name_inputs
+from graphpipe.model.profile_memory import temporaries
 from graphpipe.model.profile_runs import Criterion, op_runs
 from graphpipe.model.profile_step import profile_optimizer, profile_task_overhead
 from graphpipe.model.torch_private import flatten, unflatten
@@ -66,16 +68,30 @@ def profile(
     with _threads_of_a_rank(cluster) as threads, torch.random.fork_rng():
         effort = effort or _effort(trainable, threads)
         runs = op_runs(model, graph, cluster, values, criterion)
-        rows = profile_ops(runs, device_type, sorted(set(batch_sizes)), effort)
+        sizes = sorted(set(batch_sizes))
+        memory: dict[str, Temporaries] = {}
+        rows = profile_ops(_measured(runs, graph, sizes, memory), device_type, sizes, effort)
         step = profile_optimizer(trainable, optimizer, effort)
         overhead = profile_task_overhead(effort)
     return CostTable(
         graph_fingerprint=graph.fingerprint,
-        rows=rows,
+        rows=tuple(replace(row, temporaries=memory[row.op]) for row in rows),
         state_bytes_per_parameter_byte=step.state_bytes_per_parameter_byte,
         optimizer_seconds_per_parameter_byte=step.seconds_per_parameter_byte,
         task_overhead_seconds=overhead,
     )
+
+
+def _measured(
+    runs: Iterable[OpRun], graph: Graph, batch_sizes: Sequence[int], memory: dict[str, Temporaries]
+) -> Generator[OpRun]:
+    # The runs as they come, their memory noted on the way: inputs of one operator only need be alive at once.
+    known: dict[Hashable, Temporaries] = {}
+    for run in runs:
+        if run.twin not in known:
+            known[run.twin] = temporaries(run, batch_sizes, graph[run.op].work.saved_bytes_per_sample)
+        memory[run.op] = known[run.twin]
+        yield run
 
 
 def _only_type(cluster: Cluster) -> str:

@@ -50,8 +50,9 @@ class Flight:
     def forward(self) -> Computed:
         """Compute, and keep what the backward needs."""
         if self.forgetful is None:
-            self._computed = self._record()
-            return self._computed
+            computed = self._record()
+            self._computed = computed._replace(result=None)  # the loss alone is gone back from
+            return computed
         with torch.no_grad():
             computed, self._buffers = self.forgetful.first(self.compute)
         self._ends = computed.loss is not None

@@ -95,6 +95,7 @@ class StageReplica:
 
     def do(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do a task of these samples, and hold what it has to send."""
+        self.outgoing = {}  # messages hold what they send; nobody else needs it while this task computes
         match task.kind:
             case "F":
                 self.outgoing = self._forward(task, rows, batch, loss_fn)
@@ -103,7 +104,6 @@ class StageReplica:
             case "I":
                 self.outgoing = self._input_half(task)
             case "W":
-                self.outgoing = {}
                 self._weight_half(task)
         self.outgoing_task = task
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from graphpipe.model.program import ValueSpec
 from graphpipe.plan.sharding import SampleRange, sample_range
-from graphpipe.run.ahead import AHEAD_BYTES, Ahead
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
 from graphpipe.run.engine import Engine
@@ -19,12 +18,13 @@ from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.shared import SharedParameters
-from graphpipe.run.taken import Taken, taken_by
 from graphpipe.run.values import check_message
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import World
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer
+from graphpipe.schedule.ahead import AHEAD_BYTES, Ahead
+from graphpipe.schedule.taken import Taken, taken_by
 
 
 class Replica(Protocol):
@@ -110,7 +110,7 @@ class Worker(Generic[AnyReplica]):
     def _learn(self, lowered: LoweredSchedule) -> Sequence[tuple[int, Action]]:
         # A training runs the same schedule in every step.
         if self.learnt is None or self.learnt.lowered is not lowered:
-            taken = taken_by(lowered, self.placement, self.world.rank)
+            taken = taken_by(lowered, self.placement.rank_of, self.world.rank)
             self.learnt = Learnt(lowered, [*self.own(lowered)], taken)
         return self.learnt.own
 

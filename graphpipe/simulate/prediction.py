@@ -19,7 +19,7 @@ def predict(plan: Plan) -> Prediction:
     Raises:
         InvalidInput: the plan's schedule deadlocks or is unknown.
     """
-    if not applies(plan):
+    if not applies(plan) or plan.cost_model.knows_temporaries:
         trace = simulate(plan)
         return Prediction(
             step_seconds=trace.step_seconds, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes

@@ -1,7 +1,7 @@
 """From a plan to its predicted trace."""
 
 from graphpipe.plan import Plan
-from graphpipe.schedule import Schedule, lower
+from graphpipe.schedule import LoweredSchedule, Schedule, lower
 from graphpipe.schedule import schedule as schedule_of
 from graphpipe.schedule.verify import verify
 from graphpipe.simulate.activities import Activities, Doing
@@ -27,7 +27,8 @@ def simulate(plan: Plan, schedule: Schedule | None = None) -> Trace:
         InvalidInput: the schedule does not fit the plan or deadlocks.
     """
     cluster = plan.cluster
-    happened = happen(plan, schedule)
+    lowered = _lowered(plan, schedule)
+    happened = _happen(plan, lowered)
     spans = [span for what, when in happened for span in spans_of(plan, what, when)]
     spans.sort(key=lambda span: (span.device, span.start_seconds, span.end_seconds))
     return Trace(
@@ -38,18 +39,26 @@ def simulate(plan: Plan, schedule: Schedule | None = None) -> Trace:
         used_devices=plan.used_devices,
         step_seconds=max(when.end for _, when in happened),
         spans=tuple(spans),
-        memory=memory_over_time(plan, spans),
+        memory=memory_over_time(plan, spans, lowered),
     )
 
 
 def happen(plan: Plan, schedule: Schedule | None = None) -> list[tuple[Doing, Interval]]:
     """Return what `simulate` makes its trace of: every activity, and when it happens."""
+    return _happen(plan, _lowered(plan, schedule))
+
+
+def _lowered(plan: Plan, schedule: Schedule | None) -> LoweredSchedule:
     if schedule is None:
         schedule = schedule_of(plan)
     else:
         verify(plan, schedule)
+    return lower(plan, schedule)
+
+
+def _happen(plan: Plan, lowered: LoweredSchedule) -> list[tuple[Doing, Interval]]:
     activities = Activities(plan)
-    activities.add_all(lower(plan, schedule))
+    activities.add_all(lowered)
     cores = plan.cluster.cores_per_node
     if cores is None:
         intervals = run(activities.found)

@@ -1,19 +1,15 @@
 """What the cost model says of recomputation against the bytes that the runtime holds: gpt-small, cut in the middle."""
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from graphpipe.api import estimate, hand_plan
 from graphpipe.costs import Recompute, resolve
 from graphpipe.model import capture
+from graphpipe.model.living import Living
 from graphpipe.model.zoo import zoo_model
 from graphpipe.plan import Plan
 from graphpipe.plan.hand import HandStage
@@ -36,32 +32,6 @@ WAYS: dict[str, tuple[Recompute, Recompute]] = {
     "each operator": (FIRST, SECOND),
     "each layer": (("layers.0", "layers.1"), ("layers.2", "layers.3")),
 }
-
-
-class Living(TorchDispatchMode):
-    """Counts the bytes of tensors that operations have made and that are alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-        self.known = weakref.WeakSet[torch.UntypedStorage]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {storage._cdata for storage in map(_storage, tree_leaves((args, kwargs))) if storage}
-        result = func(*args, **(kwargs or {}))
-        for storage in map(_storage, tree_leaves(result)):
-            if storage is not None and storage not in self.known and storage._cdata not in given:
-                self.known.add(storage)
-                self.bytes += storage.nbytes()
-                weakref.finalize(storage, self.forget, storage.nbytes())
-        return result
-
-    def forget(self, count: int) -> None:
-        self.bytes -= count
-
-
-def _storage(value: object) -> torch.UntypedStorage | None:
-    return value.untyped_storage() if isinstance(value, Tensor) else None
 
 
 @dataclass
@@ -92,13 +62,13 @@ class Stages:
         )  # fmt: skip
 
     def do(self, kind: str, stage: int, index: int, given: dict[int, Values]) -> dict[int, Values]:
-        """Do a task without a loss on copies of what is given; return copies of what it sends."""
+        """Do a task on copies of what is given; return copies of what it sends."""
         task, replica = Task(kind, stage, index), self.replicas[stage]
         specs = replica.program.receives if kind == "F" else replica.program.sends
         for edge, values in given.items():
             for name, buffer in replica.inbox.buffers(task, edge, specs[edge], MICRO).items():
                 buffer.copy_(values[name])
-        replica.do(task, self.rows(index), self.batch, None)
+        replica.do(task, self.rows(index), self.batch, self.model.loss_fn)
         sent, replica.outgoing = replica.outgoing, {}
         return {edge: {name: torch.clone(value) for name, value in values.items()} for edge, values in sent.items()}
 
@@ -123,7 +93,7 @@ def test_what_a_sample_in_flight_keeps_is_as_predicted(way: str) -> None:
                 sent = stages.do("F", stage, index, sent)
                 kept = living.bytes - size(sent)
             predicted = stages.predicted(stage, stages.plan.cost_model.activation_bytes)
-            if stage == 1 and WAYS[way][1] != "full":  # The model's output waits for its gradient.
+            if stage == 1 and WAYS[way][1] != "full":  # The loss saves as much as the model's output.
                 predicted += stages.plan.graph["head.vocabulary"].output_bytes_per_sample * MICRO
             assert kept == pytest.approx(predicted, rel=0.1), f"stage {stage}"
 

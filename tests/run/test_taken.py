@@ -10,8 +10,8 @@ from run_ranks import run_ranks, values
 from run_scenarios import chain_of_two, messages_kept
 
 from graphpipe.run.placement import Placement
-from graphpipe.run.taken import taken_by
 from graphpipe.schedule import Action, Compute, Send, Task, lower, schedule
+from graphpipe.schedule.taken import taken_by
 
 
 def test_of_a_chain_by_hand() -> None:
@@ -20,7 +20,7 @@ def test_of_a_chain_by_hand() -> None:
     lowered, placement = lower(plan, schedule(plan)), Placement.of(plan, 2)
     first, second = (
         {place: [(each.direction, each.source_task.micro_batch) for each in sent] for place, sent in found.items()}
-        for found in (taken_by(lowered, placement, rank) for rank in range(2))
+        for found in (taken_by(lowered, placement.rank_of, rank) for rank in range(2))
     )
     assert {place: sent for place, sent in first.items() if sent} == {
         (0, Task("B", 0, number)): [("forward", number)] for number in range(3)
@@ -35,7 +35,7 @@ def test_whoever_took_it_did_so_before_sending_what_tells(cut: str, name: str) -
     lowered, placement = lower(plan, schedule(plan)), Placement.of(plan, len(plan.used_devices))
     known = 0
     for rank in range(placement.size):
-        for (device, task), transfers in taken_by(lowered, placement, rank).items():
+        for (device, task), transfers in taken_by(lowered, placement.rank_of, rank).items():
             assert placement.rank_of[device] == rank
             for transfer in transfers:
                 assert transfer.source_device == device
@@ -62,5 +62,5 @@ def test_every_message_is_let_go_once() -> None:
     plan = replace(chain_of_two(micro_batch=1), schedule="1f1b")
     lowered, placement = lower(plan, schedule(plan)), Placement.of(plan, 2)
     for rank in range(2):
-        gone = [each for sent in taken_by(lowered, placement, rank).values() for each in sent]
+        gone = [each for sent in taken_by(lowered, placement.rank_of, rank).values() for each in sent]
         assert len(gone) == len(set(gone))

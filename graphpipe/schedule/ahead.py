@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from graphpipe.schedule import Transfer
+from graphpipe.schedule.lowered import Transfer
 
 AHEAD_BYTES = 4 * 2**20
 """Small messages gain most, and cost the least memory."""

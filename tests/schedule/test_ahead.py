@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpipe.plan.sharding import SampleRange
-from graphpipe.run.ahead import Ahead
 from graphpipe.schedule import Task, Transfer
+from graphpipe.schedule.ahead import Ahead
 
 
 def transfer(number: int) -> Transfer:

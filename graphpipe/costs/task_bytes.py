@@ -1,0 +1,57 @@
+"""What the tasks of a stage hold only while they run, from what its operators do."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from graphpipe.costs.model import CostModel
+from graphpipe.costs.recompute import Recompute
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBytes:
+    """The most bytes that a task needs beyond what is kept of its micro-batch between forward and backward."""
+
+    forward: float = 0.0
+    first_backward: float = 0.0
+    """Of a mini-batch: beyond what there is without the gradients of the stage's parameters, which come in it."""
+    backward: float = 0.0
+    """Of those that follow, and add to these gradients."""
+
+
+def task_bytes(model: CostModel, ops: Collection[str], samples: float, recompute: Recompute = "none") -> TaskBytes:
+    """Return what the tasks of a stage of these operators need for `samples` samples; 0 where the table knows nothing.
+
+    All that is kept of a micro-batch counts as held from the start of its forward to the end of its backward (see
+    `CostModel.activation_bytes`, and `recomputed_bytes`). So an operator's temporaries come on top of it less what is
+    not yet, or no more, there:
+
+        forward    a > b > [c]   d      what c holds, less what d will save
+        backward   a   b   [c] < d      what c holds, and the gradient that came from d, less what d had saved
+
+    Where a stage recomputes some of its operators nothing is taken to be freed early.
+    """
+    if not model.knows_temporaries:
+        return TaskBytes()
+    inside, readers = frozenset(ops), _readers(model, ops)
+    forward = first = backward = 0.0
+    freed = grown = 0.0  # of the operators that follow: what they save, and the gradients of their parameters
+    for name in (name for name in reversed(model.graph.order) if name in inside):
+        at = model.graph.index[name]
+        rows = model.temporaries[at]
+        there = max((row.forward(samples) for row in rows), default=0.0)
+        back = max((row.backward(samples) for row in rows), default=0.0) + readers.get(name, 0.0) * samples
+        forward = max(forward, there - freed)
+        first = max(first, back - freed + grown)
+        backward = max(backward, back - freed)
+        freed += float(model.saved_bytes[at]) * samples if recompute in ("none", "full") else 0.0
+        grown += float(model.trainable_bytes[at])
+    return TaskBytes(forward, first, backward)
+
+
+def _readers(model: CostModel, ops: Collection[str]) -> dict[str, float]:
+    # The bytes per sample of the gradient that each operator gets from others of them.
+    inside, found = frozenset(ops), dict[str, float]()
+    for edge in model.graph.edges:
+        if edge.source in inside and edge.target in inside and edge.source in model.graph.differentiable:
+            found[edge.source] = max(found.get(edge.source, 0.0), edge.bytes_per_sample)
+    return found
