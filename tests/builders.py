@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from graphpipe.costs import Cluster, CostTable, Curve, Device, DeviceType, Link, OpCost, Recompute
+from graphpipe.costs import Cluster, CostTable, Curve, Device, DeviceType, Link, OpCost, Recompute, Temporaries
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.plan import Plan, Stage, StageEdge
 
@@ -26,6 +26,7 @@ class Part:
     in_flight: int | None = None
     """None: the fewest samples that keep the pipeline continuous."""
     recompute: Recompute = "none"
+    temporaries: Temporaries | None = None
 
 
 def chain(count: int, bytes_per_sample: float = 0.0) -> list[tuple[int, int, float]]:
@@ -76,6 +77,13 @@ def make_plan(
         ),
         edges=tuple(StageEdge(source=s, target=t, bytes_per_sample=b) for s, t, b in edges),
         schedule=schedule,
+    )
+
+
+def temporaries(forward: float, backward: float, *, fixed: float = 0.0, loss: float = 0.0) -> Temporaries:
+    """Return bytes per sample, and a fixed part of the backward's."""
+    return Temporaries(
+        forward=Curve(lines=((0.0, forward),)), backward=Curve(lines=((fixed, backward),)), loss_bytes_per_sample=loss
     )
 
 
@@ -221,6 +229,7 @@ def _costs(parts: Sequence[Part], graph: Graph, optimizer: float) -> CostTable:
             input_gradient=line(part.backward / 2),
             weight_gradient=line(part.backward / 2),
             source="analytic",
+            temporaries=part.temporaries,
         )
         for number, part in enumerate(parts)
     )

@@ -111,6 +111,35 @@ class CostModel:
         """Whether the table says what operators hold while they run: if it was profiled."""
         return any(self.temporaries)
 
+    def temporary_bytes(self, samples: float) -> Array:
+        """Return the most bytes that each operator's forward or backward holds of so many samples, only meanwhile.
+
+        In order of `graph.ops`, on the worst device type, the gradient that arrives included; 0 where it is not known.
+        A device does one task at a time: it needs those of the operator that holds most (less by what others free; see
+        `task_bytes`).
+        """
+        if samples not in self._temporary_bytes:
+            rows = zip(self.graph.ops, self.temporaries, strict=True)
+            found = [max((self._at_worst(op.name, each, samples) for each in held), default=0.0) for op, held in rows]
+            self._temporary_bytes[samples] = np.array(found)
+        return self._temporary_bytes[samples]
+
+    @cached_property
+    def _temporary_bytes(self) -> dict[float, Array]:
+        return {}
+
+    def _at_worst(self, op: str, held: Temporaries, samples: float) -> float:
+        return max(held.forward(samples), held.backward(samples) + self.gradient_bytes_per_sample[op] * samples)
+
+    @cached_property
+    def gradient_bytes_per_sample(self) -> dict[str, float]:
+        """Bytes of the gradient that comes back to each operator's outputs, as far as others read them."""
+        found = {op.name: 0.0 for op in self.graph.ops}
+        for edge in self.graph.edges:
+            if edge.source in self.graph.differentiable:
+                found[edge.source] = max(found[edge.source], edge.bytes_per_sample)
+        return found
+
     @cached_property
     def temporaries(self) -> list[list[Temporaries]]:
         """What each operator holds while it runs, on each device type, in order of `graph.ops`; empty: not known."""

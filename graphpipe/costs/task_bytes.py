@@ -32,26 +32,19 @@ def task_bytes(model: CostModel, ops: Collection[str], samples: float, recompute
     """
     if not model.knows_temporaries:
         return TaskBytes()
-    inside, readers = frozenset(ops), _readers(model, ops)
+    inside = frozenset(ops)
     forward = first = backward = 0.0
     freed = grown = 0.0  # of the operators that follow: what they save, and the gradients of their parameters
     for name in (name for name in reversed(model.graph.order) if name in inside):
         at = model.graph.index[name]
         rows = model.temporaries[at]
         there = max((row.forward(samples) for row in rows), default=0.0)
-        back = max((row.backward(samples) for row in rows), default=0.0) + readers.get(name, 0.0) * samples
+        handed_on = not inside.isdisjoint(model.graph.successors[name])
+        arrived = model.gradient_bytes_per_sample[name] * samples if handed_on else 0.0  # else it is in a buffer
+        back = max((row.backward(samples) for row in rows), default=0.0) + arrived
         forward = max(forward, there - freed)
         first = max(first, back - freed + grown)
         backward = max(backward, back - freed)
         freed += float(model.saved_bytes[at]) * samples if recompute in ("none", "full") else 0.0
         grown += float(model.trainable_bytes[at])
     return TaskBytes(forward, first, backward)
-
-
-def _readers(model: CostModel, ops: Collection[str]) -> dict[str, float]:
-    # The bytes per sample of the gradient that each operator gets from others of them.
-    inside, found = frozenset(ops), dict[str, float]()
-    for edge in model.graph.edges:
-        if edge.source in inside and edge.target in inside and edge.source in model.graph.differentiable:
-            found[edge.source] = max(found.get(edge.source, 0.0), edge.bytes_per_sample)
-    return found

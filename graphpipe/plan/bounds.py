@@ -120,13 +120,16 @@ def _hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[in
 def needed_bytes(plan: Plan) -> dict[int, float]:
     """Return the bytes that the stages of each device in use need with all their samples in flight.
 
-    Of what the stages of a device compute again, it needs the largest alone: it does one task at a time.
+    Of what the stages of a device compute again, or hold only while they run, it needs the largest alone: it does one
+    task at a time. Messages on their way are not counted.
     """
     costs = plan.cost_model
     kept, again = dict.fromkeys(plan.used_devices, 0.0), dict.fromkeys(plan.used_devices, 0.0)
     for stage in plan.stages:
         flying = costs.activation_bytes(stage.ops, stage.recompute) * stage.in_flight / stage.degree
-        once = costs.recomputed_bytes(stage.ops, stage.recompute) * stage.micro_batch / stage.degree
+        samples = stage.micro_batch / stage.degree
+        once = costs.recomputed_bytes(stage.ops, stage.recompute) * samples
+        once += float(costs.temporary_bytes(samples)[costs.positions(stage.ops)].max())
         for device in stage.devices:
             kept[device] += costs.state_bytes(stage.ops) + flying
             again[device] = max(again[device], once)

@@ -107,7 +107,12 @@ class Drafter:
         for (_, target), count in crossing.items():
             received[target] += count
         degrees = np.array([part.degree for part in parts])
+        if self.costs.knows_temporaries:
+            state += [self._temporary_bytes(part) for part in parts]
         return tuple(capacity - state - (samples * saved + np.array(in_flight) * received) / degrees)
+
+    def _temporary_bytes(self, part: Part) -> float:
+        return float(self.costs.temporary_bytes(part.micro_batch / part.degree)[self.costs.positions(part.ops)].max())
 
     def _summed(self, parts: Sequence[Part], values: Sequence[Array]) -> Array:
         return np.array(

@@ -200,6 +200,8 @@ class StageLoads:
         spare = (capacity - land.state_bytes[at] + land.state_bytes[below])[:, None]
         saved, received = (land.saved_bytes[at] - land.saved_bytes[below])[:, None], received[:, None]
         kept = (received if policy == "full" else saved + received) / np.array(self.degrees)
+        if land.costs.knows_temporaries:
+            spare = spare - self._temporaries(at, below)
         if policy == "full":  # A backward holds its micro-batch's once.
             spare = spare - saved * self.micro_batch / np.array(self.degrees)
         samples = np.where(spare < 0, 0.0, np.full(kept.shape, float(UNLIMITED)))
@@ -208,6 +210,13 @@ class StageLoads:
         whole = self.whole_batch_held or land.before_tail
         fewer = np.zeros_like(samples) if whole else np.maximum(samples // self.micro_batch, 0)
         return np.where(samples >= batch, UNLIMITED, fewer).astype(np.int64)
+
+    def _temporaries(self, at: int, below: Indices) -> Array:
+        """Return, of shape [stages, degrees], the bytes that a task holds while it runs."""
+        land = self.landscape
+        inside = land.downsets.members[at] & ~land.downsets.members[below]
+        each = (land.costs.temporary_bytes(self.micro_batch / degree)[land.positions] for degree in self.degrees)
+        return np.stack([(inside * held).max(axis=1) for held in each], axis=1)
 
 
 def uniform_partitions(loads: StageLoads) -> Iterator[list[Part]]:

@@ -7,12 +7,11 @@ Constraints C1 to C4 are those of GraphPipe (section 3).
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
-from graphpipe.errors import Infeasible, InvalidInput, nearest
+from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
-from graphpipe.plan.plan import Plan, Stage
-from graphpipe.units import format_bytes
+from graphpipe.plan.plan import Plan
+from graphpipe.plan.verify_memory import RELATIVE, check_memory, submodule
 
-_RELATIVE = 1e-6
 _FEW = 40
 """Names that an error may list."""
 
@@ -33,7 +32,7 @@ def verify(plan: Plan) -> None:
     _check_tied(plan, stage_of)
     _check_whole_batch(plan, stage_of)
     _check_recompute(plan)
-    _check_memory(plan)
+    check_memory(plan)
 
 
 def _check_partition(plan: Plan) -> dict[str, int]:
@@ -152,7 +151,7 @@ def _check_edges(plan: Plan, stage_of: dict[str, int]) -> None:
         outputs[edge.source] = max(outputs.get(edge.source, 0.0), edge.bytes_per_sample)
     for edge in plan.edges:
         expected = sum(sent.get((edge.source, edge.target), {}).values())
-        if abs(edge.bytes_per_sample - expected) > _RELATIVE * max(1.0, expected):
+        if abs(edge.bytes_per_sample - expected) > RELATIVE * max(1.0, expected):
             raise InvalidInput(
                 f"says {edge.bytes_per_sample:.0f} bytes per sample, its operators send {expected:.0f}",
                 where=f"stage edge {edge.source} -> {edge.target}",
@@ -195,13 +194,13 @@ def _check_recompute(plan: Plan) -> None:
             raise InvalidInput("lists nothing", where=where, remedy="Leave it out, or say 'none'.")
         names = () if isinstance(stage.recompute, str) else stage.recompute
         for name in names:
-            if not any(_submodule(op, (name,)) for op in stage.ops):
+            if not any(submodule(op, (name,)) for op in stage.ops):
                 raise InvalidInput(
                     f"'{name}' is no operator of the stage, nor a submodule with operators there",
                     where=where,
                     remedy=nearest(name, list(stage.ops)) if len(stage.ops) < _FEW else "",
                 )
-        homes = {op: [name for name in names if _submodule(op, (name,))] for op in stage.ops}
+        homes = {op: [name for name in names if submodule(op, (name,))] for op in stage.ops}
         for op, within in homes.items():
             if len(within) > 1:
                 raise InvalidInput(f"operator '{op}' is in both '{within[0]}' and '{within[1]}'", where=where)
@@ -223,78 +222,3 @@ def _check_regions(plan: Plan, home: dict[str, str], where: str) -> None:
             where=where,
             remedy="Name a submodule that holds all of them, or smaller ones.",
         ) from None
-
-
-def _check_memory(plan: Plan) -> None:
-    needs: dict[int, list[tuple[float, str]]] = {}
-    again: dict[int, float] = {}
-    for stage in plan.stages:
-        need, once = _stage_bytes(plan, stage)
-        for device in stage.devices:
-            needs.setdefault(device, []).append((need, stage.name))
-            again[device] = max(again.get(device, 0.0), once)
-    for device, items in sorted(needs.items()):
-        total = sum(need for need, _ in items) + again[device]
-        capacity = plan.cluster.types[plan.cluster.devices[device].type].memory_bytes
-        if total > capacity * (1 + _RELATIVE):
-            names = " and ".join(f"'{name}'" for _, name in sorted(items, reverse=True))
-            raise Infeasible(
-                f"stage {names} needs {format_bytes(total)} on device '{plan.cluster.devices[device].name}', "
-                f"which has {format_bytes(capacity)}: {format_bytes(total - capacity)} ({total - capacity:.0f} bytes) "
-                "short",
-                remedy="Use more devices, a smaller micro-batch, recomputation, or devices with more memory.",
-            )
-
-
-def _stage_bytes(plan: Plan, stage: Stage) -> tuple[float, float]:
-    """Bytes on each device: with all samples in flight, and what a backward computes again of one micro-batch."""
-    inside = set(stage.ops)
-    weights = saved = 0.0
-    shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
-    seen: set[str] = set()
-    for op in plan.graph.ops:
-        if op.name in inside:
-            factor = plan.costs.state_bytes_per_parameter_byte if op.trainable else 1.0
-            weights += factor * op.parameter_bytes
-            saved += op.work.saved_bytes_per_sample
-            # A stage has one copy of what its operators share.
-            weights -= factor * sum(shared[name] for name in op.parameters if name in shared and name in seen)
-            seen.update(op.parameters)
-    received: dict[str, float] = {}
-    for edge in plan.graph.edges:
-        if edge.target in inside and edge.source not in inside:
-            received[edge.source] = max(received.get(edge.source, 0.0), edge.bytes_per_sample)
-    again = 0.0
-    if stage.recompute == "full":
-        saved, again = 0.0, saved
-    elif stage.recompute != "none":
-        saved = sum(_kept_bytes(plan, name, inside, stage.recompute) for name in stage.ops)
-        again = max((_saved_under(plan, name, inside) for name in stage.recompute), default=0.0)
-    replica = stage.micro_batch / stage.degree
-    return weights + stage.in_flight / stage.degree * (saved + sum(received.values())), replica * again
-
-
-def _kept_bytes(plan: Plan, op: str, inside: set[str], recompute: tuple[str, ...]) -> float:
-    """Bytes per sample that stay of an operator's in a stage where some submodules are recomputed."""
-    saved, home = plan.graph[op].work.saved_bytes_per_sample, _submodule(op, recompute)
-    kept = [0.0 if home else saved]
-    for edge in plan.graph.edges:
-        if edge.source != op:
-            continue
-        there = _submodule(edge.target, recompute) if edge.target in inside else ""
-        if home and (edge.target not in inside or (there and there != home)):
-            kept.append(edge.bytes_per_sample)  # held for another stage's gradient, or to compute from again
-        elif home and not there:
-            kept.append(min(saved, edge.bytes_per_sample))  # saved by its reader
-        elif there and not home:
-            kept.append(edge.bytes_per_sample)
-    return max(kept)
-
-
-def _saved_under(plan: Plan, name: str, inside: set[str]) -> float:
-    return sum(plan.graph[op].work.saved_bytes_per_sample for op in inside if _submodule(op, (name,)))
-
-
-def _submodule(op: str, names: tuple[str, ...]) -> str:
-    """Which of some operators or submodules an operator is, or is in; empty if none."""
-    return next((name for name in names if op == name or op.startswith(name + ".")), "")

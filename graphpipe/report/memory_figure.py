@@ -15,7 +15,9 @@ from graphpipe.units import byte_unit, format_bytes
 MOST_POINTS = 2_000
 """Of one device's curve."""
 _ByDevice = Mapping[int, Sequence[MemorySample]]
-PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "recomputed")
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "recomputed", "temporaries")
+_RARE = ("recomputed", "temporaries")
+"""Shown where there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class StageBytes:
     """Tensors received from other stages, kept as long."""
     recomputed: float
     """What a backward computes again, of one micro-batch."""
+    temporaries: float
+    """What an operator holds only while it runs; 0 where costs were not profiled."""
 
 
 def stage_bytes(plan: Plan, stage: int) -> StageBytes:
@@ -49,6 +53,7 @@ def stage_bytes(plan: Plan, stage: int) -> StageBytes:
         activations=(kept - received) * samples,
         buffers=received * samples,
         recomputed=model.recomputed_bytes(it.ops, it.recompute) * it.micro_batch / it.degree,
+        temporaries=float(model.temporary_bytes(it.micro_batch / it.degree)[at].max()),
     )
 
 
@@ -99,7 +104,7 @@ def stage_bytes_figure(plan: Plan) -> Figure:
     figure = go.Figure()
     for number, part in enumerate(PARTS):
         amounts = [getattr(bar, part) for bar in bars]
-        if part == "recomputed" and not any(amounts):
+        if part in _RARE and not any(amounts):
             continue
         figure.add_bar(
             y=names,

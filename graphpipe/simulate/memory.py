@@ -1,6 +1,8 @@
 """The bytes each device holds over time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from graphpipe.costs import task_bytes
 from graphpipe.plan import Plan
@@ -82,14 +84,9 @@ def _gradient_bytes(plan: Plan, stage: int) -> float:
     return min(model.gradient_bytes(ops), max(0.0, model.state_bytes(ops) - parameters))
 
 
-def _add_up(device: int, changes: list[Change]) -> list[MemorySample]:
-    # At equal times what is freed comes first, except that the state is there before anything.
-    state = [change for change in changes if change[0] == 0.0]
-    samples: list[MemorySample] = []
+def _add_up(device: int, changes: Iterable[Change]) -> Iterator[MemorySample]:
+    # At equal times what is freed makes room for what comes.
     total = 0.0
-    for seconds, change in state + sorted(change for change in changes if change[0] > 0.0):
-        total += change
-        if samples and samples[-1].seconds == seconds and change > 0:
-            samples.pop()
-        samples.append(MemorySample(device=device, seconds=seconds, bytes=total))
-    return samples
+    for seconds, together in groupby(sorted(changes), key=itemgetter(0)):
+        total += sum(change for _, change in together)
+        yield MemorySample(device=device, seconds=seconds, bytes=total)
