@@ -30,7 +30,7 @@ def train(job: str) -> None:
         for _ in range(case["warmup"]):
             pipeline.step(inputs, targets)
         blocks = [_block(pipeline, inputs, targets, case["steps"], job, number) for number in range(case["blocks"])]
-        own = {"blocks": blocks, "peak_bytes": _peak_bytes(pipeline, inputs, targets, Path(f"{job}.memory-{rank}"))}
+        own = {"blocks": blocks, "peak_bytes": peak_bytes(pipeline, inputs, targets, Path(f"{job}.memory-{rank}"))}
     Path(f"{job}.rank-{rank}").write_text(json.dumps(own))
 
 
@@ -59,8 +59,9 @@ def _block(
     return {"seconds": time.perf_counter() - start, "own": own, "idle": idle, "timed": timed}
 
 
-def _peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path) -> float:
-    # Parameters and optimizer state are there before; torch's profiler sees all that a step allocates, gradients too.
+def peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path) -> float:
+    """Take a step, and return the most bytes that torch had allocated on this rank; `file` is for its profiler."""
+    # Parameters and optimizer state are there before; the profiler sees all that a step allocates, gradients too.
     steppers = pipeline.held().update.steppers
     states = [value for stepper in steppers for held in stepper.optimizer.state.values() for value in held.values()]
     held = [*pipeline.held().update.parameters, *(value for value in states if isinstance(value, Tensor))]

@@ -1,6 +1,6 @@
 """The verifier of plans, its part on memory: every byte derived again, from graph, cluster and cost table alone."""
 
-from graphpipe.costs import Curve, Temporaries
+from graphpipe.costs import Temporaries
 from graphpipe.errors import Infeasible
 from graphpipe.plan.plan import Plan, Stage
 from graphpipe.units import format_bytes
@@ -60,12 +60,8 @@ def _stage_bytes(plan: Plan, stage: Stage) -> tuple[float, float]:
         saved = sum(_kept_bytes(plan, name, inside, stage.recompute) for name in stage.ops)
         again = max((_saved_under(plan, name, inside) for name in stage.recompute), default=0.0)
     replica = stage.micro_batch / stage.degree
-    once = replica * again + (_temporary_bytes(plan, inside, replica) if _are_known(plan) else 0.0)
+    once = replica * again + _temporary_bytes(plan, inside, replica)
     return weights + stage.in_flight / stage.degree * (saved + sum(received.values())), once
-
-
-def _are_known(plan: Plan) -> bool:
-    return any(row.temporaries for row in plan.costs.rows)
 
 
 def _temporaries(plan: Plan, op: str) -> list[Temporaries]:
@@ -86,11 +82,12 @@ def _temporary_bytes(plan: Plan, inside: set[str], samples: float) -> float:
     for edge in plan.graph.edges:
         if edge.source in inside and edge.source in plan.graph.differentiable:
             arrives[edge.source] = max(arrives[edge.source], edge.bytes_per_sample)
-    return max(
+    each = (
         max(held.forward(samples), held.backward(samples) + arrives[op] * samples)
         for op in inside
-        for held in _temporaries(plan, op) or [Temporaries(forward=Curve(), backward=Curve())]
+        for held in _temporaries(plan, op)
     )
+    return max(each, default=0.0)
 
 
 def _kept_bytes(plan: Plan, op: str, inside: set[str], recompute: tuple[str, ...]) -> float:

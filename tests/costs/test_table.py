@@ -1,11 +1,13 @@
 """The cost table: curves, and what is refused."""
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from graphpipe.costs import CostTable, Curve, OpCost
+from graphpipe.costs import CostTable, Curve, OpCost, Temporaries
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Op
 
@@ -25,6 +27,10 @@ def row(op: str, *lines: tuple[float, float], device_type: str = "gpu") -> OpCos
     )
 
 
+def held(backward: tuple[float, float], loss: float) -> Temporaries:
+    return Temporaries(forward=Curve(), backward=Curve(lines=(backward,)), loss_bytes_per_sample=loss)
+
+
 def test_a_curve_is_the_largest_of_its_lines() -> None:
     curve = Curve(lines=((10.0, 1.0), (0.0, 3.0)))
     assert [curve(samples) for samples in (0, 1, 5, 6, 10)] == [0, 11, 15, 18, 30]
@@ -34,7 +40,7 @@ def test_a_curve_is_the_largest_of_its_lines() -> None:
 def test_a_saved_table_loads_equal(tmp_path: Path) -> None:
     table = CostTable(
         graph_fingerprint=GRAPH.fingerprint,
-        rows=(row("a", (1.0, 2.0)), row("b")),
+        rows=(row("a", (1.0, 2.0)), replace(row("b"), temporaries=held((3.0, 4.0), 5.0))),
         state_bytes_per_parameter_byte=2,
         optimizer_seconds_per_parameter_byte=1e-9,
         task_overhead_seconds=1e-5,
@@ -44,12 +50,27 @@ def test_a_saved_table_loads_equal(tmp_path: Path) -> None:
     assert CostTable.load(tmp_path / "costs.json").fingerprint == table.fingerprint
 
 
+def test_a_table_from_before_temporaries_were_known_loads(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    CostTable(graph_fingerprint=GRAPH.fingerprint, rows=(row("a"), row("b"))).save(path)
+    written = json.loads(path.read_text())
+    for each in written["rows"]:
+        assert each.pop("temporaries") is None
+    path.write_text(json.dumps(written))
+    assert [each.temporaries for each in CostTable.load(path).rows] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         ({"rows": (row("a"), row("a"))}, "cost of op a on gpu: is listed twice"),
         ({"rows": (row("a", (-1.0, 0.0)),)}, r"cost of op a on gpu, forward: is -1.0 \+ 0.0 n, must be finite"),
         ({"rows": (row("a", (0.0, math.nan)),)}, r"forward: is 0.0 \+ nan n"),
+        (
+            {"rows": (replace(row("a"), temporaries=held((-1.0, 0.0), 0.0)),)},
+            r"cost of op a on gpu, temporaries.backward: is -1.0 \+ 0.0 n",
+        ),
+        ({"rows": (replace(row("a"), temporaries=held((0.0, 0.0), -1.0)),)}, "temporaries.loss_bytes_per_sample"),
         ({"rows": (), "task_overhead_seconds": -1.0}, "costs, task_overhead_seconds: is -1.0, must be finite"),
         ({"rows": (), "state_bytes_per_parameter_byte": math.inf}, "state_bytes_per_parameter_byte: is inf"),
     ],

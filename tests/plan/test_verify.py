@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from problems import KIND, cluster, table, towers
 
 from graphpipe.api import plan as find_plan
-from graphpipe.costs import Recompute
+from graphpipe.costs import Curve, OpCost, Recompute, Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.plan.bounds import memory_shortfall, needed_bytes
@@ -232,6 +232,8 @@ def test_memory_under_recomputation_by_hand(recompute: Recompute, need: float) -
 def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: int) -> None:
     rng = random.Random(seed)
     problem = busy_problem(seed)
+    if rng.random() < 0.7:
+        problem = replace(problem, costs=replace(problem.costs, rows=_with_temporaries(problem.costs.rows, rng)))
     names = problem.graph.order
     cut = rng.randint(0, len(names))
     stages = [
@@ -249,3 +251,30 @@ def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: in
     with pytest.raises(Infeasible) as error:
         verify(replace(plan, cluster=replace(plan.cluster, device_types=(kind,))))
     assert f"({needed_bytes(plan)[0] - 1:.0f} bytes) short" in str(error.value)
+
+
+def _with_temporaries(rows: tuple[OpCost, ...], rng: random.Random) -> tuple[OpCost, ...]:
+    def line() -> Curve:
+        return Curve(lines=((rng.choice([0.0, 1e6]), rng.choice([0.0, 3e5])),))
+
+    def held() -> Temporaries:
+        return Temporaries(forward=line(), backward=line(), loss_bytes_per_sample=rng.choice([0.0, 2e5]))
+
+    return tuple(replace(row, temporaries=held() if rng.random() < 0.8 else None) for row in rows)
+
+
+@pytest.mark.parametrize("planner", sorted(PLANNERS))
+def test_planners_leave_room_for_what_operators_hold_while_they_run(planner: str) -> None:
+    problem = towers([4], 4, 16, layer=(1.0, 1e-3), saved_bytes=1e6, memory_bytes=1e9)
+    held = Temporaries(forward=Curve(), backward=Curve(lines=((0.0, 3e8),)))
+    rows = tuple(replace(row, temporaries=held) for row in problem.costs.rows)
+
+    def found(rows: tuple[OpCost, ...]) -> Plan:
+        costs = replace(problem.costs, rows=rows)
+        return find_plan(problem.graph, costs, problem.cluster, batch_size=16, planner=planner)
+
+    # Three samples at once on a device, and no more, leave it room.
+    assert max(stage.micro_batch / stage.degree for stage in found(problem.costs.rows).stages) > 3
+    plan = found(rows)
+    assert max(stage.micro_batch / stage.degree for stage in plan.stages) <= 3
+    assert max(needed_bytes(plan).values()) <= 1e9

@@ -4,9 +4,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from builders import Part, make_plan
+from builders import Part, make_plan, temporaries
 from subjects import PLAN, whole_subject
 
+from graphpipe.plan.bounds import needed_bytes
 from graphpipe.report.memory_figure import MOST_POINTS, PARTS, memory_figure, stage_bytes, stage_bytes_figure, thin
 from graphpipe.trace import MemorySample
 
@@ -35,8 +36,18 @@ def test_what_is_computed_again_is_a_part_of_its_own() -> None:
     # 3 bytes for each of the two samples of a micro-batch; nothing is received.
     assert (parts.activations, parts.buffers, parts.recomputed) == (0.0, 0.0, 6.0)
     names = lambda plan: [bar.name for bar in stage_bytes_figure(plan).figure.data]  # noqa: E731
-    assert names(plan) == list(PARTS)
-    assert names(PLAN) == list(PARTS[:-1])
+    assert names(plan) == list(PARTS[:-1])
+    assert names(PLAN) == list(PARTS[:-2])
+
+
+def test_what_is_held_while_tasks_run_is_a_part_where_it_is_known() -> None:
+    rows = tuple(replace(row, temporaries=temporaries(1.0, 7.0, fixed=5.0)) for row in PLAN.costs.rows)
+    plan = replace(PLAN, costs=replace(PLAN.costs, rows=rows))
+    # Of 2 samples, and the gradient that comes back for what s0 sends.
+    returned = max(edge.bytes_per_sample for edge in PLAN.edges if edge.source == 0)
+    assert stage_bytes(plan, 0).temporaries == 5.0 + 2 * 7.0 + 2 * returned
+    assert [bar.name for bar in stage_bytes_figure(plan).figure.data] == [*PARTS[:-2], "temporaries"]
+    assert sum(getattr(stage_bytes(plan, 0), part) for part in PARTS) == pytest.approx(needed_bytes(plan)[0])
 
 
 def test_a_curve_of_any_length_keeps_its_peaks() -> None:

@@ -1,0 +1,23 @@
+"""A small language model trained on two ranks: what torch has allocated on each at the worst moment of a step."""
+
+from pathlib import Path
+
+import torch
+
+from bench.engines import adamw
+from bench.prediction_rank import peak_bytes
+from graphpipe.model.zoo import zoo_model
+from graphpipe.plan import Plan
+from graphpipe.run import Pipeline
+
+
+def peak_of_a_step(plan_file: str, folder: str) -> float:
+    """Return the most bytes of a step, the one after that in which optimizer state comes into being."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    plan, zoo = Plan.load(plan_file), zoo_model("gpt-small")
+    inputs, targets = zoo.batch(torch.Generator().manual_seed(0), plan.batch_size)
+    with Pipeline(plan, zoo.module, zoo.loss_fn, adamw) as pipeline:
+        pipeline.step(inputs, targets)
+        rank = pipeline.held().world.rank
+        return peak_bytes(pipeline, inputs, targets, Path(folder) / f"memory-{rank}.json")
