@@ -10,8 +10,9 @@ then: the seconds that tasks and updates of all ranks are predicted to compute, 
 and all else that the runtime does included.
 
 Memory is what torch had allocated at the peak of a step, parameters, gradients and optimizer state included, on the
-rank where the prediction is worst. Not predicted is what an operator's backward holds while it runs, and what is
-received early (at most 4 MiB): much of these few MB. Where the step is off by more than 10 %, the comparison of the
+rank where the prediction is worst. Predicted are these, what samples in flight keep, what operators and the loss hold
+while they run (profiled with the times), and the buffers of messages; not copies of values that do not lie in one
+piece, nor what kernels need inside. Where the step is off by more than 10 %, the comparison of the
 traces says which work took longer or shorter than predicted, over the whole step; the steps that were recorded for it
 are others than those that were timed.
 """

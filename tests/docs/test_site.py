@@ -100,7 +100,7 @@ def neighbours(site: Path, room: str, what: str) -> set[str]:
     return set(re.findall(r"<code>(\w+)</code>", line[1]))
 
 
-INNER = {"CostModel", "TaskSeconds", "Leaf", "Parallel", "Series"} | {
+INNER = {"CostModel", "TaskBytes", "TaskSeconds", "Leaf", "Parallel", "Series"} | {
     *("LoweredSchedule", "Compute", "Send", "Receive", "Reduce", "ReduceShared", "Transfer", "Action")
 }
 """What only contributors meet."""
