@@ -40,6 +40,9 @@ def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
 
 def unflatten(leaves: Sequence[object], spec: TreeSpec) -> Any:
     """Arrange leaves as `flatten` found them."""
+    if spec.type is None:  # a leaf, as most models return
+        (leaf,) = leaves
+        return leaf
     return pytree.tree_unflatten(leaves, spec)
 
 
@@ -142,6 +145,11 @@ def same_but_no_leaf(tensor: Tensor) -> Tensor:
 def profiling() -> bool:
     """True while torch's profiler records this thread; naming a range to it costs some microseconds even if not."""
     return torch.autograd._profiler_enabled()
+
+
+def norms(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Return the 2-norm of every tensor (0-d each), found by as few kernels as may be; there must be a tensor."""
+    return torch._foreach_norm(tensors)
 
 
 def running_node() -> Node | None:

@@ -1,7 +1,7 @@
 """A micro-batch between its forward and its backward, and what a stage keeps of it."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -65,9 +65,11 @@ class Flight:
             around: takes where the backward begins, and returns what to be inside of while it runs.
         """
         roots, gradients = self._roots(arrived)
-        if roots:
-            with nullcontext() if around is None else around(roots):
+        if roots and around is not None:
+            with around(roots):
                 torch.autograd.backward(roots, gradients)
+        elif roots:
+            torch.autograd.backward(roots, gradients)
 
     def input_half(self, arrived: Values, *, check: bool) -> WeightHalf:
         """Do the half of the backward that concerns what was received, and return the other half."""
@@ -91,13 +93,19 @@ class Flight:
                 return [], []  # Nothing before trains.
             self._computed = self.forgetful.again(self._record, self._buffers)
         outputs, _, loss = self._computed
-        roots = {name: outputs[name] for name in arrived if outputs[name].requires_grad}
-        gradients = [arrived[name] for name in roots]
-        if loss is None or not loss.requires_grad:
-            return [*roots.values()], gradients
-        share = torch.full_like(loss, self.share * self.scale)
-        return [*roots.values(), loss], [*gradients, share]
+        roots: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for name, gradient in arrived.items():
+            if outputs[name].requires_grad:
+                roots.append(outputs[name])
+                gradients.append(gradient)
+        if loss is not None and loss.requires_grad:
+            roots.append(loss)
+            gradients.append(torch.full_like(loss, self.share * self.scale))
+        return roots, gradients
 
     def _record(self) -> Computed:
-        with nullcontext() if self.shelf is None else self.shelf.keeping():
+        if self.shelf is None:
+            return self.compute()
+        with self.shelf.keeping():
             return self.compute()

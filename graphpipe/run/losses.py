@@ -27,7 +27,7 @@ def mean_loss(loss_fn: LossFunction, output: object, targets: object) -> Tensor:
                 remedy="Compute it from the outputs without .detach(), .item() and torch.no_grad(), and leave some "
                 "parameter trainable.",
             )
-        return loss.to(torch.promote_types(loss.dtype, torch.float32))
+        return loss if loss.dtype is torch.float32 else loss.to(torch.promote_types(loss.dtype, torch.float32))
     raise InvalidInput(
         f"returned {kind_of(loss)}, must return a 0-d floating-point tensor",
         where="loss_fn",

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,15 +109,15 @@ class StageReplica:
         self.outgoing_task = task
 
     def _forward(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> dict[int, Values]:
-        received = self.inbox.take(task)
+        received, samples = self.inbox.take(task), len(rows)
         if batch.training:
-            self._take_off(task, len(rows))
+            self._take_off(task, samples)
             self._collect_gradients(received, batch)
         flight = Flight(
             received=received,
-            share=len(rows) / batch.size,
+            share=samples / batch.size,
             scale=batch.loss_scale,
-            compute=lambda: self._compute(task, received, rows, batch, loss_fn),
+            compute=partial(self._compute, task, received, rows, batch, loss_fn),
             forgetful=self.forgetful if batch.training else None,
             shelf=Shelf(trial=self.frees is not True) if self.splits and batch.training else None,
         )
@@ -159,22 +160,30 @@ class StageReplica:
         batch: Batch,
         loss_fn: LossFunction | None,
     ) -> Computed:
-        # Random numbers depend on the task alone.
-        values = {name: batch.input_rows(name, rows, self.device) for name in self.program.model_inputs}
+        values = batch.input_rows(self.program.model_inputs, rows, self.device)
         for by_name in received.values():
             values |= {name: enter(value) for name, value in by_name.items()}
         if self.forgetful is not None and not torch.is_grad_enabled():
             # The stage may write into its inputs, which are needed once more.
             values = {name: value.clone() for name, value in values.items()}
-        loss = None
+        # Random numbers depend on the task alone.
         seed(self.device, *batch.key, task.stage, task.micro_batch, self.seat.replica)
+        if self.precision == "fp32":
+            return self._run(values, rows, batch, loss_fn)
         with casting(self.precision, self.device):
-            outputs, result = self.program(values)
-            outputs = {name: self.watch.spoil("forward", value) for name, value in outputs.items()}
-            check_outputs(outputs, {edge: batch.specs[edge] for edge in self.program.sends}, len(rows), self.stage_name)
-            if self.program.is_output and loss_fn is not None:
-                loss = mean_loss(loss_fn, result, batch.target_rows(rows, self.device))
-                loss = self.watch.spoil("forward", loss)
+            return self._run(values, rows, batch, loss_fn)
+
+    def _run(self, values: Values, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> Computed:
+        program, watch, loss = self.program, self.watch, None
+        outputs, result = program(values)
+        if watch.injector.armed:
+            outputs = {name: watch.spoil("forward", value) for name, value in outputs.items()}
+        if program.sends:
+            check_outputs(outputs, {edge: batch.specs[edge] for edge in program.sends}, len(rows), self.stage_name)
+        if program.is_output and loss_fn is not None:
+            loss = mean_loss(loss_fn, result, batch.target_rows(rows, self.device))
+            if watch.injector.armed:
+                loss = watch.spoil("forward", loss)
         return Computed(outputs, result, loss)
 
     def _take_off(self, task: Task, samples: int) -> None:

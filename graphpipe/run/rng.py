@@ -13,8 +13,14 @@ from torch import Tensor
 @contextmanager
 def apart(device: torch.device) -> Generator[None]:
     """Put torch's generators back, afterwards, to where they are now: once per step, as it costs more than `seed`."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    cpu = torch.default_generator.get_state()
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(cpu)
+        if own is not None:
+            torch.cuda.set_rng_state(own, device)
 
 
 def seed(device: torch.device, *key: int) -> None:
