@@ -50,8 +50,9 @@ class Flight:
     def forward(self) -> Computed:
         """Compute, and keep what the backward needs."""
         if self.forgetful is None:
-            self._computed = self._record()
-            return self._computed
+            computed = self.compute() if self.shelf is None else self._record()
+            self._keep(computed)
+            return computed
         with torch.no_grad():
             computed, self._buffers = self.forgetful.first(self.compute)
         self._ends = computed.loss is not None
@@ -80,6 +81,8 @@ class Flight:
 
     def gradients(self) -> dict[int, Values]:
         """Return the gradients of what was received, by edge."""
+        if not self.received:
+            return {}
         return {
             edge: {name: gradient_of(leaf) for name, leaf in by_name.items() if leaf.requires_grad}
             for edge, by_name in self.received.items()
@@ -91,7 +94,8 @@ class Flight:
             assert self.forgetful is not None
             if not (arrived or self._ends):
                 return [], []  # Nothing before trains.
-            self._computed = self.forgetful.again(self._record, self._buffers)
+            self._keep(self.forgetful.again(self._record, self._buffers))
+        assert self._computed is not None
         outputs, _, loss = self._computed
         roots: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -103,6 +107,10 @@ class Flight:
             roots.append(loss)
             gradients.append(torch.full_like(loss, self.share * self.scale))
         return roots, gradients
+
+    def _keep(self, computed: Computed) -> None:
+        # The backward begins at the loss: the output that it was computed from may go.
+        self._computed = computed if computed.loss is None else Computed(computed.outputs, None, computed.loss)
 
     def _record(self) -> Computed:
         if self.shelf is None:

@@ -23,10 +23,14 @@ def apart(device: torch.device) -> Generator[None]:
             torch.cuda.set_rng_state(own, device)
 
 
-def seed(device: torch.device, *key: int) -> None:
-    """Seed torch's generators from `key` (seed, step, stage, micro-batch, replica)."""
+def number_of(*key: int) -> int:
+    """Return what to seed generators with for `key` (seed, step, stage, micro-batch, replica)."""
     digest = blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
-    number = int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(digest, "little") >> 1
+
+
+def seed(device: torch.device, number: int) -> None:
+    """Seed torch's generators of the CPU and of `device`."""
     # Not torch.manual_seed, which formats a stack trace where there is no GPU.
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":

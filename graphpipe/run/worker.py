@@ -8,13 +8,14 @@ from typing import Generic, Protocol, TypeVar, cast
 from torch import Tensor, nn
 
 from graphpipe.model.program import ValueSpec
+from graphpipe.model.torch_private import profiling
 from graphpipe.plan.sharding import SampleRange, sample_range
 from graphpipe.run.ahead import AHEAD_BYTES, Ahead
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
 from graphpipe.run.engine import Engine
 from graphpipe.run.inbox import Inbox, Values
-from graphpipe.run.lane import Lane
+from graphpipe.run.lane import Immediate, Lane
 from graphpipe.run.lanes import Lanes
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
@@ -83,6 +84,8 @@ class Worker(Generic[AnyReplica]):
     """By position in `Plan.exchanges`."""
     learnt: Learnt[AnyReplica] | None = None
     """Of the schedule that was run last."""
+    recorded: bool = True
+    """Whether anybody looks at the tasks of this step: the recorder, or torch's profiler."""
 
     def run(self, lowered: LoweredSchedule, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do this rank's part of one mini-batch, and wait until the last message is gone."""
@@ -92,6 +95,7 @@ class Worker(Generic[AnyReplica]):
         for engine in self.engines.values():
             engine.begin()
         learnt = self._learn(lowered, batch)
+        self.recorded = self.recorder.on or profiling()
         with self.lanes.forked():
             self._do_all(learnt, batch, loss_fn)
         for engine in self.engines.values():
@@ -180,15 +184,26 @@ class Worker(Generic[AnyReplica]):
                 raise AssertionError("tasks have been made turns")
 
     def _compute(self, turn: Turn[AnyReplica], batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
-        task, replica, recorder = turn.task, turn.replica, self.recorder
+        if isinstance(turn.lane, Immediate):  # which saves time between the tasks of a CPU
+            self._do_turn(turn, batch, loss_fn, ahead)
+            return
         with turn.lane.entered():
-            if replica.inbox.parcels:
-                self._take_in(turn, ahead)
-            if turn.taken:
-                self.channels.let_go(turn.taken)
-            self.watch.at(turn.phase, task.stage, task.micro_batch)
+            self._do_turn(turn, batch, loss_fn, ahead)
+
+    def _do_turn(self, turn: Turn[AnyReplica], batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
+        task, replica, recorder = turn.task, turn.replica, self.recorder
+        if replica.inbox.parcels:
+            self._take_in(turn, ahead)
+        if turn.taken:
+            self.channels.let_go(turn.taken)
+        self.watch.at(turn.phase, task.stage, task.micro_batch)
+        if self.recorded:
             with recorder.span_of(turn.doing, turn.device):
                 replica.do(task, turn.rows, batch, loss_fn)
+            return
+        recorder.doing = turn.doing
+        replica.do(task, turn.rows, batch, loss_fn)
+        recorder.doing = None
 
     def _take_in(self, turn: Turn[AnyReplica], ahead: Ahead) -> None:
         task, inbox = turn.task, turn.replica.inbox
