@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._utils import _flatten_dense_tensors
 from torch.autograd.graph import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
@@ -147,9 +148,14 @@ def profiling() -> bool:
     return torch.autograd._profiler_enabled()
 
 
-def norms(tensors: list[Tensor]) -> Sequence[Tensor]:
-    """Return the 2-norm of every tensor (0-d each), found by as few kernels as may be; there must be a tensor."""
-    return torch._foreach_norm(tensors)
+def norms(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the 2-norm of every tensor (0-d each) in one call; there must be a tensor."""
+    return list(torch._foreach_norm(tensors))
+
+
+def end_to_end(tensors: list[Tensor]) -> Tensor:
+    """Return a vector of all elements of some tensors in one call; there must be a tensor."""
+    return _flatten_dense_tensors(tensors)
 
 
 def running_node() -> Node | None:

@@ -36,8 +36,8 @@ class Batch:
 
     def input_rows(self, names: Sequence[str], rows: SampleRange, device: torch.device) -> dict[str, Tensor]:
         """Return these samples of some inputs, by name, on `device`."""
-        window, inputs = slice(rows.start, rows.stop), self.inputs
-        found = {name: inputs[name][window] for name in names}
+        start, count, inputs = rows.start, len(rows), self.inputs
+        found = {name: inputs[name].narrow(0, start, count) for name in names}
         for name, tensor in found.items():
             if tensor.device != device:
                 found[name] = tensor.to(device, non_blocking=True)
@@ -45,11 +45,11 @@ class Batch:
 
     def target_rows(self, rows: SampleRange, device: torch.device) -> Any:
         """Return these samples of the targets, on `device`."""
-        window = slice(rows.start, rows.stop)
+        start, count = rows.start, len(rows)
         if isinstance(self.targets, Tensor):  # as most are: quickly
-            found = self.targets[window]
+            found = self.targets.narrow(0, start, count)
             return found if found.device == device else found.to(device, non_blocking=True)
-        return map_tensors(self.targets, lambda tensor: tensor[window].to(device, non_blocking=True))
+        return map_tensors(self.targets, lambda tensor: tensor.narrow(0, start, count).to(device, non_blocking=True))
 
 
 def fingerprint(batch: Batch) -> str:

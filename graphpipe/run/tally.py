@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import NonFiniteLoss
-from graphpipe.model.torch_private import norms
+from graphpipe.model.torch_private import end_to_end, norms
 from graphpipe.plan import Plan
 from graphpipe.run.numbers import Numbers
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.shards import counted
+
+_FEW = 2**18
+"""Elements of all gradients of a stage that are copied into one vector sooner than they are looked at one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,11 @@ def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
 
 def total_norm(gradients: list[Tensor]) -> float:
     """Return the 2-norm of all gradients together; NaN or infinite if anything in them is."""
-    return float(torch.linalg.vector_norm(torch.stack([*norms(gradients)]))) if gradients else 0.0
+    if not gradients:
+        return 0.0
+    if sum([each.numel() for each in gradients]) <= _FEW:
+        return float(torch.linalg.vector_norm(end_to_end(gradients)))
+    return float(torch.linalg.vector_norm(torch.stack(norms(gradients))))
 
 
 def _found(replica: StageReplica) -> tuple[float, float]:
