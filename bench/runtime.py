@@ -12,7 +12,7 @@ steps that followed each other.
   branches of two layers and one that joins them, on five ranks; torch.distributed.pipelining runs them one after
   another, as it runs nothing but chains. `predicted` is the ratio of the simulated steps.
 - **alone**: one stage on one rank against gradient accumulation over the same micro-batches, in processor time (one
-  thread does it all). Ours takes about 0.1 ms more per forward or backward, however long that is: the shorter the
+  thread does it all). Ours takes 0.05 to 0.1 ms more per forward or backward, however long that is: the shorter the
   tasks, the higher the ratio. `unchecked` is the ratio when ours does not look for NaN.
 """
 

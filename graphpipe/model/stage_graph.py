@@ -1,6 +1,6 @@
 """The graph of one stage, cut out of a captured model, and the module that runs it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import fx, nn
 
@@ -9,6 +9,9 @@ from graphpipe.model.measure import attribute
 from graphpipe.model.region import fold
 from graphpipe.model.torch_private import make_plain
 from graphpipe.model.values import free_needs, is_anchor
+
+_EMPTY = fx.GraphModule({}, fx.Graph())
+"""Has the names that no submodule of a graph module can have."""
 
 
 def stage_graph(
@@ -63,19 +66,32 @@ def _graph_module(
     module: nn.Module, captured: Captured, graph: fx.Graph, made: Mapping[str, nn.Module]
 ) -> fx.GraphModule:
     # Tensors that glue reads get names of their own, so that nothing is registered on a module of the user's.
+    # Submodules have names without dots: each that is looked up on the way to another takes time in every forward.
     constants = captured.skeleton.constants
     root: dict[str, object] = {}
     plain: list[str] = []
+    flat: dict[str, str] = {}
     for node in graph.nodes:
         if node.op == "call_module":
-            root[node.target] = made[node.target] if node.target in made else module.get_submodule(node.target)
+            path = str(node.target)
+            if path not in flat:
+                flat[path] = _free_name(path.replace(".", "_"), root)
+                root[flat[path]] = made[path] if path in made else module.get_submodule(path)
+            node.target = flat[path]
         elif node.op == "get_attr":
             tensor = constants[node.target] if node.target in constants else attribute(module, node.target)
-            plain += [f"tensor_{len(root)}"] if node.target in constants else []
-            node.target = f"tensor_{len(root)}"
-            root[node.target] = tensor
+            name = _free_name(f"tensor_{len(root)}", root)
+            plain += [name] if node.target in constants else []
+            node.target = name
+            root[name] = tensor
     inner = fx.GraphModule(root, graph, "Stage")
     for name in plain:  # a constant is no buffer: it is in nobody's state
         make_plain(inner, name)
     inner.training = module.training
     return inner
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    while name in taken or hasattr(_EMPTY, name):
+        name += "_"
+    return name

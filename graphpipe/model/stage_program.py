@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from graphpipe.model.program import ValueSpec
 from graphpipe.model.torch_private import TreeSpec, flatten, unflatten
@@ -34,8 +34,9 @@ class ModuleStage:
 
     def __call__(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:
         """Compute the stage (see StageProgram)."""
-        sent, results = self.module(*(values[name] for name in self.arguments))
-        output = unflatten(list(results), self.output_spec) if self.is_output else None
+        # Not fx's own call, which looks for errors in generated code, and takes longer.
+        sent, results = nn.Module.__call__(self.module, *[values[name] for name in self.arguments])
+        output = unflatten(results, self.output_spec) if self.is_output else None
         return dict(zip(self.sent, sent, strict=True)), output
 
     def arrange(self, output: object) -> object:

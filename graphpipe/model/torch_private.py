@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._utils import _flatten_dense_tensors
 from torch.autograd.graph import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
@@ -40,6 +41,9 @@ def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
 
 def unflatten(leaves: Sequence[object], spec: TreeSpec) -> Any:
     """Arrange leaves as `flatten` found them."""
+    if spec.type is None:  # a leaf, as most models return
+        (leaf,) = leaves
+        return leaf
     return pytree.tree_unflatten(leaves, spec)
 
 
@@ -142,6 +146,16 @@ def same_but_no_leaf(tensor: Tensor) -> Tensor:
 def profiling() -> bool:
     """True while torch's profiler records this thread; naming a range to it costs some microseconds even if not."""
     return torch.autograd._profiler_enabled()
+
+
+def norms(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the 2-norm of every tensor (0-d each) in one call; there must be a tensor."""
+    return list(torch._foreach_norm(tensors))
+
+
+def end_to_end(tensors: list[Tensor]) -> Tensor:
+    """Return a vector of all elements of some tensors in one call; there must be a tensor."""
+    return _flatten_dense_tensors(tensors)
 
 
 def running_node() -> Node | None:

@@ -1,9 +1,9 @@
 """One mini-batch as a rank sees it: everybody has all of it, and takes the rows it needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -34,13 +34,22 @@ class Batch:
     loss_scale: float = 1.0
     """What the loss is multiplied by for the backward."""
 
-    def input_rows(self, name: str, rows: SampleRange, device: torch.device) -> Tensor:
-        """Return these samples of an input, on `device`."""
-        return self.inputs[name][rows.start : rows.stop].to(device, non_blocking=True)
+    def input_rows(self, names: Sequence[str], rows: SampleRange, device: torch.device) -> dict[str, Tensor]:
+        """Return these samples of some inputs, by name, on `device`."""
+        start, count, inputs = rows.start, len(rows), self.inputs
+        found = {name: inputs[name].narrow(0, start, count) for name in names}
+        for name, tensor in found.items():
+            if tensor.device != device:
+                found[name] = tensor.to(device, non_blocking=True)
+        return found
 
     def target_rows(self, rows: SampleRange, device: torch.device) -> Any:
         """Return these samples of the targets, on `device`."""
-        return map_tensors(self.targets, lambda tensor: tensor[rows.start : rows.stop].to(device, non_blocking=True))
+        start, count = rows.start, len(rows)
+        if isinstance(self.targets, Tensor):  # as most are: quickly
+            found = self.targets.narrow(0, start, count)
+            return found if found.device == device else found.to(device, non_blocking=True)
+        return map_tensors(self.targets, lambda tensor: tensor.narrow(0, start, count).to(device, non_blocking=True))
 
 
 def fingerprint(batch: Batch) -> str:
@@ -60,15 +69,21 @@ def check_rows(inputs: Mapping[str, Tensor], targets: object) -> int:
     """
     if not inputs:
         raise InvalidInput("the mini-batch has no inputs", where="inputs")
+    given = leaves(targets)
+    size = first.shape[0] if (first := next(iter(inputs.values()))).ndim else 0
+    if size and all(each.ndim and each.shape[0] == size for each in (*inputs.values(), *given)):
+        return size
+    _refuse_rows(inputs, given)
+
+
+def _refuse_rows(inputs: Mapping[str, Tensor], targets: Sequence[Tensor]) -> NoReturn:
     sizes = {f"input '{name}'": tensor for name, tensor in inputs.items()}
-    sizes |= {f"target {number}": tensor for number, tensor in enumerate(leaves(targets))}
+    sizes |= {f"target {number}": tensor for number, tensor in enumerate(targets)}
     counts = {name: tensor.shape[0] if tensor.ndim else 0 for name, tensor in sizes.items()}
     first, size = next(iter(counts.items()))
-    for name, count in counts.items():
-        if count != size or count == 0:
-            raise InvalidInput(
-                f"{name} holds {count} samples, {first} holds {size}",
-                where="mini-batch",
-                remedy="The first dimension of every input and target is the samples of the mini-batch.",
-            )
-    return size
+    wrong = next(name for name, count in counts.items() if count != size or count == 0)
+    raise InvalidInput(
+        f"{wrong} holds {counts[wrong]} samples, {first} holds {size}",
+        where="mini-batch",
+        remedy="The first dimension of every input and target is the samples of the mini-batch.",
+    )

@@ -1,7 +1,7 @@
 """A micro-batch between its forward and its backward, and what a stage keeps of it."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -50,8 +50,8 @@ class Flight:
     def forward(self) -> Computed:
         """Compute, and keep what the backward needs."""
         if self.forgetful is None:
-            computed = self._record()
-            self._computed = computed._replace(result=None)  # the loss alone is gone back from
+            computed = self.compute() if self.shelf is None else self._record()
+            self._keep(computed)
             return computed
         with torch.no_grad():
             computed, self._buffers = self.forgetful.first(self.compute)
@@ -66,9 +66,11 @@ class Flight:
             around: takes where the backward begins, and returns what to be inside of while it runs.
         """
         roots, gradients = self._roots(arrived)
-        if roots:
-            with nullcontext() if around is None else around(roots):
+        if roots and around is not None:
+            with around(roots):
                 torch.autograd.backward(roots, gradients)
+        elif roots:
+            torch.autograd.backward(roots, gradients)
 
     def input_half(self, arrived: Values, *, check: bool) -> WeightHalf:
         """Do the half of the backward that concerns what was received, and return the other half."""
@@ -79,6 +81,8 @@ class Flight:
 
     def gradients(self) -> dict[int, Values]:
         """Return the gradients of what was received, by edge."""
+        if not self.received:
+            return {}
         return {
             edge: {name: gradient_of(leaf) for name, leaf in by_name.items() if leaf.requires_grad}
             for edge, by_name in self.received.items()
@@ -90,15 +94,26 @@ class Flight:
             assert self.forgetful is not None
             if not (arrived or self._ends):
                 return [], []  # Nothing before trains.
-            self._computed = self.forgetful.again(self._record, self._buffers)
+            self._keep(self.forgetful.again(self._record, self._buffers))
+        assert self._computed is not None
         outputs, _, loss = self._computed
-        roots = {name: outputs[name] for name in arrived if outputs[name].requires_grad}
-        gradients = [arrived[name] for name in roots]
-        if loss is None or not loss.requires_grad:
-            return [*roots.values()], gradients
-        share = torch.full_like(loss, self.share * self.scale)
-        return [*roots.values(), loss], [*gradients, share]
+        roots: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for name, gradient in arrived.items():
+            if outputs[name].requires_grad:
+                roots.append(outputs[name])
+                gradients.append(gradient)
+        if loss is not None and loss.requires_grad:
+            roots.append(loss)
+            gradients.append(torch.full_like(loss, self.share * self.scale))
+        return roots, gradients
+
+    def _keep(self, computed: Computed) -> None:
+        # The backward begins at the loss: the output that it was computed from may go.
+        self._computed = computed if computed.loss is None else Computed(computed.outputs, None, computed.loss)
 
     def _record(self) -> Computed:
-        with nullcontext() if self.shelf is None else self.shelf.keeping():
+        if self.shelf is None:
+            return self.compute()
+        with self.shelf.keeping():
             return self.compute()

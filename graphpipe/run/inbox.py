@@ -65,5 +65,5 @@ class Inbox:
 
     def take(self, task: Task) -> dict[int, Values]:
         """Return, and forget, what came for `task`, by edge in ascending order."""
-        parcel = self.parcels.pop(task, None)
+        parcel = self.parcels.pop(task, None) if self.parcels else None
         return dict(sorted(parcel.edges.items())) if parcel else {}

@@ -11,12 +11,12 @@ from graphpipe.run.batch import Batch, check_rows, fingerprint
 from graphpipe.run.build import match_modes
 from graphpipe.run.fit import fit
 from graphpipe.run.replica import StageReplica
-from graphpipe.run.shapes import Shapes, show
+from graphpipe.run.shapes import Fitted, Shapes, show
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.worker import Worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Intake:
     """Makes mini-batches of what this rank is given; all ranks call its methods alike."""
 
@@ -25,6 +25,8 @@ class Intake:
     worker: Worker[StageReplica]
     neighbours: tuple[int, ...]
     """The ranks to compare with (see `agreement.neighbours`)."""
+    fitted: Fitted | None = None
+    """What the replicas are fitted to; None before the first mini-batch, and after an error."""
 
     def check(
         self,
@@ -81,20 +83,29 @@ class Intake:
             InvalidInput: another rank was given something else, or the stages cannot be made for these shapes.
             PeerLost, PeerStalled: another rank is gone.
         """
-        world = self.worker.world
-        self.worker.watch.at("agree", peer=EVERYBODY)
+        worker = self.worker
+        worker.watch.at("agree", peer=EVERYBODY)
+        fitted = self.shapes.known(batch.inputs)
+        agreement = None if worker.world.size == 1 else self._agree(batch, settle=fitted is None)
+        if fitted is None:
+            fitted = self.shapes.fit(batch.inputs)
+        if fitted is not self.fitted:
+            self.fitted = None
+            fit(worker, self.plan, self.shapes.first, fitted)
+            self.fitted = fitted
+        if batch.training:
+            match_modes(worker, fitted.programs)
+        worker.channels.agreement = agreement
+        return batch if batch.specs is fitted.specs else replace(batch, specs=fitted.specs)
+
+    def _agree(self, batch: Batch, *, settle: bool) -> Agreement:
         *_, step = batch.key
         # Ranks that draw their data apart do so from the first step on; to look at every step would cost time.
-        values = f" (values {fingerprint(batch)})" if batch.training and step == 0 and world.size > 1 else ""
+        values = f" (values {fingerprint(batch)})" if batch.training and step == 0 else ""
         said = f"was given {batch.size} samples{values} of {show(describe(batch.inputs))}"
-        agreement = Agreement.begin(world, self.neighbours, said)
-        if not (batch.training and self.shapes.knows(batch.inputs)):
+        agreement = Agreement.begin(self.worker.world, self.neighbours, said)
+        if settle or not batch.training:
             agreement.settle()
         if not batch.training:
-            world.barrier()  # messages will go between ranks that have not compared theirs with each other
-        fitted = self.shapes.fit(batch.inputs)
-        fit(self.worker, self.plan, self.shapes.first, fitted)
-        if batch.training:
-            match_modes(self.worker, fitted.programs)
-        self.worker.channels.agreement = agreement
-        return replace(batch, specs=fitted.specs)
+            self.worker.world.barrier()  # messages will go between ranks that have not compared theirs with each other
+        return agreement

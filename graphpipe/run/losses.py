@@ -1,7 +1,7 @@
 """The loss of some samples: the user's function, checked, and what a whole mini-batch makes of it."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,13 @@ LossFunction = Callable[[Any, Any], Tensor]
 """Takes the model's output and the targets of some samples, and returns the mean loss over these samples."""
 
 
-def mean_loss(loss_fn: LossFunction, output: object, targets: object) -> Tensor:
+def mean_loss(loss_fn: Callable[[Any, Any], object], output: object, targets: object) -> Tensor:
     """Return the user's loss, a 0-d tensor, in float32 at least: its gradient may be scaled beyond float16.
 
     Raises:
         InvalidInput: the function returned anything else, or nothing that a backward could start from.
     """
-    loss = cast(object, loss_fn(output, targets))
+    loss = loss_fn(output, targets)
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.is_floating_point():
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise InvalidInput(
@@ -27,7 +27,7 @@ def mean_loss(loss_fn: LossFunction, output: object, targets: object) -> Tensor:
                 remedy="Compute it from the outputs without .detach(), .item() and torch.no_grad(), and leave some "
                 "parameter trainable.",
             )
-        return loss.to(torch.promote_types(loss.dtype, torch.float32))
+        return loss if loss.dtype is torch.float32 else loss.to(torch.promote_types(loss.dtype, torch.float32))
     raise InvalidInput(
         f"returned {kind_of(loss)}, must return a 0-d floating-point tensor",
         where="loss_fn",

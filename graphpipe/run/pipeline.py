@@ -150,6 +150,9 @@ class Pipeline:
                 neighbours=neighbours(plan, placement, self._lowered, self._world.rank),
             )
             shared_out = portions(self._worker, share_out=shard_optimizer)
+            self._devices = placement.devices(self._world.rank)
+            self._first_stage = self._worker.leaders()[0].seat.stage
+            self._replicated = [number for number, stage in enumerate(plan.stages) if stage.degree > 1]
             self._update = Update.of(shared_out, optimizer, lr_scheduler, clip_norm)
 
     def step(self, inputs: Inputs, targets: Any = None) -> float:
@@ -189,13 +192,14 @@ class Pipeline:
             if not overflown:
                 check_finite(result, plan, self.steps + 1)
             watch.at("optimizer")
-            with worker.recorder.span(self._devices[0], "optimizer", worker.leaders()[0].seat.stage):
+            with worker.recorder.span(self._devices[0], "optimizer", self._first_stage):
                 if not overflown:
                     self._update.step(result.gradient_norm)
             if self._scale is not None:
                 self._scale = self._scale.after(finite=not overflown)
-            watch.at("buffers", peer=EVERYBODY)
-            for stage in range(len(plan.stages)):
+            if self._replicated:
+                watch.at("buffers", peer=EVERYBODY)
+            for stage in self._replicated:
                 align_buffers(worker, stage)
             worker.recorder.end(self._devices)
             watch.end()
@@ -315,10 +319,6 @@ class Pipeline:
             self.close()
         else:
             self._abandon(error)
-
-    @property
-    def _devices(self) -> tuple[int, ...]:
-        return self._worker.placement.devices(self._world.rank)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {

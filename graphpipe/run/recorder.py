@@ -101,10 +101,14 @@ class Recorder:
             peer: the other device of a transfer.
             count: bytes of a transfer.
         """
-        self.doing = Doing(kind, stage, micro_batch)
+        return self.span_of(Doing(kind, stage, micro_batch), device, peer, count)
+
+    def span_of(self, doing: Doing, device: int, peer: int = -1, count: float = 0.0) -> AbstractContextManager[None]:
+        """Return the same for what is named already."""
+        self.doing = doing
         if not (self.on or profiling()):
             return self.unseen
-        return Recording(self, device, self.doing, peer, count)
+        return Recording(self, device, doing, peer, count)
 
     def name(self, doing: Doing) -> str:
         """Return what torch's profiler shows."""

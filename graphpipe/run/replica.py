@@ -2,13 +2,14 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from graphpipe.model.program import StageProgram
-from graphpipe.plan.sharding import SampleRange
+from graphpipe.plan.sharding import SampleRange, count_micro_batches
 from graphpipe.run.batch import Batch
 from graphpipe.run.engine import Engine
 from graphpipe.run.flight import Computed, Flight
@@ -17,7 +18,7 @@ from graphpipe.run.losses import LossFunction, is_exact, mean_loss, sum_of
 from graphpipe.run.placement import Seat
 from graphpipe.run.precision import casting
 from graphpipe.run.recompute import Forgetful
-from graphpipe.run.rng import seed
+from graphpipe.run.rng import number_of, seed
 from graphpipe.run.shelf import Shelf
 from graphpipe.run.split_backward import WeightHalf
 from graphpipe.run.values import check_outputs, enter
@@ -62,7 +63,8 @@ class StageReplica:
     halves: dict[int, WeightHalf] = field(default_factory=dict[int, WeightHalf])
     """Between the two halves of a backward."""
     held: dict[int, float] = field(default_factory=dict[int, float])
-    """Samples in flight, by micro-batch: from the forward to the end of the backward, of both its halves."""
+    """Samples in flight, by micro-batch: from the forward to the end of the backward, of both its halves. Only where
+    there is a limit to assert."""
     outgoing: dict[int, Values] = field(default_factory=dict[int, Values])
     """What the last task has to send, by edge: transfers come right after the task that made them."""
     outgoing_task: Task | None = None
@@ -70,6 +72,8 @@ class StageReplica:
     """Of this step so far: each micro-batch's loss (0-d) and its share of the mini-batch."""
     sums: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
     """By micro-batch of this step: a number for every output (0-d), not finite if anything in it was not."""
+    seeds: list[int] = field(default_factory=list[int])
+    """Of the random numbers of each micro-batch of this step; empty before the first task."""
     results: list[tuple[SampleRange, Any]] = field(default_factory=list[tuple[SampleRange, Any]])
     """The model's outputs and their samples (evaluation only)."""
     frees: bool | None = None
@@ -92,6 +96,7 @@ class StageReplica:
         self.results = []
         self.losses.clear()
         self.sums.clear()
+        self.seeds = []
 
     def do(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do a task of these samples, and hold what it has to send."""
@@ -108,15 +113,16 @@ class StageReplica:
         self.outgoing_task = task
 
     def _forward(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> dict[int, Values]:
-        received = self.inbox.take(task)
-        if batch.training:
-            self._take_off(task, len(rows))
+        received, samples = self.inbox.take(task), len(rows)
+        if batch.training and self.room is not None:
+            self._take_off(task, samples, self.room)
+        if batch.training and received:
             self._collect_gradients(received, batch)
         flight = Flight(
             received=received,
-            share=len(rows) / batch.size,
+            share=samples / batch.size,
             scale=batch.loss_scale,
-            compute=lambda: self._compute(task, received, rows, batch, loss_fn),
+            compute=partial(self._compute, task, received, rows, batch, loss_fn),
             forgetful=self.forgetful if batch.training else None,
             shelf=Shelf(trial=self.frees is not True) if self.splits and batch.training else None,
         )
@@ -126,30 +132,30 @@ class StageReplica:
             self.flights[task.micro_batch] = flight
         elif self.program.is_output:
             self.results.append((rows, result))
-        sends = self.program.sends.items()
-        return {edge: {spec.name: outputs[spec.name].detach() for spec in specs} for edge, specs in sends}
+        if not (sends := self.program.sends):
+            return {}
+        return {edge: {spec.name: outputs[spec.name].detach() for spec in specs} for edge, specs in sends.items()}
 
     def _backward(self, task: Task) -> dict[int, Values]:
         flight = self.flights.pop(task.micro_batch)
         flight.backward(self._sum_over_consumers(task), self.engine.last_backward if task == self.last else None)
-        self._spoil_gradients()
-        del self.held[task.micro_batch]
+        self._land(task)
         return flight.gradients()
 
     def _input_half(self, task: Task) -> dict[int, Values]:
         flight = self.flights.pop(task.micro_batch)
         half = flight.input_half(self._sum_over_consumers(task), check=self.whole is None)
         self.halves[task.micro_batch], self.whole = half, half.whole
-        self.held[task.micro_batch] *= self.kept
+        if self.room is not None:
+            self.held[task.micro_batch] *= self.kept
         return flight.gradients()
 
     def _weight_half(self, task: Task) -> None:
         half = self.halves.pop(task.micro_batch)
         half.run()
-        self._spoil_gradients()
         if self.frees is None and half.shelf is not None:
             self.frees = not half.shelf.mistaken
-        del self.held[task.micro_batch]
+        self._land(task)
 
     def _compute(
         self,
@@ -159,30 +165,45 @@ class StageReplica:
         batch: Batch,
         loss_fn: LossFunction | None,
     ) -> Computed:
-        # Random numbers depend on the task alone.
-        values = {name: batch.input_rows(name, rows, self.device) for name in self.program.model_inputs}
+        values = batch.input_rows(self.program.model_inputs, rows, self.device)
         for by_name in received.values():
             values |= {name: enter(value) for name, value in by_name.items()}
         if self.forgetful is not None and not torch.is_grad_enabled():
             # The stage may write into its inputs, which are needed once more.
             values = {name: value.clone() for name, value in values.items()}
-        loss = None
-        seed(self.device, *batch.key, task.stage, task.micro_batch, self.seat.replica)
+        # Random numbers depend on the task alone.
+        if not self.seeds:
+            self.seeds = self._seeds(task.stage, batch)
+        seed(self.device, self.seeds[task.micro_batch])
+        if self.precision == "fp32":
+            return self._run(values, rows, batch, loss_fn)
         with casting(self.precision, self.device):
-            outputs, result = self.program(values)
-            outputs = {name: self.watch.spoil("forward", value) for name, value in outputs.items()}
-            check_outputs(outputs, {edge: batch.specs[edge] for edge in self.program.sends}, len(rows), self.stage_name)
-            if self.program.is_output and loss_fn is not None:
-                loss = mean_loss(loss_fn, result, batch.target_rows(rows, self.device))
-                loss = self.watch.spoil("forward", loss)
+            return self._run(values, rows, batch, loss_fn)
+
+    def _seeds(self, stage: int, batch: Batch) -> list[int]:
+        # All at once: between two tasks each would take many times as long, with what it needs in no cache.
+        count = count_micro_batches(batch.size, batch.micro_batches[stage])
+        return [number_of(*batch.key, stage, index, self.seat.replica) for index in range(count)]
+
+    def _run(self, values: Values, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> Computed:
+        program, watch, loss = self.program, self.watch, None
+        outputs, result = program(values)
+        if watch.injector.armed:
+            outputs = {name: watch.spoil("forward", value) for name, value in outputs.items()}
+        if program.sends:
+            check_outputs(outputs, {edge: batch.specs[edge] for edge in program.sends}, len(rows), self.stage_name)
+        if program.is_output and loss_fn is not None:
+            loss = mean_loss(loss_fn, result, batch.target_rows(rows, self.device))
+            if watch.injector.armed:
+                loss = watch.spoil("forward", loss)
         return Computed(outputs, result, loss)
 
-    def _take_off(self, task: Task, samples: int) -> None:
+    def _take_off(self, task: Task, samples: int, room: float) -> None:
         self.held[task.micro_batch] = samples
         held = sum(self.held.values())
-        assert self.room is None or held <= self.room + _ROUNDING, (
+        assert held <= room + _ROUNDING, (
             f"stage '{self.stage_name}', replica {self.seat.replica}: with {task} {held:g} samples are in flight, "
-            f"the plan allows {self.room:g}"
+            f"the plan allows {room:g}"
         )
 
     def _collect_gradients(self, received: dict[int, Values], batch: Batch) -> None:
@@ -198,15 +219,18 @@ class StageReplica:
                 total[name] = total[name] + gradient if name in total else gradient
         return total
 
-    def _spoil_gradients(self) -> None:
-        # Where an injected fault wants it.
-        for parameter in self.module.parameters() if self.watch.injector.armed else ():
-            if parameter.grad is not None:
-                parameter.grad = self.watch.spoil("backward", parameter.grad)
+    def _land(self, task: Task) -> None:
+        self.held.pop(task.micro_batch, None)
+        if self.watch.injector.armed:
+            for parameter in self.module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = self.watch.spoil("backward", parameter.grad)
 
     def _note(self, task: Task, outputs: Values, loss: Tensor | None, share: float, *, check_finite: bool) -> None:
+        seen = [sum_of(value) for value in outputs.values() if not is_exact(value)] if check_finite and outputs else []
         if loss is not None:
-            self.losses.append((loss.detach(), share))
+            loss = loss.detach()
+            self.losses.append((loss, share))
+            seen.append(loss)
         if check_finite:
-            seen = [*outputs.values(), *([] if loss is None else [loss])]
-            self.sums[task.micro_batch] = [sum_of(value) for value in seen if not is_exact(value)]
+            self.sums[task.micro_batch] = seen

@@ -13,14 +13,24 @@ from torch import Tensor
 @contextmanager
 def apart(device: torch.device) -> Generator[None]:
     """Put torch's generators back, afterwards, to where they are now: once per step, as it costs more than `seed`."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    cpu = torch.default_generator.get_state()
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(cpu)
+        if own is not None:
+            torch.cuda.set_rng_state(own, device)
 
 
-def seed(device: torch.device, *key: int) -> None:
-    """Seed torch's generators from `key` (seed, step, stage, micro-batch, replica)."""
+def number_of(*key: int) -> int:
+    """Return what to seed generators with for `key` (seed, step, stage, micro-batch, replica)."""
     digest = blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
-    number = int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(digest, "little") >> 1
+
+
+def seed(device: torch.device, number: int) -> None:
+    """Seed torch's generators of the CPU and of `device`."""
     # Not torch.manual_seed, which formats a stack trace where there is no GPU.
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":

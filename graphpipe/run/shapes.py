@@ -18,6 +18,8 @@ from graphpipe.run.precision import DTYPES
 from graphpipe.run.values import EdgeSpecs, edge_specs
 
 Inputs = tuple[Input, ...]
+_Key = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+"""Name, shape of a sample and dtype of every input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +60,12 @@ class Shapes:
         else:
             programs = tuple(model)
             self.first = Fitted(inputs=plan.graph.inputs, programs=programs, specs=edge_specs(programs))
-        self._known = {plan.graph.inputs: self.first}
+        key = tuple((each.name, each.sample_shape, getattr(torch, each.dtype)) for each in plan.graph.inputs)
+        self._known: dict[_Key, Fitted] = {key: self.first}
 
-    def knows(self, batch: Mapping[str, Tensor]) -> bool:
-        """True if inputs of these shapes have come up before."""
-        return describe(batch) in self._known
+    def known(self, batch: Mapping[str, Tensor]) -> Fitted | None:
+        """Return the split for inputs of these shapes; None if they have not come up before."""
+        return self._known.get(_key(batch))
 
     def fit(self, batch: Mapping[str, Tensor]) -> Fitted:
         """Return the split for inputs of these shapes.
@@ -70,10 +73,10 @@ class Shapes:
         Raises:
             InvalidInput: the model cannot be captured with these, or computes something else then.
         """
-        inputs = describe(batch)
-        if inputs not in self._known:
-            self._known[inputs] = self._make(inputs)
-        return self._known[inputs]
+        found = self.known(batch)
+        if found is None:
+            found = self._known[_key(batch)] = self._make(describe(batch))
+        return found
 
     def _make(self, inputs: Inputs) -> Fitted:
         if self._model is None:  # what they send is checked before it leaves
@@ -87,6 +90,11 @@ class Shapes:
         if self._precision in DTYPES:
             specs = autocast_specs(programs, inputs, self._device, DTYPES[self._precision])
         return Fitted(inputs=inputs, programs=programs, specs=specs)
+
+
+def _key(batch: Mapping[str, Tensor]) -> _Key:
+    # What `describe` returns, with nothing to be built or printed: it is looked up in every step.
+    return tuple([(name, tensor.shape[1:], tensor.dtype) for name, tensor in batch.items()])
 
 
 def show(inputs: Inputs) -> str:

@@ -1,5 +1,7 @@
 """Tensors of which every rank of a group holds some rows (DTensor): the whole of one, and a rank's own rows."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -22,6 +24,18 @@ def whole(tensor: Tensor) -> Tensor:
 def own(tensor: Tensor) -> Tensor:
     """Return what of a tensor is on this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def counted(tensors: Iterable[Tensor], *, whole: bool) -> list[Tensor]:
+    """Return what of some tensors is on this rank alone: its part of those in shards, and of the others all, or none.
+
+    Args:
+        tensors: in shards or not.
+        whole: whether those that are not in shards count here.
+    """
+    return [
+        each.to_local() if isinstance(each, DTensor) else each for each in tensors if whole or isinstance(each, DTensor)
+    ]
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import NonFiniteLoss
+from graphpipe.model.torch_private import end_to_end, norms
 from graphpipe.plan import Plan
 from graphpipe.run.numbers import Numbers
 from graphpipe.run.replica import StageReplica
-from graphpipe.run.shards import is_sharded, own
+from graphpipe.run.shards import counted
+
+_FEW = 2**18
+"""Elements of all gradients of a stage that are copied into one vector sooner than they are looked at one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +62,11 @@ def tally(
     for replica in replicas:
         seat = replica.seat
         place = first_place[seat.stage] + seat.replica
+        loss, given[replicas_in_all + place] = _found(replica)
         if seat.stage == output_stage:
-            given[seat.replica] = _loss(replica)
+            given[seat.replica] = loss
         if with_norms:
             given[place] = total_norm(_counted(plan, replica)) ** 2
-        given[replicas_in_all + place] = _first_bad(replica)
     sums = numbers.add_up(given)
     rest = iter(sums[degree:])
     squared_norms = [sum(islice(rest, replicas)) for replicas in degrees]
@@ -84,29 +88,31 @@ def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
         names = replica.program.parameter_names
         parameters = [each for local, each in replica.module.named_parameters() if names[local] not in elsewhere]
     gradients = [each.grad for each in parameters if each.grad is not None]
-    return [own(gradient) for gradient in gradients if is_sharded(gradient) or replica.seat.replica == 0]
+    return counted(gradients, whole=replica.seat.replica == 0)
 
 
-def total_norm(gradients: Sequence[Tensor]) -> float:
+def total_norm(gradients: list[Tensor]) -> float:
     """Return the 2-norm of all gradients together; NaN or infinite if anything in them is."""
-    return float(torch.nn.utils.get_total_norm(gradients, foreach=True)) if gradients else 0.0
-
-
-def _loss(replica: StageReplica) -> float:
-    # The part of the mini-batch's loss that the replica has computed.
-    if not replica.losses:
+    if not gradients:
         return 0.0
-    values: list[float] = torch.stack([loss for loss, _ in replica.losses]).tolist()
-    return sum(value * share for value, (_, share) in zip(values, replica.losses, strict=True))
+    if sum([each.numel() for each in gradients]) <= _FEW:
+        return float(torch.linalg.vector_norm(end_to_end(gradients)))
+    return float(torch.linalg.vector_norm(torch.stack(norms(gradients))))
 
 
-def _first_bad(replica: StageReplica) -> float:
-    # Infinity where there is none.
+def _found(replica: StageReplica) -> tuple[float, float]:
+    """Return the part of the mini-batch's loss that the replica has computed, and its first bad micro-batch.
+
+    The latter is infinity where there is none. A GPU is waited for once.
+    """
+    losses = [loss for loss, _ in replica.losses]
     seen = [(number, each) for number, sums in replica.sums.items() for each in sums]
-    values: list[float] = torch.stack([each for _, each in seen]).tolist() if seen else []
-    return min(
-        (number for (number, _), value in zip(seen, values, strict=True) if not math.isfinite(value)), default=math.inf
-    )
+    if not (losses or seen):
+        return 0.0, math.inf
+    values: list[float] = torch.stack([*losses, *(each for _, each in seen)]).tolist()
+    loss = sum(value * share for value, (_, share) in zip(values, replica.losses, strict=False))
+    sums = zip(seen, values[len(losses) :], strict=True)
+    return loss, min((number for (number, _), value in sums if not math.isfinite(value)), default=math.inf)
 
 
 def check_finite(result: Tally, plan: Plan, step: int) -> None:

@@ -84,8 +84,9 @@ class Update:
 
     def clear(self) -> None:
         """Drop all gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        for portion in self.portions:
+            for parameter in portion.parameters:
+                parameter.grad = None
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply all gradients by a factor."""

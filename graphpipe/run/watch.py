@@ -58,7 +58,8 @@ class Watch:
         Raises:
             InvalidInput: a fault of this step struck nothing.
         """
-        self.injector.check_all_struck(self.notebook.step)
+        if self.injector.armed:
+            self.injector.check_all_struck(self.notebook.step)
         self.notebook.note("data")
 
     @property

@@ -2,22 +2,25 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from itertools import takewhile
+from typing import Generic, Protocol, TypeVar, cast
 
 from torch import Tensor, nn
 
 from graphpipe.model.program import ValueSpec
+from graphpipe.model.torch_private import profiling
 from graphpipe.plan.sharding import SampleRange, sample_range
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
 from graphpipe.run.engine import Engine
 from graphpipe.run.inbox import Inbox, Values
-from graphpipe.run.lane import Lane
+from graphpipe.run.lane import Immediate, Lane
 from graphpipe.run.lanes import Lanes
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
-from graphpipe.run.recorder import Recorder
+from graphpipe.run.recorder import Doing, Recorder
 from graphpipe.run.shared import SharedParameters
+from graphpipe.run.turn import Learnt, Turn
 from graphpipe.run.values import check_message
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
@@ -79,8 +82,10 @@ class Worker(Generic[AnyReplica]):
     watch: Watch
     shared: Sequence[SharedParameters] = ()
     """By position in `Plan.exchanges`."""
-    learnt: "Learnt | None" = None
+    learnt: Learnt[AnyReplica] | None = None
     """Of the schedule that was run last."""
+    recorded: bool = True
+    """Whether anybody looks at the tasks of this step: the recorder, or torch's profiler."""
 
     def run(self, lowered: LoweredSchedule, batch: Batch, loss_fn: LossFunction | None) -> None:
         """Do this rank's part of one mini-batch, and wait until the last message is gone."""
@@ -89,30 +94,49 @@ class Worker(Generic[AnyReplica]):
         self.channels.sending.clear()
         for engine in self.engines.values():
             engine.begin()
-        own = self._learn(lowered)
+        learnt = self._learn(lowered, batch)
+        self.recorded = self.recorder.on or profiling()
         with self.lanes.forked():
-            self._do_all(own, batch, loss_fn)
+            self._do_all(learnt, batch, loss_fn)
         for engine in self.engines.values():
             engine.end()
         self.watch.at("tally", peer=EVERYBODY)
         self.channels.drain()
 
-    def _do_all(self, own: Sequence[tuple[int, Action]], batch: Batch, loss_fn: LossFunction | None) -> None:
+    def _do_all(self, learnt: Learnt[AnyReplica], batch: Batch, loss_fn: LossFunction | None) -> None:
         ahead = self._ahead(batch)
-        alone = next((place for place, (_, action) in enumerate(own) if not isinstance(action, Compute)), len(own))
-        for device, action in own[:alone]:
-            self._do(device, action, batch, loss_fn, ahead)
+        for turn in learnt.turns:
+            self._compute(turn, batch, loss_fn, ahead)
         self.channels.settle()  # before the first message
-        ahead.start(action.transfer for _, action in own if isinstance(action, Receive) and self._from_afar(action))
-        for device, action in own[alone:]:
+        rest = learnt.rest
+        ahead.start(action.transfer for _, action in rest if isinstance(action, Receive) and self._from_afar(action))
+        for device, action in rest:
             self._do(device, action, batch, loss_fn, ahead)
 
-    def _learn(self, lowered: LoweredSchedule) -> Sequence[tuple[int, Action]]:
-        # A training runs the same schedule in every step.
+    def _learn(self, lowered: LoweredSchedule, batch: Batch) -> Learnt[AnyReplica]:
         if self.learnt is None or self.learnt.lowered is not lowered:
             taken = taken_by(lowered, self.placement.rank_of, self.world.rank)
-            self.learnt = Learnt(lowered, [*self.own(lowered)], taken)
-        return self.learnt.own
+            own: list[tuple[int, Turn[AnyReplica] | Action]] = []
+            for device, action in self.own(lowered):
+                if not isinstance(action, Compute):
+                    own.append((device, action))
+                elif rows := self._rows(action.task, device, batch):
+                    own.append((device, self._turn(action.task, device, rows, taken)))
+            turns = [turn for _, turn in takewhile(lambda each: isinstance(each[1], Turn), own)]
+            self.learnt = Learnt(lowered, cast("list[Turn[AnyReplica]]", turns), own[len(turns) :])
+        return self.learnt
+
+    def _turn(self, task: Task, device: int, rows: SampleRange, taken: Taken) -> Turn[AnyReplica]:
+        return Turn(
+            device=device,
+            task=task,
+            doing=Doing(task.kind, task.stage, task.micro_batch),
+            phase="forward" if task.kind == "F" else "backward",
+            replica=self.replicas[task.stage, device],
+            rows=rows,
+            lane=self.lanes.stage(task.stage, device),
+            taken=taken.get((device, task), ()),
+        )
 
     def own(self, lowered: LoweredSchedule) -> Iterable[tuple[int, Action]]:
         """Return the actions of this rank's devices, merged as the total order has them."""
@@ -130,10 +154,17 @@ class Worker(Generic[AnyReplica]):
         stages = sorted({stage for stage, _ in self.replicas})
         return [self.of_stage(stage)[0] for stage in stages]
 
-    def _do(self, device: int, action: Action, batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
+    def _do(
+        self,
+        device: int,
+        action: Turn[AnyReplica] | Action,
+        batch: Batch,
+        loss_fn: LossFunction | None,
+        ahead: Ahead,
+    ) -> None:
         match action:
-            case Compute(task):
-                self._compute(device, task, batch, loss_fn, ahead)
+            case Turn():
+                self._compute(action, batch, loss_fn, ahead)
             case Send(transfer):
                 self._send(transfer, batch)
             case Receive(transfer):
@@ -149,26 +180,40 @@ class Worker(Generic[AnyReplica]):
                 self._join(self.placement.plan.exchanges[number].stages)
                 with self.recorder.span(device, "reduce", first):
                     self.shared[number].sum_gradients(self.world)
+            case Compute():
+                raise AssertionError("tasks have been made turns")
 
-    def _compute(self, device: int, task: Task, batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
-        replica = self.replicas[task.stage, device]
-        rows = self._rows(task, device, batch)
-        if not rows:
+    def _compute(self, turn: Turn[AnyReplica], batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
+        if isinstance(turn.lane, Immediate):  # which saves time between the tasks of a CPU
+            self._do_turn(turn, batch, loss_fn, ahead)
             return
-        lane = self.lanes.stage(task.stage, device)
-        with lane.entered():
-            for message in replica.inbox.waiting(task):
-                peer = self.placement.devices(message.peer)[0]
-                self.watch.at("receive", task.stage, task.micro_batch, message.peer)
-                with self.recorder.span(device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
-                    message.wait()
-                ahead.used(message.rows.nbytes)
-            replica.inbox.enter(task, lane)
-            assert self.learnt is not None
-            self.channels.let_go(self.learnt.taken.get((device, task), ()))
-            self.watch.at("forward" if task.kind == "F" else "backward", task.stage, task.micro_batch)
-            with self.recorder.span(device, task.kind, task.stage, task.micro_batch):
-                replica.do(task, rows, batch, loss_fn)
+        with turn.lane.entered():
+            self._do_turn(turn, batch, loss_fn, ahead)
+
+    def _do_turn(self, turn: Turn[AnyReplica], batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
+        task, replica, recorder = turn.task, turn.replica, self.recorder
+        if replica.inbox.parcels:
+            self._take_in(turn, ahead)
+        if turn.taken:
+            self.channels.let_go(turn.taken)
+        self.watch.at(turn.phase, task.stage, task.micro_batch)
+        if self.recorded:
+            with recorder.span_of(turn.doing, turn.device):
+                replica.do(task, turn.rows, batch, loss_fn)
+            return
+        recorder.doing = turn.doing
+        replica.do(task, turn.rows, batch, loss_fn)
+        recorder.doing = None
+
+    def _take_in(self, turn: Turn[AnyReplica], ahead: Ahead) -> None:
+        task, inbox = turn.task, turn.replica.inbox
+        for message in inbox.waiting(task):
+            peer = self.placement.devices(message.peer)[0]
+            self.watch.at("receive", task.stage, task.micro_batch, message.peer)
+            with self.recorder.span(turn.device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
+                message.wait()
+            ahead.used(message.rows.nbytes)
+        inbox.enter(task, turn.lane)
 
     def _send(self, transfer: Transfer, batch: Batch) -> None:
         source = self.replicas[transfer.source_task.stage, transfer.source_device]
@@ -239,16 +284,6 @@ class Worker(Generic[AnyReplica]):
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas, but for what it shares with other stages."""
         self.engines[stage].reduce()
-
-
-@dataclass(frozen=True, slots=True)
-class Learnt:
-    """What a rank has to know of a schedule."""
-
-    lowered: LoweredSchedule
-    own: Sequence[tuple[int, Action]]
-    """Its actions (see `Worker.own`)."""
-    taken: Taken
 
 
 def _values(transfer: Transfer, batch: Batch) -> Sequence[ValueSpec]:

@@ -258,3 +258,23 @@ def test_splitting_leaves_the_module_as_it_was() -> None:
     assert list(module.state_dict()) == list(before)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
     assert not any("_call_impl" in vars(part) for part in module.modules())
+
+
+def test_submodules_may_have_any_names() -> None:
+    # Names that are alike without dots, and those that a graph module has itself.
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.ModuleDict({"b": nn.Linear(4, 4)})
+            self.a_b, self.graph, self.meta, self.tensor_1 = (nn.Linear(4, 4) for _ in range(4))
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.graph(self.a_b(self.a["b"](x)).relu())
+            return self.tensor_1(self.meta(x) * self.scale)
+
+    module, inputs = Odd(), {"x": torch.randn(3, 4)}
+    graph = capture(module, inputs)
+    for parts in ([[*graph.order]], chain(graph, 2)):
+        plan = make_plan(graph, parts)
+        assert_same_training(module, plan, split(module, plan), inputs)

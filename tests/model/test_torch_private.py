@@ -15,6 +15,7 @@ from graphpipe.model.skeleton import fake_twin
 from graphpipe.model.torch_private import (
     OpaqueCall,
     asks_for_values,
+    end_to_end,
     expect_gradients,
     fake_mode,
     flatten,
@@ -23,6 +24,7 @@ from graphpipe.model.torch_private import (
     is_view,
     leaf,
     make_plain,
+    norms,
     profiling,
     recording,
     running_node,
@@ -157,3 +159,11 @@ def test_ddp_reduces_the_backward_it_was_told_of_though_its_forward_never_ran(al
     loss.backward()
     assert len(reduced) == 1
     assert torch.equal(inner.weight.grad, torch.full((1, 2), 12.0))
+
+
+def test_norms_and_one_vector_of_many_tensors_of_any_dtypes() -> None:
+    tensors = [torch.tensor([[3.0, 4.0]]), torch.tensor(2.0, dtype=torch.float64), torch.tensor([1.0]).bfloat16()]
+    assert [norm.item() for norm in norms(tensors)] == [5.0, 2.0, 1.0]
+    assert end_to_end(tensors).tolist() == [3.0, 4.0, 2.0, 1.0]
+    strided = torch.arange(6.0).reshape(2, 3).T
+    assert end_to_end([strided, torch.tensor([7.0])]).tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 7.0]

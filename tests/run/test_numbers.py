@@ -1,5 +1,6 @@
 """Numbers added up at the end of a step: the same sums on every rank, whoever comes last."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from run_ranks import run_ranks, values
 
 from graphpipe.run.losses import is_exact, sum_of
 from graphpipe.run.numbers import Numbers
+from graphpipe.run.tally import total_norm
 from graphpipe.run.world import join
 
 
@@ -42,3 +44,17 @@ def test_what_has_no_fractions_needs_no_look() -> None:
     assert is_exact(torch.tensor([True]))
     assert not is_exact(torch.zeros(1))
     assert not is_exact(torch.zeros(1, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("large", [1, 600])
+def test_the_norm_of_all_gradients_is_finite_if_all_of_them_are(large: int) -> None:
+    # Few elements are looked at as one vector, many tensor by tensor.
+    gradients = [torch.randn(large, 1000), torch.randn(7), torch.randn(()), torch.randn(3, 5).T]
+    exact = math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients))
+    assert total_norm(gradients) == pytest.approx(exact, rel=1e-5)
+    for place in range(len(gradients)):
+        for spoilt in (float("nan"), float("inf")):
+            bad = [gradient.clone() for gradient in gradients]
+            bad[place][(-1,) * bad[place].ndim] = spoilt
+            assert not math.isfinite(total_norm(bad))
+    assert total_norm([]) == 0.0

@@ -17,7 +17,7 @@ from graphpipe.run import RankLayout, SeatLayout
 from graphpipe.run.flat import buckets, flatten, unflatten
 from graphpipe.run.outputs import join
 from graphpipe.run.placement import Placement
-from graphpipe.run.rng import apart, seed
+from graphpipe.run.rng import apart, number_of, seed
 from graphpipe.run.tree import describe, leaves, map_tensors, rebuild
 from graphpipe.run.world import translate_loss
 
@@ -68,14 +68,14 @@ def test_random_numbers_depend_on_the_key_alone_and_leave_the_generator_as_it_wa
     plain = torch.rand(3)
     torch.manual_seed(5)
     with apart(device):
-        seed(device, 0, 1, 2, 3)
+        seed(device, number_of(0, 1, 2, 3))
         first = torch.rand(4)
     assert torch.equal(torch.rand(3), plain)
     with apart(device):
-        seed(device, 0, 1, 2, 3)
+        seed(device, number_of(0, 1, 2, 3))
         assert torch.equal(torch.rand(4), first)
     with apart(device):
-        seed(device, 0, 1, 3, 2)
+        seed(device, number_of(0, 1, 3, 2))
         assert not torch.equal(torch.rand(4), first)
 
 

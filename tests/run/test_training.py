@@ -1,6 +1,7 @@
 """Training with a pipeline changes the weights as plain training does."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -226,3 +227,20 @@ def test_an_infinite_loss_names_the_loss_stage_and_changes_no_weight() -> None:
         pipeline.step(*fan_batch())
     for name, tensor in before.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
+
+
+def test_the_output_is_let_go_once_the_loss_is_computed_from_it() -> None:
+    model = fan()
+    outputs: list[weakref.ref[Tensor]] = []
+    gone: list[bool] = []
+
+    def loss(output: Tensor, _: Tensor) -> Tensor:
+        outputs.append(weakref.ref(output))
+        return output.sum()
+
+    for parameter in model.get_submodule("head").parameters():
+        parameter.register_hook(lambda _: gone.append(outputs[-1]() is None))
+    build(model, "four", loss).step(*fan_batch())
+    assert outputs
+    assert gone
+    assert all(gone)
