@@ -92,10 +92,16 @@ class Frontier:
         self._shape = (loads.rows, len(self._degrees), devices + 1, settings, targets)
         self._monotone = loads.rows == 1 and loads.overlap
         """More devices before it never make an open stage fuller: what can close on m devices can on more."""
+        self._ends = np.add.outer(self._degrees, np.arange(devices + 1))
         self._keep = True
         self._known: dict[object, _Walk] = {}
         self._table, self._row_of = loads.table(tree.ops)
         self._narrow = loads.narrow_bytes
+
+    @property
+    def targets(self) -> int:
+        """How many targets each setting has."""
+        return self._shape[-1]
 
     def feasible(self) -> Mask:
         """Return, of shape [settings, targets], whether the graph fits on all devices.
@@ -108,7 +114,7 @@ class Frontier:
     def partition(self, setting: int, target: int) -> list[ClosedStage]:
         """Return the stages, in topological order, for one setting and one target (positions) that is feasible."""
         walk = self._walk(self._tree)
-        back = _WayBack(self._degrees, setting, target)
+        back = _WayBack(self._degrees, self._ends, setting, target)
         stages, tail = back.end(self._tree, walk, self._shape[2] - 1, 0)
         assert not tail, "the last stage is closed"
         return stages
@@ -206,6 +212,8 @@ class _WayBack:
     """Reads the stages out of a walk, for one setting and one target."""
 
     degrees: list[int]
+    ends: NDArray[np.intp]
+    """[degrees, devices + 1]: devices in use once a stage of a degree has closed behind so many."""
     setting: int
     target: int
 
@@ -274,14 +282,15 @@ class _WayBack:
 
     def _chosen(self, step: _Step, devices: int) -> tuple[int, int]:
         """Return the row [devices, k] that closes before this step: an empty one, else the fullest (fewest stages)."""
-        load = step.before[:, :, : devices + 1, self.setting, self.target].max(axis=0).T
-        rows = np.arange(devices + 1)[:, None]
-        empty = load == 0.0
-        fits = step.fits[:, : devices + 1, self.setting, self.target].T & (rows + np.array(self.degrees) <= devices)
-        choice = empty if empty.any() else fits
-        assert choice.any(), "a closed cut has a stage that closes there"
-        row, k = np.unravel_index(int(np.where(choice, load, -1.0).argmax()), load.shape)
-        return int(row), int(k)
+        load = _worst(step.before[:, :, : devices + 1, self.setting, self.target])
+        nothing = load[0] == 0.0  # Nothing has joined it, whatever its degree would be.
+        if nothing[row := int(nothing.argmax())]:
+            return row, 0
+        fits = step.fits[:, : devices + 1, self.setting, self.target] & (self.ends[:, : devices + 1] <= devices)
+        best = np.where(fits, load, Float(-1)).T
+        row, k = divmod(int(best.argmax()), len(self.degrees))
+        assert fits[k, row], "a closed cut has a stage that closes there"
+        return row, k
 
 
 def _worst(load: Shares) -> Shares:

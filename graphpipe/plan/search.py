@@ -92,7 +92,9 @@ class Search:
         order = reached[np.argsort(targets[reached], kind="stable")]
         missed: list[dict[int, Draft]] = [{} for _ in judges]
         fitting: list[dict[int, float]] = [{} for _ in judges]
-        draws = Draws.of(table.only(order), shape, targets[order, None])
+        relaxed = () if judges[0].found.objective == "bottleneck" else _RELAXED
+        # One walk for all: for few settings a walk takes as long as for many.
+        draws = Draws.of(table.only(order), shape, targets[order, None] * np.array([1.0, *relaxed]))
         for position, setting in enumerate(order):
             if targets[setting] > self._ceiling(judges):
                 break
@@ -100,13 +102,12 @@ class Search:
             for at, judge in enumerate(judges):
                 draft, fits = judge.offer(parts)
                 if fits:
-                    fitting[at][int(setting)] = judge.found.score(draft)
+                    fitting[at][position] = judge.found.score(draft)
                 else:
                     missed[at][int(setting)] = draft
-        best = {
-            setting for scores in fitting for setting in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]
-        }
-        self._relaxed(table, shape, targets, sorted(best), judges)
+        best = {each for scores in fitting for each in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]}
+        for position in sorted(best, key=lambda at: order[at]):
+            self._relaxed(draws, position, float(targets[order[position]]), judges)
         for judge, misses in zip(judges, missed, strict=True):
             self._within_memory(table, shape, misses, judge)
 
@@ -117,20 +118,13 @@ class Search:
     def _parts(self, draws: Draws, setting: int, target: int) -> list[Part]:
         return [*draws.parts(setting, target), *([self.tail.part(self.problem)] if self.tail.ops else [])]
 
-    def _relaxed(
-        self, table: SettingTable, shape: Shape, targets: Array, settings: list[int], judges: Sequence[Judge]
-    ) -> None:
+    def _relaxed(self, draws: Draws, setting: int, target: float, judges: Sequence[Judge]) -> None:
         """Draw partitions with a relaxed bottleneck: they may have fewer stages, and fill and drain faster."""
-        if judges[0].found.objective == "bottleneck" or not settings:
-            return
-        best = np.array(settings, dtype=np.intp)
-        wider = targets[best, None] * np.array(_RELAXED)
-        draws = Draws.of(table.only(best), shape, wider)
         close = max(judge.found.close for judge in judges) / self.problem.batch_size
-        for position, target in np.ndindex(*wider.shape):
+        for position in range(1, draws.targets):
             # A partition drawn for a relaxed target may be better than that.
-            if wider[position, target] <= close:
-                parts = self._parts(draws, position, target)
+            if target * _RELAXED[position - 1] <= close:
+                parts = self._parts(draws, setting, position)
                 for judge in judges:
                     judge.offer(parts)
 

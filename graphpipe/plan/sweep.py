@@ -104,6 +104,11 @@ class Draws:
         """Walk once for targets of shape [settings, targets]; only feasible ones may be read."""
         return Draws(shape.frontier(table, targets, in_flight), table, shape)
 
+    @property
+    def targets(self) -> int:
+        """How many targets each setting has."""
+        return self.frontier.targets
+
     def parts(self, setting: int, target: int) -> list[Part]:
         """Return the partition for one of the settings and one of its targets (positions)."""
         stages = [
