@@ -109,7 +109,7 @@ class Search:
         for position in sorted(best, key=lambda at: order[at]):
             self._relaxed(draws, position, float(targets[order[position]]), judges)
         for judge, misses in zip(judges, missed, strict=True):
-            self._within_memory(table, shape, misses, judge)
+            self._within_memory(table, shape, misses, judge, targets / precision)
 
     def _ceiling(self, judges: Sequence[Judge]) -> float:
         """Seconds per sample from which on no plan can become a finalist."""
@@ -128,8 +128,10 @@ class Search:
                 for judge in judges:
                     judge.offer(parts)
 
-    def _within_memory(self, table: SettingTable, shape: Shape, missed: dict[int, Draft], judge: Judge) -> None:
-        """Search again, with memory, the settings whose partitions did not fit.
+    def _within_memory(
+        self, table: SettingTable, shape: Shape, missed: dict[int, Draft], judge: Judge, least: Array
+    ) -> None:
+        """Search again, with memory, the settings whose partitions did not fit: all targets are at least `least`.
 
         How many samples a stage keeps in flight depends on the stages after it, which the walk from the sources has
         not met yet. So they are assumed for each operator, checked on the plan, and raised where the plan shows more.
@@ -142,7 +144,9 @@ class Search:
                     at = (self.costs.positions(part.ops), setting)
                     in_flight[at] = np.maximum(in_flight[at] * _MEMORY_MARGIN, held)
             again = np.array(sorted(missed), dtype=np.intp)
-            targets = best_targets(table.only(again), shape, self._ceiling([judge]), in_flight[:, again])
+            targets = best_targets(
+                table.only(again), shape, self._ceiling([judge]), in_flight[:, again], least=least[again]
+            )
             reached = np.isfinite(targets)
             again, targets = again[reached], targets[reached]
             if not len(again):

@@ -106,7 +106,7 @@ def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Pla
     """Return a plan under the schedule of choice; `auto` takes the one with the shortest step.
 
     Automatic, the plan's own schedule is kept unless another one is faster: the same with more samples in flight, which
-    hides messages, or a split backward.
+    hides messages, or a split backward. One that was searched for is the best of those already.
 
     Args:
         plan: a plan with the samples in flight that 1F1B needs.
@@ -117,6 +117,8 @@ def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Pla
         Infeasible: GPipe's samples in flight do not fit in memory.
     """
     if choice == AUTO:
+        if plan.schedule == zb_auto.NAME:
+            return plan
         others = [with_slack(plan), *split_plans(plan)]
         return min([plan, *(other for other in others if other != plan)], key=evaluate)
     if choice == "gpipe":
