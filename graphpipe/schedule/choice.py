@@ -63,9 +63,11 @@ def best_scheduled(plans: Sequence[Plan], evaluate: Callable[[Plan], float]) -> 
     searched = map(_searched, _affordable(_distinct(near, promising), _SEARCHED_TASKS))
     seconds, best = min((_evaluated(plan, evaluate) for plan in searched), key=_seconds)
     for plan in plans:
-        if least_step_seconds(plan, whole_backwards=True) < seconds:
-            trials = (_evaluated(trial, evaluate) for trial in (plan, with_slack(plan)))
-            seconds, best = min((seconds, best), *trials, key=_seconds)
+        least = least_step_seconds(plan, whole_backwards=True)
+        if least < seconds:
+            seconds, best = min((seconds, best), _evaluated(plan, evaluate), key=_seconds)
+        if least < seconds and (slack := with_slack(plan)) != plan:
+            seconds, best = min((seconds, best), _evaluated(slack, evaluate), key=_seconds)
     return best
 
 
