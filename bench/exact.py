@@ -133,4 +133,5 @@ class _Rows:
     def constraint(self, count: int) -> LinearConstraint:
         shape = (len(self.low), count)
         matrix = coo_array((self.value, (self.row, self.column)), shape=shape).tocsr()
-        return LinearConstraint(matrix, self.low, self.high)
+        # scipy's own annotations know scalar bounds alone.
+        return LinearConstraint(matrix, self.low, self.high)  # pyright: ignore[reportArgumentType]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import graphpipe as gp
+from bench.engines import adamw
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.costs.cluster import Device, DeviceType, Link
@@ -147,7 +148,6 @@ def train(
     """Return the seconds of every step, the trace of the last, and the peak of memory where only we use it."""
     inputs, targets = case.model.batch(torch.Generator().manual_seed(0), case.batch_size)
     inputs, targets = {name: each.to(device) for name, each in inputs.items()}, targets.to(device)
-    adamw = lambda parameters: torch.optim.AdamW(parameters, lr=1e-4)  # noqa: E731
     seconds: list[float] = []
     with gp.Pipeline(plan, case.model.module, case.model.loss_fn, adamw, device=device, record=True) as pipeline:
         for _ in range(warmup + steps):

@@ -24,11 +24,14 @@ def _row(graph: gp.Graph, model: str, devices: int, planner: str, repeats: int) 
     cluster = gp.Cluster.preset(f"summit:{devices // 4}x4")
     costs = gp.estimate(graph, cluster)
     batch = MODELS[model] * devices
-    seconds: list[float] = []
-    for _ in range(repeats):
+
+    def search() -> tuple[float, gp.Plan]:
         start = time.process_time()
-        plan = gp.plan(graph, costs, cluster, batch_size=batch, planner=planner)
-        seconds.append(time.process_time() - start)
+        found = gp.plan(graph, costs, cluster, batch_size=batch, planner=planner)
+        return time.process_time() - start, found
+
+    seconds, plans = zip(*(search() for _ in range(repeats)), strict=True)
+    plan = plans[0]
     assert plan.prediction is not None
     return {
         "model": model,

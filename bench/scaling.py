@@ -70,7 +70,9 @@ def _search(graph: gp.Graph, devices: int) -> dict[str, Any]:
 def _alone(layers: int, hidden: int, devices: int) -> dict[str, Any]:
     # A fresh process: the memory of the one before would count too.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_search_layered, (layers, hidden, devices))
+        row = pool.apply(_search_layered, (layers, hidden, devices))
+    print(*_line(row), sep="\t", flush=True)
+    return row
 
 
 def _search_layered(layers: int, hidden: int, devices: int) -> dict[str, Any]:
@@ -95,10 +97,7 @@ def main() -> None:
     )
     caption = (__doc__ or "").partition("\n\n")[2].strip() + f"\n\n{fitted}\n\n![](scaling.svg)"
     header = ["devices", "operators", "search seconds", "peak GiB", "stages", "micro-batch"]
-    keys = ("devices", "operators", "search_seconds", "peak_gib", "stages", "micro_batch")
-    lines = [[_shown(row[key]) for key in keys] for row in (*by_devices, *by_operators)]
-    for line in lines:
-        print(*line, sep="\t")
+    lines = [_line(row) for row in (*by_devices, *by_operators)]
     print(fitted)
     markdown("scaling", "Search time against devices and operators", caption, header, lines)
     series = {
@@ -107,6 +106,10 @@ def main() -> None:
     }
     curves("scaling", "Search time of graphpipe (one core)", series, "devices, or operators", "seconds")
     print(f"saved {save('scaling', [*by_devices, *by_operators], exponents=exponents)}")
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    return [_shown(row[key]) for key in ("devices", "operators", "search_seconds", "peak_gib", "stages", "micro_batch")]
 
 
 def _shown(value: float) -> str:

@@ -1,6 +1,6 @@
 """Markdown tables and pictures of benchmark rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def bars(name: str, title: str, groups: Sequence[str], series: dict[str, Sequenc
 
 
 def curves(
-    name: str, title: str, series: dict[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str
+    name: str, title: str, series: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str
 ) -> Path | None:
     """Write `bench/results/NAME.svg`, a line per label on logarithmic axes; None without matplotlib."""
     try:

@@ -24,7 +24,7 @@ from graphpipe.run.loggers import check_loggers
 from graphpipe.run.phases import phases_by_rank
 from graphpipe.run.placement import Placement
 from graphpipe.run.recipe import build_optimizer
-from graphpipe.run.task import Task, load_task
+from graphpipe.run.task import Task, as_batch, load_task
 from graphpipe.run.train_config import RunSettings, TrainConfig
 from graphpipe.simulate import predict
 from graphpipe.trace import Trace, compare, save_chrome
@@ -169,12 +169,16 @@ def _costs(config: TrainConfig, task: Task, graph: Graph, cluster: Cluster, outp
         warn_of_units(CostModel(graph, costs, cluster), str(path))
         return costs
     output.show(f"profiling {len(graph.ops)} operators as they will run on {cluster.name}")
+    size = config.train.batch_size
+    inputs, targets = as_batch(next(iter(task.epoch(0, size, config.train.seed))), "epoch")
     return profile(
         task.module,
-        task.example_inputs,
+        inputs,
         cluster,
         graph=graph,
-        batch_sizes=sorted({max(1, config.train.batch_size >> halvings) for halvings in range(8)}),
+        loss_fn=task.loss_fn,
+        targets=targets,
+        batch_sizes=sorted({max(1, size >> halvings) for halvings in range(8)}),
         optimizer=lambda parameters: build_optimizer(config.optimizer, parameters),
     )
 

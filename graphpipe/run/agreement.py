@@ -77,10 +77,10 @@ class Agreement:
         """Tell a peer what this rank was given, and expect the same of it."""
         self.given[peer] = torch.empty_like(self.own)
         with self.world.waiting_for(peer):
-            sent = dist.isend(self.own, peer, group=self.world.everyone, tag=_TAG)
-            come = dist.irecv(self.given[peer], peer, group=self.world.everyone, tag=_TAG)
-        assert sent is not None
-        assert come is not None
+            sent, come = (
+                self.world.messages.send(self.own, peer, _TAG),
+                self.world.messages.receive(self.given[peer], peer, _TAG),
+            )
         self.works += [(peer, sent), (peer, come)]
 
     def settle(self) -> None:

@@ -65,14 +65,14 @@ class Channels:
         """Start sending `rows`, a value of a transfer, to rank `peer`."""
         rows = rows.contiguous()
         with self.world.waiting_for(peer):
-            work = dist.isend(rows, peer, group=self.world.everyone)
+            work = self.world.messages.send(rows, peer)
         self.sending.setdefault(id(transfer), []).append(Message(work, rows, peer, self.world))
 
     def receive(self, rows: Tensor, peer: int) -> Message:
         """Start receiving from rank `peer` into `rows`, which must be contiguous."""
         assert rows.is_contiguous()
         with self.world.waiting_for(peer):
-            return Message(dist.irecv(rows, peer, group=self.world.everyone), rows, peer, self.world)
+            return Message(self.world.messages.receive(rows, peer), rows, peer, self.world)
 
     def let_go(self, transfers: Iterable[Transfer]) -> None:
         """Keep no longer what these transfers sent: it is known to have been taken."""

@@ -44,7 +44,7 @@ class Numbers:
         with self.world.waiting_for(None):
             for rank in self._others if self.world.rank == self.root else [self.root]:
                 tensor = torch.empty(self.count, dtype=torch.float64)
-                self._arriving[rank] = tensor, _some(dist.irecv(tensor, rank, group=self.world.everyone, tag=_TAG))
+                self._arriving[rank] = tensor, self.world.messages.receive(tensor, rank, _TAG)
 
     def add_up(self, own: list[float]) -> list[float]:
         """Return the sums over all ranks, in rank order; `expect` came before.
@@ -85,8 +85,7 @@ class Numbers:
 
     def _send(self, tensor: Tensor, rank: int) -> None:
         with self.world.waiting_for(None):
-            work = dist.isend(tensor, rank, group=self.world.everyone, tag=_TAG)
-        self._leaving.append((tensor, _some(work)))
+            self._leaving.append((tensor, self.world.messages.send(tensor, rank, _TAG)))
 
     def _finish(self) -> None:
         # The other side has been ready since its step began. A message that ends after torch's profiler has stopped,
@@ -103,8 +102,3 @@ class Numbers:
         with self.world.waiting_for(rank if known else None):
             work.wait()
         return tensor
-
-
-def _some(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this rank is not in the group"
-    return work

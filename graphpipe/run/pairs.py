@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import torch
-import torch.distributed as dist
 
 from graphpipe.run.placement import Placement
 from graphpipe.run.world import World
@@ -64,11 +63,8 @@ def _say(world: World, source: int, target: int) -> None:
     peer = target if world.rank == source else source
     number = torch.full((1,), world.rank, dtype=torch.int64, device=world.device)
     with world.waiting_for(peer):
-        if world.rank == source:
-            work = dist.isend(number, target, group=world.everyone)
-        else:
-            work = dist.irecv(number, source, group=world.everyone)
-        assert work is not None
+        ways = world.messages
+        work = ways.send(number, target) if world.rank == source else ways.receive(number, source)
         work.wait()
         heard = int(number.item())  # on a GPU only this waits for the message itself
     assert heard == source, f"rank {world.rank} expected the number of rank {source} and got {heard}"

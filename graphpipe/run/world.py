@@ -18,6 +18,7 @@ from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
 from graphpipe.run.network import stay_on_the_way_to
 from graphpipe.run.reach import Reach
 from graphpipe.run.store import bound_store, is_address
+from graphpipe.run.ways import Ways
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class World:
     """Where this rank computes."""
     timeout: timedelta
     everyone: dist.ProcessGroup | None = None
+    """For what all ranks do together; None in a world of one, as `ways`."""
+    ways: Ways | None = None
     initialised_here: bool = False
     groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict[tuple[int, ...], dist.ProcessGroup])
     hosts: dict[int, str] = field(default_factory=dict[int, str])
@@ -46,6 +49,12 @@ class World:
     def in_order(self) -> bool:
         """Whether messages have no tags: NCCL's are told apart by the order alone in which both ends list them."""
         return self.backend == "nccl"
+
+    @property
+    def messages(self) -> Ways:
+        """What starts messages to and from other ranks."""
+        assert self.ways is not None, "a world of one talks to nobody"
+        return self.ways
 
     def about(self, rank: int) -> str:
         """Return what is known of a rank, to be put at the end of a sentence."""
@@ -104,14 +113,14 @@ class World:
 
     def close(self) -> None:
         """Leave now: close the connections, so that a peer still waiting for this rank learns of it at once."""
-        groups = [*self.groups.values(), *([self.everyone] if self.everyone is not None else [])]
+        groups = [*self.groups.values(), self.everyone, *([self.ways.up, self.ways.down] if self.ways else [])]
         if dist.is_initialized():
-            for group in groups:
+            for group in {id(group): group for group in groups if group is not None}.values():
                 dist.destroy_process_group(group)
             if self.initialised_here:
                 dist.destroy_process_group()
         self.groups.clear()
-        self.everyone = None
+        self.everyone = self.ways = None
         self.reach.close()
 
     def waiting_for(self, ranks: int | Sequence[int] | None) -> AbstractContextManager[None]:
@@ -161,7 +170,9 @@ def join(device: torch.device | str | None, timeout_seconds: float) -> World:
     if not ready:
         _initialise("nccl" if place.type == "cuda" else "gloo", size, timeout)
     world = World(rank=dist.get_rank(), size=size, device=place, timeout=timeout, initialised_here=not ready)
-    world.everyone = _new_group(list(range(size)), timeout, world.backend)
+    everyone = world.everyone = _new_group(list(range(size)), timeout, world.backend)
+    up, down = (everyone if world.in_order else _new_group(list(range(size)), timeout, world.backend) for _ in range(2))
+    world.ways = Ways(rank=world.rank, up=up, down=down)
     return world
 
 

@@ -1,11 +1,15 @@
 """What goes wrong in a task of one's own: one sentence that names the field or the line, before anything runs."""
 
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from cli_cases import TASK as WITH_HELD_OUT
 from cli_cases import Run
 from safetensors.torch import load_file
+
+from graphpipe.costs import CostTable
 
 TASK = WITH_HELD_OUT.replace("next(iter(epoch(99, 32, 0)))", "None")
 EPOCH = """def epoch(number, batch_size, seed):
@@ -110,3 +114,16 @@ def test_an_accuracy_that_is_no_number_leaves_the_weights(run: Run, config: Path
     said = ran.err.splitlines()[-1]
     assert "accuracy: returned a torch.bool tensor of shape (32, 1), must return one number. Return its mean()." in said
     assert set(load_file("runs/tiny-1/model.safetensors")) >= {"a.weight", "b.weight", "sum.out.weight"}
+
+
+def test_the_loss_is_part_of_what_is_planned(run: Run, config: Path) -> None:
+    slow = "lambda o, t: (o - t).pow(2).mean() + 0 * o.sum() * torch.ones(600, 600).matmul(torch.ones(600, 600)).mean()"
+    Path("tiny.py").write_text(TASK.replace("loss_fn=loss_fn", f"loss_fn={slow}"))
+    began = time.thread_time()
+    for _ in range(5):
+        torch.ones(600, 600).matmul(torch.ones(600, 600))
+    product = (time.thread_time() - began) / 5
+    assert run("train", config, "plan.costs=profile", "train.steps=1", "--json").code == 0
+    rows = CostTable.load(next(Path("runs").glob("*/costs.json"))).rows
+    forward = [row.forward(4) for row in rows]
+    assert max(forward) > 0.3 * product > 10 * min(forward)

@@ -14,11 +14,12 @@ import torch
 from run_chain import INTERLEAVED, chain, chain_batch, chain_pipeline
 from run_models import STAGES, cross_entropy, fan_batch
 from run_scenarios import build
+from torch import Tensor, nn
 
 import graphpipe as gp
 from bench import gpu
 from graphpipe.costs.profiler import Effort
-from graphpipe.run import clock
+from graphpipe.run import Pipeline, clock
 from graphpipe.run.lane import Stream
 
 NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -35,17 +36,21 @@ def close(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found.cpu(), wanted.cpu(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("cut", "device"), on_devices(STAGES, ["mixed", "shared"]))
-def test_gradients_equal_those_of_the_unpartitioned_model(cut: str, device: str) -> None:
-    pipeline, _ = build(cut, device=device)
-    _, twin = build(cut)
-    inputs, targets = fan_batch()
+def assert_same_step(pipeline: Pipeline, twin: nn.Module, inputs: dict[str, Tensor], targets: Tensor) -> None:
+    """Check loss and gradients of a step against the model in one piece, on the CPU."""
     loss = cross_entropy(twin(**inputs), targets)
     loss.backward()
     assert pipeline.step(inputs, targets) == pytest.approx(loss.item(), rel=1e-5)
     found = pipeline.gradients()
     for name, parameter in twin.named_parameters():
         close(found[name], parameter.grad)
+
+
+@pytest.mark.parametrize(("cut", "device"), on_devices(STAGES, ["mixed", "shared"]))
+def test_gradients_equal_those_of_the_unpartitioned_model(cut: str, device: str) -> None:
+    pipeline, _ = build(cut, device=device)
+    _, twin = build(cut)
+    assert_same_step(pipeline, twin, *fan_batch())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -60,13 +65,7 @@ def test_training_goes_as_on_the_cpu(device: str) -> None:
 @pytest.mark.parametrize(("schedule", "device"), on_devices(["1f1b", "zb-h1"], ["zb-h1"]))
 def test_several_stages_of_a_device_and_backwards_in_halves(schedule: str, device: str) -> None:
     pipeline, _ = chain_pipeline([(names, on, 8) for names, on, _ in INTERLEAVED], schedule, dropout=0.0, device=device)
-    twin, (inputs, targets) = chain(), chain_batch()
-    loss = cross_entropy(twin(**inputs), targets)
-    loss.backward()
-    assert pipeline.step(inputs, targets) == pytest.approx(loss.item(), rel=1e-5)
-    found = pipeline.gradients()
-    for name, parameter in twin.named_parameters():
-        close(found[name], parameter.grad)
+    assert_same_step(pipeline, chain(), *chain_batch())
 
 
 @pytest.mark.parametrize(("cut", "device"), on_devices(run_shared.CUTS, ["beside"]))
