@@ -114,8 +114,28 @@ class Cluster:
             return exception
         return self.intra_node if self.devices[first].node == self.devices[second].node else self.inter_node
 
+    @cached_property
+    def _links(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], frozenset[Link | None]]:
+        return {}
+
+    def links(self, sources: tuple[int, ...], targets: tuple[int, ...]) -> frozenset[Link | None]:
+        """Return the links between two groups of devices, each once; None stands for no link, inside one device."""
+        key = sources, targets
+        if (known := self._links.get(key)) is None:
+            known = self._links[key] = frozenset(self.link(one, other) for one in sources for other in targets)
+        return known
+
+    @cached_property
+    def _rings(self) -> dict[tuple[int, ...], Link | None]:
+        return {}
+
     def slowest_link(self, devices: tuple[int, ...]) -> Link | None:
         """Return the slowest link in the ring over `devices`, in their order; None for one device."""
+        if devices not in self._rings:
+            self._rings[devices] = self._slowest_link(devices)
+        return self._rings[devices]
+
+    def _slowest_link(self, devices: tuple[int, ...]) -> Link | None:
         ring = [self.link(here, there) for here, there in zip(devices, devices[1:] + devices[:1], strict=True)]
         links = [link for link in ring if link is not None]
         return min(links, key=lambda link: (link.bandwidth_bytes_per_second, -link.latency_seconds), default=None)

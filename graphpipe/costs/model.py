@@ -1,6 +1,6 @@
 """The one look-up for every cost: planners, verifier-fed predictions and simulator all ask here."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakValueDictionary
@@ -61,6 +61,16 @@ class CostModel:
     @cached_property
     def _task_seconds(self) -> dict[tuple[tuple[str, ...], str, float, Recompute], TaskSeconds]:
         return {}
+
+    @cached_property
+    def _sums(self) -> dict[tuple[object, ...], float]:
+        """Bytes of stages, by what is summed: most stages of a plan are stages of many others."""
+        return {}
+
+    def _once(self, key: tuple[object, ...], total: Callable[[], float]) -> float:
+        if (known := self._sums.get(key)) is None:
+            known = self._sums[key] = total()
+        return known
 
     @cached_property
     def _reads(self) -> dict[str, list[tuple[str, float]]]:
@@ -176,6 +186,17 @@ class CostModel:
             self._task_seconds[key] = self._summed(*key)
         return self._task_seconds[key]
 
+    def tasks_seconds(
+        self, ops: Iterable[str], devices: Sequence[int], samples: float, recompute: Recompute = "none"
+    ) -> list[TaskSeconds]:
+        """Return `task_seconds` of each type of device that there is among some."""
+        kinds = {self.cluster.devices[device].type: device for device in devices[: None if self._mixed else 1]}
+        return [self.task_seconds(ops, device, samples, recompute) for device in kinds.values()]
+
+    @cached_property
+    def _mixed(self) -> bool:
+        return len(self.cluster.types) > 1
+
     def _summed(self, ops: tuple[str, ...], device_type: str, samples: float, recompute: Recompute) -> TaskSeconds:
         at, overhead = self.positions(ops), self.table.task_overhead_seconds
         forward, input_gradient, weight_gradient = self.seconds(device_type, samples)
@@ -189,6 +210,14 @@ class CostModel:
         """Return the seconds that `count` bytes take from one device to another; none inside a device."""
         link = self.cluster.link(source, target)
         return link.seconds(count) if link else 0.0
+
+    def slowest_transfer_seconds(self, count: float, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
+        """Return the most seconds that `count` bytes take from one of some devices to one of others."""
+        return max(link.seconds(count) if link else 0.0 for link in self.cluster.links(sources, targets))
+
+    def fastest_transfer_seconds(self, count: float, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
+        """Return the least seconds that `count` bytes take from one of some devices to one of others."""
+        return min(link.seconds(count) if link else 0.0 for link in self.cluster.links(sources, targets))
 
     def all_reduce_seconds(self, count: float, devices: tuple[int, ...]) -> float:
         """Return the seconds of a ring all-reduce of `count` bytes over `devices`.
@@ -204,7 +233,10 @@ class CostModel:
 
         A parameter that several of them hold counts once, and one of the names `without` not at all.
         """
-        inside = dict.fromkeys(ops)
+        inside, apart = tuple(ops), frozenset(without)
+        return self._once(("gradients", inside, apart), lambda: self._gradient_bytes(dict.fromkeys(inside), apart))
+
+    def _gradient_bytes(self, inside: Collection[str], without: Collection[str]) -> float:
         total = float(self.trainable_bytes[self.positions(inside)].sum()) - self.repeated_bytes(inside)
         apart = (each for each in self.graph.shared if each.trainable and each.name in without)
         return total - sum(each.bytes for each in apart if any(op in inside for op in self.graph.holders[each.name]))
@@ -224,7 +256,10 @@ class CostModel:
 
         A trainable parameter that several of these operators share is there once; every stage that holds it has one.
         """
-        inside = dict.fromkeys(ops)
+        inside = tuple(ops)
+        return self._once(("state", inside), lambda: self._state_bytes(dict.fromkeys(inside)))
+
+    def _state_bytes(self, inside: Collection[str]) -> float:
         repeated = self.repeated_bytes(inside) * self.table.state_bytes_per_parameter_byte
         return float(self.state_bytes_by_op[self.positions(inside)].sum()) - repeated
 
@@ -242,6 +277,9 @@ class CostModel:
         profiled with it; random states (5 kB of a region with dropout) and copies of buffers that a forward changes.
         """
         inside = tuple(dict.fromkeys(ops))  # in order: a sum of floats depends on it
+        return self._once(("activations", inside, recompute), lambda: self._activation_bytes(inside, recompute))
+
+    def _activation_bytes(self, inside: tuple[str, ...], recompute: Recompute) -> float:
         received = sum(self._received(inside).values())
         if recompute == "full":
             return received

@@ -13,7 +13,7 @@ def seconds_per_sample(plan: Plan, stage: int) -> float:
     """
     costs, here = plan.cost_model, plan.stages[stage]
     samples = here.micro_batch / here.degree
-    tasks = [costs.task_seconds(here.ops, device, samples, here.recompute) for device in here.devices]
+    tasks = costs.tasks_seconds(here.ops, here.devices, samples, here.recompute)
     compute = max(task.forward + task.backward for task in tasks)
     transfers = _transfer_seconds(plan, stage)
     busy = max(compute, *transfers) if plan.cluster.overlap else compute + sum(transfers)
@@ -35,7 +35,7 @@ def _transfer_seconds(plan: Plan, stage: int) -> list[float]:
         if stage in (edge.source, edge.target) and edge.bytes_per_sample:
             other = plan.stages[edge.target if edge.source == stage else edge.source]
             count = edge.bytes_per_sample * here.micro_batch / min(here.degree, other.degree)
-            way = max(plan.cost_model.transfer_seconds(count, here.devices[0], device) for device in other.devices)
+            way = plan.cost_model.slowest_transfer_seconds(count, here.devices[:1], other.devices)
             ways = 1 if plan.cluster.overlap or position not in plan.gradient_edges else 2
             found.append(ways * way)
     return found
@@ -85,7 +85,7 @@ def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
     feeding, back = _hops(plan)
     for stage, here in enumerate(plan.stages):
         samples = here.micro_batch / here.degree
-        tasks = [costs.task_seconds(here.ops, device, samples, here.recompute) for device in here.devices]
+        tasks = costs.tasks_seconds(here.ops, here.devices, samples, here.recompute)
         arrival = max((before[other] + message for other, message in feeding[stage]), default=0.0)
         leaving = max((after[other] + message for other, message in back[stage]), default=0.0)
         count = batch // here.micro_batch
@@ -106,11 +106,8 @@ def _hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[in
         source, target = plan.stages[edge.source], plan.stages[edge.target]
         # No message carries less than what divides the shares of both sides.
         samples = gcd(source.micro_batch // source.degree, target.micro_batch // target.degree)
-        seconds = min(
-            plan.cost_model.transfer_seconds(edge.bytes_per_sample * samples, one, other)
-            for one in source.devices
-            for other in target.devices
-        )
+        count = edge.bytes_per_sample * samples
+        seconds = plan.cost_model.fastest_transfer_seconds(count, source.devices, target.devices)
         feeding[edge.target].append((edge.source, seconds))
         if position in plan.gradient_edges:
             back[edge.target].append((edge.source, seconds))

@@ -92,9 +92,16 @@ class Frontier:
         self._shape = (loads.rows, len(self._degrees), devices + 1, settings, targets)
         self._monotone = loads.rows == 1 and loads.overlap
         """More devices before it never make an open stage fuller: what can close on m devices can on more."""
+        self._ends = np.add.outer(self._degrees, np.arange(devices + 1))
         self._keep = True
         self._known: dict[object, _Walk] = {}
-        self._by_class: dict[int, Shares] = {}
+        self._table, self._row_of = loads.table(tree.ops)
+        self._narrow = loads.narrow_bytes
+
+    @property
+    def targets(self) -> int:
+        """How many targets each setting has."""
+        return self._shape[-1]
 
     def feasible(self) -> Mask:
         """Return, of shape [settings, targets], whether the graph fits on all devices.
@@ -107,7 +114,7 @@ class Frontier:
     def partition(self, setting: int, target: int) -> list[ClosedStage]:
         """Return the stages, in topological order, for one setting and one target (positions) that is feasible."""
         walk = self._walk(self._tree)
-        back = _WayBack(self._degrees, setting, target)
+        back = _WayBack(self._degrees, self._ends, setting, target)
         stages, tail = back.end(self._tree, walk, self._shape[2] - 1, 0)
         assert not tail, "the last stage is closed"
         return stages
@@ -130,7 +137,7 @@ class Frontier:
             if isinstance(part, Leaf):
                 # Series case: the operator joins the open stage, or opens a new one where the open stage can close.
                 load = self._opened(load, step.closed, cut)
-                load += self._of(part.op)
+                load += self._table[self._row_of[part.op]]
             else:
                 load = self._parallel(part, step)
             if self._keep:
@@ -140,7 +147,7 @@ class Frontier:
 
     def _parallel(self, part: Parallel, step: _Step) -> Shares:
         # Base case: the whole block joins the open stage.
-        riding = step.before + sum(self._of(op) for op in part.ops)
+        riding = step.before + self._table[[self._row_of[op] for op in part.ops]].sum(axis=0)
         # Parallel case: the stage before the fork closes; the devices are split between the branches.
         merged = np.broadcast_to(np.where(step.closed, Float(0), Float(np.inf)), self._shape)
         branches = tuple(self._walk(branch) for branch in part.branches)
@@ -152,16 +159,9 @@ class Frontier:
             step.riding, step.branches, step.merged = riding, branches, tuple(all_merged)
         return np.where(_worst(riding) <= _worst(merged), riding, merged)
 
-    def _of(self, op: str) -> Shares:
-        """Return the load of an operator; equal operators share it."""
-        kind = self._loads.classes[self._loads.index[op]]
-        if kind not in self._by_class:
-            self._by_class[kind] = self._loads.of(op)
-        return self._by_class[kind]
-
     def _signature(self, series: Series) -> object:
         parts = tuple(
-            self._loads.classes[self._loads.index[part.op]]
+            self._row_of[part.op]
             if isinstance(part, Leaf)
             else tuple(self._signature(branch) for branch in part.branches)
             for part in series.parts
@@ -169,14 +169,13 @@ class Frontier:
         return (parts, self._cuts[id(series)])
 
     def _step(self, load: Shares, cut: float) -> _Step:
-        crossing = self._loads.of_cut(cut)
         fits = _worst(load) <= SLACK
         if not self._loads.overlap:
-            fits &= load[0] + crossing <= SLACK
-        elif not (passes := crossing <= SLACK).all():
-            fits &= passes
+            fits &= load[0] + self._loads.of_cut(cut) <= SLACK
+        elif cut > self._narrow:
+            fits &= self._loads.of_cut(cut) <= SLACK
         # A stage that nothing has joined yet is closed already, whatever its degree would be.
-        closed = (load[:, 0] == 0.0).all(0)
+        closed = _worst(load[:, 0]) == 0.0
         for k, degree in enumerate(self._degrees):
             closed[degree:] |= fits[k, :-degree]
         return _Step(load, fits, closed if self._monotone else np.logical_or.accumulate(closed))
@@ -184,7 +183,10 @@ class Frontier:
     def _opened(self, load: Shares, closed: Mask, cut: float) -> Shares:
         """Return the loads with an empty stage open wherever the open stage could close."""
         if not cut or self._loads.overlap:
-            return np.minimum(load, np.where(closed, Float(0), Float(np.inf)))
+            if self._keep:
+                return np.where(closed, Float(0), load)
+            np.copyto(load, Float(0), where=closed)
+            return load
         arriving = np.zeros((self._shape[0], *self._loads.of_cut(cut).shape), Float)
         arriving[0] = self._loads.of_cut(cut)
         return np.where(closed, arriving, load)
@@ -210,6 +212,8 @@ class _WayBack:
     """Reads the stages out of a walk, for one setting and one target."""
 
     degrees: list[int]
+    ends: NDArray[np.intp]
+    """[degrees, devices + 1]: devices in use once a stage of a degree has closed behind so many."""
     setting: int
     target: int
 
@@ -278,14 +282,15 @@ class _WayBack:
 
     def _chosen(self, step: _Step, devices: int) -> tuple[int, int]:
         """Return the row [devices, k] that closes before this step: an empty one, else the fullest (fewest stages)."""
-        load = step.before[:, :, : devices + 1, self.setting, self.target].max(axis=0).T
-        rows = np.arange(devices + 1)[:, None]
-        empty = load == 0.0
-        fits = step.fits[:, : devices + 1, self.setting, self.target].T & (rows + np.array(self.degrees) <= devices)
-        choice = empty if empty.any() else fits
-        assert choice.any(), "a closed cut has a stage that closes there"
-        row, k = np.unravel_index(int(np.where(choice, load, -1.0).argmax()), load.shape)
-        return int(row), int(k)
+        load = _worst(step.before[:, :, : devices + 1, self.setting, self.target])
+        nothing = load[0] == 0.0  # Nothing has joined it, whatever its degree would be.
+        if nothing[row := int(nothing.argmax())]:
+            return row, 0
+        fits = step.fits[:, : devices + 1, self.setting, self.target] & (self.ends[:, : devices + 1] <= devices)
+        best = np.where(fits, load, Float(-1)).T
+        row, k = divmod(int(best.argmax()), len(self.degrees))
+        assert fits[k, row], "a closed cut has a stage that closes there"
+        return row, k
 
 
 def _worst(load: Shares) -> Shares:

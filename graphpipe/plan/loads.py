@@ -1,5 +1,6 @@
 """What operators and cuts add to a stage, as shares of what a stage may have."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,14 +38,27 @@ class Loads:
         """1 for time alone, 2 for time and memory."""
         return 1 if self.memory is None else 2
 
-    def of(self, op: str) -> Shares:
-        """Return the load of an operator, of shape [rows, degrees, 1, settings, targets]."""
-        at = self.index[op]
-        time = self.seconds[at].T[..., None] / self.targets
-        if self.memory is None:
-            return time[None, :, None].astype(Float)
-        memory = np.broadcast_to(self.memory[at].T[..., None], time.shape)
-        return np.stack((time, memory))[:, :, None].astype(Float)
+    def table(self, ops: Iterable[str]) -> tuple[Shares, dict[str, int]]:
+        """Return the loads of operators, of shape [classes, rows, degrees, 1, settings, targets].
+
+        Equal operators share a row of the first axis: also returns which row is whose.
+        """
+        classes = {op: self.classes[self.index[op]] for op in ops}
+        firsts = {kind: self.index[op] for op, kind in reversed(classes.items())}
+        row = {kind: position for position, kind in enumerate(firsts)}
+        at = list(firsts.values())
+        time = self.seconds[at].swapaxes(1, 2)[..., None] / self.targets
+        found = np.empty((len(at), self.rows, time.shape[1], 1, *self.targets.shape), Float)
+        found[:, 0, :, 0] = time
+        if self.memory is not None:
+            found[:, 1, :, 0] = self.memory[at].swapaxes(1, 2)[..., None]
+        return found, {op: row[kind] for op, kind in classes.items()}
+
+    @property
+    def narrow_bytes(self) -> float:
+        """Bytes per sample up to which no cut takes more than a stage may, whatever the setting."""
+        most = float((self.cut_seconds_per_byte[..., None] / self.targets[:, None]).max(initial=0.0))
+        return 1.0 / most if most else np.inf
 
     def of_cut(self, count: float) -> Shares:
         """Return the time fraction of sending `count` bytes per sample, of shape [degrees, 1, settings, targets]."""

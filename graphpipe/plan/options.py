@@ -30,8 +30,11 @@ class Options:
         """Return the plan that `evaluate` finds best, the earlier of equals; at least one is given.
 
         Where the least time any schedule of its stages takes is no better than the best so far, a plan need not be
-        evaluated.
+        evaluated; nor need the only one.
         """
+        plans = list(plans)
+        if len(plans) == 1:
+            return plans[0]
         found: tuple[float, Plan] | None = None
         for plan in plans:
             if found is None or least_step_seconds(plan) < found[0]:

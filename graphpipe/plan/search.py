@@ -92,7 +92,9 @@ class Search:
         order = reached[np.argsort(targets[reached], kind="stable")]
         missed: list[dict[int, Draft]] = [{} for _ in judges]
         fitting: list[dict[int, float]] = [{} for _ in judges]
-        draws = Draws.of(table.only(order), shape, targets[order, None])
+        relaxed = () if judges[0].found.objective == "bottleneck" else _RELAXED
+        # One walk for all: for few settings a walk takes as long as for many.
+        draws = Draws.of(table.only(order), shape, targets[order, None] * np.array([1.0, *relaxed]))
         for position, setting in enumerate(order):
             if targets[setting] > self._ceiling(judges):
                 break
@@ -100,15 +102,14 @@ class Search:
             for at, judge in enumerate(judges):
                 draft, fits = judge.offer(parts)
                 if fits:
-                    fitting[at][int(setting)] = judge.found.score(draft)
+                    fitting[at][position] = judge.found.score(draft)
                 else:
                     missed[at][int(setting)] = draft
-        best = {
-            setting for scores in fitting for setting in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]
-        }
-        self._relaxed(table, shape, targets, sorted(best), judges)
+        best = {each for scores in fitting for each in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]}
+        for position in sorted(best, key=lambda at: order[at]):
+            self._relaxed(draws, position, float(targets[order[position]]), judges)
         for judge, misses in zip(judges, missed, strict=True):
-            self._within_memory(table, shape, misses, judge)
+            self._within_memory(table, shape, misses, judge, targets / precision)
 
     def _ceiling(self, judges: Sequence[Judge]) -> float:
         """Seconds per sample from which on no plan can become a finalist."""
@@ -117,25 +118,20 @@ class Search:
     def _parts(self, draws: Draws, setting: int, target: int) -> list[Part]:
         return [*draws.parts(setting, target), *([self.tail.part(self.problem)] if self.tail.ops else [])]
 
-    def _relaxed(
-        self, table: SettingTable, shape: Shape, targets: Array, settings: list[int], judges: Sequence[Judge]
-    ) -> None:
+    def _relaxed(self, draws: Draws, setting: int, target: float, judges: Sequence[Judge]) -> None:
         """Draw partitions with a relaxed bottleneck: they may have fewer stages, and fill and drain faster."""
-        if judges[0].found.objective == "bottleneck" or not settings:
-            return
-        best = np.array(settings, dtype=np.intp)
-        wider = targets[best, None] * np.array(_RELAXED)
-        draws = Draws.of(table.only(best), shape, wider)
         close = max(judge.found.close for judge in judges) / self.problem.batch_size
-        for position, target in np.ndindex(*wider.shape):
+        for position in range(1, draws.targets):
             # A partition drawn for a relaxed target may be better than that.
-            if wider[position, target] <= close:
-                parts = self._parts(draws, position, target)
+            if target * _RELAXED[position - 1] <= close:
+                parts = self._parts(draws, setting, position)
                 for judge in judges:
                     judge.offer(parts)
 
-    def _within_memory(self, table: SettingTable, shape: Shape, missed: dict[int, Draft], judge: Judge) -> None:
-        """Search again, with memory, the settings whose partitions did not fit.
+    def _within_memory(
+        self, table: SettingTable, shape: Shape, missed: dict[int, Draft], judge: Judge, least: Array
+    ) -> None:
+        """Search again, with memory, the settings whose partitions did not fit: all targets are at least `least`.
 
         How many samples a stage keeps in flight depends on the stages after it, which the walk from the sources has
         not met yet. So they are assumed for each operator, checked on the plan, and raised where the plan shows more.
@@ -148,7 +144,9 @@ class Search:
                     at = (self.costs.positions(part.ops), setting)
                     in_flight[at] = np.maximum(in_flight[at] * _MEMORY_MARGIN, held)
             again = np.array(sorted(missed), dtype=np.intp)
-            targets = best_targets(table.only(again), shape, self._ceiling([judge]), in_flight[:, again])
+            targets = best_targets(
+                table.only(again), shape, self._ceiling([judge]), in_flight[:, again], least=least[again]
+            )
             reached = np.isfinite(targets)
             again, targets = again[reached], targets[reached]
             if not len(again):

@@ -151,6 +151,12 @@ def stage_seconds(
     return np.maximum(compute + update, _LEAST_LOAD)
 
 
+def smallest_memory_bytes(problem: Problem) -> float:
+    """Memory of the smallest device."""
+    kinds = {device.type for device in problem.cluster.devices}
+    return min(problem.cluster.types[kind].memory_bytes for kind in kinds)
+
+
 def far_bandwidth(problem: Problem) -> float:
     """Bandwidth of the slowest level that neighbouring stages may have between them."""
     nodes = {device.node for device in problem.cluster.devices}
@@ -160,7 +166,7 @@ def far_bandwidth(problem: Problem) -> float:
 
 def _memory_shares(problem: Problem, costs: CostModel, in_flight: Array, degrees: list[int]) -> Array:
     """Return, of shape [operators, settings, degrees], the share of the smallest device each operator takes."""
-    capacity = min(problem.cluster.types[device.type].memory_bytes for device in problem.cluster.devices)
+    capacity = smallest_memory_bytes(problem)
     saved = costs.saved_bytes[:, None, None] * in_flight[:, :, None] / np.array(degrees, dtype=float)
     return (costs.state_bytes_by_op[:, None, None] + saved) / capacity
 

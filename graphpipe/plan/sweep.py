@@ -57,7 +57,13 @@ class Shape:
 
 
 def best_targets(
-    table: SettingTable, shape: Shape, ceiling: float, in_flight: Array | None = None, *, precision: float = 1.003
+    table: SettingTable,
+    shape: Shape,
+    ceiling: float,
+    in_flight: Array | None = None,
+    *,
+    least: Array | None = None,
+    precision: float = 1.003,
 ) -> Array:
     """Return for every setting the smallest feasible seconds per sample; infinite if none.
 
@@ -69,9 +75,11 @@ def best_targets(
         shape: the form of the graph.
         ceiling: targets above it are of no use.
         in_flight: assumed samples in flight of each operator's stage, [operators, settings]; None leaves memory out.
+        least: bounds on the targets, known from less memory: seconds per sample of every setting.
         precision: at most this factor above the smallest.
     """
     low, high = _interval(table)
+    low = low if least is None else np.maximum(low, least)
     high = np.minimum(high, ceiling)
     alive = low < high
     found = np.zeros(len(high), dtype=bool)
@@ -103,6 +111,11 @@ class Draws:
     def of(table: SettingTable, shape: Shape, targets: Array, in_flight: Array | None = None) -> "Draws":
         """Walk once for targets of shape [settings, targets]; only feasible ones may be read."""
         return Draws(shape.frontier(table, targets, in_flight), table, shape)
+
+    @property
+    def targets(self) -> int:
+        """How many targets each setting has."""
+        return self.frontier.targets
 
     def parts(self, setting: int, target: int) -> list[Part]:
         """Return the partition for one of the settings and one of its targets (positions)."""

@@ -63,9 +63,11 @@ def best_scheduled(plans: Sequence[Plan], evaluate: Callable[[Plan], float]) -> 
     searched = map(_searched, _affordable(_distinct(near, promising), _SEARCHED_TASKS))
     seconds, best = min((_evaluated(plan, evaluate) for plan in searched), key=_seconds)
     for plan in plans:
-        if least_step_seconds(plan, whole_backwards=True) < seconds:
-            trials = (_evaluated(trial, evaluate) for trial in (plan, with_slack(plan)))
-            seconds, best = min((seconds, best), *trials, key=_seconds)
+        least = least_step_seconds(plan, whole_backwards=True)
+        if least < seconds:
+            seconds, best = min((seconds, best), _evaluated(plan, evaluate), key=_seconds)
+        if least < seconds and (slack := with_slack(plan)) != plan:
+            seconds, best = min((seconds, best), _evaluated(slack, evaluate), key=_seconds)
     return best
 
 
@@ -106,7 +108,7 @@ def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Pla
     """Return a plan under the schedule of choice; `auto` takes the one with the shortest step.
 
     Automatic, the plan's own schedule is kept unless another one is faster: the same with more samples in flight, which
-    hides messages, or a split backward.
+    hides messages, or a split backward. One that was searched for is the best of those already.
 
     Args:
         plan: a plan with the samples in flight that 1F1B needs.
@@ -117,6 +119,8 @@ def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Pla
         Infeasible: GPipe's samples in flight do not fit in memory.
     """
     if choice == AUTO:
+        if plan.schedule == zb_auto.NAME:
+            return plan
         others = [with_slack(plan), *split_plans(plan)]
         return min([plan, *(other for other in others if other != plan)], key=evaluate)
     if choice == "gpipe":

@@ -4,14 +4,13 @@ The rules are those of Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), 
 to a graph: what has arrived and what a stage holds decide, not its number.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
 from graphpipe.schedule.board import Board, Seat
 from graphpipe.schedule.schedule import Kind
-from graphpipe.schedule.stage_work import StageWork
+from graphpipe.schedule.works import Works
 
 _ROUNDING = 1e-9
 
@@ -32,28 +31,31 @@ class Rule:
     """... unless the wait would make its stage the one that has idled most."""
 
 
-def greedy(works: Sequence[StageWork], rule: Rule, limit_seconds: float = inf) -> Board:
+def greedy(works: Works, rule: Rule, limit_seconds: float = inf) -> Board:
     """Return a board that every stage filled by the rule.
 
     Tasks are missing if a cap is too small to go on, or as soon as a stage cannot end within the limit any more.
     """
-    board, agenda = Board(works), _Agenda([inf] * len(works))
-    for stage in range(len(works)):
+    board, agenda = Board(works), _Agenda([inf] * len(works.each))
+    seats, limit = board.seats, limit_seconds + _ROUNDING
+    for stage in range(len(seats)):
         agenda.wake(stage, 0.0)
     while (wake := agenda.next()) is not None:
         now, stage = wake
-        if (free := board.free_at(stage)) > now:
+        seat = seats[stage]
+        if (free := board.free_at(seat.work)) > now:
             agenda.wake(stage, free)
             continue
-        kind, again = _Choice(board, stage, now, rule).choose()
+        kind, again = _choice(board, seat, now, rule, rule.caps[stage])
         if kind is None:
             agenda.wake(stage, again)
             continue
-        for message in board.put(stage, kind, now):
-            at = board.seats[message.stage].ready_at("F" if kind == "F" else "B")
-            agenda.wake(message.stage, max(now, at))
-        end = board.free_at(stage)
-        if end + board.left[stage] + works[stage].tail_seconds > limit_seconds + _ROUNDING:
+        for outlet in board.put(stage, kind, now):
+            other = seats[outlet.to]
+            at = other.forward_at if kind == "F" else other.backward_at
+            agenda.wake(outlet.to, max(now, at, board.free_at(other.work)))
+        end = now + seat.work.seconds[kind]
+        if end + seat.left + seat.work.tail_seconds > limit:
             break
         agenda.wake(stage, end)
     return board
@@ -83,33 +85,21 @@ class _Agenda:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    board: Board
-    stage: int
-    now: float
-    rule: Rule
-
-    def choose(self) -> tuple[Kind | None, float]:
-        """Return the next task, or None and when to ask again (infinite: when a message arrives)."""
-        seat, now, rule = self.board.seats[self.stage], self.now, self.rule
-        has_room = seat.held + 1 <= rule.caps[self.stage] + _ROUNDING
-        forward, backward = seat.ready_at("F"), seat.ready_at("B")
-        must_free = not has_room and forward <= now and seat.weights_left > 0
-        if rule.alternate and seat.last == "B" and forward <= now and (has_room or must_free):
-            return ("F" if has_room else "W"), now
-        if backward <= now:
-            return ("I" if seat.work.split else "B"), now
-        can_forward = has_room and forward <= now
-        if can_forward and backward >= now + rule.forward_patience * seat.work.seconds["F"]:
-            return "F", now
-        soon = min(backward, forward if has_room else inf)
-        if seat.weights_left and (must_free or self._fills(seat, soon)):
-            return "W", now
-        return None, backward if can_forward else soon
-
-    def _fills(self, seat: Seat, soon: float) -> bool:
-        if soon >= self.now + self.rule.weight_patience * seat.work.seconds["W"]:
-            return True
-        idle = seat.idle + soon - self.now
-        return self.rule.balance and idle >= max(other.idle for other in self.board.seats)
+def _choice(board: Board, seat: Seat, now: float, rule: Rule, cap: int) -> tuple[Kind | None, float]:
+    """Return a stage's next task, or None and when to ask again (infinite: when a message arrives)."""
+    seconds, forward, backward, weights_left = seat.work.seconds, seat.forward_at, seat.backward_at, seat.weights_left
+    has_room = seat.held + 1 <= cap + _ROUNDING
+    must_free = not has_room and forward <= now and weights_left > 0
+    if rule.alternate and seat.last == "B" and forward <= now and (has_room or must_free):
+        return ("F" if has_room else "W"), now
+    if backward <= now:
+        return ("I" if seat.work.split else "B"), now
+    can_forward = has_room and forward <= now
+    if can_forward and backward >= now + rule.forward_patience * seconds["F"]:
+        return "F", now
+    soon = min(backward, forward) if has_room else backward
+    if weights_left and (must_free or soon >= now + rule.weight_patience * seconds["W"]):
+        return "W", now
+    if weights_left and rule.balance and seat.idle + soon - now >= max(other.idle for other in board.seats):
+        return "W", now
+    return None, backward if can_forward else soon

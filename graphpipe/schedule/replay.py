@@ -1,38 +1,55 @@
 """A given order of tasks, played on a board."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 from graphpipe.schedule.board import Board
 from graphpipe.schedule.schedule import Schedule, Task
-from graphpipe.schedule.stage_work import StageWork
+from graphpipe.schedule.works import Works
 
 
-def replay(works: Sequence[StageWork], schedule: Schedule) -> Board | None:
-    """Return the board of a schedule whose tasks start as soon as they can.
+def replay(works: Works, schedule: Schedule) -> Board | None:
+    """Return the board of a schedule whose tasks start as soon as they can; None if they wait for each other.
 
-    None if it cannot be played: the tasks wait for each other, or the replicas of a stage do not go in step.
+    The replicas of a stage go in step: a device does what the one does that stands for it.
     """
-    board, at = Board(works), [0] * len(schedule.devices)
-    moved = True
-    while moved:
-        moved = False
-        for device, tasks in enumerate(schedule.devices):
-            while at[device] < len(tasks) and _play(board, schedule, at, tasks[at[device]]):
-                moved = True
-    return board if sum(at) == sum(map(len, schedule.devices)) else None
+    player = _Player(Board(works), [schedule.devices[device] for device in works.devices], [0] * len(works.devices))
+    waiting = set(range(len(works.devices)))
+    while waiting:
+        place = waiting.pop()
+        while (touched := player.play(place)) is not None:
+            waiting |= touched
+    return player.board if player.board.complete else None
 
 
-def _play(board: Board, schedule: Schedule, at: list[int], task: Task) -> bool:
-    """Put a task if all devices of its stage have come to it and what it needs is known."""
-    stage, devices = task.stage, board.works[task.stage].devices
-    if any(schedule.devices[other][at[other] : at[other] + 1] != (task,) for other in devices):
-        return False
-    free = board.free_at(stage)
-    ready = free if task.kind == "W" else board.seats[stage].ready_at("F" if task.kind == "F" else "B")
-    if ready == inf:
-        return False
-    board.put(stage, task.kind, max(ready, free))
-    for device in devices:
-        at[device] += 1
-    return True
+@dataclass(frozen=True, slots=True)
+class _Player:
+    board: Board
+    lines: Sequence[Sequence[Task]]
+    """The tasks of each place..."""
+    at: list[int]
+    """... and how many of them are done."""
+
+    def play(self, place: int) -> set[int] | None:
+        """Put the next task of a place; return the places that may go on by it, or None if it has to wait."""
+        board, task = self.board, self._next(place)
+        if task is None:
+            return None
+        stage = board.works.stands[task.stage]
+        seat = board.seats[stage]
+        places = seat.work.places
+        if len(places) > 1 and any(self._next(other) != task for other in places):
+            return None
+        free = board.free_at(seat.work)
+        ready = free if task.kind == "W" else seat.forward_at if task.kind == "F" else seat.backward_at
+        if ready == inf:
+            return None
+        outlets = board.put(stage, task.kind, max(ready, free))
+        for each in places:
+            self.at[each] += 1
+        return {other for outlet in outlets for other in board.seats[outlet.to].work.places} | {*places} - {place}
+
+    def _next(self, place: int) -> Task | None:
+        line, done = self.lines[place], self.at[place]
+        return line[done] if done < len(line) else None

@@ -1,8 +1,7 @@
-"""What a list scheduler knows of a plan: the seconds of each stage's tasks, and which task waits for which messages."""
+"""What a list scheduler knows of a stage: the seconds of its tasks, and which tasks of others wait for its messages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
 from typing import NamedTuple
 
 from graphpipe.plan import Plan
@@ -10,27 +9,26 @@ from graphpipe.plan.bounds import update_seconds
 from graphpipe.plan.in_flight import in_flight_samples
 from graphpipe.schedule.schedule import Kind
 
-MessageSeconds = Callable[[int, int], float]
-"""Of a position in `Plan.edges` and a number of samples."""
+Portions = tuple[tuple[tuple[int, float], ...], ...]
+"""For each micro-batch of a sender the micro-batches of the receiver that need some of it, and the transfer's seconds
+between the slowest pair of replicas."""
 
 
-class Message(NamedTuple):
-    """Part of a task's result that another stage's task needs."""
+class Outlet(NamedTuple):
+    """Where the results of a stage's tasks go along one edge."""
 
-    stage: int
-    micro_batch: int
-    """The task of that stage which needs it."""
-    seconds: float
-    """Of the transfer between the slowest pair of replicas."""
+    to: int
+    """Position in `Works.each`."""
     channel: int
     """Messages of one channel follow each other."""
+    portions: Portions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
     """One stage as a list scheduler sees it: its replicas do the same at the same times, at the slowest one's pace."""
 
-    devices: tuple[int, ...]
+    micro_batch: int
     count: int
     """Micro-batches."""
     room: int
@@ -40,12 +38,18 @@ class StageWork:
     kept: float
     """Share of a micro-batch's activations that stays from its input gradient to its weight gradient."""
     seconds: Mapping[Kind, float] = field(hash=False)
-    outputs: tuple[tuple[Message, ...], ...]
-    """What each forward sends."""
-    gradients: tuple[tuple[Message, ...], ...]
-    """What each backward sends."""
     tail_seconds: float
     """Of all-reduce, exchange of shared gradients and optimizer, after the last task."""
+    places: tuple[int, ...] = ()
+    """Positions in `Works.devices`."""
+    outputs: tuple[Outlet, ...] = ()
+    """What each forward sends."""
+    gradients: tuple[Outlet, ...] = ()
+    """What each backward sends."""
+    inputs: tuple[int, ...] = ()
+    """How many messages each forward waits for..."""
+    returns: tuple[int, ...] = ()
+    """... and each backward."""
 
     @property
     def split(self) -> bool:
@@ -54,23 +58,22 @@ class StageWork:
         return self.seconds["W"] > 0
 
 
-def works_of(plan: Plan) -> tuple[StageWork, ...]:
-    """Return the work of every stage."""
+def own_works(plan: Plan) -> list[StageWork]:
+    """Return the work of every stage, without places and messages."""
     sizes = [stage.micro_batch for stage in plan.stages]
     needed = in_flight_samples(plan.batch_size, sizes, [1] * len(sizes), plan.successors)
-    seconds = cache(partial(_seconds, plan))
-    return tuple(_work_of(plan, stage, samples, seconds) for stage, samples in enumerate(needed))
+    return [_own_work(plan, stage, samples) for stage, samples in enumerate(needed)]
 
 
-def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSeconds) -> StageWork:
+def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
     stage, costs = plan.stages[number], plan.cost_model
     samples = stage.micro_batch / stage.degree
-    tasks = [costs.task_seconds(stage.ops, device, samples, stage.recompute) for device in stage.devices]
+    tasks = costs.tasks_seconds(stage.ops, stage.devices, samples, stage.recompute)
     weight = max(task.weight_gradient for task in tasks) if _splits(plan, number) else 0.0
     count = plan.micro_batches(number)
     room = min(count, stage.in_flight // stage.micro_batch)
     return StageWork(
-        devices=stage.devices,
+        micro_batch=stage.micro_batch,
         count=count,
         room=room,
         warm_up=min(room, needed // stage.micro_batch),
@@ -81,8 +84,6 @@ def _work_of(plan: Plan, number: int, needed: int, message_seconds: MessageSecon
             "I": max(task.input_gradient for task in tasks),
             "W": weight + plan.costs.task_overhead_seconds if weight else 0.0,
         },
-        outputs=_messages(plan, number, message_seconds, forward=True),
-        gradients=_messages(plan, number, message_seconds, forward=False),
         tail_seconds=update_seconds(plan, number),
     )
 
@@ -91,30 +92,3 @@ def _splits(plan: Plan, number: int) -> bool:
     # A half that waits would hold on to all that the other half has computed again.
     stage = plan.stages[number]
     return bool(plan.gradient_targets[number]) and stage.recompute == "none" and stage.backward == "auto"
-
-
-def _messages(
-    plan: Plan, number: int, message_seconds: MessageSeconds, *, forward: bool
-) -> tuple[tuple[Message, ...], ...]:
-    """What every micro-batch of a stage sends."""
-    size, found = plan.stages[number].micro_batch, [list[Message]() for _ in range(plan.micro_batches(number))]
-    for position, edge in enumerate(plan.edges):
-        if number != (edge.source if forward else edge.target) or not (forward or position in plan.gradient_edges):
-            continue
-        other = edge.target if forward else edge.source
-        step = plan.stages[other].micro_batch
-        for index, sent in enumerate(found):
-            start, stop = index * size, (index + 1) * size
-            for there in range(start // step, -(-stop // step)):
-                samples = min(stop, (there + 1) * step) - max(start, there * step)
-                sent.append(Message(other, there, message_seconds(position, samples), 2 * position + forward))
-    return tuple(map(tuple, found))
-
-
-def _seconds(plan: Plan, position: int, samples: int) -> float:
-    edge = plan.edges[position]
-    source, target = plan.stages[edge.source], plan.stages[edge.target]
-    count = edge.bytes_per_sample * samples / max(source.degree, target.degree)
-    return max(
-        plan.cost_model.transfer_seconds(count, one, other) for one in source.devices for other in target.devices
-    )

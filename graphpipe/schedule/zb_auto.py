@@ -14,9 +14,10 @@ Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 3, does this on
 the weight gradient: what `room.with_room` makes of the memory that is left on its devices.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 from math import inf
 
 from graphpipe.errors import InvalidInput
@@ -25,12 +26,12 @@ from graphpipe.schedule import one_f_one_b, zb_h1
 from graphpipe.schedule.board import Board
 from graphpipe.schedule.greedy import Rule, greedy
 from graphpipe.schedule.replay import replay
-from graphpipe.schedule.schedule import Schedule, Task
-from graphpipe.schedule.stage_work import StageWork, works_of
+from graphpipe.schedule.schedule import Kind, Schedule, Task
+from graphpipe.schedule.works import Works, hosted_by, works_of
 
 NAME = "zb-auto"
 
-Change = Callable[[Sequence[StageWork], Rule], Rule]
+Change = Callable[[Works, Rule], Rule]
 _CHANGES: tuple[Change, ...] = (
     lambda works, rule: replace(rule, balance=not rule.balance),
     lambda works, rule: replace(rule, weight_patience=0.25),
@@ -39,8 +40,8 @@ _CHANGES: tuple[Change, ...] = (
     lambda works, rule: replace(rule, alternate=not rule.alternate),
     lambda works, rule: replace(rule, forward_patience=0.0),
     lambda works, rule: replace(rule, forward_patience=1.0),
-    lambda works, rule: replace(rule, caps=tuple((work.warm_up + work.room + 1) // 2 for work in works)),
-    lambda works, rule: replace(rule, caps=tuple(min(work.room, work.warm_up + 1) for work in works)),
+    lambda works, rule: replace(rule, caps=tuple((work.warm_up + work.room + 1) // 2 for work in works.each)),
+    lambda works, rule: replace(rule, caps=tuple(min(work.room, work.warm_up + 1) for work in works.each)),
 )
 _ROUNDS = 2
 _TASKS = 100_000
@@ -73,8 +74,8 @@ def greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:
     Infinite if there is none, or none within the limit.
     """
     works = works_of(plan)
-    board = _complete(greedy(works, _first_rule(works), limit_seconds))
-    return board.seconds if board is not None else inf
+    board = greedy(works, _first_rule(works), limit_seconds)
+    return board.seconds if board.complete else inf
 
 
 def _value(board: Board) -> tuple[float, float]:
@@ -82,10 +83,10 @@ def _value(board: Board) -> tuple[float, float]:
     return float(f"{board.seconds:.9g}"), board.own_seconds
 
 
-def _known(plan: Plan, works: Sequence[StageWork]) -> Iterator[Board]:
+def _known(plan: Plan, works: Works) -> Iterator[Board]:
     lean = [
-        replace(stage, in_flight=work.warm_up * stage.micro_batch)
-        for stage, work in zip(plan.stages, works, strict=True)
+        replace(stage, in_flight=works.each[stand].warm_up * stage.micro_batch)
+        for stage, stand in zip(plan.stages, works.stands, strict=True)
     ]
     for build_known, form in (
         (one_f_one_b.build, plan),
@@ -101,7 +102,7 @@ def _known(plan: Plan, works: Sequence[StageWork]) -> Iterator[Board]:
 
 
 @lru_cache(maxsize=8)  # Ranked, predicted and lowered, a plan is asked for its schedule several times.
-def _searched(works: tuple[StageWork, ...], limit_seconds: float) -> Board | None:
+def _searched(works: Works, limit_seconds: float) -> Board | None:
     """The best board of greedy rules: from an eager and from a patient one, what is better nearby.
 
     Args:
@@ -114,10 +115,10 @@ def _searched(works: tuple[StageWork, ...], limit_seconds: float) -> Board | Non
     return min((board for board in boards if board is not None), key=_value, default=None)
 
 
-def _climbed(works: Sequence[StageWork], rule: Rule, limit_seconds: float) -> Board | None:
+def _climbed(works: Works, rule: Rule, limit_seconds: float) -> Board | None:
     """The best board near a rule: one setting after the other is changed, and left so where that is better."""
     best, tried = _complete(greedy(works, rule, limit_seconds)), {rule}
-    most = 1 + _TASKS // (3 * sum(work.count for work in works))
+    most = 1 + _TASKS // (3 * sum(work.count for work in works.each))
     for change in _CHANGES * _ROUNDS:
         if len(tried) > most:
             break
@@ -130,17 +131,33 @@ def _climbed(works: Sequence[StageWork], rule: Rule, limit_seconds: float) -> Bo
     return best
 
 
-def _first_rule(works: Sequence[StageWork]) -> Rule:
-    return Rule(caps=tuple(work.room for work in works))
+def _first_rule(works: Works) -> Rule:
+    return Rule(caps=tuple(work.room for work in works.each))
 
 
 def _complete(board: Board) -> Board | None:
-    return board if all(seat.weights == seat.work.count for seat in board.seats) else None
+    return board if board.complete else None
 
 
 def _schedule(plan: Plan, board: Board) -> Schedule:
-    devices: list[list[Task]] = [[] for _ in plan.cluster.devices]
-    for task in board.tasks:
-        for device in plan.stages[task.stage].devices:
-            devices[device].append(task)
-    return Schedule(name=NAME, devices=tuple(map(tuple, devices)))
+    lines: dict[tuple[int, ...], tuple[Task, ...]] = {(): ()}
+    hosted = hosted_by(plan)
+    for stages in hosted.values():
+        if stages not in lines:
+            lines[stages] = tuple(_line(board, stages))
+    return Schedule(name=NAME, devices=tuple(lines[hosted.get(each, ())] for each in range(len(plan.cluster.devices))))
+
+
+def _line(board: Board, stages: tuple[int, ...]) -> list[Task]:
+    """The tasks of a device that hosts these stages."""
+    tasks = {board.works.stands[stage]: _tasks(board, stage) for stage in stages}
+    if len(stages) == 1:
+        return next(iter(tasks.values()))
+    turns = {work: iter(some) for work, some in tasks.items()}
+    return [next(turns[work]) for work in board.order if work in turns]
+
+
+def _tasks(board: Board, stage: int) -> list[Task]:
+    numbers: dict[Kind, Iterator[int]] = {"F": count(), "B": count(), "I": count(), "W": count()}
+    kinds = board.seats[board.works.stands[stage]].kinds
+    return [Task(kind, stage, next(numbers[kind])) for kind in kinds]

@@ -17,10 +17,12 @@ ancestor is longer than its own: on a chain every stage then holds as many micro
 send no gradient, or have no weights, do whole backwards: nobody waits for their input half.
 """
 
+from collections.abc import Sequence
+
 from graphpipe.plan import Plan
 from graphpipe.schedule.merge import merge
 from graphpipe.schedule.schedule import Schedule, Task
-from graphpipe.schedule.stage_work import StageWork, works_of
+from graphpipe.schedule.stage_work import StageWork, own_works
 
 
 def build(plan: Plan) -> Schedule:
@@ -29,12 +31,12 @@ def build(plan: Plan) -> Schedule:
     Raises:
         InvalidInput: a stage's in_flight samples are too few for the stages after it.
     """
-    works = works_of(plan)
+    works = own_works(plan)
     backs = _held_back(plan, works)
     return merge("zb-h1", plan, [_order(stage, work, backs[stage]) for stage, work in enumerate(works)])
 
 
-def _held_back(plan: Plan, works: tuple[StageWork, ...]) -> list[int]:
+def _held_back(plan: Plan, works: Sequence[StageWork]) -> list[int]:
     # In samples down the graph, in whole micro-batches of each stage.
     most = [0] * len(works)
     backs: list[int] = []

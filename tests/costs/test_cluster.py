@@ -81,3 +81,9 @@ def test_the_lazy_ways_in_reach_presets_and_files(tmp_path: Path) -> None:
     assert len(Cluster.preset("local:3").devices) == 3
     with pytest.raises(InvalidInput, match="cannot read"):
         Cluster.load(tmp_path / "missing.toml")
+
+
+def test_the_links_between_two_groups_are_those_of_their_pairs() -> None:
+    for sources, targets in (((0,), (1,)), ((0, 1), (1, 2)), ((0, 1, 2), (0, 1, 2))):
+        pairs = {CLUSTER.link(one, other) for one in sources for other in targets}
+        assert CLUSTER.links(sources, targets) == CLUSTER.links(sources, targets) == pairs

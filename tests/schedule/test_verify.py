@@ -46,3 +46,11 @@ def test_a_deadlock_shows_the_stuck_tasks():
     text = "schedule hand\n0: F0.0 B0.0 F0.1 B0.1\n1: F1.0 B1.0\n"
     with pytest.raises(InvalidInput, match=r"wait for each other for ever: d0 at B0.0, d1 at F1.0"):
         verify(plan, Schedule.parse(text))
+
+
+def test_every_replica_is_checked_also_behind_a_sound_one():
+    plan = make_plan([Part(micro_batch=2, degree=2)], batch_size=4)
+    sound = "F0.0 B0.0 F0.1 B0.1"
+    verify(plan, Schedule.parse(f"schedule hand\n0: {sound}\n1: {sound}\n"))
+    with pytest.raises(InvalidInput, match=r"does not list B0.1 \(1 tasks are missing\)"):
+        verify(plan, Schedule.parse(f"schedule hand\n0: {sound}\n1: F0.0 B0.0 F0.1\n"))
