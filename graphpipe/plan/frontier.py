@@ -193,17 +193,26 @@ class Frontier:
 
     def _convolve(self, left: Shares, right: Shares) -> Shares:
         """Return the smallest sum of loads over every split of m devices between the two sides."""
+        devices = self._shape[2]
         best = np.full(self._shape, np.inf, Float)
+        worst = _worst(best) if self._loads.rows == 1 else np.full(self._shape[1:], np.inf, Float)
         # Devices that leave the right side no less open than one device fewer does are wasted on it.
         useful = np.isfinite(right)
         useful[:, :, 1:] &= right[:, :, 1:] != right[:, :, :-1]
-        for count in np.flatnonzero(useful.any(axis=(0, 1, 3, 4))):
-            total = left[:, :, : self._shape[2] - count] + right[:, :, count : count + 1]
-            kept = best[:, :, count:]
-            if self._shape[0] == 1:
-                np.minimum(kept, total, out=kept)
-            else:
-                np.copyto(kept, total, where=_worst(total) < _worst(kept))
+        least = int(np.isfinite(left).any(axis=(0, 1, 3, 4)).argmax())
+        # Made once: memory that is new to the process takes longer to get than to fill.
+        room = np.empty_like(best)
+        for count in np.flatnonzero(useful[:, :, : devices - least].any(axis=(0, 1, 3, 4))):
+            split = np.s_[:, :, least : devices - count]
+            total = np.add(left[split], right[:, :, count : count + 1], out=room[split])
+            kept = np.s_[..., least + count :, :, :]
+            if self._loads.rows == 1:
+                np.minimum(best[kept], total, out=best[kept])
+                continue
+            fuller = total.max(axis=0)
+            better = fuller < worst[kept]
+            np.copyto(best[kept], total, where=better)
+            np.copyto(worst[kept], fuller, where=better)
         return best
 
 

@@ -30,6 +30,8 @@ _RELAXED = (1.06, 1.2, 1.5)
 """Multiples of the best target at which partitions are drawn: a worse bottleneck can mean a shallower pipeline."""
 _RELAXED_SETTINGS = 4
 _MEMORY_ROUNDS = 5
+_SMALL_WALK = 2048
+"""Settings times units of devices up to which a walk takes as long for few targets as for many."""
 _FEW_DOWNSETS = 200
 _INTERVALS = 4096
 """Operators times devices up to which the intervals of one order are searched exactly."""
@@ -92,9 +94,10 @@ class Search:
         order = reached[np.argsort(targets[reached], kind="stable")]
         missed: list[dict[int, Draft]] = [{} for _ in judges]
         fitting: list[dict[int, float]] = [{} for _ in judges]
-        relaxed = () if judges[0].found.objective == "bottleneck" else _RELAXED
-        # One walk for all: for few settings a walk takes as long as for many.
-        draws = Draws.of(table.only(order), shape, targets[order, None] * np.array([1.0, *relaxed]))
+        wider = np.array([1.0, *(() if judges[0].found.objective == "bottleneck" else _RELAXED)])
+        # One walk for all where it takes as long for few targets as for many.
+        together = len(order) * table.units <= _SMALL_WALK
+        draws = Draws.of(table.only(order), shape, targets[order, None] * (wider if together else 1.0))
         for position, setting in enumerate(order):
             if targets[setting] > self._ceiling(judges):
                 break
@@ -106,8 +109,13 @@ class Search:
                 else:
                     missed[at][int(setting)] = draft
         best = {each for scores in fitting for each in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]}
-        for position in sorted(best, key=lambda at: order[at]):
-            self._relaxed(draws, position, float(targets[order[position]]), judges)
+        if best and len(wider) > 1:
+            positions = np.array(sorted(best, key=lambda at: order[at]), dtype=np.intp)
+            chosen = order[positions]
+            if not together:
+                draws, positions = Draws.of(table.only(chosen), shape, targets[chosen, None] * wider), range(len(best))
+            for position, setting in zip(positions, chosen, strict=True):
+                self._relaxed(draws, position, float(targets[setting]), judges)
         for judge, misses in zip(judges, missed, strict=True):
             self._within_memory(table, shape, misses, judge, targets / precision)
 
@@ -145,7 +153,12 @@ class Search:
                     in_flight[at] = np.maximum(in_flight[at] * _MEMORY_MARGIN, held)
             again = np.array(sorted(missed), dtype=np.intp)
             targets = best_targets(
-                table.only(again), shape, self._ceiling([judge]), in_flight[:, again], least=least[again]
+                table.only(again),
+                shape,
+                self._ceiling([judge]),
+                in_flight[:, again],
+                least=least[again],
+                precision=_PRECISION[judge.found.objective],
             )
             reached = np.isfinite(targets)
             again, targets = again[reached], targets[reached]
