@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,11 @@ class Link:
     def seconds(self, count: float) -> float:
         """Return the seconds that `count` bytes take; nothing takes no time."""
         return self.latency_seconds + count / self.bandwidth_bytes_per_second if count else 0.0
+
+
+def slowest_seconds(links: Iterable[Link | None], count: float) -> float:
+    """Return the seconds that `count` bytes take over the slowest of some links; over None, inside a device, none."""
+    return max(link.seconds(count) if link else 0.0 for link in links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

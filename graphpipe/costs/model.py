@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpipe.costs.cluster import Cluster
+from graphpipe.costs.cluster import Cluster, slowest_seconds
 from graphpipe.costs.recompute import Recompute, regions
 from graphpipe.costs.table import CostTable, Curve, Temporaries
 from graphpipe.graph import Graph
@@ -213,7 +213,7 @@ class CostModel:
 
     def slowest_transfer_seconds(self, count: float, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
         """Return the most seconds that `count` bytes take from one of some devices to one of others."""
-        return max(link.seconds(count) if link else 0.0 for link in self.cluster.links(sources, targets))
+        return slowest_seconds(self.cluster.links(sources, targets), count)
 
     def fastest_transfer_seconds(self, count: float, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
         """Return the least seconds that `count` bytes take from one of some devices to one of others."""

@@ -114,8 +114,7 @@ class Search:
             chosen = order[positions]
             if not together:
                 draws, positions = Draws.of(table.only(chosen), shape, targets[chosen, None] * wider), range(len(best))
-            for position, setting in zip(positions, chosen, strict=True):
-                self._relaxed(draws, position, float(targets[setting]), judges)
+            self._relaxed(draws, zip(positions, targets[chosen], strict=True), judges)
         for judge, misses in zip(judges, missed, strict=True):
             self._within_memory(table, shape, misses, judge, targets / precision)
 
@@ -126,15 +125,19 @@ class Search:
     def _parts(self, draws: Draws, setting: int, target: int) -> list[Part]:
         return [*draws.parts(setting, target), *([self.tail.part(self.problem)] if self.tail.ops else [])]
 
-    def _relaxed(self, draws: Draws, setting: int, target: float, judges: Sequence[Judge]) -> None:
-        """Draw partitions with a relaxed bottleneck: they may have fewer stages, and fill and drain faster."""
-        close = max(judge.found.close for judge in judges) / self.problem.batch_size
-        for position in range(1, draws.targets):
-            # A partition drawn for a relaxed target may be better than that.
-            if target * _RELAXED[position - 1] <= close:
-                parts = self._parts(draws, setting, position)
-                for judge in judges:
-                    judge.offer(parts)
+    def _relaxed(self, draws: Draws, least: Iterable[tuple[int, float]], judges: Sequence[Judge]) -> None:
+        """Draw partitions with a relaxed bottleneck: they may have fewer stages, and fill and drain faster.
+
+        `least`: positions of settings in the draws, and the target that is relaxed.
+        """
+        for setting, target in least:
+            close = max(judge.found.close for judge in judges) / self.problem.batch_size
+            for position in range(1, draws.targets):
+                # A partition drawn for a relaxed target may be better than that.
+                if target * _RELAXED[position - 1] <= close:
+                    parts = self._parts(draws, setting, position)
+                    for judge in judges:
+                        judge.offer(parts)
 
     def _within_memory(
         self, table: SettingTable, shape: Shape, missed: dict[int, Draft], judge: Judge, least: Array

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from graphpipe.costs import Link
+from graphpipe.costs.cluster import slowest_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,7 @@ class Messages:
 
     def seconds(self, samples: int) -> float:
         """Return the seconds that so many samples take between the slowest pair of replicas."""
-        count = self.bytes_per_sample * samples / self.shares
-        return max(link.seconds(count) if link else 0.0 for link in self.links)
+        return slowest_seconds(self.links, self.bytes_per_sample * samples / self.shares)
 
 
 class Hop(NamedTuple):

@@ -7,6 +7,7 @@ from math import lcm
 
 from graphpipe.plan import Plan
 from graphpipe.schedule import Schedule, Task
+from graphpipe.schedule.alike import first_equal
 from graphpipe.schedule.schedule import Kind
 from graphpipe.schedule.tasks import TaskNumbers
 from graphpipe.simulate.activities import seconds_of
@@ -92,9 +93,9 @@ class Period:
         for different colours are told apart, until nothing changes. What is left alike has equal recurrences.
         """
         orders = [tuple(task.kind for task in self.schedule.devices[device]) for _, device in self.slots]
-        colours = _first_equal(list(zip(self.seconds, orders, strict=True)))
+        colours = first_equal(list(zip(self.seconds, orders, strict=True)))
         while True:
-            refined = _first_equal([(colours[slot], self._waits(slot, colours)) for slot in range(len(self.slots))])
+            refined = first_equal([(colours[slot], self._waits(slot, colours)) for slot in range(len(self.slots))])
             if refined == colours:
                 return colours
             colours = refined
@@ -111,8 +112,3 @@ class Period:
         # A task as its slot's colour and its position in the slot.
         slot = self.slot_of[number]
         return colours[slot], number - self.firsts[slot]
-
-
-def _first_equal(items: Sequence[Hashable]) -> list[int]:
-    first: dict[Hashable, int] = {}
-    return [first.setdefault(item, position) for position, item in enumerate(items)]
