@@ -90,7 +90,7 @@ def classes_in(folder: Path) -> set[str]:
 
 def test_the_rooms_name_their_neighbours(site: Path) -> None:
     assert neighbours(site, "graph", "Imports") == set()
-    assert neighbours(site, "schedule", "Imports") == {"plan"}
+    assert neighbours(site, "schedule", "Imports") == {"costs", "plan"}
     assert neighbours(site, "simulate", "Imported by") == {"cli"}
 
 
