@@ -36,20 +36,18 @@ class Batch:
 
     def input_rows(self, names: Sequence[str], rows: SampleRange, device: torch.device) -> dict[str, Tensor]:
         """Return these samples of some inputs, by name, on `device`."""
-        start, count, inputs = rows.start, len(rows), self.inputs
-        found = {name: inputs[name].narrow(0, start, count) for name in names}
-        for name, tensor in found.items():
-            if tensor.device != device:
-                found[name] = tensor.to(device, non_blocking=True)
-        return found
+        return {name: _cut(self.inputs[name], rows, device) for name in names}
 
     def target_rows(self, rows: SampleRange, device: torch.device) -> Any:
         """Return these samples of the targets, on `device`."""
-        start, count = rows.start, len(rows)
         if isinstance(self.targets, Tensor):  # as most are: quickly
-            found = self.targets.narrow(0, start, count)
-            return found if found.device == device else found.to(device, non_blocking=True)
-        return map_tensors(self.targets, lambda tensor: tensor.narrow(0, start, count).to(device, non_blocking=True))
+            return _cut(self.targets, rows, device)
+        return map_tensors(self.targets, lambda tensor: _cut(tensor, rows, device))
+
+
+def _cut(tensor: Tensor, rows: SampleRange, device: torch.device) -> Tensor:
+    found = tensor.narrow(0, rows.start, len(rows))
+    return found if found.device == device else found.to(device, non_blocking=True)
 
 
 def fingerprint(batch: Batch) -> str:

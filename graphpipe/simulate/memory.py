@@ -59,14 +59,18 @@ def _in_full(plan: Plan, lowered: LoweredSchedule, device: int, spans: Sequence[
     found: list[Change] = []
     seconds = {Moment(None, "start"): 0.0, Moment(None, "end"): max(span.end_seconds for span in spans)}
     first: set[int] = set()  # stages whose first backward, or weight half, has been
+    worsts = {
+        stage: task_bytes(plan.cost_model, here.ops, here.micro_batch / here.degree, here.recompute)
+        for stage, here in enumerate(plan.stages)
+        if device in here.devices
+    }
     for span in spans:
         kind, stage = span.kind, span.stage
         if kind not in ("F", "B", "I", "W"):
             continue
         task = Task(kind, stage, span.micro_batch)
         seconds[Moment(task, "start")], seconds[Moment(task, "end")] = span.start_seconds, span.end_seconds
-        here = plan.stages[stage]
-        worst = task_bytes(plan.cost_model, here.ops, here.micro_batch / here.degree, here.recompute)
+        worst = worsts[stage]
         temporary = worst.forward if kind == "F" else worst.backward
         if kind in ("B", "W") and stage not in first:
             first.add(stage)
