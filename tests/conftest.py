@@ -1,6 +1,21 @@
-"""Makes `builders` importable from every test folder."""
+"""Makes `builders` importable from every test folder, and starts what takes longest first."""
 
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+LONGEST = (
+    *("test_snippets", "test_hugging_face", "test_engines", "test_train_elastic", "test_hosts", "test_shapes"),
+    *("test_help_examples", "test_train", "test_train_telemetry", "test_launch", "test_train_resume"),
+    *("test_lower_bound", "test_recompute", "test_site", "test_shared", "test_own_task", "test_notebook"),
+)
+"""Files of half a minute and more: begun last, one of them would keep a single worker busy at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; the others stay in order."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))

@@ -1,6 +1,8 @@
 """The house's import rules: rooms look only at rooms above them, and torch stays in its rooms."""
 
 import ast
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -80,3 +82,11 @@ def test_the_scan_tells_eager_imports_from_lazy_ones() -> None:
     assert "graphpipe.errors" in imported("graphpipe.units", lazy=False)
     assert "graphpipe.costs.presets" in imported("graphpipe.costs.cluster", lazy=True)
     assert "graphpipe.costs.presets" not in imported("graphpipe.costs.cluster", lazy=False)
+
+
+def test_a_rank_starts_without_what_few_ranks_need() -> None:
+    # These took every rank more than a second to import, on one core.
+    heavy = ("sympy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor")
+    code = f"import sys, graphpipe.run.entry; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

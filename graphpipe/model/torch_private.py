@@ -12,7 +12,6 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch._utils import _flatten_dense_tensors
 from torch.autograd.graph import Node
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _pytree as pytree
@@ -26,11 +25,15 @@ DispatchMode = TorchDispatchMode
 
 def fake_mode() -> FakeTensorMode:
     """Return a mode in which tensors have shapes and no data; real tensors that meet fake ones turn fake."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # 0.6 s, which ranks of declared models do not need
+
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
 def asks_for_values(error: BaseException) -> bool:
     """True for an error of a forward that wants to know what is in a tensor of `fake_mode`."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
     return isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException) or ".numpy()" in str(error)
 
 

@@ -10,7 +10,6 @@ from graphpipe.plan import Plan
 from graphpipe.run.engine import Engine
 from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.engine_ddp import Ddp
-from graphpipe.run.engine_fsdp2 import Fsdp2
 from graphpipe.run.placement import Placement
 from graphpipe.run.world import World
 from graphpipe.schedule import LoweredSchedule
@@ -49,6 +48,8 @@ def build_engine(
         if name == "ddp":
             return Ddp(world, ranks, parameters[0])
         if name == "fsdp2":
+            from graphpipe.run.engine_fsdp2 import Fsdp2  # which takes 0.1 s to import, and few need it
+
             return Fsdp2(world, ranks, replicas[0].module, program.module, parameters[0], title)
     return AllReduce(world=world, ranks=ranks, copies=[*zip(*parameters, strict=True)], stage=title)
 

@@ -1,12 +1,24 @@
 """Tensors of which every rank of a group holds some rows (DTensor): the whole of one, and a rank's own rows."""
 
+import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from graphpipe.run.world import translate_loss
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
+
+def is_sharded(tensor: Tensor) -> "TypeIs[DTensor]":
+    """True for a tensor in shards."""
+    # Where torch's module was never imported there is none; to import it takes 0.2 s, and few need it.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -15,15 +27,15 @@ def whole(tensor: Tensor) -> Tensor:
     Raises:
         PeerLost, PeerStalled: one of them is gone.
     """
-    if not isinstance(tensor, DTensor):
-        return tensor
-    with translate_loss("another replica"):
-        return tensor.full_tensor()
+    if is_sharded(tensor):
+        with translate_loss("another replica"):
+            return tensor.full_tensor()
+    return tensor
 
 
 def own(tensor: Tensor) -> Tensor:
     """Return what of a tensor is on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def counted(tensors: Iterable[Tensor], *, whole: bool) -> list[Tensor]:
@@ -33,20 +45,15 @@ def counted(tensors: Iterable[Tensor], *, whole: bool) -> list[Tensor]:
         tensors: in shards or not.
         whole: whether those that are not in shards count here.
     """
-    return [
-        each.to_local() if isinstance(each, DTensor) else each for each in tensors if whole or isinstance(each, DTensor)
-    ]
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """True for a tensor in shards."""
-    return isinstance(tensor, DTensor)
+    return [own(each) for each in tensors if whole or is_sharded(each)]
 
 
 def in_shards(value: Tensor, like: Tensor) -> Tensor:
     """Return a whole tensor, which every rank has, in shards like another's if that is and has its shape."""
-    if not isinstance(like, DTensor) or value.shape != like.shape:
+    if not is_sharded(like) or value.shape != like.shape:
         return value
+    from torch.distributed.tensor import distribute_tensor
+
     place = value.to(like.device)
     return distribute_tensor(place, like.device_mesh, like.placements, src_data_rank=None)
 

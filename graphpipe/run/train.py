@@ -100,7 +100,7 @@ def train(
             fault_log=directory / FAULTS,
         ) as pipeline,
         Checkpoints(pipeline, directory / CHECKPOINTS, keep=config.train.keep) as checkpoints,
-        _telling_where(pipeline),
+        telling_where(pipeline),
     ):
         position = Position()
         if resume:
@@ -132,8 +132,8 @@ def train(
 
 
 @contextmanager
-def _telling_where(pipeline: Pipeline) -> Generator[None]:
-    # Our launcher reads it from the rank's notes; torchrun does not.
+def telling_where(pipeline: Pipeline) -> Generator[None]:
+    """Print where this rank was when something goes wrong inside: our launcher reads its notes, torchrun does not."""
     try:
         yield
     except Exception:

@@ -3,7 +3,8 @@
 import copy
 import weakref
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from run_models import BATCH, STAGES, cross_entropy, fan, fan_batch
 from run_plans import hand_split, plan_for, plan_of
 from torch import Tensor, nn
 
-from graphpipe.errors import InvalidInput, NonFiniteLoss
+from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model import capture
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.split import split
 from graphpipe.run import Pipeline
+from graphpipe.run.train import telling_where
 from graphpipe.run.values import edge_specs, gradient_edges
+from graphpipe.run.whereabouts import WATCH
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -244,3 +247,16 @@ def test_the_output_is_let_go_once_the_loss_is_computed_from_it() -> None:
     assert outputs
     assert gone
     assert all(gone)
+
+
+def test_under_torchrun_a_rank_that_fails_says_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Under torchrun nobody reads the notes that our own launcher reads.
+    monkeypatch.delenv(WATCH, raising=False)
+    held = SimpleNamespace(
+        world=SimpleNamespace(rank=1, size=2), worker=SimpleNamespace(watch=SimpleNamespace(where="stage 's1', step 3"))
+    )
+    with pytest.raises(PeerLost), telling_where(cast(Pipeline, SimpleNamespace(held=lambda: held))):
+        raise PeerLost("rank 0 died", remedy="Look there.")
+    assert capsys.readouterr().err == "rank 1 failed: stage 's1', step 3\n"
