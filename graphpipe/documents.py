@@ -92,7 +92,12 @@ def _inner(kind: Any) -> Any:
 
 def fingerprint(value: object) -> str:
     """Return the SHA-256 of the value's canonical JSON: equal values have equal fingerprints."""
-    text = json.dumps(to_body(value), sort_keys=True, separators=(",", ":"))
+    return digest(to_body(value))
+
+
+def digest(body: object) -> str:
+    """Return the SHA-256 of what JSON can hold, in its canonical form."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

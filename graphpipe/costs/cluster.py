@@ -21,6 +21,9 @@ class Link:
 
     latency_seconds: float
     bandwidth_bytes_per_second: float
+    processor_seconds: float = 0.0
+    """What each message takes of the device at each of its two ends, beside its way: where devices are processes that
+    send and receive themselves."""
 
     def seconds(self, count: float) -> float:
         """Return the seconds that `count` bytes take; nothing takes no time."""
@@ -110,6 +113,11 @@ class Cluster:
     def _pairs(self) -> dict[frozenset[int], Link]:
         index = {device.name: position for position, device in enumerate(self.devices)}
         return {frozenset((index[pair.first], index[pair.second])): pair.link for pair in self.pair_links}
+
+    @property
+    def all_links(self) -> tuple[Link, ...]:
+        """Every link that some devices may have between them."""
+        return (self.intra_node, self.inter_node, *(pair.link for pair in self.pair_links))
 
     def link(self, first: int, second: int) -> Link | None:
         """Return the link between two devices (positions in `devices`); None inside one device."""
@@ -231,6 +239,7 @@ def _check_links(cluster: Cluster, where: str) -> None:
     for name, link in links.items():
         _positive(link.bandwidth_bytes_per_second, f"{where}, {name}, bandwidth_bytes_per_second")
         _not_negative(link.latency_seconds, f"{where}, {name}, latency_seconds")
+        _not_negative(link.processor_seconds, f"{where}, {name}, processor_seconds")
 
 
 def _positive(amount: float, where: str) -> None:

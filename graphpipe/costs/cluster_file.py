@@ -7,6 +7,7 @@ cores_per_node = 8                  # optional: when the devices are processes t
 [intra_node]
 latency = "5 us"
 bandwidth = "50 GB/s"
+processor = "0 us"                  # optional: what a message takes of a device at each end (CPU processes)
 
 [inter_node]                        # optional with one node
 latency = "15 us"
@@ -91,12 +92,12 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _link(section: Section) -> Link:
-    section.only("latency", "bandwidth")
+    section.only("latency", "bandwidth", "processor")
     return _latency_and_bandwidth(section)
 
 
 def _pair_link(section: Section) -> PairLink:
-    section.only("first", "second", "latency", "bandwidth")
+    section.only("first", "second", "latency", "bandwidth", "processor")
     return PairLink(first=section.text("first"), second=section.text("second"), link=_latency_and_bandwidth(section))
 
 
@@ -104,6 +105,7 @@ def _latency_and_bandwidth(section: Section) -> Link:
     return Link(
         latency_seconds=section.quantity("latency", parse_seconds, zero=True),
         bandwidth_bytes_per_second=section.quantity("bandwidth", parse_rate),
+        processor_seconds=section.quantity("processor", parse_seconds, default=0.0, zero=True),
     )
 
 

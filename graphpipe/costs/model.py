@@ -211,6 +211,11 @@ class CostModel:
         link = self.cluster.link(source, target)
         return link.seconds(count) if link else 0.0
 
+    def message_seconds(self, source: int, target: int) -> float:
+        """Return the seconds that a message between two devices takes of each of them."""
+        link = self.cluster.link(source, target)
+        return link.processor_seconds if link else 0.0
+
     def slowest_transfer_seconds(self, count: float, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
         """Return the most seconds that `count` bytes take from one of some devices to one of others."""
         return slowest_seconds(self.cluster.links(sources, targets), count)

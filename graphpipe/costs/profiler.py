@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from itertools import islice
+from statistics import mean, median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from torch import Tensor
 from graphpipe.costs.fit import fit_curve, relative_error
 from graphpipe.costs.table import Curve, OpCost
 from graphpipe.errors import InvalidInput
+
+WINDOW_BYTES = 64 * 2**20
+"""More than caches hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +32,24 @@ class OpRun:
     parameters: tuple[Tensor, ...] = ()
     """Those that need a gradient; it accumulates in them."""
     twin: Hashable
-    """Operators with equal twins are the same code on the same shapes: one of them is measured."""
+    """Operators with equal twins are the same code on the same shapes: what is measured of some holds for all."""
+    kept_bytes_per_sample: float = 0.0
+    """For its backward."""
     ends: bool = False
     """Whether what it puts out is the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long to measure: at least `repeats` times, and on until `seconds` have passed, but `most` times at most."""
+    """How long to measure: at least `repeats` times, and on until `seconds` an operator have passed, but `most` times
+    at most."""
 
     repeats: int = 5
     most: int = 50
     seconds: float = 0.03
     clock: Callable[[], float] = field(default=time.perf_counter)
     between: Callable[[], object] = field(default=lambda: None)
-    """Called before everything that is timed, to leave the caches as other work leaves them: in training no operator
-    runs twice in a row."""
+    """Called before the forwards and before the backwards, to leave the caches as other work leaves them."""
 
     def sample(self, action: Callable[[], Sequence[float]]) -> tuple[float, ...]:
         """Return the median of each of the figures that `action` returns, after one call to warm up."""
@@ -60,16 +67,37 @@ class Effort:
         return self.clock()
 
 
+class Times(NamedTuple):
+    """Seconds of an operator at some number of samples."""
+
+    forward: float
+    backward: float
+    """The whole of it."""
+    input_gradient: float
+
+
+class _Forward(NamedTuple):
+    # Between an operator's forward and its backward: inputs that need a gradient, outputs that have one.
+    leaves: list[Tensor]
+    roots: list[Tensor]
+    seconds: float
+
+
 def profile_ops(
     runs: Iterable[OpRun], device_type: str, batch_sizes: Sequence[int], effort: Effort | None = None
 ) -> tuple[OpCost, ...]:
     """Return a measured row of the cost table for every run, in order.
 
+    Operators are timed as training runs them: the forwards of several one after the other, then their backwards in
+    reverse. An operator that runs again and again by itself finds its code, its branches and the memory it writes to
+    in the caches, and takes down to half as long. `WINDOW_BYTES` of what is kept for the backward is as much as
+    matters to a cache: longer models are measured in windows, and of operators that are twins those of one window.
+
     The forward and the whole backward are fitted; the backward is then divided between input and weight gradient as
     the input gradient alone, measured too, is to the whole. `OpCost.error` is the worse of the two fits.
 
     Args:
-        runs: consumed one at a time, so that the inputs of one operator only need be alive at once.
+        runs: consumed one at a time, so that the inputs of one window only need be alive at once.
         device_type: the name the rows carry.
         batch_sizes: numbers of samples to measure at; those that an operator refuses (batch normalisation of one
             sample) are left out for it.
@@ -78,22 +106,49 @@ def profile_ops(
     Raises:
         InvalidInput: an operator refuses every batch size (its first reason is given).
     """
+    effort = effort or Effort()
     known: dict[Hashable, OpCost] = {}
-    rows: list[OpCost] = []
+    order: list[tuple[str, Hashable]] = []
+    window: list[OpRun] = []
     for run in runs:
-        if run.twin not in known:
-            known[run.twin] = _profile(run, device_type, batch_sizes, effort or Effort())
-        rows.append(replace(known[run.twin], op=run.op))
-    return tuple(rows)
+        order.append((run.op, run.twin))
+        if run.twin in known:
+            continue
+        window.append(run)
+        if sum(each.kept_bytes_per_sample for each in window) * max(batch_sizes) >= WINDOW_BYTES:
+            known |= _profile(window, device_type, batch_sizes, effort)
+            window = []
+    known |= _profile(window, device_type, batch_sizes, effort)
+    return tuple(replace(known[twin], op=op) for op, twin in order)
 
 
-def _profile(run: OpRun, device_type: str, batch_sizes: Sequence[int], effort: Effort) -> OpCost:
-    figures = _measure(run, batch_sizes, effort)
-    forward = {samples: figure[0] for samples, figure in figures.items()}
-    backward = {samples: figure[1] for samples, figure in figures.items()}
+def _profile(
+    window: Sequence[OpRun], device_type: str, batch_sizes: Sequence[int], effort: Effort
+) -> dict[Hashable, OpCost]:
+    willing: dict[int, list[OpRun]] = {samples: [] for samples in batch_sizes}
+    refusals: dict[Hashable, str] = {}
+    for samples in batch_sizes:
+        for run in window:
+            try:
+                one_pass([run], samples, effort)
+            except (RuntimeError, ValueError) as error:
+                refusals.setdefault(run.twin, f"{samples} samples: {str(error).splitlines()[0]}")
+            else:
+                willing[samples].append(run)
+    for run in window:
+        if not any(run in runs for runs in willing.values()):
+            raise InvalidInput(f"cannot be run on {refusals[run.twin]}", where=f"operator '{run.op}'")
+    measured = _measure(willing, effort)
+    return {run.twin: _row(run, measured[run.twin], device_type) for run in window}
+
+
+def _row(run: OpRun, measured: Mapping[int, Times], device_type: str) -> OpCost:
+    forward = {samples: times.forward for samples, times in measured.items()}
+    backward = {samples: times.backward for samples, times in measured.items()}
     forward_curve, backward_curve = fit_curve(forward), fit_curve(backward)
     whole = sum(backward.values())
-    share = _input_share(run, sum(figure[2] for figure in figures.values()) / whole if whole else 0.0)
+    inputs = sum(times.input_gradient for times in measured.values())
+    share = _input_share(run, inputs / whole if whole else 0.0)
     return OpCost(
         op=run.op,
         device_type=device_type,
@@ -105,48 +160,61 @@ def _profile(run: OpRun, device_type: str, batch_sizes: Sequence[int], effort: E
     )
 
 
-def _measure(run: OpRun, batch_sizes: Sequence[int], effort: Effort) -> dict[int, tuple[float, ...]]:
-    figures: dict[int, tuple[float, ...]] = {}
-    refusals: list[str] = []
-    for samples in batch_sizes:
-        try:
-            figures[samples] = effort.sample(lambda at=samples: _time_once(run, at, effort))
-        except (RuntimeError, ValueError) as error:
-            refusals.append(f"{samples} samples: {str(error).splitlines()[0]}")
-    if not figures:
-        raise InvalidInput(f"cannot be run on {refusals[0]}", where=f"operator '{run.op}'")
-    return figures
+def _measure(runs: Mapping[int, Sequence[OpRun]], effort: Effort) -> dict[Hashable, dict[int, Times]]:
+    # All numbers of samples in turn: where the machine is slower for a while, it is for all of them.
+    wanted = [(samples, twin) for samples, some in runs.items() for twin in dict.fromkeys(run.twin for run in some)]
+
+    def once() -> list[float]:
+        times = {samples: one_pass(some, samples, effort) for samples, some in runs.items()}
+        return [mean(column) for samples, twin in wanted for column in zip(*times[samples][twin], strict=True)]
+
+    figures = iter(replace(effort, seconds=effort.seconds * len(wanted)).sample(once))
+    found: dict[Hashable, dict[int, Times]] = {twin: {} for _, twin in wanted}
+    for samples, twin in wanted:
+        found[twin][samples] = Times(*islice(figures, len(Times._fields)))
+    return found
 
 
-def _time_once(run: OpRun, samples: int, effort: Effort) -> tuple[float, float, float]:
-    """Return seconds of the forward, of the whole backward, and of the input gradient alone."""
-    leaves, roots, forward = _time_forward(run, samples, effort)
-    if not roots:
-        return forward, 0.0, 0.0
+def one_pass(runs: Sequence[OpRun], samples: int, effort: Effort) -> dict[Hashable, list[Times]]:
+    """Return what every operator takes, by its twin: two forwards of all, each with one of the two backwards."""
     effort.between()
-    gradients = [torch.ones_like(root) for root in roots]
-    start = effort.now()
-    torch.autograd.backward(roots, gradients)
-    whole = effort.now() - start
-    if not leaves:
-        return forward, whole, 0.0
-    # After a forward of its own, so that neither backward finds the caches warmed by the other.
-    leaves, roots, _ = _time_forward(run, samples, effort)
+    first = [_forward(run, samples, effort) for run in runs]
+    effort.between()  # other micro-batches
+    wholes = [_backward(state, effort) for state in reversed(first)][::-1]
     effort.between()
-    gradients = [torch.ones_like(root) for root in roots]
-    start = effort.now()
-    torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
-    return forward, whole, effort.now() - start
+    second = [_forward(run, samples, effort) for run in runs]
+    effort.between()
+    inputs = [_input_gradient(state, effort) for state in reversed(second)][::-1]
+    found: dict[Hashable, list[Times]] = {}
+    for run, *states, whole, alone in zip(runs, first, second, wholes, inputs, strict=True):
+        found.setdefault(run.twin, []).append(Times(mean(state.seconds for state in states), whole, alone))
+    return found
 
 
-def _time_forward(run: OpRun, samples: int, effort: Effort) -> tuple[list[Tensor], list[Tensor], float]:
-    # Returns the inputs that need a gradient, the outputs that have one, and seconds.
-    effort.between()
+def _forward(run: OpRun, samples: int, effort: Effort) -> _Forward:
     leaves, entered = _enter(run, samples)  # the operator before has just made what comes in
     start = effort.now()
     outputs = run.call(entered)
     seconds = effort.now() - start
-    return leaves, [output for output in outputs if output.requires_grad], seconds
+    return _Forward(leaves, [output for output in outputs if output.requires_grad], seconds)
+
+
+def _backward(state: _Forward, effort: Effort) -> float:
+    if not state.roots:
+        return 0.0
+    gradients = [torch.ones_like(root) for root in state.roots]
+    start = effort.now()
+    torch.autograd.backward(state.roots, gradients)
+    return effort.now() - start
+
+
+def _input_gradient(state: _Forward, effort: Effort) -> float:
+    if not (state.roots and state.leaves):
+        return 0.0
+    gradients = [torch.ones_like(root) for root in state.roots]
+    start = effort.now()
+    torch.autograd.grad(state.roots, state.leaves, gradients, allow_unused=True)
+    return effort.now() - start
 
 
 def _enter(run: OpRun, samples: int) -> tuple[list[Tensor], dict[str, Tensor]]:

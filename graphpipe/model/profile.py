@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.costs import Cluster, CostTable, Temporaries
-from graphpipe.costs.profiler import Effort, OpRun, profile_ops
+from graphpipe.costs.profiler import Effort, OpRun, one_pass, profile_ops
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture import capture
+from graphpipe.model.company import CROWD, in_company
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.model.profile_memory import temporaries
 from graphpipe.model.profile_runs import Criterion, op_runs
@@ -23,6 +24,9 @@ from graphpipe.model.torch_private import flatten, unflatten
 
 _STRANGER_BYTES = 4 * 2**20
 """More than the caches of one core hold, less than what its neighbours share with it."""
+
+_SOME = 4
+"""Operators that run before every look at what a task costs beside them."""
 
 
 def profile(
@@ -38,6 +42,8 @@ def profile(
     effort: Effort | None = None,
 ) -> CostTable:
     """Return costs measured on this machine, with as many threads as each rank of the cluster will have.
+
+    Where ranks have one core or less each, as many processes compute beside this one as ranks will.
 
     The model is left as it was: parameters, gradients, buffers, modes and random state. It runs in the mode it is in
     (train or eval), on the device it is on.
@@ -67,12 +73,20 @@ def profile(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with _threads_of_a_rank(cluster) as threads, torch.random.fork_rng():
         effort = effort or _effort(trainable, threads)
-        runs = op_runs(model, graph, cluster, values, criterion)
         sizes = sorted(set(batch_sizes))
+
+        def runs() -> Iterable[OpRun]:
+            return op_runs(model, graph, cluster, values, criterion)
+
+        def beside(between: Callable[[], object]) -> None:
+            profile_ops(runs(), device_type, sizes, replace(effort, between=between))
+
         memory: dict[str, Temporaries] = {}
-        rows = profile_ops(_measured(runs, graph, sizes, memory), device_type, sizes, effort)
-        step = profile_optimizer(trainable, optimizer, effort)
-        overhead = profile_task_overhead(effort)
+        some: list[OpRun] = []
+        with in_company(_others(cluster, threads, trainable), beside):
+            rows = profile_ops(_measured(runs(), graph, sizes, memory, some), device_type, sizes, effort)
+            step = profile_optimizer(trainable, optimizer, effort)
+            overhead = profile_task_overhead(replace(effort, between=lambda: one_pass(some, max(sizes), effort)))
     return CostTable(
         graph_fingerprint=graph.fingerprint,
         rows=tuple(replace(row, temporaries=memory[row.op]) for row in rows),
@@ -83,14 +97,20 @@ def profile(
 
 
 def _measured(
-    runs: Iterable[OpRun], graph: Graph, batch_sizes: Sequence[int], memory: dict[str, Temporaries]
+    runs: Iterable[OpRun],
+    graph: Graph,
+    batch_sizes: Sequence[int],
+    memory: dict[str, Temporaries],
+    some: list[OpRun],
 ) -> Generator[OpRun]:
-    # The runs as they come, their memory noted on the way: inputs of one operator only need be alive at once.
+    # The runs as they come, their memory noted on the way; some of different kinds stay in `some`.
     known: dict[Hashable, Temporaries] = {}
     for run in runs:
         if run.twin not in known:
             known[run.twin] = temporaries(run, batch_sizes, graph[run.op].work.saved_bytes_per_sample)
         memory[run.op] = known[run.twin]
+        if len(some) < _SOME and all(run.twin != each.twin for each in some):
+            some.append(run)
         yield run
 
 
@@ -135,14 +155,27 @@ def _repeat_all(targets: object, samples: int) -> Any:
 @contextmanager
 def _threads_of_a_rank(cluster: Cluster) -> Generator[int]:
     before = torch.get_num_threads()
-    ranks = sum(device.node == cluster.devices[0].node for device in cluster.devices)
-    cores = cluster.cores_per_node or os.cpu_count() or 1
-    threads = max(1, cores // ranks)
+    threads = max(1, _cores(cluster) // _ranks(cluster))
     torch.set_num_threads(threads)
     try:
         yield threads
     finally:
         torch.set_num_threads(before)
+
+
+def _ranks(cluster: Cluster) -> int:
+    return sum(device.node == cluster.devices[0].node for device in cluster.devices)
+
+
+def _cores(cluster: Cluster) -> int:
+    return cluster.cores_per_node or os.cpu_count() or 1
+
+
+def _others(cluster: Cluster, threads: int, parameters: Sequence[Tensor]) -> int:
+    # Torch's own threads do not come along into a copy of this process, and an accelerator cannot.
+    if cluster.cores_per_node is None or threads > 1 or any(each.device.type != "cpu" for each in parameters):
+        return 0
+    return min(_ranks(cluster), CROWD * _cores(cluster)) - 1
 
 
 def _effort(parameters: Sequence[Tensor], threads: int) -> Effort:

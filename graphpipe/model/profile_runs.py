@@ -98,6 +98,7 @@ def _run(
         differentiable=frozenset(spec.name for spec in received if spec.requires_grad),
         parameters=parameters,
         twin=_twin(graph, name, program, inputs),
+        kept_bytes_per_sample=graph[name].work.saved_bytes_per_sample,
         ends=last is not None,
     )
 

@@ -16,8 +16,16 @@ class Update:
     device: int
 
 
-Doing = tuple[int, Task] | Transfer | Reduce | ReduceShared | Update
-"""What an activity is: a task on a device, a transfer, a reduction over replicas, an optimizer step."""
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """A device's own part in sending or receiving messages."""
+
+    device: int
+
+
+Doing = tuple[int, Task] | Transfer | Handling | Reduce | ReduceShared | Update
+"""What an activity is: a task on a device, a transfer, what one takes of a device, a reduction over replicas, an
+optimizer step."""
 
 
 def seconds_of(kind: Kind, seconds: TaskSeconds, costs: CostTable) -> float:
@@ -52,9 +60,12 @@ class Activities:
     """The reductions each device takes part in."""
     _received: dict[tuple[int, Task], list[int]] = field(default_factory=dict[tuple[int, Task], list[int]])
     """The transfers that a task on a device waits for."""
+    _arrived_seconds: dict[tuple[int, Task], float] = field(default_factory=dict[tuple[int, Task], float])
+    """What these take of the device."""
 
     def add_all(self, lowered: LoweredSchedule) -> None:
         """Add every action of the total order, then the optimizer steps."""
+        self._compare(lowered)
         for device, action in lowered.order:
             if isinstance(action, Compute):
                 self._compute(device, action.task)
@@ -64,8 +75,40 @@ class Activities:
                 self._reduce(action)
             elif isinstance(action, ReduceShared) and device == self.plan.exchanges[action.exchange].devices[0]:
                 self._reduce_shared(action)
+        self._add_up()
         for device in self.plan.used_devices:
             self._update(device)
+
+    def _compare(self, lowered: LoweredSchedule) -> None:
+        # Ranks that talk to each other first tell what they were given, which matters where telling takes them time.
+        ends = {
+            (each.transfer.source_device, each.transfer.target_device)
+            for _, each in lowered.order
+            if isinstance(each, Send)
+        }
+        pairs = {(one, other) for pair in ends for one, other in (pair, pair[::-1])}
+        for one in self.plan.used_devices:
+            taken = sum(
+                2 * self.plan.cost_model.message_seconds(one, other) for first, other in sorted(pairs) if first == one
+            )
+            if taken:
+                self._handle(one, taken, [])
+
+    def _add_up(self) -> None:
+        # Before any weight changes, a rank that ends last gets the numbers of all, and tells them their sum.
+        root, *_ = self.plan.stages[0].devices
+        model = self.plan.cost_model
+        others = [device for device in self.plan.used_devices if device != root]
+        taken = {device: model.message_seconds(root, device) for device in others}
+        if not any(taken.values()):
+            return
+        given = [self._handle(device, 2 * taken[device], self._ended(device)) for device in others]
+        summed = self._handle(root, 2 * sum(taken.values()), given + self._ended(root))
+        for device in others:
+            self._last[device] = summed
+
+    def _ended(self, device: int) -> list[int]:
+        return self._reduced.get(device, []) + self._last_of(device)
 
     def _add(self, what: Doing, seconds: float, needs: list[int], pool: str | None = None) -> int:
         self.found.append(Activity(seconds, tuple(needs), pool))
@@ -77,9 +120,15 @@ class Activities:
 
     def _compute(self, device: int, task: Task) -> None:
         needs = self._received.pop((device, task), []) + self._last_of(device)
+        if arrived := self._arrived_seconds.pop((device, task), 0.0):
+            needs = [self._handle(device, arrived, needs)]
         seconds = seconds_of(task.kind, self._task_seconds(task.stage, device), self.plan.costs)
         number = self._add((device, task), seconds, needs, self.plan.cluster.devices[device].node)
         self._last[device] = self._last_task[device, task.stage] = number
+
+    def _handle(self, device: int, seconds: float, needs: list[int]) -> int:
+        self._last[device] = self._add(Handling(device), seconds, needs, self.plan.cluster.devices[device].node)
+        return self._last[device]
 
     def _task_seconds(self, stage: int, device: int) -> TaskSeconds:
         if (stage, device) not in self._seconds:
@@ -95,8 +144,12 @@ class Activities:
             return  # A hand-over: the order of the device says all.
         count = self.plan.edges[transfer.edge].bytes_per_sample * len(transfer.samples)
         seconds = self.plan.cost_model.transfer_seconds(count, source, target)
+        if taken := self.plan.cost_model.message_seconds(source, target):
+            self._handle(source, taken, self._last_of(source))
+            arriving = target, transfer.target_task
+            self._arrived_seconds[arriving] = self._arrived_seconds.get(arriving, 0.0) + taken
         if self.plan.cluster.overlap:
-            # The last activity of the source is the task that produced it.
+            # The last activity of the source is the task that produced it, or the handling of what that sends.
             busy = [self._channels[source, target]] if (source, target) in self._channels else []
             number = self._add(transfer, seconds, self._last_of(source) + busy)
             self._channels[source, target] = number
@@ -131,5 +184,4 @@ class Activities:
     def _update(self, device: int) -> None:
         hosted = [stage for stage in self.plan.stages if device in stage.devices]
         seconds = sum(self.plan.cost_model.optimizer_seconds(stage.ops) for stage in hosted)
-        needs = self._reduced.get(device, []) + self._last_of(device)
-        self._add(Update(device), seconds, needs, self.plan.cluster.devices[device].node)
+        self._add(Update(device), seconds, self._ended(device), self.plan.cluster.devices[device].node)

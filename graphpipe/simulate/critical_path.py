@@ -13,12 +13,14 @@ Moment = tuple[int, int]
 
 
 def applies(plan: Plan) -> bool:
-    """Whether every device hosts at most one stage, has its own cores, and computes while it transfers.
+    """Whether every device hosts at most one stage, has its own cores, and computes while others move its messages.
 
     Then nothing but the order of its own stage decides when a device or a channel is free.
     """
     shared = sum(stage.degree for stage in plan.stages) > len(plan.used_devices)
-    return plan.cluster.overlap and plan.cluster.cores_per_node is None and not shared
+    cluster = plan.cluster
+    alone = cluster.cores_per_node is None and not any(link.processor_seconds for link in cluster.all_links)
+    return cluster.overlap and alone and not shared
 
 
 def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:

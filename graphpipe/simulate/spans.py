@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from graphpipe.plan import Plan
 from graphpipe.schedule import Reduce, ReduceShared, Transfer
-from graphpipe.simulate.activities import Doing, Update
+from graphpipe.simulate.activities import Doing, Handling, Update
 from graphpipe.simulate.engine import Interval
 from graphpipe.trace import Span, SpanKind
 
@@ -44,6 +44,8 @@ def _records(plan: Plan, what: Doing) -> list[Record]:
         return [(device, "reduce", _first(plan, device, exchange.stages), -1, -1, 0.0) for device in exchange.devices]
     if isinstance(what, Update):
         return [(what.device, "optimizer", _first(plan, what.device, range(len(plan.stages))), -1, -1, 0.0)]
+    if isinstance(what, Handling):
+        return []
     device, task = what
     return [(device, task.kind, task.stage, task.micro_batch, -1, 0.0)]
 

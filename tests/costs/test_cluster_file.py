@@ -46,6 +46,7 @@ first = "n/v100-0"
 second = "n/v100-1"
 latency = "2 us"
 bandwidth = "25 GB/s"
+processor = "30 us"
 """
 
 
@@ -78,7 +79,11 @@ def test_everything_is_read_in_base_units(tmp_path: Path) -> None:
         PairLink(
             first="n/v100-0",
             second="n/v100-1",
-            link=Link(latency_seconds=pytest.approx(2e-6), bandwidth_bytes_per_second=25e9),
+            link=Link(
+                latency_seconds=pytest.approx(2e-6),
+                bandwidth_bytes_per_second=25e9,
+                processor_seconds=pytest.approx(30e-6),
+            ),
         ),
     )
 
@@ -110,6 +115,7 @@ def test_the_file_in_the_docstring_is_valid(tmp_path: Path) -> None:
         ("v100 = 2", "v100 = 1.5", r"nodes\[0\]\.devices\.v100: is 1.5, must be a whole number"),
         ("count = 2", "count = true", r"nodes\[1\]\.count: is True, must be a whole number"),
         ('"50 GB/s"', "0", r"intra_node\.bandwidth: is 0, must be positive and finite"),
+        ('"30 us"', "-1", r"pair_links\[0\]\.processor: is -1, must be finite and not negative"),
         ('"50 GB/s"', "-5", r"intra_node\.bandwidth: is -5, must be positive"),
         ('"50 GB/s"', "nan", r"intra_node\.bandwidth: is nan, must be positive"),
         ('"50 GB/s"', '"50 GB"', r"intra_node\.bandwidth: 'GB' is not a unit of bytes per second"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpipe.costs.fit import fit_curve, relative_error
-from graphpipe.costs.profiler import Effort, OpRun, profile_ops
+from graphpipe.costs.profiler import WINDOW_BYTES, Effort, OpRun, profile_ops
 from graphpipe.errors import InvalidInput
 
 
@@ -60,7 +60,7 @@ class _Timed(torch.autograd.Function):
         return gradient, None, None, None
 
 
-def profile(op, clock, *, differentiable=True, parameters=True, batch_sizes=(1, 2, 4, 8), twins=1):
+def profile(op, clock, *, differentiable=True, parameters=True, batch_sizes=(1, 2, 4, 8), twins=1, kept=0.0):
     runs = [
         OpRun(
             op=f"op{index}",
@@ -69,6 +69,7 @@ def profile(op, clock, *, differentiable=True, parameters=True, batch_sizes=(1, 
             differentiable=frozenset({"rows"} if differentiable else ()),
             parameters=(op.weight,) if parameters else (),
             twin="the same",
+            kept_bytes_per_sample=kept,
         )
         for index in range(twins)
     ]
@@ -110,13 +111,46 @@ def test_a_frozen_operator_at_the_models_inputs_has_no_backward():
     assert row.input_gradient(4) == row.weight_gradient(4) == 0.0
 
 
-def test_twins_are_measured_once():
+@pytest.mark.parametrize(("kept", "measured"), [(0.0, 3), (WINDOW_BYTES / 8 / 2, 2), (WINDOW_BYTES / 8, 1)])
+def test_twins_have_one_cost_and_those_of_later_windows_are_not_measured(kept, measured):
     clock = Clock()
     op = FakeOp(clock)
-    rows = profile(op, clock, twins=3)
+    rows = profile(op, clock, twins=3, kept=kept)
     assert [row.op for row in rows] == ["op0", "op1", "op2"]
     assert rows[0].forward == rows[1].forward == rows[2].forward
-    assert op.calls == 4 * (1 + 3) * 2  # four batch sizes, one warm-up and three repeats each, two forwards in each
+    # Four batch sizes; each tried, warmed up and repeated three times, two forwards in each.
+    assert op.calls == measured * 4 * (1 + 1 + 3) * 2
+
+
+def test_operators_are_timed_as_training_runs_them():
+    clock, done = Clock(), list[str]()
+
+    class Traced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tensor, name):
+            ctx.name = name
+            done.append(f"F {name}")
+            return tensor.view_as(tensor)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            done.append(f"B {ctx.name}")
+            return gradient, None
+
+    runs = [
+        OpRun(
+            op=name,
+            call=lambda values, name=name: [Traced.apply(values["rows"], name)],
+            inputs={"rows": torch.ones(1, 2)},
+            differentiable=frozenset({"rows"}),
+            twin=name,
+        )
+        for name in "ab"
+    ]
+    profile_ops(runs, "cpu", (1,), Effort(repeats=1, most=1, seconds=0.0, clock=clock))
+    # Each by itself first, which shows whether it takes the batch; then both, to warm up and to be timed.
+    alone = ["F a", "B a"] * 2 + ["F b", "B b"] * 2
+    assert done == alone + ["F a", "F b", "B b", "B a"] * 4
 
 
 def test_an_operator_that_works_in_place_does_not_spoil_the_inputs():
@@ -144,7 +178,7 @@ def refuse_fewer_than(least, clock):
     return OpRun(op="norm", call=call, inputs={"rows": torch.ones(8, 2)}, twin=None)
 
 
-def test_what_leaves_the_caches_as_other_work_would_comes_before_all_that_is_timed_and_is_not():
+def test_what_leaves_the_caches_as_other_work_would_is_not_timed():
     clock, done = Clock(), list[str]()
 
     def stranger() -> None:
@@ -167,8 +201,8 @@ def test_what_leaves_the_caches_as_other_work_would_comes_before_all_that_is_tim
     (row,) = profile_ops([run], "cpu", (4,), Effort(repeats=1, most=1, clock=clock, between=stranger))
     assert row.forward(4) == pytest.approx(3.0)
     assert row.input_gradient(4) + row.weight_gradient(4) == pytest.approx(9.0)
-    # Forward and whole backward, forward and input gradient; all twice, once to warm up.
-    assert done == ["stranger", "forward", "stranger"] * 4
+    # Forward and whole backward, forward and input gradient: tried, warmed up, and timed.
+    assert done == ["stranger", "forward", "stranger"] * 6
 
 
 def test_a_batch_that_an_operator_refuses_is_left_out():

@@ -61,6 +61,32 @@ def test_a_transfer_takes_latency_and_bytes_over_bandwidth_each_way():
     assert {(span.bytes, span.peer) for span in trace.spans if span.kind == "send"} == {(18, 1), (18, 0)}
 
 
+def test_where_messages_take_the_devices_themselves_so_does_all_that_a_step_tells():
+    # Each message takes 1 second of the device at either end, and 10 on its way.
+    link = Link(latency_seconds=1.0, bandwidth_bytes_per_second=2.0, processor_seconds=1.0)
+    plan = make_plan([Part(), Part()], chain(2, bytes_per_sample=18), batch_size=1, link=link)
+    trace = simulate(plan)
+    # Both tell each other what they were given: a message out, a message in.
+    assert times(trace, 0, "F", "B") == [("F0", 2, 3), ("B0", 30, 32)]
+    # After F0: sent until 4, under way until 14, taken until 15. After B: sent until 19, under way until 29.
+    assert times(trace, 1, "F", "B") == [("F0", 15, 16), ("B0", 16, 18)]
+    # Device 1 has told its numbers, and device 0 takes them and tells their sum.
+    assert trace.step_seconds == 32 + 2
+    assert step_seconds(plan) == trace.step_seconds
+
+
+def test_the_weights_of_all_wait_for_the_numbers_of_all():
+    link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0)
+    parts = [Part(parameter_bytes=1), Part(parameter_bytes=1)]
+    plan = make_plan(
+        parts, chain(2, bytes_per_sample=1), batch_size=1, link=link, optimizer_seconds_per_parameter_byte=5.0
+    )
+    trace = simulate(plan)
+    ends = [span.end_seconds for device in (0, 1) for span in trace.spans if span.device == device][-1]
+    updates = {span.device: span.start_seconds for span in trace.spans if span.kind == "optimizer"}
+    assert updates[0] == updates[1] == ends - 5
+
+
 def frozen_tower(bytes_per_sample: float, schedule: str = "1f1b") -> Plan:
     """Stage 0 frozen (it goes back in no time), stage 1 trained; both feed stage 2."""
     parts = [Part(backward=0, parameter_bytes=1), Part(parameter_bytes=1), Part(parameter_bytes=1)]
