@@ -4,7 +4,7 @@
 each; the default planner cuts the model (micro-batches of 8, mini-batch of 64); the simulator says how long a step
 takes and how much every rank holds; then the ranks train it (AdamW, all checks on). Nothing is fitted to the steps.
 What a machine's neighbours do to it changes its speed from one half minute to the next, and the profile meets another
-speed than the steps: all of that is done five times over. The row is of the round whose step error is the median; the
+speed than the steps: all of that is done three times over. The row is of the round whose step error is the median; the
 errors of all rounds stand beside it.
 
 Other processes disturb: steps are taken in blocks, and the 15 steps of the blocks in which others used least of the
@@ -33,7 +33,7 @@ from graphpipe.trace.compare import Difference, compare
 
 CASES = tuple((model, ranks) for model in ("gpt-small", "two-tower-small", "mmt-small") for ranks in (2, 4))
 TARGET = 0.10
-ROUNDS = 5
+ROUNDS = 3
 NAMED = 3
 """Differences that a row shows."""
 HEADER = (

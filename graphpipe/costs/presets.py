@@ -130,7 +130,7 @@ def _local(spec: str, processes: int) -> Cluster:
         launch_seconds=10e-6,
         half_peak_flops=1e6,
     )
-    loopback = Link(latency_seconds=50e-6, bandwidth_bytes_per_second=1.5e9, processor_seconds=200e-6)
+    loopback = Link(latency_seconds=50e-6, bandwidth_bytes_per_second=1.5e9, processor_seconds=250e-6)
     return Cluster(
         name=spec,
         device_types=(core,),
