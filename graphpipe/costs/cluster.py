@@ -115,9 +115,10 @@ class Cluster:
         return {frozenset((index[pair.first], index[pair.second])): pair.link for pair in self.pair_links}
 
     @property
-    def all_links(self) -> tuple[Link, ...]:
-        """Every link that some devices may have between them."""
-        return (self.intra_node, self.inter_node, *(pair.link for pair in self.pair_links))
+    def messages_take_devices(self) -> bool:
+        """Whether devices send and receive some of their messages themselves."""
+        links = (self.intra_node, self.inter_node, *(pair.link for pair in self.pair_links))
+        return any(link.processor_seconds for link in links)
 
     def link(self, first: int, second: int) -> Link | None:
         """Return the link between two devices (positions in `devices`); None inside one device."""

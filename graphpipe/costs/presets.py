@@ -120,8 +120,8 @@ def _devices(kind: str, nodes: int, each: int) -> tuple[Device, ...]:
 
 
 def _local(spec: str, processes: int) -> Cluster:
-    # Nominal figures of one CPU core in FP32 and of messages through the loopback interface, all that sends,
-    # moves and takes it included; `profile` measures operators.
+    # Nominal figures of one CPU core in FP32, and of messages through the loopback interface, with all that sends,
+    # moves and takes them; `profile` measures operators.
     core = DeviceType(
         name="cpu",
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / processes,

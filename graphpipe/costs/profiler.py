@@ -136,7 +136,7 @@ def _profile(
             else:
                 willing[samples].append(run)
     for run in window:
-        if not any(run in runs for runs in willing.values()):
+        if not any(run.op == each.op for some in willing.values() for each in some):
             raise InvalidInput(f"cannot be run on {refusals[run.twin]}", where=f"operator '{run.op}'")
     measured = _measure(willing, effort)
     return {run.twin: _row(run, measured[run.twin], device_type) for run in window}

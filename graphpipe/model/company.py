@@ -28,8 +28,9 @@ def in_company(others: int, work: Callable[[Callable[[], object]], object]) -> G
         yield
     finally:
         for copy in copies:
-            os.kill(copy, signal.SIGKILL)
-            os.waitpid(copy, 0)
+            with suppress(ProcessLookupError, ChildProcessError):  # somebody else waited for it
+                os.kill(copy, signal.SIGKILL)
+                os.waitpid(copy, 0)
 
 
 def _copy(work: Callable[[Callable[[], object]], object]) -> int:

@@ -81,29 +81,25 @@ class Activities:
 
     def _compare(self, lowered: LoweredSchedule) -> None:
         # Ranks that talk to each other first tell what they were given, which matters where telling takes them time.
-        ends = {
-            (each.transfer.source_device, each.transfer.target_device)
-            for _, each in lowered.order
-            if isinstance(each, Send)
-        }
-        pairs = {(one, other) for pair in ends for one, other in (pair, pair[::-1])}
-        for one in self.plan.used_devices:
-            taken = sum(
-                2 * self.plan.cost_model.message_seconds(one, other) for first, other in sorted(pairs) if first == one
-            )
-            if taken:
-                self._handle(one, taken, [])
+        if not self.plan.cluster.messages_take_devices:
+            return
+        peers: dict[int, set[int]] = {device: set() for device in self.plan.used_devices}
+        for _, action in lowered.order:
+            if isinstance(action, Send):
+                peers[action.transfer.source_device].add(action.transfer.target_device)
+                peers[action.transfer.target_device].add(action.transfer.source_device)
+        for device, others in peers.items():
+            self._handle(device, 2 * sum(self.plan.cost_model.message_seconds(device, each) for each in others), [])
 
     def _add_up(self) -> None:
         # Before any weight changes, a rank that ends last gets the numbers of all, and tells them their sum.
-        root, *_ = self.plan.stages[0].devices
-        model = self.plan.cost_model
-        others = [device for device in self.plan.used_devices if device != root]
-        taken = {device: model.message_seconds(root, device) for device in others}
-        if not any(taken.values()):
+        if not self.plan.cluster.messages_take_devices:
             return
-        given = [self._handle(device, 2 * taken[device], self._ended(device)) for device in others]
-        summed = self._handle(root, 2 * sum(taken.values()), given + self._ended(root))
+        root, *_ = self.plan.stages[0].devices
+        others = [device for device in self.plan.used_devices if device != root]
+        taken = [2 * self.plan.cost_model.message_seconds(root, device) for device in others]
+        given = [self._handle(*each, self._ended(each[0])) for each in zip(others, taken, strict=True)]
+        summed = self._handle(root, sum(taken), given + self._ended(root))
         for device in others:
             self._last[device] = summed
 

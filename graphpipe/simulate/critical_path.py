@@ -19,8 +19,8 @@ def applies(plan: Plan) -> bool:
     """
     shared = sum(stage.degree for stage in plan.stages) > len(plan.used_devices)
     cluster = plan.cluster
-    alone = cluster.cores_per_node is None and not any(link.processor_seconds for link in cluster.all_links)
-    return cluster.overlap and alone and not shared
+    free = cluster.cores_per_node is None and not cluster.messages_take_devices
+    return cluster.overlap and free and not shared
 
 
 def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
