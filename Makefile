@@ -9,10 +9,10 @@ READY := .venv/ready
 demo: $(READY)
 	$(BIN)/graphpipe train examples/digits.toml
 
-# Four at a time: much of a test is waiting for processes to start. A file's tests stay together, for what they share, and
+# Three at a time: much of a test is waiting for processes to start. A file's tests stay together, for what they share, and
 # the longest files come first (tests/conftest.py).
 test: $(READY)
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check .

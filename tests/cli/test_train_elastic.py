@@ -73,7 +73,7 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
     ("fault", "limit", "cause"),
     [
         ("raise@rank1:step4:phase=backward", 20, "InjectedError"),
-        ("stop@rank2:step4:phase=forward", 3, "did not answer the other ranks within the time limit"),
+        ("stop@rank2:step4:phase=forward", 10, "did not answer the other ranks within the time limit"),
     ],
 )
 def test_a_rank_that_raises_or_stops_is_gone_on_without(
