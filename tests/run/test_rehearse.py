@@ -10,7 +10,7 @@ import pytest
 from builders import Part, make_plan, share
 
 from graphpipe.cli import main
-from graphpipe.costs.cluster import Link
+from graphpipe.costs.cluster import Cluster, Link
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.run.rehearse import rehearse
