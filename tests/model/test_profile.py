@@ -108,7 +108,9 @@ def test_the_model_is_left_as_it_was():
 def test_the_loss_counts_with_the_operator_that_puts_out_the_result():
     def slow_loss(output, targets):
         assert len(output) == len(targets["wanted"][0])
-        time.sleep(0.02)
+        until = time.thread_time() + 0.02  # the clock of QUICK: it does not see a sleep
+        while time.thread_time() < until:
+            pass
         return torch.nn.functional.mse_loss(output, targets["wanted"][0])
 
     costs = profile(
