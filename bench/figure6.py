@@ -26,7 +26,8 @@ CAPTION = (
     "`graphpipe` also considers zero-bubble schedules, "
     "`1f1b` does not, `published` is the paper's objective (bottleneck) with synchronous 1F1B, "
     "`pipedream` and `piper` as the paper's evaluation runs them. The mini-batch varies because the published table "
-    "of mini-batches is lost. The last column is the share of a proven upper bound on the throughput of any plan. "
+    "of mini-batches is lost. The last column is the share of a proven upper bound on the throughput of "
+    "any plan whose devices run one stage each, as all planners here make them. "
     "[Why ours and the published ratios differ](figure6-differences.md)."
 )
 

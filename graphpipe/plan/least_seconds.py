@@ -44,28 +44,30 @@ class LeastSeconds:
     """What a device that runs any stage spends on starting its tasks."""
 
     @staticmethod
-    def of(problem: Problem, sizes: Collection[int] | None = None) -> "LeastSeconds":
+    def of(problem: Problem, sizes: Collection[int] | None = None, *, hidden: Collection[str] = ()) -> "LeastSeconds":
         """Compute them.
 
         Args:
             problem: graph, costs, cluster and batch.
             sizes: micro-batch sizes that stages may have, divisors of the mini-batch; None: all. Whole-batch operators
                 and what follows them may always have the mini-batch.
+            hidden: operators whose gradients may be reduced beside other stages' computation: it takes nothing.
         """
         costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
         batch, count = problem.batch_size, len(problem.cluster.devices)
         allowed = sorted(sizes or (size for size in range(1, batch + 1) if batch % size == 0), reverse=True)
         degrees = tuple(d for d in range(1, count + 1) if any(size % d == 0 for size in allowed))
-        tail = _whole_batch_tail(problem.graph)
+        inside = whole_batch_tail(problem.graph)
+        tail = np.array([op.name in inside for op in problem.graph.ops])
         alone = np.array([op.whole_batch for op in problem.graph.ops])
         seconds: dict[str, Array] = {}
         whole: dict[str, Array] = {}
         for kind in sorted({device.type for device in problem.cluster.devices}):
             capacity = problem.cluster.types[kind].memory_bytes * _ROUNDED + 1
             columns = [_fastest(costs, kind, batch, [b for b in allowed if b % d == 0], d, capacity) for d in degrees]
-            update = np.stack([_update_seconds(problem, costs, d) for d in degrees], axis=1)
+            update = np.stack([_update_seconds(problem, costs, d, hidden) for d in degrees], axis=1)
             seconds[kind] = np.where(alone[:, None], np.inf, np.stack(columns, axis=1) + update)
-            at_once = _fastest(costs, kind, batch, [batch], 1, capacity) + _update_seconds(problem, costs, 1)
+            at_once = _fastest(costs, kind, batch, [batch], 1, capacity) + _update_seconds(problem, costs, 1, hidden)
             whole[kind] = np.where(tail, at_once, np.inf)
         least = [min(size for size in allowed if size % d == 0) / d for d in degrees]
         saved = costs.saved_bytes[:, None] * np.array(least)
@@ -80,12 +82,13 @@ class LeastSeconds:
         return np.min(np.concatenate(choices, axis=1), axis=1)
 
 
-def _whole_batch_tail(graph: Graph) -> NDArray[np.bool_]:
+def whole_batch_tail(graph: Graph) -> frozenset[str]:
+    """Return the whole-batch operators and what follows them."""
     inside: set[str] = set()
     for name in graph.order:
         if graph[name].whole_batch or not inside.isdisjoint(graph.predecessors[name]):
             inside.add(name)
-    return np.array([op.name in inside for op in graph.ops])
+    return frozenset(inside)
 
 
 def _fastest(costs: CostModel, kind: str, batch: int, sizes: list[int], degree: int, capacity: float) -> Array:
@@ -105,14 +108,15 @@ def _fastest(costs: CostModel, kind: str, batch: int, sizes: list[int], degree: 
     return found
 
 
-def _update_seconds(problem: Problem, costs: CostModel, degree: int) -> Array:
+def _update_seconds(problem: Problem, costs: CostModel, degree: int, hidden: Collection[str]) -> Array:
     """Return the seconds of every operator's gradient all-reduce, over the best links there may be, and optimizer.
 
     What operators share counts with one of them: a stage of several has it once.
     """
-    per_byte = problem.costs.optimizer_seconds_per_parameter_byte
+    per_byte = np.full(len(problem.graph.ops), problem.costs.optimizer_seconds_per_parameter_byte)
     if degree > 1:
-        per_byte += 2 * (degree - 1) / degree / _bandwidth(problem, degree)
+        seen = np.array([op.name not in hidden for op in problem.graph.ops])
+        per_byte[seen] += 2 * (degree - 1) / degree / _bandwidth(problem, degree)
     return costs.least_trainable_bytes * per_byte
 
 

@@ -8,15 +8,20 @@ from numpy.typing import NDArray
 from graphpipe.costs import CostModel
 from graphpipe.plan.bounds import bottleneck_seconds
 from graphpipe.plan.device_seconds import device_seconds_bound
-from graphpipe.plan.least_seconds import LeastSeconds
+from graphpipe.plan.least_seconds import LeastSeconds, whole_batch_tail
 from graphpipe.plan.menus import any_stages, one_stage_each
 from graphpipe.plan.packing import packing_bound
 from graphpipe.plan.partition import Problem
-from graphpipe.plan.plan import Plan, Prediction
+from graphpipe.plan.plan import Plan, Prediction, Stage
 
 
 def bottleneck_bound(
-    problem: Problem, *, sizes: Collection[int] | None = None, shared: bool = True, effort: float = 1.0
+    problem: Problem,
+    *,
+    sizes: Collection[int] | None = None,
+    shared: bool = True,
+    hidden: Collection[str] = (),
+    effort: float = 1.0,
 ) -> float:
     """Return seconds per mini-batch below which the slowest device of no plan can be; infinite if no plan fits.
 
@@ -35,11 +40,12 @@ def bottleneck_bound(
             the mini-batch.
         shared: True for every plan. False for those in which a device runs one stage only, but for stages of
             whole-batch operators and what follows them: such are all that the planners make.
+        hidden: operators whose all-reduce is not to be counted (see `step_bound`); the objective counts all.
         effort: how long to pack; 1 ends within half a second.
     """
     if shared and sizes is not None and any(op.whole_batch for op in problem.graph.ops):
         sizes = {*sizes, problem.batch_size}
-    least = LeastSeconds.of(problem, sizes)
+    least = LeastSeconds.of(problem, sizes, hidden=hidden)
     work = device_seconds_bound(problem, least)
     if not 0 < work < np.inf:
         return work + least.overhead_seconds
@@ -47,12 +53,19 @@ def bottleneck_bound(
     return packing_bound(packing, work, effort) + least.overhead_seconds
 
 
-def step_bound(problem: Problem) -> float:
+def step_bound(problem: Problem, *, shared: bool = True) -> float:
     """Return seconds below which the step of no synchronous plan can be.
 
     The bottleneck bound, or for any operator: the forwards of one sample on the longest way to it, then its own work
     on the mini-batch, the input gradients on the longest way back beginning where its last is ready. Operators of its
     own stage on that way take their time on the same devices besides its work, those of other stages before and after.
+
+    Where communication overlaps computation, a device of several stages reduces the gradients of one while it computes
+    for another, so that the all-reduce of a stage that shares its devices counts nothing.
+
+    Args:
+        problem: graph, costs, cluster and batch.
+        shared: as for `bottleneck_bound`.
     """
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     forward, input_gradient, weight_gradient = _least_passes(problem, costs, 1.0)
@@ -66,7 +79,10 @@ def step_bound(problem: Problem) -> float:
     del weight_gradient
     before, after = _longest_before(problem, forward), _longest_before(problem, input_gradient)
     path = float(np.max(before + np.maximum(work, until_last + after)))
-    return max(bottleneck_bound(problem), path)
+    hidden: Collection[str] = ()
+    if problem.cluster.overlap:
+        hidden = problem.graph.index.keys() if shared else whole_batch_tail(problem.graph)
+    return max(bottleneck_bound(problem, shared=shared, hidden=hidden), path)
 
 
 def _least_passes(problem: Problem, costs: CostModel, samples: float) -> list[NDArray[np.float64]]:
@@ -86,31 +102,36 @@ def _longest_before(problem: Problem, seconds: NDArray[np.float64]) -> NDArray[n
 
 
 def gap_percent(plan: Plan, prediction: Prediction) -> float:
-    """Return by how many percent a plan's predicted step exceeds the bound; 0 is proven best."""
-    bound = step_bound(Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size))
+    """Return by how many percent a plan's predicted step exceeds the bound; 0 is proven best.
+
+    The bound is that of all plans that share devices among stages, where this one does, and of those that do not
+    where it does not.
+    """
+    bound = step_bound(_problem(plan), shared=_shares(plan))
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
 
 
 def bottleneck_gap_percent(plan: Plan) -> float:
     """Return by how many percent the slowest device of a plan exceeds the bound for its micro-batch sizes.
 
-    The bound is that of all plans that share devices among stages, where this one does, and of those that do not
-    where it does not. A larger micro-batch is always more efficient, and takes longer to fill and drain: sizes are
-    for the step time to choose.
+    Plans that share devices are compared with such, as in `gap_percent`. A larger micro-batch is always more efficient,
+    and takes longer to fill and drain: sizes are for the step time to choose.
     """
-    problem = Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
-    tail = _after_whole_batch(plan)
-    own = [stage for stage in plan.stages if not tail.issuperset(stage.ops)]
-    sizes = {stage.micro_batch for stage in own} or {plan.batch_size}
-    devices = [device for stage in own for device in stage.devices]
-    bound = bottleneck_bound(problem, sizes=sizes, shared=len(devices) > len(set(devices)))
+    sizes = {stage.micro_batch for stage in _own_stages(plan)} or {plan.batch_size}
+    bound = bottleneck_bound(_problem(plan), sizes=sizes, shared=_shares(plan))
     return 100.0 * (plan.batch_size * bottleneck_seconds(plan) / bound - 1.0) if bound else 0.0
 
 
-def _after_whole_batch(plan: Plan) -> set[str]:
-    """Return the whole-batch operators and what follows them."""
-    inside: set[str] = set()
-    for name in plan.graph.order:
-        if plan.graph[name].whole_batch or not inside.isdisjoint(plan.graph.predecessors[name]):
-            inside.add(name)
-    return inside
+def _problem(plan: Plan) -> Problem:
+    return Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
+
+
+def _own_stages(plan: Plan) -> list[Stage]:
+    """Return the stages that are not of whole-batch operators and what follows them: these share devices anyway."""
+    tail = whole_batch_tail(plan.graph)
+    return [stage for stage in plan.stages if not tail.issuperset(stage.ops)]
+
+
+def _shares(plan: Plan) -> bool:
+    devices = [device for stage in _own_stages(plan) for device in stage.devices]
+    return len(devices) > len(set(devices))

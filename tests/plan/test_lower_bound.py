@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 from bound_problems import heavy_problem, least_bottleneck, random_hand
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from problems import best_bottleneck, cluster, random_problem, table, towers
 
@@ -120,6 +120,7 @@ def test_the_bound_is_close_to_the_least_there_is() -> None:
     assert mean(gaps) < 0.05
 
 
+@example(seed=7329, uneven=False)  # its step, 115 ms, has a reduction beside another stage's task; the bound was 123
 @given(seed=st.integers(0, 10**9), uneven=st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_no_plan_at_all_goes_below(seed: int, uneven: bool) -> None:
@@ -131,6 +132,7 @@ def test_no_plan_at_all_goes_below(seed: int, uneven: bool) -> None:
         return
     assert bottleneck_bound(problem) <= problem.batch_size * bottleneck_seconds(plan) * (1 + 1e-9)
     assert bottleneck_gap_percent(plan) >= -1e-6
+    assert gap_percent(plan, predict(plan)) >= -1e-6
     assert step_bound(problem) <= step_seconds(plan) * (1 + 1e-9)
 
 
