@@ -90,30 +90,41 @@ def tied(graph: Graph) -> dict[str, tuple[str, ...]]:
     return {name: tuple(ops) for name, ops in holders.items() if len(ops) > 1}
 
 
-def capture_again(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> Captured:
+def capture_again(
+    module: nn.Module, inputs: tuple[Input, ...], origin: Origin, *, compare_modes: bool = True
+) -> Captured:
     """Return what `capture` made a graph from, with the inputs and origin that the graph remembers.
+
+    Args:
+        module: the model.
+        inputs: of its graph.
+        origin: of its graph.
+        compare_modes: trace the model in evaluation too, to see that its glue is the same there. It takes as long as
+            the rest, and is needless for a graph that has been captured with it.
 
     Raises:
         InvalidInput: as `capture`.
     """
     if origin.method == "declared" or (origin.method == "auto" and not isinstance(module, DagModule)):
         method = "declared" if origin.method == "declared" else "export"
-        return _capture_by(method, module, inputs, origin)
+        return _capture_by(method, module, inputs, origin, compare_modes)
     try:
-        return _capture_by("export", module, inputs, origin)
+        return _capture_by("export", module, inputs, origin, compare_modes)
     except InvalidInput as error:
         if origin.method == "export" or not isinstance(error.__cause__, (CannotFollow, ExportFailed)):
             raise
-        declared = _capture_by("declared", module, inputs, origin)
+        declared = _capture_by("declared", module, inputs, origin, compare_modes)
         reason = f"{model_name(module)} is captured as declared, one operator per submodule: {error.what}"
         warnings.warn(reason, stacklevel=3)
         return declared
 
 
-def _capture_by(method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> Captured:
+def _capture_by(
+    method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, compare_modes: bool
+) -> Captured:
     whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
     mode = fake_mode()
-    twin, skeleton, origin = trace(method, module, inputs, origin, mode)
+    twin, skeleton, origin = trace(method, module, inputs, origin, mode, compare_modes=compare_modes)
     with mode, quiet():
         readings = _measured(skeleton, twin, inputs)
     values = classify(skeleton.graph, readings)
@@ -126,7 +137,13 @@ def _capture_by(method: str, module: nn.Module, inputs: tuple[Input, ...], origi
 
 
 def trace(
-    method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, mode: AbstractContextManager[object]
+    method: str,
+    module: nn.Module,
+    inputs: tuple[Input, ...],
+    origin: Origin,
+    mode: AbstractContextManager[object],
+    *,
+    compare_modes: bool = True,
 ) -> tuple[nn.Module, Skeleton, Origin]:
     """Return a copy of a module without data, its skeleton, and the origin with all that was kept whole.
 
@@ -138,7 +155,7 @@ def trace(
         examples = blank(inputs, SAMPLES[0])
     # torch.export runs outside the mode, so that tensors written in a forward keep their data.
     if method == "export":
-        return twin, *trace_exported(twin, examples, origin)
+        return twin, *trace_exported(twin, examples, origin, compare_modes=compare_modes)
     if origin.arguments or origin.outputs:
         remedy = "Its submodules take what they are fed, and its own `output` says what it returns."
         raise InvalidInput("a declared graph has no further arguments and outputs", where="capture", remedy=remedy)

@@ -168,4 +168,5 @@ def _captured(model: nn.Module, inputs: Any, origin: Origin) -> Captured:
         return captured
     found = captured.graph.origin
     assert found is not None
-    return capture_again(model, inputs, replace(found, whole_batch=(*origin.whole_batch, *comparing)))
+    found = replace(found, whole_batch=(*origin.whole_batch, *comparing))
+    return capture_again(model, inputs, found, compare_modes=False)

@@ -39,7 +39,7 @@ def split_for(module: nn.Module, plan: Plan, groups: Grouping, inputs: tuple[Inp
         InvalidInput: the model cannot be captured with them, or it computes something else then.
     """
     assert plan.graph.origin is not None
-    captured = capture_again(module, inputs, plan.graph.origin)
+    captured = capture_again(module, inputs, plan.graph.origin, compare_modes=False)
     return build_stages(module, plan, _regrouped(captured, groups, inputs))
 
 

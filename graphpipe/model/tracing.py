@@ -43,7 +43,9 @@ def trace_declared(twin: nn.Module, examples: Mapping[str, Tensor]) -> Skeleton:
         raise cannot_trace(twin, error) from error
 
 
-def trace_exported(twin: nn.Module, examples: Mapping[str, Tensor], origin: Origin) -> tuple[Skeleton, Origin]:
+def trace_exported(
+    twin: nn.Module, examples: Mapping[str, Tensor], origin: Origin, *, compare_modes: bool
+) -> tuple[Skeleton, Origin]:
     """Return the skeleton of a module through torch.export, and how to make it again without detours.
 
     A submodule whose forward glue cannot express is kept whole, and the tracing starts again.
@@ -59,7 +61,8 @@ def trace_exported(twin: nn.Module, examples: Mapping[str, Tensor], origin: Orig
         paths = whole_paths(twin, origin.split, opaque)
         try:
             skeleton = export_skeleton(twin, paths, examples, origin.outputs)
-            _check_modes(twin, paths, examples, skeleton, origin.outputs)
+            if compare_modes:
+                _check_modes(twin, paths, examples, skeleton, origin.outputs)
             return skeleton, replace(origin, opaque=tuple(opaque))
         except CannotFollow as fault:
             if not fault.path or fault.path in (*origin.split, *opaque):
