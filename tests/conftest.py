@@ -1,4 +1,4 @@
-"""Makes `builders` importable from every test folder, and starts what takes longest first."""
+"""Makes `builders` importable from every test folder, starts what takes longest first, and starts ranks quickly."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from warm_programs import programs
 
 LONGEST = (
     *("test_snippets", "test_hugging_face", "test_engines", "test_train_elastic", "test_hosts", "test_shapes"),
@@ -19,3 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; the others stay in order."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
+@pytest.fixture
+def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process start Python in forks of a server.
+
+    For tests that are not about how processes start and end, and kill none from outside: a fork's parent is the server.
+    """
+    monkeypatch.setattr(sys, "executable", str(programs() / "python"))

@@ -64,6 +64,7 @@ DONE: set[str] = set()
 """Lines that have run already."""
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_example_of_a_verb_works(verb: str, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

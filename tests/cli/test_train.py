@@ -72,6 +72,7 @@ def test_train_prints_the_result_and_writes_the_run(run: Run, config: Path) -> N
         torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_precision_and_engine_come_from_the_configuration(run: Run, config: Path) -> None:
     def losses(*words: str) -> list[float]:
         ran = run("train", config, "--json", "plan.costs=estimate", "train.steps=4", *words)
@@ -85,6 +86,7 @@ def test_precision_and_engine_come_from_the_configuration(run: Run, config: Path
     assert half != pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_a_failing_rank_is_told_once_with_exit_code_4(run: Run, config: Path) -> None:
     ran = run("train", config, "task=tiny.py:nan_task", "--json")
     assert ran.code == 4
@@ -129,6 +131,7 @@ def test_a_port_in_use_is_told_before_anything_is_done(run: Run, config: Path) -
     assert not Path("runs").exists()
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_torchrun_starts_the_ranks(config: Path) -> None:
     done = torchrun(2, "train", config, "--json", "train.epochs=1")
     assert done.returncode == 0, done.stderr
@@ -138,6 +141,7 @@ def test_torchrun_starts_the_ranks(config: Path) -> None:
     assert {path.name for path in Path(result["directory"]).iterdir()} == FILES
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_torchrun_with_too_many_ranks_says_how_many_to_start(config: Path) -> None:
     done = torchrun(3, "train", config)
     assert done.returncode != 0

@@ -65,6 +65,7 @@ def broken(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [step for step, _ in losses("runs/tiny-1")] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_a_broken_run_resumes_as_if_it_had_never_broken(run: Run, broken: None) -> None:
     resumed = run(*WORDS, "--resume", "runs/tiny-1", "--json")
     assert resumed.code == 0, resumed.err
@@ -91,6 +92,7 @@ def test_a_broken_run_resumes_as_if_it_had_never_broken(run: Run, broken: None) 
     }
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_torchrun_resumes_on_one_process_what_two_began(broken: None) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "-m", "graphpipe"]
     words = [*command, *WORDS, "cluster=local:1", "--resume", "runs/tiny-1", "--json"]

@@ -183,6 +183,7 @@ def test_the_banner_tells_every_rank(folder: Path) -> None:
     assert re.search(rf"^step {STEPS}/{STEPS}  loss \S+  \S+ samples/s  \S+ \w+ left$", said, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_a_failure_tells_the_task_and_a_resumed_run_goes_on_in_the_same_file(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder.parents[1], tmp_path, dirs_exist_ok=True)
     (tmp_path / "tiny.py").write_text(RAISING)

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from docs_shell import ROOT, prepare
+from docs_shell import prepare
 from nbclient import NotebookClient
+from warm_programs import ROOT
 
 NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 
 
-def test_the_notebook_runs(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in prepare(tmp_path, server).items():
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in prepare(tmp_path).items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)

@@ -13,7 +13,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from docs_shell import ROOT, prepare, warm
+from docs_shell import prepare
+from warm_programs import ROOT
 
 from graphpipe.cli.main import make_parser
 
@@ -44,8 +45,8 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
 
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_works_as_written(page: Path, server: str, tmp_path: Path) -> None:
-    environment = prepare(tmp_path, server)
+def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
+    environment = prepare(tmp_path)
     text = page.read_text()
     blocks = BLOCK.findall(text)
     assert 2 * len(blocks) == len(FENCE.findall(text)), "a block without a language"
@@ -66,7 +67,7 @@ def test_a_page_works_as_written(page: Path, server: str, tmp_path: Path) -> Non
         else:
             assert language == "console", f"a block of {language} is neither run nor written to a file"
     if session:
-        run(warm(server, "python", "-c", "\n".join(session)), tmp_path, environment)
+        run(["python", "-c", "\n".join(session)], tmp_path, environment)
 
 
 def check_commands(body: str) -> None:

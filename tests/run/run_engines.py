@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import run_shared
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
+from graphpipe.plan import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
 from graphpipe.run.engine import Engine
@@ -70,12 +72,17 @@ def model_of(*, norm: bool = False) -> DagModule:
     return model
 
 
+@cache
+def _plan(cut: str, norm: bool) -> Plan:
+    return captured_plan(model_of(norm=norm), fan_batch()[0], CUTS[cut], BATCH)
+
+
 def pipeline_of(
     cut: str, kind: str, *, schedule: str = "1f1b", recompute: bool = False, norm: bool = False, **options: Any
 ) -> tuple[Pipeline, DagModule]:
     """Return a pipeline of one of the `CUTS`, by one of the `ENGINES`, and the model."""
     model = model_of(norm=norm)
-    plan = in_halves(captured_plan(model, fan_batch()[0], CUTS[cut], BATCH), schedule)
+    plan = in_halves(_plan(cut, norm), schedule)
     if recompute:
         plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
     given = {"loss_fn": cross_entropy, "optimizer": two_groups, "clip_norm": 0.5} | ENGINES[kind] | options

@@ -1,7 +1,10 @@
 """Runs a function in several processes, one per rank, and brings back what each returned or raised."""
 
-import multiprocessing
+import importlib
 import os
+import pickle
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -12,6 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+from warm_programs import programs
 
 
 @dataclass(frozen=True)
@@ -29,22 +37,21 @@ def run_ranks(
     work: Callable[..., Any], size: int, folder: Path, *arguments: Any, seconds: float = 40.0
 ) -> list[Outcome]:
     """Call `work(*arguments)` in `size` processes that form a gloo world; `work` must be importable by them."""
-    context = multiprocessing.get_context("forkserver")
-    # The first optimizer of a process imports torch._dynamo, which takes seconds.
-    context.set_forkserver_preload(["torch", "torch._dynamo", "graphpipe.run"])
     folder.mkdir(exist_ok=True)
-    processes = [context.Process(target=_rank, args=(rank, size, folder, work, arguments)) for rank in range(size)]
-    for process in processes:
-        process.start()
+    (folder / "work").write_bytes(pickle.dumps((work.__module__, work.__qualname__, arguments)))
+    command = [programs() / "python", __file__, folder, str(size)]
+    processes = [subprocess.Popen([*command, str(rank)]) for rank in range(size)]
     deadline = time.monotonic() + seconds
+    stuck = 0
     for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-    stuck = [process for process in processes if process.is_alive()]
-    for process in stuck:
-        process.kill()
-        process.join()
-    assert not stuck, f"{len(stuck)} ranks were still running after {seconds} s"
-    return [_outcome(folder / f"{rank}.pt", process.exitcode) for rank, process in enumerate(processes)]
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            stuck += 1
+            process.kill()
+            process.wait()
+    assert not stuck, f"{stuck} ranks were still running after {seconds} s"
+    return [_outcome(folder / f"{rank}.pt", process.returncode) for rank, process in enumerate(processes)]
 
 
 def values(outcomes: list[Outcome]) -> list[Any]:
@@ -61,9 +68,11 @@ def _outcome(path: Path, exitcode: int | None) -> Outcome:
     return Outcome(**torch.load(path, weights_only=True), exitcode=exitcode)
 
 
-def _rank(rank: int, size: int, folder: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _rank(folder: Path, size: int, rank: int) -> None:
     torch.set_num_threads(1)
     os.environ["RANK"] = str(rank)
+    module, name, arguments = pickle.loads((folder / "work").read_bytes())
+    work = getattr(importlib.import_module(module), name)
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
     start = time.monotonic()
@@ -75,3 +84,7 @@ def _rank(rank: int, size: int, folder: Path, work: Callable[..., Any], argument
         (folder / f"{rank}.txt").write_text(traceback.format_exc())
     torch.save({"value": value, "error": error, "seconds": time.monotonic() - start}, folder / f"{rank}.pt")
     os._exit(0)  # what a rank leaves open must not delay the others' end
+
+
+if __name__ == "__main__":
+    _rank(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 from graphpipe.errors import GraphPipeError
 from graphpipe.model import capture
 from graphpipe.model.zoo import zoo_model
+from graphpipe.plan import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
 
@@ -77,13 +79,17 @@ def model_of(name: str) -> nn.Module:
     return Masked() if name == "masked" else zoo_model("gpt-small").module
 
 
+@cache
+def _plan(cut: str) -> Plan:
+    stages = MASKED if cut == "masked" else GPT[cut]
+    opaque = [name for names, _, _ in stages for name in names]
+    return plan_for(capture(model_of(cut), batch(LENGTHS[0], 0)[0], opaque=opaque), stages, BATCH)
+
+
 def build(cut: str, kind: str = "allreduce", **options: Any) -> tuple[Pipeline, nn.Module]:
     """Return a pipeline planned for the first length, and the model."""
     model = model_of(cut)
-    stages = MASKED if cut == "masked" else GPT[cut]
-    opaque = [name for names, _, _ in stages for name in names]
-    plan = plan_for(capture(model, batch(LENGTHS[0], 0)[0], opaque=opaque), stages, BATCH)
-    return Pipeline(plan, model, loss_fn, options.pop("optimizer", adam), **ENGINES[kind], **options), model
+    return Pipeline(_plan(cut), model, loss_fn, options.pop("optimizer", adam), **ENGINES[kind], **options), model
 
 
 def train(cut: str, kinds: list[str], options: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -1,6 +1,6 @@
-"""Processes forked from one that has imported torch and more: to start each anew would take seconds.
+"""Processes forked from one that has imported torch and more: to start each anew would take up to eight seconds.
 
-    python warm.py serve SOCKET                        waits for commands, as long as the process that started it lives
+    python warm.py serve SOCKET OWNER                  waits for commands, as long as the process OWNER lives
     python warm.py run SOCKET graphpipe ARGUMENT...    the command line, as the installed script would run it
     python warm.py run SOCKET python -c CODE           a program
     python warm.py run SOCKET python FILE ...          the same from a file
@@ -8,54 +8,64 @@
 
 Each command runs in a fork of its own, with the environment, working directory and files of the process that asks, and
 ends as any process: only imports are shared. The asking process ends as the command does, by the same signal if one
-ended it; if the asking process is killed, the command is told to stop.
+ended it; if the asking process is killed, the command is told to stop, and killed if it does not.
 """
 
 import gc
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from runpy import run_module, run_path
 
+GRACE_SECONDS = 5.0
+_TRANSFORMERS = ("bart", "clip", "flava", "gpt2", "llava", "t5", "vilt", "vit")
 SHARED = (
     *("graphpipe.cli.training", "graphpipe.run.train", "graphpipe.model.zoo"),
     *("graphpipe.report.still", "graphpipe.report.html", "matplotlib.backends.backend_svg", "sklearn.datasets"),
     *("torch.export._trace", "torch._dynamo.exc", "torch.fx.experimental.validator"),
+    *("torch.distributed.fsdp", "torch.distributed.optim"),
+    *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),
 )
 """What takes long to import."""
 
 
-def serve(path: str) -> None:
+def serve(path: str, owner: int) -> None:
     """Fork a process for every command."""
+    if os.fork():  # Nobody's child: what the tests leave behind is looked for among theirs.
+        os._exit(0)
     _warm_up()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
-    listener.listen()
-    print("ready", flush=True)
+    listener.listen(100)
     assert threading.active_count() == 1, "a fork would lose the other threads"
-    owner = os.getppid()
     listener.settimeout(1.0)
-    while os.getppid() == owner:
-        _reap()
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            continue
-        if os.fork() == 0:
-            listener.close()
-            return _attend(connection)
-        connection.close()
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(owner, 0)
+            _reap()
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            if os.fork() == 0:
+                listener.close()
+                return _attend(connection)
+            connection.close()
+    shutil.rmtree(os.path.dirname(path))
 
 
 def _warm_up() -> None:
     for name in SHARED:
-        import_module(name)
+        with suppress(ImportError):  # of an optional extra
+            import_module(name)
     import graphpipe as gp
     from graphpipe.model.zoo import zoo
 
@@ -65,30 +75,41 @@ def _warm_up() -> None:
 
 
 def _reap() -> None:
-    try:
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 def _attend(connection: socket.socket) -> None:
     """Run the command in a child, and tell its exit code."""
     connection.setblocking(True)
     head, files, _, _ = socket.recv_fds(connection, 8, 3)
+    if not head:  # Somebody wanted to know whether we listen.
+        os._exit(0)
     (length,) = struct.unpack("!Q", head)
     text = b""
     while len(text) < length:
         text += connection.recv(length - len(text))
+    ended, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
     if (child := os.fork()) == 0:
-        connection.close()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each in (connection, ended, wake):
+            each.close()
         return _become(files, **json.loads(text))
-    ended = os.pidfd_open(child)
+    for file in files:
+        os.close(file)  # Who reads what the command prints waits for the last that could.
     if ended not in select.select([ended, connection], [], [])[0]:  # The asking process has gone.
         os.kill(child, signal.SIGTERM)
+        if not select.select([ended], [], [], GRACE_SECONDS)[0]:
+            os.kill(child, signal.SIGKILL)
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    connection.sendall(struct.pack("!i", code))
+    with suppress(BrokenPipeError):  # The asking process has gone meanwhile.
+        connection.sendall(struct.pack("!i", code))
     os._exit(0)
 
 
@@ -99,7 +120,7 @@ def _become(files: list[int], environment: dict[str, str], folder: str, command:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    # What the command starts with its own Python, ranks above all, is forked too: see docs_shell.
+    # What the command starts with its own Python, ranks above all, is forked too: see warm_programs.py.
     sys.executable = environment["WARM_PYTHON"]
     sys.path.pop(0)  # this file's folder
     match command:
@@ -142,6 +163,6 @@ def run(path: str, command: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2])
+        serve(sys.argv[2], int(sys.argv[3]))
     else:
         sys.exit(run(sys.argv[2], sys.argv[3:]))
