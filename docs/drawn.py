@@ -10,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import graphpipe as gp
-from graphpipe.cli.model_word import find_graph
+from graphpipe.cli.model_word import find
 from graphpipe.model.zoo.registry import zoo
 from graphpipe.plan.registry import PLANNERS
 from graphpipe.report.still import write_still
@@ -84,7 +84,7 @@ _MADE = {"files": _files, "neighbours": _neighbours}
 
 
 def _tutorial() -> gp.Plan:
-    graph = find_graph("examples/digits.py:model")
+    graph = find("examples/digits.py:model").graph
     cluster = gp.Cluster.preset("summit:1x4")
     return gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=128)
 

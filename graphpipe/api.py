@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.costs.analytic import estimate
@@ -21,6 +21,9 @@ from graphpipe.plan.verify import verify
 from graphpipe.schedule.choice import AUTO, best_scheduled, check_choice, scheduled
 from graphpipe.schedule.zero_bubble import SPLIT
 from graphpipe.simulate import predict, simulate, step_seconds
+
+if TYPE_CHECKING:
+    from graphpipe.model.capture import Captured
 
 _OBJECTIVES = ("step", "bottleneck")
 
@@ -155,7 +158,7 @@ def hand_plan(
     return _checked(plan_by_hand(problem, HandPlan(stages=tuple(stages), schedule=schedule)))
 
 
-def choose_backwards(plan: Plan, module: Any) -> Plan:
+def choose_backwards(plan: Plan, module: Any, *, captured: "Captured | None" = None) -> Plan:
     """Return the plan with whole backwards for the stages whose operations cannot be split in two halves.
 
     Only where the plan's schedule splits backwards is anything asked or changed. The runtime does such a backward whole
@@ -164,6 +167,7 @@ def choose_backwards(plan: Plan, module: Any) -> Plan:
     Args:
         plan: for the graph that was captured from the model.
         module: the model, a `torch.nn.Module`.
+        captured: what the graph was made of, if it is at hand; None: the model is captured again.
 
     Raises:
         InvalidInput: the plan is for another model.
@@ -172,7 +176,7 @@ def choose_backwards(plan: Plan, module: Any) -> Plan:
         return plan
     from graphpipe.model.backwards import whole_backwards
 
-    whole = whole_backwards(plan, module)
+    whole = whole_backwards(plan, module, captured)
     if not whole:
         return plan
     stages = (replace(stage, backward="whole") if n in whole else stage for n, stage in enumerate(plan.stages))

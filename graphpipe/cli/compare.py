@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     names = [name.strip() for name in args.planners.split(",")]
     for name in names:
         planner(name)
-    problem = read_problem(args)
+    problem, _ = read_problem(args)
     options = {
         "micro_batch": args.micro_batch,
         "mixed_micro_batches": args.mixed_micro_batches,

@@ -1,13 +1,15 @@
 """The word MODEL of the command line: a zoo name, a function of the user's, or a graph file."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph
+from graphpipe.graph import Graph, Origin
 from graphpipe.graph.importing import warn_of_units
 
 if TYPE_CHECKING:
+    from graphpipe.model.capture import Captured
     from graphpipe.run.user_code import Model
 
 MODEL_HELP = (
@@ -16,8 +18,18 @@ MODEL_HELP = (
 )
 
 
-def find_graph(word: str) -> Graph:
-    """Return the graph of a MODEL.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a MODEL stands for."""
+
+    graph: Graph
+    module: Any = None
+    """A `torch.nn.Module`; None where there is a graph file only, as for the next."""
+    captured: "Captured | None" = None
+
+
+def find(word: str) -> Found:
+    """Return what a MODEL stands for.
 
     Raises:
         InvalidInput: no such model (the nearest is named), unreadable, or it cannot be captured.
@@ -25,11 +37,12 @@ def find_graph(word: str) -> Graph:
     if word.endswith(".json"):
         graph = Graph.load(word)
         warn_of_units(graph, word)
-        return graph
+        return Found(graph=graph)
     module, inputs = find_model(word)
-    from graphpipe.model import capture
+    from graphpipe.model.capture import follow
 
-    return capture(module, inputs)
+    captured = follow(module, inputs, Origin(method="auto"))
+    return Found(graph=captured.graph, module=module, captured=captured)
 
 
 def find_model(word: str) -> "Model":

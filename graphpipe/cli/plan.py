@@ -4,7 +4,6 @@ import argparse
 
 from graphpipe.api import choose_backwards, hand_plan, plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
-from graphpipe.cli.model_word import find_model
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.documents import to_body
@@ -14,7 +13,6 @@ from graphpipe.plan.hand import HandPlan, load_hand_plan
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.registry import PLANNERS
 from graphpipe.report import plan_table, summarise, summary_lines, timeline
-from graphpipe.schedule.zero_bubble import SPLIT
 
 EXAMPLE = "graphpipe plan mmt-small --cluster local:4 --batch 32 --timeline -o plan.json"
 
@@ -56,11 +54,9 @@ def make_plan(args: argparse.Namespace) -> Plan:
         what = "stages written by hand leave nothing to --planner, --micro-batch and --mixed-micro-batches"
         raise InvalidInput(what, where="--stages", remedy="Leave those out, or --stages.")
     by_hand = load_hand_plan(args.stages) if args.stages else None
-    problem = read_problem(args)
+    problem, model = read_problem(args)
     found = _by_hand(problem, by_hand) if by_hand is not None else _by_planner(problem, args)
-    if found.schedule not in SPLIT or args.model.endswith(".json"):
-        return found
-    return choose_backwards(found, find_model(args.model)[0])
+    return found if model.module is None else choose_backwards(found, model.module, captured=model.captured)
 
 
 def _by_hand(problem: Problem, by_hand: HandPlan) -> Plan:

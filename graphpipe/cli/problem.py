@@ -3,15 +3,15 @@
 import argparse
 
 from graphpipe.api import estimate
-from graphpipe.cli.model_word import find_graph
+from graphpipe.cli.model_word import Found, find
 from graphpipe.costs import CostModel, CostTable, resolve
 from graphpipe.costs.units_check import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.plan.partition import Problem
 
 
-def read_problem(args: argparse.Namespace) -> Problem:
-    """Return graph, costs, cluster and batch size.
+def read_problem(args: argparse.Namespace) -> tuple[Problem, Found]:
+    """Return graph, costs, cluster and batch size; and the model of the graph.
 
     Raises:
         InvalidInput: any of them cannot be used.
@@ -20,7 +20,9 @@ def read_problem(args: argparse.Namespace) -> Problem:
         raise InvalidInput(f"is {args.batch}, must be at least 1", where="--batch")
     cluster = resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
-    graph = find_graph(args.model)
+    model = find(args.model)
+    graph = model.graph
     if costs:
         warn_of_units(CostModel(graph, costs, cluster), args.costs)
-    return Problem(graph=graph, costs=costs or estimate(graph, cluster), cluster=cluster, batch_size=args.batch)
+    costs = costs or estimate(graph, cluster)
+    return Problem(graph=graph, costs=costs, cluster=cluster, batch_size=args.batch), model

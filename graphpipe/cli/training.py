@@ -9,8 +9,9 @@ from graphpipe.costs import Cluster, CostModel, CostTable, resolve
 from graphpipe.costs.units_check import warn_of_units
 from graphpipe.documents import read_json
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph
-from graphpipe.model import capture, split
+from graphpipe.graph import Graph, Origin
+from graphpipe.model import split
+from graphpipe.model.capture import follow
 from graphpipe.model.profile import profile
 from graphpipe.plan import Plan
 from graphpipe.report import measured_table, plan_table, summarise, summary_lines
@@ -135,9 +136,10 @@ def make_plan(config: TrainConfig, task: Task, output: Output, cluster: Cluster 
         mixed_micro_batches=settings.mixed_micro_batches,
         schedule=settings.schedule,
     )
-    graph = capture(task.module, task.example_inputs)
+    captured = follow(task.module, task.example_inputs, Origin(method="auto"))
+    graph = captured.graph
     found = plan_for(config, graph, _costs(config, task, graph, cluster, output), cluster)
-    return choose_backwards(found, task.module)
+    return choose_backwards(found, task.module, captured=captured)
 
 
 def plan_for(config: TrainConfig, graph: Graph, costs: CostTable, cluster: Cluster) -> Plan:

@@ -9,9 +9,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from graphpipe.graph import Input
 from graphpipe.model.backward_graph import BackwardGraph
+from graphpipe.model.capture import Captured
 from graphpipe.model.inputs import blank
 from graphpipe.model.skeleton import fake_twin
-from graphpipe.model.split import split
+from graphpipe.model.split import build_stages, capture_for
 from graphpipe.model.stage_program import ModuleStage
 from graphpipe.model.torch_private import fake_mode, flatten, same_but_no_leaf
 from graphpipe.plan import Plan
@@ -19,7 +20,7 @@ from graphpipe.plan import Plan
 SAMPLES = 2
 
 
-def whole_backwards(plan: Plan, module: nn.Module) -> dict[int, str]:
+def whole_backwards(plan: Plan, module: nn.Module, captured: Captured | None = None) -> dict[int, str]:
     """Return why the backward of a stage cannot be split (see `BackwardGraph.why_whole`), by stage.
 
     Stages that can be split are left out.
@@ -29,12 +30,14 @@ def whole_backwards(plan: Plan, module: nn.Module) -> dict[int, str]:
     Args:
         plan: for the model's graph.
         module: the model; nothing is computed with its weights.
+        captured: what the graph was made of; None: the model is captured again.
 
     Raises:
         InvalidInput: the plan is for another model.
     """
     found: dict[int, str] = {}
-    for stage, graph in enumerate(_graphs(split(module, plan), plan.graph.inputs)):
+    programs = build_stages(module, plan, captured or capture_for(module, plan.graph))
+    for stage, graph in enumerate(_graphs(programs, plan.graph.inputs)):
         if reason := graph.why_whole():
             found[stage] = reason
     return found

@@ -68,8 +68,6 @@ def capture(
     Raises:
         InvalidInput: unusable inputs, an unknown submodule or output, or a forward that cannot be traced (and why).
     """
-    named = name_inputs(input_names(module, example_inputs), example_inputs)
-    warn_of_hidden(module)
     origin = Origin(
         method=method,
         split=tuple(split),
@@ -78,7 +76,23 @@ def capture(
         arguments=tuple((arguments or {}).items()),
         outputs=tuple(outputs),
     )
-    return capture_again(module, describe(named), origin).graph
+    return follow(module, example_inputs, origin).graph
+
+
+def follow(module: nn.Module, example_inputs: Inputs, origin: Origin) -> Captured:
+    """Return what `capture` makes a graph from.
+
+    Args:
+        module: as for `capture`.
+        example_inputs: as for `capture`.
+        origin: how.
+
+    Raises:
+        InvalidInput: as `capture`.
+    """
+    named = name_inputs(input_names(module, example_inputs), example_inputs)
+    warn_of_hidden(module)
+    return capture_again(module, describe(named), origin)
 
 
 def tied(graph: Graph) -> dict[str, tuple[str, ...]]:
