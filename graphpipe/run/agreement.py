@@ -6,6 +6,7 @@ have come by then: a rank that computes first does not wait for them.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 
@@ -96,24 +97,22 @@ class Agreement:
                     work.wait()
         finally:
             self.works.clear()  # a handle keeps its connection open
-        own = _decoded(self.own)
-        for peer, theirs in ((peer, _decoded(given)) for peer, given in self.given.items()):
-            if theirs != own:
+        for peer, given in self.given.items():
+            if not torch.equal(given, self.own):
                 raise InvalidInput(
-                    f"rank {peer} {theirs[1]}; rank {self.world.rank} {own[1]}",
+                    f"rank {peer} {_text(given)}; rank {self.world.rank} {_text(self.own)}",
                     where="mini-batch",
                     remedy="Give every rank the same, whole mini-batch, drawn from the epoch and the seed alone: "
                     "each takes the samples it needs.",
                 )
 
 
+@lru_cache(maxsize=8)
 def _encoded(text: str) -> Tensor:
     data = text.encode()
     message = blake2b(data, digest_size=_DIGEST).digest() + data[: _LENGTH - _DIGEST]
     return torch.frombuffer(bytearray(message.ljust(_LENGTH, b"\0")), dtype=torch.uint8)
 
 
-def _decoded(message: Tensor) -> tuple[bytes, str]:
-    # A digest, and the words.
-    data = bytes(message.tolist())
-    return data[:_DIGEST], data[_DIGEST:].rstrip(b"\0").decode(errors="replace")
+def _text(message: Tensor) -> str:
+    return bytes(message.tolist()[_DIGEST:]).rstrip(b"\0").decode(errors="replace")

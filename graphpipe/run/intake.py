@@ -86,7 +86,7 @@ class Intake:
         worker = self.worker
         worker.watch.at("agree", peer=EVERYBODY)
         fitted = self.shapes.known(batch.inputs)
-        agreement = None if worker.world.size == 1 else self._agree(batch, settle=fitted is None)
+        agreement = None if worker.world.size == 1 else self._agree(batch, fitted)
         if fitted is None:
             fitted = self.shapes.fit(batch.inputs)
         if fitted is not self.fitted:
@@ -98,13 +98,14 @@ class Intake:
         worker.channels.agreement = agreement
         return batch if batch.specs is fitted.specs else replace(batch, specs=fitted.specs)
 
-    def _agree(self, batch: Batch, *, settle: bool) -> Agreement:
+    def _agree(self, batch: Batch, fitted: Fitted | None) -> Agreement:
+        inputs = describe(batch.inputs) if fitted is None else fitted.inputs
         *_, step = batch.key
         # Ranks that draw their data apart do so from the first step on; to look at every step would cost time.
         values = f" (values {fingerprint(batch)})" if batch.training and step == 0 else ""
-        said = f"was given {batch.size} samples{values} of {show(describe(batch.inputs))}"
+        said = f"was given {batch.size} samples{values} of {show(inputs)}"
         agreement = Agreement.begin(self.worker.world, self.neighbours, said)
-        if settle or not batch.training:
+        if fitted is None or not batch.training:
             agreement.settle()
         if not batch.training:
             self.worker.world.barrier()  # messages will go between ranks that have not compared theirs with each other

@@ -8,13 +8,17 @@ small stages. NCCL has one stream per pair of ranks, and its order is that of al
 
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """Starts messages of one rank; each has a tag, and those of one tag from one rank to another keep their order."""
+    """Starts messages of one rank; each has a tag, and those of one tag from one rank to another keep their order.
+
+    Straight to the groups, which all ranks are in: `dist.isend` finds that out anew for every message.
+    """
 
     rank: int
     up: dist.ProcessGroup
@@ -24,16 +28,15 @@ class Ways:
 
     def send(self, tensor: Tensor, target: int, tag: int = 0) -> dist.Work:
         """Start to send; the tensor must stay as it is until that is done."""
-        return _begun(dist.isend(tensor, target, group=self._way(self.rank, target), tag=tag))
+        return self._way(self.rank, target).send([_real(tensor)], target, tag)
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> dist.Work:
         """Start to receive into a contiguous tensor."""
-        return _begun(dist.irecv(tensor, source, group=self._way(source, self.rank), tag=tag))
+        return self._way(source, self.rank).recv([_real(tensor)], source, tag)
 
     def _way(self, source: int, target: int) -> dist.ProcessGroup:
         return self.up if source < target else self.down
 
 
-def _begun(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this rank is not in the group"
-    return work
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

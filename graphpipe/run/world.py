@@ -39,6 +39,8 @@ class World:
     """What is known of other ranks: host and stages, by rank, to name a rank that is lost."""
     reach: Reach = field(default_factory=Reach)
     """Tells which hosts are lost."""
+    waits: dict[int, "Waiting"] = field(default_factory=dict[int, "Waiting"])
+    """What `waiting_for` returns, by rank."""
 
     @property
     def backend(self) -> str:
@@ -131,7 +133,10 @@ class World:
         if ranks is None:
             return translate_loss("another rank", verdict=self.reach.verdict)
         if isinstance(ranks, int):
-            return translate_loss(f"rank {ranks}", self.about(ranks), self.reach.verdict)
+            found = self.waits.get(ranks)
+            if found is None:
+                found = self.waits[ranks] = Waiting(f"rank {ranks}", lambda: self.about(ranks) + self.reach.verdict())
+            return found
         return translate_loss(f"one of ranks {sorted(set(ranks))}", verdict=self.reach.verdict)
 
     @contextmanager
@@ -241,7 +246,7 @@ def translate_loss(peer: str, about: str = "", verdict: Callable[[], str] = _not
         about: what else is known of it, for the end of the sentence.
         verdict: returns what is found out about it then, for the very end.
     """
-    return Waiting(peer, about, verdict)
+    return Waiting(peer, lambda: about + verdict())
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +254,8 @@ class Waiting:
     """See `translate_loss`. A class, because a generator's context takes longer, and is around every message."""
 
     peer: str
-    about: str
-    verdict: Callable[[], str]
+    about: Callable[[], str]
+    """Returns the end of the sentence: all that is known of the peer, once it is lost."""
 
     def __enter__(self) -> None:
         """Begin to wait."""
@@ -261,12 +266,10 @@ class Waiting:
             return
         text = str(error).lower()
         if "timed out" in text or "timeout" in text:
-            what = f"{self.peer} did not answer within the time limit{self.about}{self.verdict()}"
+            what = f"{self.peer} did not answer within the time limit{self.about()}"
             raise PeerStalled(what, remedy=_LOOK) from error
         if any(sign in text for sign in _SIGNS_OF_LOSS):
-            raise PeerLost(
-                f"{self.peer} died or closed its connection{self.about}{self.verdict()}", remedy=_LOOK
-            ) from error
+            raise PeerLost(f"{self.peer} died or closed its connection{self.about()}", remedy=_LOOK) from error
 
 
 _WORLDS = count()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graphpipe.run.channels import Channels, Message
 from graphpipe.run.pairs import rounds, warm_up
+from graphpipe.run.ways import Ways
 from graphpipe.run.world import World, join
 
 
@@ -52,7 +53,6 @@ def record() -> list[str]:
 
     def note(name: str, call: Callable[..., Any], describe: Callable[..., str]) -> Callable[..., Any]:
         def noted(*arguments: Any, **options: Any) -> Any:
-            assert not options.get("tag"), "a message has a tag"
             ranks = dist.get_process_group_ranks(options["group"])
             posted.append(f"{name} {describe(*arguments)} in {ranks}")
             return call(*arguments, **options)
@@ -62,9 +62,18 @@ def record() -> list[str]:
     def rows(tensor: Tensor) -> str:
         return f"{tensor.dtype} {list(tensor.shape)}"
 
-    own = dist.get_rank()
-    dist.isend = note("message", dist.isend, lambda tensor, peer: f"{own}>{peer} {rows(tensor)}")
-    dist.irecv = note("message", dist.irecv, lambda tensor, peer: f"{peer}>{own} {rows(tensor)}")
+    def note_message(call: Callable[..., Any], ends: Callable[[int, int], tuple[int, int]]) -> Callable[..., Any]:
+        def noted(ways: Ways, tensor: Tensor, peer: int, tag: int = 0) -> Any:
+            assert not tag, "a message has a tag"
+            source, target = ends(ways.rank, peer)
+            ranks = dist.get_process_group_ranks(ways.up if source < target else ways.down)
+            posted.append(f"message {source}>{target} {rows(tensor)} in {ranks}")
+            return call(ways, tensor, peer, tag)
+
+        return noted
+
+    Ways.send = note_message(Ways.send, lambda own, peer: (own, peer))  # type: ignore[method-assign]
+    Ways.receive = note_message(Ways.receive, lambda own, peer: (peer, own))  # type: ignore[method-assign]
     dist.all_reduce = note("sum", dist.all_reduce, rows)
     dist.broadcast = note("broadcast", dist.broadcast, lambda tensor, source: f"{source} {rows(tensor)}")
     dist.all_gather = note("gather", dist.all_gather, lambda tensors, tensor: rows(tensor))

@@ -3,9 +3,27 @@
 import torch
 import torch.distributed as dist
 
+from graphpipe.run.ways import Ways
 from graphpipe.run.world import join
 
 MESSAGES = 3
+
+
+class Noting:
+    """A group that notes which way its messages go: whether to a higher rank."""
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, upwards: list[bool]) -> None:
+        self.group, self.rank, self.upwards = group, rank, upwards
+
+    def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> dist.Work:
+        """Send."""
+        self.upwards.append(self.rank < target)
+        return self.group.send(tensors, target, tag)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> dist.Work:
+        """Receive."""
+        self.upwards.append(source < self.rank)
+        return self.group.recv(tensors, source, tag)
 
 
 def talk() -> dict[str, object]:
@@ -14,18 +32,9 @@ def talk() -> dict[str, object]:
     others = [rank for rank in range(world.size) if rank != world.rank]
     own = [torch.tensor([100 * world.rank + number]) for number in range(MESSAGES)]
     come = {rank: [torch.zeros_like(each) for each in own] for rank in others}
-    groups: dict[str, list[dist.ProcessGroup]] = {"up": [], "down": []}
-
-    def noting(call):
-        def noted(tensor, peer, group, tag):
-            sender, receiver = (world.rank, peer) if call is isend else (peer, world.rank)
-            groups["up" if sender < receiver else "down"].append(group)
-            return call(tensor, peer, group=group, tag=tag)
-
-        return noted
-
-    isend, irecv = dist.isend, dist.irecv
-    dist.isend, dist.irecv = noting(isend), noting(irecv)
+    ways, upwards, downwards = world.messages, list[bool](), list[bool]()
+    up, down = (Noting(ways.up, world.rank, upwards), Noting(ways.down, world.rank, downwards))
+    world.ways = Ways(rank=world.rank, up=up, down=down)  # type: ignore[arg-type]
     works = [
         work
         for rank in others
@@ -37,7 +46,7 @@ def talk() -> dict[str, object]:
     ]
     for work in works:
         work.wait()
-    kinds = {id(group) for group in groups["up"]}, {id(group) for group in groups["down"]}
-    apart = not kinds[0] & kinds[1] and id(world.everyone) not in kinds[0] | kinds[1]
+    apart = len({id(ways.up), id(ways.down), id(world.everyone)}) == 3 and all(upwards) and not any(downwards)
+    world.ways = ways
     world.leave()
     return {"come": {str(rank): [int(each) for each in row] for rank, row in come.items()}, "apart": apart}
