@@ -77,7 +77,7 @@ def _line(row: dict[str, Any]) -> list[object]:
 
 def _chain(ranks: int, schedule: str) -> dict[str, Any]:
     plan = chain_plan("gpt-small", ranks, schedule, CHAIN_BATCH, CHAIN_MICRO_BATCH)
-    row = run_case("chain", plan, "gpt-small", ranks=ranks, against="theirs", warmup=5, repeats=30)
+    row = run_case("chain", plan, "gpt-small", ranks=ranks, against="theirs", warmup=5, repeats=100)
     return {"case": "chain"} | row
 
 
@@ -131,7 +131,7 @@ def _alone(model: str, micro_batch: int, batch: int) -> dict[str, Any]:
     graph, cluster = gp.capture(zoo.module, zoo.example_inputs), gp.Cluster.preset("local:1")
     stages = [gp.HandStage(ops=("*",), devices=(0,), micro_batch=micro_batch)]
     plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=batch, stages=stages)
-    return {"case": "alone"} | run_case("alone", plan, model, ranks=1, against="plain", warmup=5, repeats=30)
+    return {"case": "alone"} | run_case("alone", plan, model, ranks=1, against="plain", warmup=5, repeats=100)
 
 
 if __name__ == "__main__":
