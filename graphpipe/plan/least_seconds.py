@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
-from graphpipe.graph import Graph
 from graphpipe.plan.partition import Problem
+from graphpipe.plan.tail import whole_batch_tail
 
 Array = NDArray[np.float64]
 _ROUNDED = 1 + 1e-6
@@ -80,15 +80,6 @@ class LeastSeconds:
         """[operators]: on the best device type and degree."""
         choices = [np.column_stack((self.seconds[kind], self.whole[kind])) for kind in self.seconds]
         return np.min(np.concatenate(choices, axis=1), axis=1)
-
-
-def whole_batch_tail(graph: Graph) -> frozenset[str]:
-    """Return the whole-batch operators and what follows them."""
-    inside: set[str] = set()
-    for name in graph.order:
-        if graph[name].whole_batch or not inside.isdisjoint(graph.predecessors[name]):
-            inside.add(name)
-    return frozenset(inside)
 
 
 def _fastest(costs: CostModel, kind: str, batch: int, sizes: list[int], degree: int, capacity: float) -> Array:

@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 from graphpipe.costs import CostModel
 from graphpipe.plan.bounds import bottleneck_seconds
 from graphpipe.plan.device_seconds import device_seconds_bound
-from graphpipe.plan.least_seconds import LeastSeconds, whole_batch_tail
+from graphpipe.plan.least_seconds import LeastSeconds
 from graphpipe.plan.menus import any_stages, one_stage_each
 from graphpipe.plan.packing import packing_bound
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan, Prediction, Stage
+from graphpipe.plan.tail import whole_batch_tail
 
 
 def bottleneck_bound(

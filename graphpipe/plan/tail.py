@@ -7,6 +7,15 @@ from graphpipe.graph import Graph
 from graphpipe.plan.partition import Part, Problem
 
 
+def whole_batch_tail(graph: Graph) -> frozenset[str]:
+    """Return the whole-batch operators and what follows them."""
+    inside: set[str] = set()
+    for name in graph.order:
+        if graph[name].whole_batch or not inside.isdisjoint(graph.predecessors[name]):
+            inside.add(name)
+    return frozenset(inside)
+
+
 @dataclass(frozen=True, slots=True)
 class Tail:
     """The operators from a whole-batch operator on, which run once per mini-batch, and the graph before them."""
@@ -19,10 +28,7 @@ class Tail:
     @staticmethod
     def of(graph: Graph) -> "Tail":
         """Return the tail of a graph: nothing downstream of a whole-batch operator can start before it ends."""
-        inside: set[str] = set()
-        for name in graph.order:
-            if graph[name].whole_batch or any(before in inside for before in graph.predecessors[name]):
-                inside.add(name)
+        inside = whole_batch_tail(graph)
         if not inside:
             return Tail(graph, ())
         ops = tuple(op for op in graph.ops if op.name not in inside)
