@@ -7,8 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 import graphpipe as gp
-from graphpipe.plan.lower_bound import step_bound
-from graphpipe.plan.partition import Problem
 
 PLANNERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -37,7 +35,6 @@ def plan_row(graph: gp.Graph, model: str, devices: int, batch: int, name: str, *
     cluster = summit(devices)
     costs = gp.estimate(graph, cluster)
     row: dict[str, Any] = {"model": model, "devices": devices, "batch": batch, "planner": name}
-    row["bound_samples_per_second"] = batch / step_bound(Problem(graph, costs, cluster, batch), shared=False)
     start = time.process_time()
     try:
         plan = gp.plan(graph, costs, cluster, batch_size=batch, **{**PLANNERS[name], **options})
