@@ -131,13 +131,14 @@ class World:
         Their loss is PeerLost or PeerStalled there.
         """
         if ranks is None:
-            return translate_loss("another rank", verdict=self.reach.verdict)
+            return translate_loss("another rank", self.reach.verdict)
         if isinstance(ranks, int):
             found = self.waits.get(ranks)
             if found is None:
-                found = self.waits[ranks] = Waiting(f"rank {ranks}", lambda: self.about(ranks) + self.reach.verdict())
+                found = translate_loss(f"rank {ranks}", lambda: self.about(ranks) + self.reach.verdict())
+                self.waits[ranks] = found
             return found
-        return translate_loss(f"one of ranks {sorted(set(ranks))}", verdict=self.reach.verdict)
+        return translate_loss(f"one of ranks {sorted(set(ranks))}", self.reach.verdict)
 
     @contextmanager
     def closing_on_error(self) -> Generator[None]:
@@ -238,15 +239,14 @@ def _nothing() -> str:
     return ""
 
 
-def translate_loss(peer: str, about: str = "", verdict: Callable[[], str] = _nothing) -> "Waiting":
+def translate_loss(peer: str, about: Callable[[], str] = _nothing) -> "Waiting":
     """Return what turns what torch.distributed raises inside when a peer goes away into PeerLost or PeerStalled.
 
     Args:
         peer: who is waited for, as the subject of the sentence.
-        about: what else is known of it, for the end of the sentence.
-        verdict: returns what is found out about it then, for the very end.
+        about: returns the end of the sentence: what else is known of it, and found out once it is lost.
     """
-    return Waiting(peer, lambda: about + verdict())
+    return Waiting(peer, about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,6 @@ class Waiting:
 
     peer: str
     about: Callable[[], str]
-    """Returns the end of the sentence: all that is known of the peer, once it is lost."""
 
     def __enter__(self) -> None:
         """Begin to wait."""

@@ -52,7 +52,7 @@ def test_a_host_that_reaches_nobody_says_so_of_itself() -> None:
 def test_a_stall_names_the_host() -> None:
     reach = Reach(hosts={GONE: "node1"})
     wanted = "rank 3 did not answer within the time limit, host a; host node1 cannot be reached"
-    with pytest.raises(PeerStalled, match=wanted), translate_loss("rank 3", ", host a", reach.verdict):
+    with pytest.raises(PeerStalled, match=wanted), translate_loss("rank 3", lambda: ", host a" + reach.verdict()):
         raise RuntimeError("Timed out waiting 3000ms for recv operation to complete")
 
 
