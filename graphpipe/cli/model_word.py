@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, Origin
+from graphpipe.graph import Graph
 from graphpipe.graph.importing import warn_of_units
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def find(word: str) -> Found:
     module, inputs = find_model(word)
     from graphpipe.model.capture import follow
 
-    captured = follow(module, inputs, Origin(method="auto"))
+    captured = follow(module, inputs)
     return Found(graph=captured.graph, module=module, captured=captured)
 
 

@@ -9,7 +9,7 @@ from graphpipe.costs import Cluster, CostModel, CostTable, resolve
 from graphpipe.costs.units_check import warn_of_units
 from graphpipe.documents import read_json
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, Origin
+from graphpipe.graph import Graph
 from graphpipe.model import split
 from graphpipe.model.capture import follow
 from graphpipe.model.profile import profile
@@ -136,7 +136,7 @@ def make_plan(config: TrainConfig, task: Task, output: Output, cluster: Cluster 
         mixed_micro_batches=settings.mixed_micro_batches,
         schedule=settings.schedule,
     )
-    captured = follow(task.module, task.example_inputs, Origin(method="auto"))
+    captured = follow(task.module, task.example_inputs)
     graph = captured.graph
     found = plan_for(config, graph, _costs(config, task, graph, cluster, output), cluster)
     return choose_backwards(found, task.module, captured=captured)

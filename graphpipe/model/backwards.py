@@ -36,6 +36,7 @@ def whole_backwards(plan: Plan, module: nn.Module, captured: Captured | None = N
         InvalidInput: the plan is for another model.
     """
     found: dict[int, str] = {}
+    assert captured is None or captured.graph.fingerprint == plan.graph.fingerprint, "captured from another model"
     programs = build_stages(module, plan, captured or capture_for(module, plan.graph))
     for stage, graph in enumerate(_graphs(programs, plan.graph.inputs)):
         if reason := graph.why_whole():

@@ -23,6 +23,7 @@ from graphpipe.model.tracing import ExportFailed, cannot_trace, trace_declared, 
 from graphpipe.model.values import Values, classify
 
 Method = Literal["auto", "export", "declared"]
+_AUTO = Origin(method="auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def capture(
     return follow(module, example_inputs, origin).graph
 
 
-def follow(module: nn.Module, example_inputs: Inputs, origin: Origin) -> Captured:
+def follow(module: nn.Module, example_inputs: Inputs, origin: Origin = _AUTO) -> Captured:
     """Return what `capture` makes a graph from.
 
     Args:
