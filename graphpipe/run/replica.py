@@ -76,8 +76,9 @@ class StageReplica:
     """Of the random numbers of each micro-batch of this step; empty before the first task."""
     results: list[tuple[SampleRange, Any]] = field(default_factory=list[tuple[SampleRange, Any]])
     """The model's outputs and their samples (evaluation only)."""
-    frees: bool | None = None
-    """Whether the input half may let go of what the weight half does not read; None before the first was tried."""
+    frees: dict[int, bool] = field(default_factory=dict[int, bool])
+    """Whether the input half may let go of what the weight half does not read, by how many tensors a forward saved for
+    both; tried once each."""
     whole: str | None = None
     """Why a backward in two halves was done whole in the first; empty if it was not; None before there was one."""
 
@@ -124,7 +125,7 @@ class StageReplica:
             scale=batch.loss_scale,
             compute=partial(self._compute, task, received, rows, batch, loss_fn),
             forgetful=self.forgetful if batch.training else None,
-            shelf=Shelf(trial=self.frees is not True) if self.splits and batch.training else None,
+            shelf=Shelf(self._frees) if self.splits and batch.training else None,
         )
         outputs, result, loss = flight.forward()
         self._note(task, outputs, loss, flight.share, check_finite=batch.check_finite)
@@ -153,9 +154,12 @@ class StageReplica:
     def _weight_half(self, task: Task) -> None:
         half = self.halves.pop(task.micro_batch)
         half.run()
-        if self.frees is None and half.shelf is not None:
-            self.frees = not half.shelf.mistaken
+        if half.shelf is not None:
+            self.frees.setdefault(half.shelf.saved, not half.shelf.mistaken)
         self._land(task)
+
+    def _frees(self, saved: int) -> bool:
+        return self.frees.get(saved, False)
 
     def _compute(
         self,

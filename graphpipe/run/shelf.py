@@ -1,6 +1,6 @@
 """What autograd saved in a forward, held where it can be let go before the graph that refers to it."""
 
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakSet
@@ -27,13 +27,16 @@ class Shelf:
 
     Autograd frees what operations saved when they run for the last time, all or nothing. Between the two halves of a
     split backward, operations that only pass gradients on will not run again: what they alone read can go. Not so where
-    an operation reads for others, as inside torch.utils.checkpoint: a trial tells.
+    an operation reads for others, as inside torch.utils.checkpoint: a trial tells, which lets nothing go.
     """
 
-    trial: bool
-    """Let nothing go, and see whether that would be a mistake."""
+    trusts: Callable[[int], bool]
+    """Whether graphs that saved so many tensors have been tried, with success: a model may build another one in another
+    mode, or for longer samples."""
+    saved: int = 0
+    """Tensors that were put here."""
     mistaken: bool = False
-    """What would have been let go was read again."""
+    """What was let go, or would have been but for the trial, was read again."""
     boxes: WeakSet[Box] = field(default_factory=WeakSet[Box])
 
     @contextmanager
@@ -44,10 +47,11 @@ class Shelf:
 
     def keep_for(self, nodes: Collection[Node]) -> None:
         """Let go of what operations have read, unless one of `nodes` has; what nobody has read stays."""
+        trial = not self.trusts(self.saved)
         for box in self.boxes:
             if box.readers and not any(reader in nodes for reader in box.readers):
                 box.spare = True
-                box.tensor = box.tensor if self.trial else None
+                box.tensor = box.tensor if trial else None
             box.readers.clear()
 
     @property
@@ -59,6 +63,7 @@ class Shelf:
     def _put(self, tensor: Tensor) -> Box:
         box = Box(tensor)
         self.boxes.add(box)
+        self.saved += 1
         return box
 
     def _read(self, box: Box) -> Tensor:
