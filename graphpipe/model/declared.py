@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, fx
 
+from graphpipe.model.carrier import carried
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.skeleton import Skeleton
 from graphpipe.model.torch_private import flatten, leaf, unflatten
@@ -20,7 +21,7 @@ def declared_skeleton(twin: DagModule, inputs: Mapping[str, Tensor]) -> Skeleton
     nodes: dict[str, object] = dict(placeholders)
     values: dict[str, object] = dict(inputs)
     for name, names in twin.feeds.items():
-        call = graph.call_module(name, tuple(nodes[other] for other in names))  # pyright: ignore[reportArgumentType]
+        call = graph.call_module(name, carried(graph, tuple(nodes[other] for other in names), ""))
         call.meta["owner"] = ""
         values[name] = twin.get_submodule(name)(*(values[other] for other in names))
         nodes[name] = _unpack(graph, call, values[name])

@@ -42,6 +42,11 @@ def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
     return pytree.tree_flatten(tree)
 
 
+def flatten_unless(tree: object, stops: Callable[[object], bool]) -> tuple[list[Any], TreeSpec]:
+    """Return the same, with everything for which `stops` is true as a leaf."""
+    return pytree.tree_flatten(tree, is_leaf=stops)
+
+
 def unflatten(leaves: Sequence[object], spec: TreeSpec) -> Any:
     """Arrange leaves as `flatten` found them."""
     if spec.type is None:  # a leaf, as most models return

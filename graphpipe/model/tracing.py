@@ -17,6 +17,7 @@ from graphpipe.model.skeleton import CannotFollow, Skeleton
 from graphpipe.model.torch_private import asks_for_values
 from graphpipe.places import describe, user_place
 
+_UNKNOWN = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")
 _SAMPLES = re.compile(r"\bs\d+\b")
 """How torch.export writes the number of samples, of which it knows only that it is variable."""
 
@@ -129,6 +130,13 @@ def cannot_trace(twin: nn.Module, error: Exception) -> InvalidInput:
             f"{what}: its forward decides by the values in a tensor{place}, and there are none before it runs",
             where="capture",
             remedy="Use torch.where instead of `if`, and tensors instead of .item(), int() and .numpy().",
+        )
+    if found := _UNKNOWN.search(str(error)):
+        name = found[1].rpartition(".")[2]
+        return InvalidInput(
+            f"{what}: it returns a {name}, and PyTorch does not know what is in it",
+            where="capture",
+            remedy=f"Return tensors, tuples, lists, dicts; a dataclass after torch.export.register_dataclass({name}).",
         )
     remedy = (
         "If plain PyTorch runs it, keep the submodule at fault whole (opaque=[...]), or declare the graph with a "

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_aggregate
 
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.model.carrier import carried
 from graphpipe.model.skeleton import CannotFollow, Skeleton, device_of, sample_count
 from graphpipe.model.torch_private import (
     OpaqueCall,
@@ -171,10 +173,12 @@ class Translation:
         leaves = list(call.constants)
         for value in leaves:
             if not isinstance(value, _PLAIN):
-                raise CannotFollow(call.path.rpartition(".")[0], f"passes a {type(value).__name__} to {call.path}")
+                name = type(value).__name__
+                known = f"(torch.export.register_dataclass({name}) tells PyTorch what is in it)" * is_dataclass(value)
+                raise CannotFollow(call.path.rpartition(".")[0], f"passes a {name} to {call.path} {known}".rstrip())
         for slot, value in [*zip(call.tensor_slots, tensors, strict=True), *zip(call.size_slots, sizes, strict=True)]:
             leaves[slot] = value
-        args, kwargs = unflatten(leaves, call.inputs)
+        args, kwargs = carried(self.graph, unflatten(leaves, call.inputs), call.path.rpartition(".")[0])
         return args, kwargs
 
 

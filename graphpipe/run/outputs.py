@@ -8,7 +8,7 @@ from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plan.sharding import SampleRange
-from graphpipe.run.tree import describe, leaves, map_tensors, rebuild
+from graphpipe.run.tree import describe, leaves, map_tensors, rebuild, stranger
 from graphpipe.run.world import World
 
 Piece = tuple[SampleRange, Any]
@@ -19,11 +19,13 @@ def gather(world: World, own: Sequence[Piece]) -> Any:
     """Return the model's output for all samples, on every rank; every rank must call this.
 
     Raises:
-        InvalidInput: see `join`.
+        InvalidInput: see `join`; or there are several pieces or ranks, and an object of a type that is unknown here.
     """
-    described = world.exchange([[rows.start, rows.stop, describe(tree)] for rows, tree in own])
+    strangers = [kind.__name__ for _, tree in own if (kind := stranger(tree)) is not None]
+    described = world.exchange([strangers, [[rows.start, rows.stop, describe(tree)] for rows, tree in own]])
+    _check(described)
     pieces: list[Piece] = []
-    for rank, listed in enumerate(described):
+    for rank, (_, listed) in enumerate(described):
         for number, (start, stop, description) in enumerate(listed):
             tree = own[number][1] if rank == world.rank else _to(rebuild(description), world.device)
             for leaf in leaves(tree):
@@ -51,6 +53,18 @@ def join(pieces: Sequence[Piece]) -> Any:
                 )
     columns: Iterator[tuple[Tensor, ...]] = zip(*(leaves(tree) for _, tree in pieces), strict=True)
     return map_tensors(pieces[0][1], lambda _: torch.cat(next(columns)))
+
+
+def _check(described: Sequence[Any]) -> None:
+    # An object's tensors are not seen: rows of other pieces, and all of it on other ranks, would be missing unnoticed.
+    names = [name for strangers, _ in described for name in strangers]
+    if names and (len(described) > 1 or sum(len(listed) for _, listed in described) > 1):
+        raise InvalidInput(
+            f"the model returns a {names[0]}, whose tensors cannot be put together",
+            where="evaluate",
+            remedy="Return tensors, tuples, lists or dicts; a dataclass after "
+            f"torch.export.register_dataclass({names[0]}), before the model is captured.",
+        )
 
 
 def _to(tree: Any, device: torch.device) -> Any:
