@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
 
@@ -62,13 +63,21 @@ def test_ranks_train_as_plain_pytorch_does(
     wanted, seen = plain[name], set[str]()
     for rank in (rank[name] for rank in trained):
         assert rank["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+        largest = max(gradient.abs().max().item() for gradient in wanted["gradients"].values())
         for key, gradient in rank["gradients"].items():
             zero = torch.zeros_like(gradient)  # of what the loss does not depend on
-            torch.testing.assert_close(gradient, wanted["gradients"].get(key, zero), rtol=1e-5, atol=1e-5, msg=key)
+            assert_near(gradient, wanted["gradients"].get(key, zero), largest, key)
         for key, weight in wanted["state"].items():
             torch.testing.assert_close(rank["state"][key], weight, rtol=1e-5, atol=1e-5, msg=key)
         seen |= rank["gradients"].keys()
     assert wanted["gradients"].keys() <= seen
+
+
+def assert_near(gradient: Tensor, wanted: Tensor, largest: float, name: str) -> None:
+    """Compare within 1e-5 of what it is itself; float32 rounds what adds up to nothing by the size of what is added."""
+    # With 1e-5 as such, half of flava's gradients could have been zero.
+    away, allowed = (gradient - wanted).abs().max().item(), 1e-5 * wanted.abs().max().item() + 3e-7 * largest
+    assert away <= allowed, f"{name} is {away:.1e} away, {allowed:.1e} are allowed"
 
 
 @pytest.mark.parametrize("name", MODELS)
