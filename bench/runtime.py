@@ -55,8 +55,8 @@ def main() -> None:
 
 
 def _rows() -> Iterator[dict[str, Any]]:
-    yield from (_chain(ranks, schedule) for ranks in (2, 4) for schedule in SCHEDULES)
-    yield from (_two_branches(schedule) for schedule in SCHEDULES)
+    yield from (chain(ranks, schedule) for ranks in (2, 4) for schedule in SCHEDULES)
+    yield from (two_branches(schedule) for schedule in SCHEDULES)
     yield from (_alone(*case) for case in ALONE)
 
 
@@ -75,9 +75,10 @@ def _line(row: dict[str, Any]) -> list[object]:
     return [row["case"], row["model"], row["ranks"], row["schedule"], row["micro_batch"], *shown]
 
 
-def _chain(ranks: int, schedule: str) -> dict[str, Any]:
+def chain(ranks: int, schedule: str, *, warmup: int = 5, repeats: int = 100) -> dict[str, Any]:
+    """Return the row of gpt on as many ranks, against torch.distributed.pipelining."""
     plan = chain_plan("gpt-small", ranks, schedule, CHAIN_BATCH, CHAIN_MICRO_BATCH)
-    row = run_case("chain", plan, "gpt-small", ranks=ranks, against="theirs", warmup=5, repeats=100)
+    row = run_case("chain", plan, "gpt-small", ranks=ranks, against="theirs", warmup=warmup, repeats=repeats)
     return {"case": "chain"} | row
 
 
@@ -102,11 +103,14 @@ def chain_plan(model: str, ranks: int, schedule: str, batch: int, micro_batch: i
     return gp.hand_plan(graph, costs, cluster, batch_size=batch, stages=stages, schedule=schedule)
 
 
-def _two_branches(schedule: str) -> dict[str, Any]:
+def two_branches(schedule: str, *, warmup: int = 2, repeats: int = 12) -> dict[str, Any]:
+    """Return the row of two branches that sleep, against the same as a chain."""
     graph = gp.capture(naps.two_branches(), naps.batch(2)[0])
-    ours, chain = _naps_plan(graph, schedule), _naps_plan(naps.as_chain(graph), schedule)
-    row = run_case("branches", ours, graph.name, ranks=len(naps.LAYERS), against="theirs", warmup=2, repeats=12)
-    predicted = {"ours": gp.simulate(ours).step_seconds, "theirs": gp.simulate(chain).step_seconds}
+    ours, other = _naps_plan(graph, schedule), _naps_plan(naps.as_chain(graph), schedule)
+    row = run_case(
+        "branches", ours, graph.name, ranks=len(naps.LAYERS), against="theirs", warmup=warmup, repeats=repeats
+    )
+    predicted = {"ours": gp.simulate(ours).step_seconds, "theirs": gp.simulate(other).step_seconds}
     ratio = predicted["ours"] / predicted["theirs"]
     return {"case": "two-branches"} | row | {"predicted_seconds": predicted, "predicted_ratio": ratio}
 
@@ -127,11 +131,16 @@ def _naps_plan(graph: gp.Graph, schedule: str) -> Plan:
 
 
 def _alone(model: str, micro_batch: int, batch: int) -> dict[str, Any]:
+    plan = alone_plan(model, micro_batch, batch)
+    return {"case": "alone"} | run_case("alone", plan, model, ranks=1, against="plain", warmup=5, repeats=100)
+
+
+def alone_plan(model: str, micro_batch: int, batch: int) -> Plan:
+    """Return one stage on one device."""
     zoo = zoo_model(model)
     graph, cluster = gp.capture(zoo.module, zoo.example_inputs), gp.Cluster.preset("local:1")
     stages = [gp.HandStage(ops=("*",), devices=(0,), micro_batch=micro_batch)]
-    plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=batch, stages=stages)
-    return {"case": "alone"} | run_case("alone", plan, model, ranks=1, against="plain", warmup=5, repeats=100)
+    return gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=batch, stages=stages)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,9 @@ def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]
         losses += [pipeline.step(*fan_batch(seed=step)) for step in range(1, steps)]
         evaluation, _ = pipeline.evaluate(*fan_batch(7, seed=99))  # some replicas get no sample of it
         pipeline.sync_model()
+        backwards = pipeline.backwards()
     return {
+        "backwards": backwards,
         "losses": losses,
         "gradients": gradients,
         "evaluation": evaluation,

@@ -101,9 +101,12 @@ def test_4_hooks_fire_once_per_micro_batch_and_their_changes_count() -> None:
 
 def test_5_shards_of_fsdp2_are_reduced_after_the_weight_halves(tmp_path: Path) -> None:
     """FSDP2's own hooks do not run where a backward is split: its reduction is called for."""
-    wanted = train_alone()
+    wanted, halves = train_alone(), set[str]()
     for found in values(run_ranks(train_all, 4, tmp_path, "both", ["fsdp2"], ["zb-h1"], {}, seconds=100)):
         (label,) = found
+        assert all(how == "split" for how in found[label]["backwards"].values())
+        halves |= found[label]["backwards"].keys()
         assert found[label]["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
         for name, gradient in found[label]["gradients"].items():
             torch.testing.assert_close(gradient, wanted["gradients"][name], rtol=1e-5, atol=1e-6, msg=name)
+    assert halves == {"left+right", "head"}

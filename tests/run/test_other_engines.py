@@ -1,0 +1,37 @@
+"""The benchmark against other engines: all train alike in it, and what does not depend on the cores holds here too."""
+
+import copy
+
+import pytest
+import torch
+
+from bench.engines import ours, plain
+from bench.runtime import alone_plan, chain, two_branches
+from graphpipe.model.zoo import zoo_model
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_a_chain_trains_as_torch_pipelines_it() -> None:
+    """The ranks compare the losses of a first step (`bench.runtime_rank`); times of so few steps say nothing."""
+    row = chain(2, "1f1b", warmup=1, repeats=3)
+    assert row["steps"] == 3
+    assert row["paired_ratio"] > 0
+
+
+def test_one_rank_trains_as_gradient_accumulation_does() -> None:
+    zoo = zoo_model("gpt-small")
+    inputs, targets = zoo.batch(torch.Generator().manual_seed(0), 16)
+    plan, twin = alone_plan("gpt-small", 8, 16), copy.deepcopy(zoo.module)
+    one, other = ours(plan, zoo.module, zoo.loss_fn, inputs, targets), plain(twin, zoo.loss_fn, 2, inputs, targets)
+    for _ in range(3):
+        assert one() == pytest.approx(other(), rel=1e-5)
+    for (name, weight), wanted in zip(zoo.module.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_two_branches_take_less_than_their_chain_by_what_is_predicted() -> None:
+    """Layers that sleep take as long however many share a core: a graph three deep against a chain of five stages."""
+    row = two_branches("1f1b", warmup=1, repeats=5)
+    assert row["predicted_ratio"] == pytest.approx(0.80, abs=0.01)
+    assert row["paired_ratio"] == pytest.approx(row["predicted_ratio"], abs=0.08)
