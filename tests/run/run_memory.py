@@ -1,4 +1,4 @@
-"""A small language model trained on two ranks: what torch has allocated on each at the worst moment of a step."""
+"""A small model trained on some ranks: what torch has allocated on each at the worst moment of a step."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from graphpipe.plan import Plan
 from graphpipe.run import Pipeline
 
 
-def peak_of_a_step(plan_file: str, folder: str) -> float:
+def peak_of_a_step(name: str, plan_file: str, folder: str) -> float:
     """Return the most bytes of a step, the one after that in which optimizer state comes into being."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    plan, zoo = Plan.load(plan_file), zoo_model("gpt-small")
+    plan, zoo = Plan.load(plan_file), zoo_model(name)
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), plan.batch_size)
     with Pipeline(plan, zoo.module, zoo.loss_fn, adamw) as pipeline:
         pipeline.step(inputs, targets)

@@ -7,28 +7,55 @@ import torch
 from run_memory import peak_of_a_step
 from run_ranks import run_ranks, values
 
-from graphpipe.api import hand_plan, simulate
-from graphpipe.costs import resolve
+from graphpipe.api import hand_plan, plan, simulate
+from graphpipe.costs import Cluster, CostTable, resolve
 from graphpipe.costs.profiler import Effort
+from graphpipe.graph import Graph
 from graphpipe.model import capture
 from graphpipe.model.profile import profile
 from graphpipe.model.zoo import zoo_model
+from graphpipe.plan import Plan
 from graphpipe.plan.hand import HandStage
 
 CUTS = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))
+BATCH = 32
 ONCE = Effort(repeats=1, most=1, seconds=0.0)
+
+
+def measured_costs(name: str, cluster: Cluster) -> tuple[Graph, CostTable]:
+    """Return a model's graph, and what its operators hold and take here, looked at once."""
+    zoo = zoo_model(name)
+    graph = capture(zoo.module, zoo.example_inputs)
+    inputs, targets = zoo.batch(torch.Generator().manual_seed(0), BATCH)
+    sizes = (4, 8, BATCH)
+    return graph, profile(
+        zoo.module, inputs, cluster, graph=graph, loss_fn=zoo.loss_fn, targets=targets, batch_sizes=sizes, effort=ONCE
+    )
+
+
+def assert_as_predicted(made: Plan, name: str, folder: Path, allowed: float) -> None:
+    """Train, and compare the peak of every rank with the simulator's."""
+    made.save(folder / "plan.json")
+    ranks = len(made.used_devices)
+    found = values(run_ranks(peak_of_a_step, ranks, folder / "ranks", name, str(folder / "plan.json"), str(folder)))
+    predicted = simulate(made).peak_bytes
+    assert [predicted[device] for device in made.used_devices] == pytest.approx(found, rel=allowed)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_measured_memory_is_as_predicted(schedule: str, tmp_path: Path) -> None:
-    zoo, cluster = zoo_model("gpt-small"), resolve("local:2")
-    graph = capture(zoo.module, zoo.example_inputs)
-    inputs, targets = zoo.batch(torch.Generator().manual_seed(0), 32)
-    costs = profile(
-        zoo.module, inputs, cluster, graph=graph, loss_fn=zoo.loss_fn, targets=targets, batch_sizes=(4, 8), effort=ONCE
-    )
+    cluster = resolve("local:2")
+    graph, costs = measured_costs("gpt-small", cluster)
     stages = [HandStage(ops=ops, devices=(at,), micro_batch=8) for at, ops in enumerate(CUTS)]
-    plan = hand_plan(graph, costs, cluster, batch_size=32, stages=stages, schedule=schedule)
-    plan.save(tmp_path / "plan.json")
-    found = values(run_ranks(peak_of_a_step, 2, tmp_path / "ranks", str(tmp_path / "plan.json"), str(tmp_path)))
-    assert simulate(plan).peak_bytes == pytest.approx(found, rel=0.05)
+    by_hand = hand_plan(graph, costs, cluster, batch_size=BATCH, stages=stages, schedule=schedule)
+    assert_as_predicted(by_hand, "gpt-small", tmp_path, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("gpt-small", 4), ("two-tower-small", 2), ("two-tower-small", 4), ("mmt-small", 4)]
+)
+def test_memory_of_planned_stages_is_as_predicted(name: str, ranks: int, tmp_path: Path) -> None:
+    cluster = resolve(f"local:{ranks}")
+    graph, costs = measured_costs(name, cluster)
+    planned = plan(graph, costs, cluster, batch_size=BATCH, micro_batch=8)
+    assert_as_predicted(planned, name, tmp_path, 0.10)
