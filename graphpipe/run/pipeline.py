@@ -1,5 +1,6 @@
 """The pipeline: trains a split model, one mini-batch per `step`, on one rank or on one rank per device."""
 
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -204,6 +205,8 @@ class Pipeline:
             worker.recorder.end(self._devices)
             watch.end()
         self.steps += 1
+        if self.steps == 1:
+            self._warn_of_whole()
         return result.loss
 
     def evaluate(self, inputs: Inputs, targets: Any = None, *, gather: bool = True) -> tuple[float | None, Any]:
@@ -319,6 +322,16 @@ class Pipeline:
             self.close()
         else:
             self._abandon(error)
+
+    def _warn_of_whole(self) -> None:
+        # What was predicted is another schedule then: the plan should have said so.
+        whole = {name: how for name, how in self.backwards().items() if how != "split"}
+        for name, how in whole.items():
+            warnings.warn(
+                f"the plan splits the backward of stage '{name}', which was done {how}. "
+                "gp.choose_backwards(plan, model) finds such stages beforehand, and predicts with them",
+                stacklevel=3,
+            )
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {
