@@ -25,6 +25,12 @@ def jobs_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def test_launched_ranks_train_like_one(tmp_path: Path) -> None:
     from run_models import fan_batch
 
@@ -60,12 +66,24 @@ def test_ranks_listen_on_the_loopback_interface_only(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
 def test_a_chosen_port_is_open_on_the_loopback_interface_only(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     launch("run_jobs:listen_at", 2, arguments=[str(tmp_path), str(port)], port=port)
-    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["0100007F", "0100007F"]
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["127.0.0.1", "127.0.0.1"]
     check_port(port)
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
+def test_what_comes_through_a_chosen_port_reaches_the_ranks_only_and_is_not_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Torch's agents unpickle what their store holds: the launcher's was at this port, and ran the code of whoever
+    # on this machine wrote there.
+    unpickled: list[bytes] = []
+    monkeypatch.setattr("pickle.loads", lambda data, **_: unpickled.append(data))
+    port = free_port()
+    launch("run_jobs:poison", 2, arguments=[str(tmp_path), str(port)], port=port)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-hosts", "1-meets"]
+    assert not unpickled
 
 
 def test_consequences_are_not_causes() -> None:
