@@ -18,6 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.run.alone import BACKEND
 from graphpipe.run.cause import first_cause
+from graphpipe.run.lifeline import lifeline
 from graphpipe.run.reaper import Reaper
 from graphpipe.run.store import LOOPBACK, loopback_interface
 from graphpipe.run.whereabouts import WATCH
@@ -38,9 +39,12 @@ def launch(
 ) -> None:
     """Run `nproc` ranks of a command on this machine, as torchrun would, and wait for them.
 
+    They end with this process, however it ends.
+
     Args:
         entry: the command, or `package.module:function`, which is called with the arguments as strings. The command
-            should run its work in `graphpipe.run.entry.as_rank`, so that its errors come with their text.
+            should run its work in `graphpipe.run.entry.as_rank`, so that it ends with this process, and its errors
+            come with their text.
         nproc: number of ranks.
         arguments: appended to the command, or given to the function.
         port: where the ranks meet; 0 is any free one, on the loopback interface only.
@@ -55,6 +59,7 @@ def launch(
     check_port(port)
     with (
         tempfile.TemporaryDirectory(prefix="graphpipe") as logs,
+        lifeline(Path(logs)),
         _environment(nproc, {WATCH: logs, **environment}),
         Reaper(Path(logs)),
         _quiet(),

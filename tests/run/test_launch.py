@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from processes import below, still_there
 from run_scenarios import build
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -18,6 +20,14 @@ from graphpipe.run.cause import first_cause
 from graphpipe.run.launch import check_port
 
 HERE = Path(__file__).parent
+WAITING = """
+import os, sys
+from pathlib import Path
+from graphpipe.run import launch
+folder = sys.argv[1]
+Path(folder, "launcher").write_text(str(os.getpid()))
+launch("run_jobs:wait", 2, arguments=[folder])
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -113,18 +123,43 @@ def test_a_port_in_use_is_refused() -> None:
         check_port(70000)
 
 
-def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
-    code = f"from graphpipe.run import launch; launch('run_jobs:wait', 2, arguments=[{str(tmp_path)!r}])"
-    launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)]) as launcher:
+        wait_for_ranks(tmp_path)
+        ranks = below(launcher.pid)
+        assert len(ranks) == 2
+        if sys.platform == "linux":
+            ranks[1].suspend()  # It can do nothing itself.
+        launcher.kill()
+    assert still_there(ranks, 5) == []
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_ranks_that_a_script_starts_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """The tests' server is their parent, and lives on: nothing but the launcher's lock tells them."""
+    with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)]) as front:
+        wait_for_ranks(tmp_path)
+        launcher, *ranks = (psutil.Process(int((tmp_path / name).read_text())) for name in ("launcher", "0", "1"))
+        assert launcher.pid != front.pid
+        launcher.kill()
+    assert still_there(ranks, 5) == []
+
+
+def wait_for_ranks(folder: Path) -> None:
     end = time.monotonic() + 40
-    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end:
+    while sum(path.stat().st_size > 0 for path in folder.glob("[01]")) < 2:
+        assert time.monotonic() < end, "the ranks did not start"
         time.sleep(0.1)
+
+
+def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    wait_for_ranks(tmp_path)
+    ranks = below(launcher.pid)
     launcher.send_signal(signal.SIGINT)
     _, said = launcher.communicate(timeout=20)
     assert launcher.returncode != 0
     assert "KeyboardInterrupt" in said
     assert "death signal" not in said
-    for path in tmp_path.iterdir():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(path.read_text()), 0)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(ranks) == 2
+    assert still_there(ranks, 0) == []
