@@ -31,8 +31,10 @@ def steps(folder: str) -> None:
 
 
 def train_with_faults(folder: str, *faults: str) -> None:
-    """Train three steps, with faults."""
+    """Train three steps, with faults, and leave the process id."""
     import run_checkpoints
+
+    (Path(folder) / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
 
     run_checkpoints.train_with_faults("pair", folder, list(faults), 3.0)
 

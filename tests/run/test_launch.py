@@ -137,7 +137,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm_ranks")
 def test_ranks_that_a_script_starts_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """The tests' server is their parent, and lives on: nothing but the launcher's lock tells them."""
-    with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)]) as front:
+    with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], cwd=HERE) as front:
         wait_for_ranks(tmp_path)
         launcher, *ranks = (psutil.Process(int((tmp_path / name).read_text())) for name in ("launcher", "0", "1"))
         assert launcher.pid != front.pid
