@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import none_left, still_there
+from processes import living, none_left, still_there
 from run_checkpoints import pipeline_of, train_with_faults, unbroken
 from run_ranks import Outcome, run_ranks, values
 from run_scenarios import die, fail_and_linger, fail_in_loss, not_a_number, stall
@@ -152,14 +152,9 @@ def test_a_launcher_leaves_no_process_whatever_the_fault(
     slow = fault.startswith("slow")
     with none_left(), nullcontext() if slow else pytest.raises(RankFailed):
         launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), fault + ":seconds=0.2" * slow])
-    assert (
-        still_there([psutil.Process(int(path.read_text())) for path in tmp_path.glob("pid-*") if _lives(path)], 2) == []
-    )
-    assert len(list(tmp_path.glob("pid-*"))) == 2
-
-
-def _lives(path: Path) -> bool:
-    return psutil.pid_exists(int(path.read_text()))
+    ranks = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
+    assert len(ranks) == 2
+    assert still_there(living(ranks), 2) == []
 
 
 def test_faults_strike_once_whatever_is_started_again(tmp_path: Path) -> None:
