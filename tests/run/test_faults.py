@@ -5,7 +5,6 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-import psutil
 import pytest
 from processes import living, none_left, still_there
 from run_checkpoints import pipeline_of, train_with_faults, unbroken
