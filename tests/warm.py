@@ -2,7 +2,7 @@
 
     python warm.py serve SOCKET OWNER                  waits for commands, as long as the process OWNER lives
     python warm.py run SOCKET graphpipe ARGUMENT...    the command line, as the installed script would run it
-    python warm.py run SOCKET python -c CODE           a program
+    python warm.py run SOCKET python -c CODE ...       a program
     python warm.py run SOCKET python FILE ...          the same from a file
     python warm.py run SOCKET python -m MODULE ...     a module, such as a rank of `graphpipe train`
 
@@ -129,8 +129,8 @@ def _become(files: list[int], environment: dict[str, str], folder: str, command:
 
             sys.argv = command
             sys.exit(main())
-        case ["python", "-c", code]:
-            sys.argv = ["-c"]
+        case ["python", "-c", code, *arguments]:
+            sys.argv = ["-c", *arguments]
             sys.path.insert(0, "")
             exec(compile(code, "<snippet>", "exec"), {"__name__": "__main__"})
         case ["python", "-u", "-m", module, *_] | ["python", "-m", module, *_]:

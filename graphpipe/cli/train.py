@@ -88,21 +88,23 @@ def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
     from graphpipe.cli.training_elastic import supervise
     from graphpipe.run.elastic import WORK
     from graphpipe.run.launch import check_port, launch
+    from graphpipe.run.lock import RunLock
 
     output = Output(args.json)
     check_port(config.run.port)
-    directory, plan = prepare(config, load(config), args.plan, output, resume=args.resume)
-    output.show(f"training on {len(plan.used_devices)} local processes, into {directory}")
-    try:
-        if config.run.elastic:
-            plan = supervise(config, directory, plan, output, resume=bool(args.resume))
-        else:
-            arguments = [str(directory), *(["resume"] if args.resume else [])]
-            launch(WORK, len(plan.used_devices), arguments=arguments, port=config.run.port)
-    except KeyboardInterrupt:
-        output.show(how_to_go_on(directory))
-        raise
-    conclude(directory, plan, output)
+    with RunLock() as lock:
+        directory, plan = prepare(config, load(config), args.plan, output, lock=lock, resume=args.resume)
+        output.show(f"training on {len(plan.used_devices)} local processes, into {directory}")
+        try:
+            if config.run.elastic:
+                plan = supervise(config, directory, plan, output, resume=bool(args.resume))
+            else:
+                arguments = [str(directory), *(["resume"] if args.resume else [])]
+                launch(WORK, len(plan.used_devices), arguments=arguments, port=config.run.port)
+        except KeyboardInterrupt:
+            output.show(how_to_go_on(directory))
+            raise
+        conclude(directory, plan, output)
     return 0
 
 
@@ -112,19 +114,22 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
 
     from graphpipe.cli.training import conclude, load, prepare
     from graphpipe.cli.training_elastic import continued, prepare_met
+    from graphpipe.run.lock import RunLock
     from graphpipe.run.train import train
     from graphpipe.run.world import join
 
     output = Output(args.json)
     task = load(config)
     world = join(None, config.run.timeout_seconds)
-    with world.closing_on_error():
+    with world.closing_on_error(), RunLock() as lock:
         try:
             directory, plan = None, None
             if config.run.elastic:
-                directory, plan = prepare_met(config, task, args.plan, output, world)
+                directory, plan = prepare_met(config, task, args.plan, output, world, lock)
             elif world.rank == 0:
-                directory, plan = prepare(config, task, args.plan, output, ranks=world.size, resume=args.resume)
+                directory, plan = prepare(
+                    config, task, args.plan, output, lock=lock, ranks=world.size, resume=args.resume
+                )
         except GraphPipeError:
             world.exchange(None)
             raise

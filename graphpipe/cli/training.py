@@ -21,6 +21,7 @@ from graphpipe.run.checkpoint_folder import checkpoints_in
 from graphpipe.run.checkpoint_part import PLAN
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
 from graphpipe.run.fault import check_faults, parse_faults
+from graphpipe.run.lock import LOCK, RunLock
 from graphpipe.run.loggers import check_loggers
 from graphpipe.run.phases import phases_by_rank
 from graphpipe.run.placement import Placement
@@ -47,6 +48,7 @@ def prepare(
     plan_file: str | None,
     output: Output,
     *,
+    lock: RunLock,
     ranks: int | None = None,
     resume: str | None = None,
 ) -> tuple[Path, Plan]:
@@ -57,6 +59,7 @@ def prepare(
         task: its task.
         plan_file: a plan to use instead of making one.
         output: where it is shown.
+        lock: takes the folder, before anything in it is changed.
         ranks: that are there already; None: as many as the plan uses will be started.
         resume: the folder of a run, whose last checkpoint's plan is used if it is for this cluster.
 
@@ -66,10 +69,12 @@ def prepare(
     Raises:
         Infeasible: no plan fits in memory.
         InvalidInput: the plan is for another model, batch or number of ranks; costs or cluster cannot be used; or
-            there is no checkpoint to resume from.
+            there is no checkpoint to resume from, or another training writes to the folder.
         CheckpointCorrupt: every checkpoint is damaged.
     """
     check_loggers(config.train.loggers)
+    if resume and (Path(resume) / files.CHECKPOINTS).is_dir():
+        lock.take(Path(resume))
     steps = files.count_steps(config, task)
     if resume:
         plan_file = plan_file or _resumed_plan(config, Path(resume), steps, output)
@@ -83,6 +88,7 @@ def prepare(
         timeout_seconds=config.run.timeout_seconds,
     )
     directory = Path(resume) if resume else new_directory(config.run)
+    lock.take(directory)
     (directory / files.FAULTS).unlink(missing_ok=True)
     config.save(directory / files.CONFIG)
     save_plan(found, directory, output)
@@ -112,7 +118,7 @@ def conclude(directory: Path, plan: Plan, output: Output) -> None:
         f"{result['loss_last']:.4f}{accuracy}",
         f"step: predicted {format_seconds(result['step_seconds_predicted'])}, measured "
         f"{format_seconds(result['step_seconds_measured'])} ({result['samples_per_second']:,.1f} samples/s)",
-        f"written to {directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}",
+        f"written to {directory}: {', '.join(sorted({path.name for path in directory.iterdir()} - {LOCK}))}",
     )
     output.emit(result | {"directory": str(directory)})
 

@@ -13,6 +13,7 @@ from graphpipe.run.checkpoint import settle
 from graphpipe.run.checkpoint_folder import checkpoints_in
 from graphpipe.run.checkpoint_part import PLAN
 from graphpipe.run.elastic import Supervisor
+from graphpipe.run.lock import RunLock
 from graphpipe.run.meeting import meet, note_return, run_folder
 from graphpipe.run.placement import Placement
 from graphpipe.run.task import Task
@@ -54,19 +55,23 @@ def continued(directory: Path) -> bool:
 
 
 def prepare_met(
-    config: TrainConfig, task: Task, plan_file: str | None, output: Output, world: World
+    config: TrainConfig, task: Task, plan_file: str | None, output: Output, world: World, lock: RunLock
 ) -> tuple[Path | None, Plan | None]:
     """Plan for the hosts that have come under torchrun; every rank must call this. Only rank 0 gets an answer.
 
     Raises:
         Infeasible: no plan fits on them.
-        InvalidInput: torchrun was not given what this needs, or the plan leaves a rank without work.
+        InvalidInput: torchrun was not given what this needs, the plan leaves a rank without work, or another training
+            writes to the run's folder.
         CheckpointCorrupt: every checkpoint is damaged.
     """
     directory = run_folder(config.run)
     cluster = meet(world, resolve(config.cluster))
     if world.rank:
         return None, None
+    # A host that was cut off gives up after the time limit; the other ranks wait for this one as long.
+    patience = config.run.timeout_seconds / 2
+    lock.take(directory, patience)
     if continued(directory):
         last = Plan.load(settle(directory / files.CHECKPOINTS) / PLAN)
         found = last if last.cluster == cluster else plan_for(config, last.graph, last.costs, cluster)
@@ -81,6 +86,7 @@ def prepare_met(
         )
     Placement.of(found, world.size)
     directory.mkdir(parents=True, exist_ok=True)
+    lock.take(directory, patience)
     config.save(directory / files.CONFIG)
     if (directory / files.PLAN).exists():
         _keep(found, directory)

@@ -11,14 +11,16 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from graphpipe.errors import GraphPipeError
 from graphpipe.places import describe
+from graphpipe.run.lifeline import end_with_launcher
 
 
 def as_rank(main: Callable[[], None]) -> int:
-    """Run a rank's work, and return the exit code of its process.
+    """Run a rank's work, and return the exit code of its process, which ends when its launcher does.
 
     An error is written where the launcher finds it, with its traceback; it is printed here only if nobody launched
     this process. GRAPHPIPE_DEBUG=1 prints the traceback of a surprise.
     """
+    end_with_launcher()
     try:
         record(main)()
     except GraphPipeError as error:

@@ -8,19 +8,19 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
+from graphpipe.run.alone import BACKEND
 from graphpipe.run.cause import first_cause
+from graphpipe.run.lifeline import lifeline
 from graphpipe.run.reaper import Reaper
-from graphpipe.run.store import LOOPBACK, bound_store, loopback_interface
+from graphpipe.run.store import LOOPBACK, loopback_interface
 from graphpipe.run.whereabouts import WATCH
 
 SHUTDOWN_SECONDS = 2
@@ -39,9 +39,12 @@ def launch(
 ) -> None:
     """Run `nproc` ranks of a command on this machine, as torchrun would, and wait for them.
 
+    They end with this process, however it ends.
+
     Args:
         entry: the command, or `package.module:function`, which is called with the arguments as strings. The command
-            should run its work in `graphpipe.run.entry.as_rank`, so that its errors come with their text.
+            should run its work in `graphpipe.run.entry.as_rank`, so that it ends with this process, and its errors
+            come with their text.
         nproc: number of ranks.
         arguments: appended to the command, or given to the function.
         port: where the ranks meet; 0 is any free one, on the loopback interface only.
@@ -56,7 +59,7 @@ def launch(
     check_port(port)
     with (
         tempfile.TemporaryDirectory(prefix="graphpipe") as logs,
-        _meeting(port, logs) as (endpoint, options),
+        lifeline(Path(logs)),
         _environment(nproc, {WATCH: logs, **environment}),
         Reaper(Path(logs)),
         _quiet(),
@@ -66,9 +69,8 @@ def launch(
             max_nodes=1,
             nproc_per_node=nproc,
             run_id="graphpipe",
-            rdzv_backend="c10d",
-            rdzv_endpoint=endpoint,
-            rdzv_configs=options,
+            rdzv_backend=BACKEND,
+            rdzv_endpoint=f"{LOOPBACK}:{port}",
             local_addr=LOOPBACK,
             max_restarts=0,
             shutdown_timeout=SHUTDOWN_SECONDS,
@@ -104,25 +106,10 @@ def check_port(port: int) -> None:
 
 
 @contextmanager
-def _meeting(port: int, folder: str) -> Generator[tuple[str, dict[str, Any]]]:
-    # Where the agent finds itself, and what it must know of it. A store that the agent made would listen everywhere.
-    if not port:
-        yield f"{folder}/meeting", {"store_type": "file"}
-        return
-    store = bound_store(0, LOOPBACK, port, timedelta(seconds=60))
-    try:
-        yield f"{LOOPBACK}:{port}", {"is_host": False}
-    finally:
-        del store
-
-
-@contextmanager
 def _environment(nproc: int, more: Mapping[str, str]) -> Generator[None]:
     # What the ranks inherit. Without a thread limit every rank would use all cores; gloo looks up the host's name
-    # and listens on its address unless it is given an interface. The agent's store would listen everywhere: rank 0
-    # hosts the store instead.
+    # and listens on its address unless it is given an interface.
     wanted = {
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)),
         "GLOO_SOCKET_IFNAME": loopback_interface(),
     }

@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median_low
+from threading import Thread
 from typing import Any
 
 import torch
@@ -133,12 +134,21 @@ def _first_cause(processes: Sequence[BaseProcess], folder: Path) -> GraphPipeErr
 
 
 def _rank(job: Job, rank: int, size: int) -> None:
+    Thread(target=_end_with_parent, daemon=True, name="graphpipe-lifeline").start()
     try:
         recorded = _steps(job, rank, size)
         (Path(job.folder) / f"{rank}.json").write_text(json.dumps(recorded))
     except Exception as error:
         (Path(job.folder) / f"{rank}.error").write_text(f"{type(error).__name__}: {error}")
         os._exit(1)
+
+
+def _end_with_parent() -> None:
+    # A parent that ends in peace stops its ranks first; this one was killed, and nobody waits for them.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _steps(job: Job, rank: int, size: int) -> list[dict[str, Any]]:

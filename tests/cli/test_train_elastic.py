@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from cli_cases import Run, torchrun
+from processes import none_left
 from safetensors.torch import load_file
 from unbroken import unbroken
 
@@ -37,12 +37,12 @@ def planned(run: Run, config: Path) -> Path:
 
 @pytest.mark.timeout(240)  # four times as long as on a machine that does much else
 def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path) -> None:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
     # The second life of the ranks is slow, so that the device is back before it ends.
     faults = ("--fault", "kill@rank1:step4:phase=send", "--fault", "slow@rank0:step4:phase=optimizer:seconds=4")
-    ran = run("train", planned, *WORDS, *faults, "--elastic", "--json", "train.steps=8", "run.readmit_seconds=0.01")
+    words = (*WORDS, *faults, "--elastic", "--json", "train.steps=8", "run.readmit_seconds=0.01")
+    with none_left():
+        ran = run("train", planned, *words)
     assert ran.code == 0, ran.err
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     lost, back = ran.json["recoveries"]
     assert ", stage 's1', step 4, send of micro-batch 0): was killed by SIGKILL" in lost["cause"]
     assert (lost["step"], lost["steps_lost"], lost["devices"]) == (2, 1, ["node0/cpu-0", "node0/cpu-2"])
@@ -79,11 +79,10 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
 def test_a_rank_that_raises_or_stops_is_gone_on_without(
     fault: str, limit: int, cause: str, run: Run, planned: Path, tmp_path: Path
 ) -> None:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
     words = (*WORDS[:-1], f"run.timeout_seconds={limit}", "run.readmit_seconds=1000", "train.steps=6", "--json")
-    ran = run("train", planned, *words, "--fault", fault, "--elastic")
+    with none_left():
+        ran = run("train", planned, *words, "--fault", fault, "--elastic")
     assert ran.code == 0, ran.err
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     (lost,) = ran.json["recoveries"]
     assert cause in lost["cause"]
     assert f"rank {fault[fault.index('rank') + 4]} (host " in lost["cause"]
@@ -114,7 +113,8 @@ def test_torchrun_starts_the_ranks_again_in_place(config: Path, monkeypatch: pyt
 
 
 def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(run: Run, planned: Path) -> None:
-    ran = run("train", planned, *WORDS, "--fault", "disk-full@rank2:step4:phase=checkpoint")
+    with none_left():
+        ran = run("train", planned, *WORDS, "--fault", "disk-full@rank2:step4:phase=checkpoint")
     assert ran.code == 4
     assert ran.err.count("error: ") == 1
     assert "graphpipe: error: rank 2 (host " in ran.err

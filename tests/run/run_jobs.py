@@ -1,12 +1,19 @@
 """What launched ranks do: functions called by name with strings."""
 
 import os
+import sys
 import time
+from base64 import b64encode
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from listeners import listeners
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.world import join
@@ -24,8 +31,10 @@ def steps(folder: str) -> None:
 
 
 def train_with_faults(folder: str, *faults: str) -> None:
-    """Train three steps, with faults."""
+    """Train three steps, with faults, and leave the process id."""
     import run_checkpoints
+
+    (Path(folder) / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
 
     run_checkpoints.train_with_faults("pair", folder, list(faults), 3.0)
 
@@ -62,11 +71,19 @@ def wait(folder: str) -> None:
 def listen_at(folder: str, port: str) -> None:
     """Leave the addresses at which anybody on this machine listens at a port."""
     world = join("cpu", 30.0)
-    rows = [
-        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-    ]
-    ends = [row[1].split(":") for row in rows if row[3] == "0A"]
-    (Path(folder) / str(world.rank)).write_text(" ".join(host for host, at in ends if int(at, 16) == int(port)))
+    (Path(folder) / str(world.rank)).write_text(" ".join(str(at.address) for at in listeners() if at.port == int(port)))
+    world.leave()
+
+
+def poison(folder: str, port: str) -> None:
+    """Leave who hosts the store at a port, after writing there what torch's agents look for, and time for them to."""
+    world = join("cpu", 30.0)
+    links = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    own = [each for each in listeners() if each.port == int(port) and f"socket:[{each.inode}]" in links]
+    (Path(folder) / f"{world.rank}-{'hosts' if own else 'meets'}").touch()
+    store = dist.TCPStore("127.0.0.1", int(port), timeout=timedelta(seconds=10))
+    store.set("torch.rendezvous.graphpipe", b64encode(b"not for you"))
+    time.sleep(1.0)
     world.leave()
 
 

@@ -2,10 +2,11 @@
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
-import psutil
 import pytest
+from processes import living, none_left, still_there
 from run_checkpoints import pipeline_of, train_with_faults, unbroken
 from run_ranks import Outcome, run_ranks, values
 from run_scenarios import die, fail_and_linger, fail_in_loss, not_a_number, stall
@@ -133,14 +134,26 @@ def test_a_launcher_names_a_rank_that_was_stopped_and_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with pytest.raises(RankFailed) as caught:
+    with none_left(), pytest.raises(RankFailed) as caught:
         launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), "stop@rank1:step2:phase=backward"])
     assert time.time() - caught.value.seen < 3 + 5  # the limit, and the launcher's own
     assert str(caught.value).startswith(f"rank 1 (host {os.uname().nodename}, stage '")
     assert "step 2, backward of micro-batch" in caught.value.where
     assert "nor to being told to stop: it was killed" in str(caught.value)
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.parametrize("fault", ["oom@rank1:step2", "shape@rank0:step2", "nan@rank1:step2", "slow@rank0:step2"])
+def test_a_launcher_leaves_no_process_whatever_the_fault(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    slow = fault.startswith("slow")
+    with none_left(), nullcontext() if slow else pytest.raises(RankFailed):
+        launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), fault + ":seconds=0.2" * slow])
+    ranks = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
+    assert len(ranks) == 2
+    assert still_there(living(ranks), 2) == []
 
 
 def test_faults_strike_once_whatever_is_started_again(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from processes import below, still_there
 from run_scenarios import build
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -18,11 +20,25 @@ from graphpipe.run.cause import first_cause
 from graphpipe.run.launch import check_port
 
 HERE = Path(__file__).parent
+WAITING = """
+import os, sys
+from pathlib import Path
+from graphpipe.run import launch
+folder = sys.argv[1]
+Path(folder, "launcher").write_text(str(os.getpid()))
+launch("run_jobs:wait", 2, arguments=[folder])
+"""
 
 
 @pytest.fixture(autouse=True)
 def jobs_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def test_launched_ranks_train_like_one(tmp_path: Path) -> None:
@@ -60,12 +76,24 @@ def test_ranks_listen_on_the_loopback_interface_only(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
 def test_a_chosen_port_is_open_on_the_loopback_interface_only(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     launch("run_jobs:listen_at", 2, arguments=[str(tmp_path), str(port)], port=port)
-    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["0100007F", "0100007F"]
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["127.0.0.1", "127.0.0.1"]
     check_port(port)
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
+def test_what_comes_through_a_chosen_port_reaches_the_ranks_only_and_is_not_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Torch's agents unpickle what their store holds: the launcher's was at this port, and ran the code of whoever
+    # on this machine wrote there.
+    unpickled: list[bytes] = []
+    monkeypatch.setattr("pickle.loads", lambda data, **_: unpickled.append(data))
+    port = free_port()
+    launch("run_jobs:poison", 2, arguments=[str(tmp_path), str(port)], port=port)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-hosts", "1-meets"]
+    assert not unpickled
 
 
 def test_consequences_are_not_causes() -> None:
@@ -95,18 +123,43 @@ def test_a_port_in_use_is_refused() -> None:
         check_port(70000)
 
 
-def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
-    code = f"from graphpipe.run import launch; launch('run_jobs:wait', 2, arguments=[{str(tmp_path)!r}])"
-    launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)]) as launcher:
+        wait_for_ranks(tmp_path)
+        ranks = below(launcher.pid)
+        assert len(ranks) == 2
+        if sys.platform == "linux":
+            ranks[1].suspend()  # It can do nothing itself.
+        launcher.kill()
+    assert still_there(ranks, 5) == []
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_ranks_that_a_script_starts_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """The tests' server is their parent, and lives on: nothing but the launcher's lock tells them."""
+    with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], cwd=HERE) as front:
+        wait_for_ranks(tmp_path)
+        launcher, *ranks = (psutil.Process(int((tmp_path / name).read_text())) for name in ("launcher", "0", "1"))
+        assert launcher.pid != front.pid
+        launcher.kill()
+    assert still_there(ranks, 5) == []
+
+
+def wait_for_ranks(folder: Path) -> None:
     end = time.monotonic() + 40
-    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end:
+    while sum(path.stat().st_size > 0 for path in folder.glob("[01]")) < 2:
+        assert time.monotonic() < end, "the ranks did not start"
         time.sleep(0.1)
+
+
+def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    wait_for_ranks(tmp_path)
+    ranks = below(launcher.pid)
     launcher.send_signal(signal.SIGINT)
     _, said = launcher.communicate(timeout=20)
     assert launcher.returncode != 0
     assert "KeyboardInterrupt" in said
     assert "death signal" not in said
-    for path in tmp_path.iterdir():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(path.read_text()), 0)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(ranks) == 2
+    assert still_there(ranks, 0) == []

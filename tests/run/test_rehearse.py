@@ -2,12 +2,16 @@
 
 import json
 import multiprocessing
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from builders import Part, make_plan, share
+from processes import below, still_there
 
 from graphpipe.cli import main
 from graphpipe.costs.cluster import Cluster, Link
@@ -148,3 +152,15 @@ def test_the_verb_prints_and_saves_the_difference(tmp_path: Path, capfd: pytest.
     assert Trace.load(files["trace"]).step_seconds == measured
     assert main(["rehearse", str(files["plan"]), "--scale", "-1"]) == 2
     assert "scale: is -1.0, must be positive and finite" in capfd.readouterr().err
+
+
+def test_ranks_end_with_a_rehearsal_that_is_killed(tmp_path: Path) -> None:
+    branches().save(tmp_path / "plan.json")
+    words = ["rehearse", str(tmp_path / "plan.json"), "--steps", "100000"]
+    with subprocess.Popen([sys.executable, "-m", "graphpipe", *words], stderr=subprocess.DEVNULL) as rehearsal:
+        end = time.monotonic() + 40
+        while len(ranks := below(rehearsal.pid)) < 2 + 5:  # the fork server and its tracker, and a rank a device
+            assert time.monotonic() < end, "the ranks did not start"
+            time.sleep(0.1)
+        rehearsal.kill()
+    assert still_there(ranks, 5) == []

@@ -1,0 +1,54 @@
+"""`graphpipe train` is killed, as by a shortage of memory or a batch system: its ranks end with it."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cli_cases import Run
+from processes import below, still_there
+
+from graphpipe.run.checkpoint_folder import checkpoints_in, find
+
+CHECKPOINTS = Path("runs/tiny-1/checkpoints")
+WORDS = ("train.checkpoint_every=2", "train.keep=1000000")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("elastic", [(), ("--elastic",)], ids=["plain", "elastic"])
+def test_no_rank_outlives_its_launcher_and_nobody_writes_beside_it(
+    run: Run, config: Path, elastic: tuple[str, ...]
+) -> None:
+    with training(config, *WORDS, *elastic) as launcher:
+        before = find(CHECKPOINTS).path.name
+        second = run("train", config, *WORDS, *elastic, "--resume", "runs/tiny-1", "train.steps=1000000")
+        assert (second.code, second.err.count("error: ")) == (2, 1), second.err
+        assert f"runs/tiny-1: another training writes to this run (process {launcher.pid} on " in second.err
+        assert run("export", "runs/tiny-1", "-o", "weights.safetensors").code == 0
+        ranks = below(launcher.pid)
+        assert len(ranks) == 2
+    assert still_there(ranks, 5) == []
+    assert find(CHECKPOINTS).path.name > before
+    # The folder is free again: this one gets as far as to what it finds there.
+    third = run("train", config, *WORDS, *elastic, "--resume", "runs/tiny-1", "train.steps=1")
+    assert third.code == 2
+    assert " of 1 steps are done. Choose more train.steps" in third.err
+
+
+@contextmanager
+def training(*words: object) -> Generator[subprocess.Popen[bytes]]:
+    """Start a training without end, wait for its first checkpoints, and kill it after the block."""
+    command = [sys.executable, "-m", "graphpipe", "train", *map(str, words), "train.steps=1000000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as launcher:
+        try:
+            end = time.monotonic() + 120
+            while len(checkpoints_in(CHECKPOINTS)) < 2:
+                assert launcher.poll() is None
+                assert time.monotonic() < end, "no checkpoint was made"
+                time.sleep(0.1)
+            yield launcher
+        finally:
+            launcher.kill()
