@@ -7,14 +7,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from graphpipe.errors import InvalidInput, nearest
 
 SCHEMA_VERSION = 1
 Value = TypeVar("Value")
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""A whole number from 0 that 64 bits hold: a document with another is refused."""
 
 
 def to_body(value: object) -> dict[str, Any]:

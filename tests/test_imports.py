@@ -10,7 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "graphpipe"
 ROOMS = (
-    *("errors", "places", "units", "versions", "garbage", "documents", "graph", "costs", "plan", "schedule", "trace"),
+    *("errors", "places", "units", "versions", "garbage", "documents", "toml_text"),
+    *("graph", "costs", "plan", "schedule", "trace"),
     *("simulate", "doctor", "model", "run", "report"),
     *("api", "cli", "__main__"),  # api: the public functions that wire rooms together
 )

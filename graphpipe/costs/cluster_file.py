@@ -36,14 +36,13 @@ latency = "5 us"
 bandwidth = "25 GB/s"
 """
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from graphpipe.costs.cluster import Cluster, Device, DeviceType, Link, PairLink
 from graphpipe.costs.toml_section import Section
 from graphpipe.errors import InvalidInput
+from graphpipe.toml_text import read_toml
 from graphpipe.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 
 LAUNCH_SECONDS = 5e-6
@@ -59,7 +58,7 @@ def load(path: str | Path) -> Cluster:
         InvalidInput: unreadable, not TOML, an unknown key (the nearest is given), a missing key, or a value of the
             wrong type or out of range (the key is named).
     """
-    root = Section(_read(path), str(path))
+    root = Section(read_toml(path)[1], str(path))
     root.only("name", "overlap", "cores_per_node", "intra_node", "inter_node", "device_types", "nodes", "pair_links")
     types = root.section("device_types")
     try:
@@ -78,17 +77,6 @@ def load(path: str | Path) -> Cluster:
     except InvalidInput as error:
         where = error.where if error.where.startswith(str(path)) else f"{path}, {error.where}"
         raise InvalidInput(error.what, where=where, remedy=error.remedy) from None
-
-
-def _read(path: str | Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
-    except UnicodeDecodeError:
-        raise InvalidInput("not a text file", where=str(path)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"not valid TOML: {error}", where=str(path)) from None
 
 
 def _link(section: Section) -> Link:

@@ -17,7 +17,7 @@ from typing import Self
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run import checkpoint_folder as folders
-from graphpipe.run.checkpoint_load import load
+from graphpipe.run.checkpoint_load import load, verify_state
 from graphpipe.run.checkpoint_part import Snapshot, collect, take, write, written
 from graphpipe.run.checkpoint_training import TrainingState
 from graphpipe.run.data_position import Position
@@ -126,7 +126,7 @@ def settle(folder: Path) -> Path:
         InvalidInput: there is no checkpoint.
         CheckpointCorrupt: every one is damaged.
     """
-    found = folders.find(folder)
+    found = folders.find(folder, verify_state)
     for damaged in found.newer:
         folders.set_aside(damaged)
     return found.path

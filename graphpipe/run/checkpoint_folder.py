@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +39,12 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for _, path in ranked]
 
 
-def find(folder: Path) -> Found:
+def find(folder: Path, verify: Callable[[Path], Contents] = verify_checkpoint) -> Found:
     """Return the newest good checkpoint of a folder; a damaged one is passed over with a warning.
+
+    Args:
+        folder: of checkpoints.
+        verify: returns what is in a good one, and raises CheckpointCorrupt for another.
 
     Raises:
         InvalidInput: there is none.
@@ -47,7 +53,7 @@ def find(folder: Path) -> Found:
     problems: list[tuple[Path, CheckpointCorrupt]] = []
     for path in checkpoints_in(folder):
         try:
-            contents = verify_checkpoint(path)
+            contents = verify(path)
         except CheckpointCorrupt as error:
             problems.append((path, error))
             continue
@@ -79,7 +85,7 @@ def begin(folder: Path, step: int) -> Path:
             remedy="Load that checkpoint before training on, or choose another folder.",
         )
     for leftover in folder.glob("step-*.part"):
-        shutil.rmtree(leftover)
+        _delete(leftover)
     part = folder / f"step-{step:08}.part"
     part.mkdir()
     return part
@@ -107,11 +113,15 @@ def commit(part: Path, contents: Contents, keep: int) -> Path:
 
 
 def set_aside(damaged: Path) -> None:
-    """Rename a damaged checkpoint, so that training goes on from an earlier one; nothing is deleted."""
+    """Rename a damaged checkpoint, so that training goes on from an earlier one; nothing is deleted.
+
+    Where nothing can be renamed, as on a disk that is read-only, it stays, and is passed over once more.
+    """
     for number in range(1, 1000):
         target = damaged.with_name(f"{damaged.name}.damaged-{number}")
         if not target.exists():
-            damaged.rename(target)
+            with suppress(OSError):
+                damaged.rename(target)
             return
 
 
@@ -126,10 +136,18 @@ def sync(path: Path) -> None:
 
 def _remove(checkpoint: Path) -> None:
     # First its name goes, so that no half of it is ever taken for a checkpoint.
-    if checkpoint.exists():
+    if os.path.lexists(checkpoint):
         doomed = checkpoint.with_name(f"{checkpoint.name}.old.part")
         checkpoint.rename(doomed)
-        shutil.rmtree(doomed)
+        _delete(doomed)
+
+
+def _delete(path: Path) -> None:
+    # What is not ours may have a checkpoint's name: of a link only the link goes.
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _step(checkpoint: Path) -> int:

@@ -8,6 +8,8 @@ step-00000012/
 """
 
 import hashlib
+import re
+import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from graphpipe.documents import fingerprint, from_body, read_document, write_doc
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
 
 MANIFEST = "manifest.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Of a file in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,7 @@ class Contents:
         Raises:
             CheckpointCorrupt: it is missing or damaged, or names files outside its folder.
         """
+        _size(path)
         try:
             found = read_document(path, "checkpoint", lambda body: from_body(_Manifest, body, str(path)))
         except InvalidInput as error:
@@ -87,8 +92,8 @@ class Contents:
         if fingerprint(contents) != found.sha256:
             raise CheckpointCorrupt("is not what was written: its hash is another", where=str(path))
         for name in contents.files:
-            if Path(name).name != name or name == "..":
-                raise CheckpointCorrupt(f"names '{name}', which is not in its folder", where=str(path))
+            if _NAME.fullmatch(name) is None:
+                raise CheckpointCorrupt(f"names {name!r}, which is not in its folder", where=str(path))
         for name, entry in [*contents.tensors.items(), *contents.slots.items()]:
             if entry.file not in contents.files:
                 raise CheckpointCorrupt(f"has no file '{entry.file}' of tensor '{name}'", where=str(path))
@@ -114,18 +119,25 @@ def verify_checkpoint(checkpoint: Path) -> Contents:
     """Read every file of a checkpoint, and return its contents if all is as it was written.
 
     Raises:
-        CheckpointCorrupt: names the file that is missing, shorter, longer or changed.
+        CheckpointCorrupt: names the file that is missing, shorter, longer, changed or a link; or the folder, if it is a
+            link.
     """
+    if checkpoint.is_symlink():
+        raise CheckpointCorrupt("is a link to another folder", where=str(checkpoint))
     contents = Contents.load(checkpoint / MANIFEST)
+    for alias, name in contents.aliases.items():
+        if name not in contents.tensors:
+            what = f"has no tensor '{name}', of which '{alias}' is another name"
+            raise CheckpointCorrupt(what, where=str(checkpoint / MANIFEST))
     with ThreadPoolExecutor() as pool:
         list(pool.map(_check, (checkpoint / name for name in contents.files), contents.files.values()))
     return contents
 
 
 def _check(path: Path, wanted: FileEntry) -> None:
+    if (size := _size(path)) != wanted.bytes:
+        raise CheckpointCorrupt(f"holds {size} bytes, the manifest says {wanted.bytes}", where=str(path))
     try:
-        if (size := path.stat().st_size) != wanted.bytes:
-            raise CheckpointCorrupt(f"holds {size} bytes, the manifest says {wanted.bytes}", where=str(path))
         found = measure(path)
     except OSError as error:
         raise CheckpointCorrupt(f"cannot be read: {error.strerror}", where=str(path)) from None
@@ -134,3 +146,14 @@ def _check(path: Path, wanted: FileEntry) -> None:
             f"is not what was written: SHA-256 {found.sha256[:12]}, the manifest says {wanted.sha256[:12]}",
             where=str(path),
         )
+
+
+def _size(path: Path) -> int:
+    # No link is followed: what is written here is a file itself.
+    try:
+        found = path.lstat()
+    except OSError as error:
+        raise CheckpointCorrupt(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointCorrupt("is a link, or something else that is no file", where=str(path))
+    return found.st_size

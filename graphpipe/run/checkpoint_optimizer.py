@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from graphpipe.documents import Count
 from graphpipe.errors import InvalidInput
 from graphpipe.run import zero
 from graphpipe.run.plain import like, plain
@@ -28,7 +29,7 @@ class ParameterState:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    group: int
+    group: Count
     plain: dict[str, Any]
     """What is no tensor."""
     slots: tuple[str, ...]
@@ -46,6 +47,12 @@ class OptimizerState:
     """Options of each parameter group."""
     parameters: dict[str, ParameterState]
     scheduler: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        for name, kept in self.parameters.items():
+            if kept.group >= len(self.groups):
+                what = f"parameter '{name}' is in group {kept.group}, there are {len(self.groups)}"
+                raise InvalidInput(what, where="parameters")
 
 
 def slot(parameter: str, name: str) -> str:
@@ -97,6 +104,7 @@ def restore(
 
     Raises:
         InvalidInput: a parameter had no optimizer, or another kind; or parameters of one group had unequal options.
+        LookupError, TypeError, ValueError: what was saved is no state of theirs.
     """
     holder = zero.holder(optimizer)
     updated = {id(parameter) for group in holder.param_groups for parameter in group["params"]}
@@ -108,7 +116,7 @@ def restore(
         held = [names[id(parameter)] for parameter in group["params"]]
         origins = [saved_with(saved, name, type(holder).__name__) for name in held]
         options = _agreed(held, origins)
-        groups.append(like(options, _options(group)) | {"params": [*range(first, first + len(held))]})
+        groups.append(_options(group) | like(options, _options(group)) | {"params": [*range(first, first + len(held))]})
         sources.append((origins[0], origins[0].parameters[held[0]].group))
         for index, (parameter, name, origin) in enumerate(zip(group["params"], held, origins, strict=True), first):
             kept = origin.parameters[name]

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pydantic import ConfigDict
 
-from graphpipe.documents import from_body, read_document
+from graphpipe.documents import Count, from_body, read_document
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.run.data_position import Position
 from graphpipe.run.loss_scale import LossScale
@@ -21,7 +21,7 @@ class TrainingState:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    step: int
+    step: Count
     """Steps done."""
     seed: int
     batch_size: int

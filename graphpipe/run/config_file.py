@@ -10,6 +10,7 @@ from typing import Any, cast
 from graphpipe.documents import from_body
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.run.train_config import TrainConfig
+from graphpipe.toml_text import parse_toml, read_toml
 
 PREFIX = "GRAPHPIPE__"
 """Of environment variables: GRAPHPIPE__TRAIN__STEPS=50 stands for train.steps=50."""
@@ -38,63 +39,51 @@ def read_config(
     Raises:
         InvalidInput: unreadable, not TOML, an unknown key (the nearest is given), or a value that cannot be used.
     """
-    content = parse_file(path)[1]
+    content = read_toml(path)[1]
     refuse_unknown(TrainConfig, content, str(path))
     for setting in read_settings(overrides, environment):
         _set(content, setting)
         refuse_unknown(TrainConfig, _nest(setting), setting.source)
     home = Path(path).resolve()
-    content["folder"] = str(home.parent / content.get("folder", "."))
+    if isinstance(folder := content.get("folder", "."), str):
+        content["folder"] = str(home.parent / folder)
     run = content.get("run", {})
     config = content | {"run": {"name": home.stem} | run if isinstance(run, dict) else run}
     return from_body(TrainConfig, config, str(path), strict=True)
-
-
-def parse_file(path: str | Path) -> tuple[str, dict[str, Any]]:
-    """Return the text of a TOML file, and what it says.
-
-    Raises:
-        InvalidInput: unreadable, or not TOML (the line is named).
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
-    except OSError as error:
-        raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"not valid TOML: {error}", where=str(path), remedy="Mend it there.") from None
 
 
 def read_settings(overrides: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Setting]:
     """Yield what environment and overrides change, the strongest last.
 
     Raises:
-        InvalidInput: an override without a key or a value.
+        InvalidInput: an override without a key or a value, or a value that no TOML file may have.
     """
     variables = os.environ if environment is None else environment
     for name in sorted(variables):
         if name.startswith(PREFIX):
             key = tuple(name.removeprefix(PREFIX).lower().split("__"))
-            yield Setting(key, _value(variables[name]), f"environment {name}")
+            yield Setting(key, _value(variables[name], f"environment {name}"), f"environment {name}")
     for override in overrides:
         name, equals, text = override.partition("=")
         key = tuple(name.strip().split("."))
         if not equals or not all(key):
             raise InvalidInput(f"'{override}' is not an override", remedy="Write section.key=value.")
-        yield Setting(key, _value(text), f"override {override}")
+        yield Setting(key, _value(text, f"override {name}"), f"override {override}")
 
 
 def refuse_unknown(kind: Any, content: Mapping[str, Any], where: str, prefix: str = "") -> None:
     """Check that every key belongs to a dataclass, or to one inside it.
 
     Raises:
-        InvalidInput: one does not; the nearest that does is named.
+        InvalidInput: one does not (the nearest that does is named), or there are keys inside one that is no section.
     """
     known = {each.name: each.type for each in fields(kind)}
     for key, value in content.items():
         if key not in known:
             raise InvalidInput(f"unknown key '{prefix}{key}'", where=where, remedy=nearest(key, list(known)))
-        if is_dataclass(known[key]) and isinstance(value, dict):
+        if isinstance(value, dict):
+            if not is_dataclass(known[key]):
+                raise InvalidInput(f"'{prefix}{key}' is no section", where=where)
             refuse_unknown(known[key], cast(dict[str, Any], value), where, f"{prefix}{key}.")
 
 
@@ -114,8 +103,8 @@ def _nest(setting: Setting) -> dict[str, Any]:
     return nested
 
 
-def _value(text: str) -> Any:
+def _value(text: str, where: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}", where)["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()

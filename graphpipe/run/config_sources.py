@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from graphpipe.documents import to_body
-from graphpipe.run.config_file import parse_file, read_settings
+from graphpipe.run.config_file import read_settings
 from graphpipe.run.train_config import TrainConfig
+from graphpipe.toml_text import read_toml
 
 Key = tuple[str, ...]
 
@@ -29,7 +30,7 @@ def value_sources(
         environment: variables that it was read with; None takes this process's.
     """
     sources: dict[Key, str] = dict.fromkeys((key for key, _ in leaves(to_body(config))), "default")
-    sources |= {key: f"{path}:{line}" for key, line in key_lines(parse_file(path)[0]).items() if key in sources}
+    sources |= {key: f"{path}:{line}" for key, line in key_lines(read_toml(path)[0]).items() if key in sources}
     for setting in read_settings(overrides, environment):
         inner = leaves({setting.key[-1]: setting.value})
         sources |= {(*setting.key[:-1], *key): setting.source for key, _ in inner}

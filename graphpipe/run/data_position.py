@@ -6,6 +6,7 @@ from itertools import islice
 
 from pydantic import ConfigDict
 
+from graphpipe.documents import Count
 from graphpipe.run.random_state import RandomState
 from graphpipe.run.task import Batch, Task, as_batch
 
@@ -16,9 +17,9 @@ class Position:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    epoch: int = 0
+    epoch: Count = 0
     """From 0."""
-    batch: int = 0
+    batch: Count = 0
     random: RandomState | None = None
     """As the epoch began: its mini-batches are drawn once more to get to the position. None leaves them alone."""
 

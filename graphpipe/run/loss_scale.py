@@ -4,9 +4,13 @@ It moves as `torch.amp.GradScaler`'s does, with the same numbers. That one decid
 all stages are looked at together, and all ranks skip the same steps.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
+
+from graphpipe.documents import Count
 
 GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
 
@@ -17,9 +21,9 @@ class LossScale:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    factor: float = 2.0**16
+    factor: Annotated[float, Field(gt=0, lt=math.inf)] = 2.0**16
     """A power of two, so that gradients are scaled and put back without rounding."""
-    good_steps: int = 0
+    good_steps: Count = 0
     """Since the factor last changed."""
 
     @property

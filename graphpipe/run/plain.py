@@ -32,11 +32,18 @@ def plain(value: object, where: str) -> Any:
 
 
 def like(saved: Any, own: Any) -> Any:
-    """Return what `plain` made of a value, in the types of the value that now stands in its place."""
+    """Return what `plain` made of a value, in the types of the value that now stands in its place.
+
+    Raises:
+        ValueError: it was made of another kind of value.
+    """
+    if not _fits(saved, own):
+        raise ValueError(f"{saved!r:.40} stands for {own!r:.40}")
     if isinstance(own, Tensor):
         return torch.full_like(own, saved)
-    if isinstance(own, tuple) and isinstance(saved, list):
-        return tuple(cast("list[Any]", saved))
+    if isinstance(own, tuple):
+        pairs = zip(cast("list[Any]", saved), cast("tuple[Any, ...]", own), strict=True)
+        return tuple(like(each, other) for each, other in pairs)
     if isinstance(own, list) and isinstance(saved, list) and len(cast("list[Any]", own)) == len(saved):
         pairs = zip(cast("list[Any]", saved), cast("list[Any]", own), strict=True)
         return [like(each, other) for each, other in pairs]
@@ -48,3 +55,13 @@ def like(saved: Any, own: Any) -> Any:
         }
         return Counter(found) if isinstance(own, Counter) else found
     return saved
+
+
+def _fits(saved: object, own: object) -> bool:
+    # Truth values and texts are taken as they come, and anything may stand where there is nothing yet.
+    if isinstance(own, list | tuple):
+        return isinstance(saved, list)
+    if isinstance(own, Mapping):
+        return isinstance(saved, dict)
+    number = isinstance(own, Tensor | int | float) and not isinstance(own, bool)
+    return not number or isinstance(saved, int | float)

@@ -5,11 +5,16 @@ Dropout needs none of this: its numbers depend on seed, step and task alone (see
 
 import random
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
+
+from graphpipe.errors import InvalidInput
+
+_WORDS = 624
+"""Of the Mersenne Twister, which all three are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +26,14 @@ class RandomState:
     torch: str
     """Hexadecimal bytes."""
     python: tuple[int, tuple[int, ...], float | None]
-    numpy: tuple[str, str, int, int, float]
+    numpy: tuple[str, str, Annotated[int, Field(ge=0, le=_WORDS)], int, float]
     """Kind of generator, hexadecimal bytes, position, and the Gaussian number it has in store, if any."""
+
+    def __post_init__(self) -> None:
+        try:
+            _give(self, torch.Generator(), random.Random(), np.random.RandomState())
+        except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+            raise InvalidInput(f"is no state of a random generator: {error}", where="random") from None
 
     @staticmethod
     def now() -> "RandomState":
@@ -35,16 +46,16 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Put the generators where they were.
+        """Put the generators where they were."""
+        _give(self, torch.default_generator, random, np.random)
 
-        Raises:
-            ValueError, RuntimeError: this is no state of theirs.
-        """
-        kind, key, position, stored, gaussian = self.numpy
-        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(self.torch), dtype=torch.uint8))
-        random.setstate(self.python)
-        numbers = np.frombuffer(bytes.fromhex(key), dtype="<u4")
-        np.random.set_state((kind, numbers, position, stored, gaussian))
+
+def _give(state: RandomState, of_torch: torch.Generator, of_python: Any, of_numpy: Any) -> None:
+    kind, key, position, stored, gaussian = state.numpy
+    of_torch.set_state(torch.frombuffer(bytearray.fromhex(state.torch), dtype=torch.uint8))
+    of_python.setstate(state.python)
+    numbers = np.frombuffer(bytes.fromhex(key), dtype="<u4")
+    of_numpy.set_state((kind, numbers, position, stored, gaussian))
 
 
 def _as_python(state: tuple[Any, ...]) -> tuple[int, tuple[int, ...], float | None]:

@@ -45,6 +45,12 @@ def test_saved_configurations_load_as_they_were(file: Path, tmp_path: Path) -> N
         ("train.engine=dpp", "train.engine"),
         ("train.precision=bf32", "train.precision"),
         ("task.name=3", "'task' is no section"),
+        ("train.clip_norm.deep.in.it=3", "'train.clip_norm' is no section"),
+        ("folder=3", "tiny.toml, field folder: Input should be a valid string (found 3)"),
+        ("folder=['/etc']", "tiny.toml, field folder: Input should be a valid string (found ['/etc'])"),
+        (f"train.steps={'9' * 5000}", "override train.steps: holds what this program does not read: "),
+        (f"train.steps={'[' * 5000}", "override train.steps: holds what this program does not read: "),
+        (f"{'a.' * 5000}b=1", "unknown key 'a'"),
         ("steps", "'steps' is not an override. Write section.key=value."),
     ],
 )

@@ -129,17 +129,18 @@ def fill_the_disk(cut: str, folder: str) -> list[str]:
 
 
 def save_for_ever(folder: str, log: str) -> None:
-    """Save again and again, one checkpoint a step, until killed; note every step whose checkpoint is complete."""
+    """Save again and again, one checkpoint a step, until killed; note each complete one's step and seconds."""
     pipeline, _ = pipeline_of("shared", lr_scheduler=None)
     checkpoints = Checkpoints(pipeline, folder)
     if Path(folder).exists():
         checkpoints.load()
     while True:
         pipeline.step(*fan_batch())
+        start = time.monotonic()
         checkpoints.save()
         checkpoints.wait()
         with Path(log).open("a") as file:
-            print(pipeline.steps, time.time(), file=file, flush=True)
+            print(pipeline.steps, time.monotonic() - start, file=file, flush=True)
 
 
 class Tied(nn.Module):

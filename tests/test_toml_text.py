@@ -1,0 +1,53 @@
+"""TOML that is made to break its reader is refused with a sentence, wherever TOML is read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphpipe.costs import Cluster
+from graphpipe.errors import InvalidInput
+from graphpipe.run.config_file import read_config
+from graphpipe.toml_text import DEEPEST, read_toml
+
+
+@pytest.mark.parametrize("load", [read_toml, read_config, Cluster.load])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"name = {'[' * 5000}{']' * 5000}",
+        f"name = {'{a=' * 3000}1{'}' * 3000}",
+        f"{'a.' * 5000}b = 1",
+        f"name = {'[' * DEEPEST}1{']' * DEEPEST}",
+        f"name = {'9' * 5000}",
+        f"name = 0x{'f' * 5000}",
+        "name = 9223372036854775808",
+        'name = "a\\u0000b"',
+    ],
+    ids=["lists", "tables", "dots", "deep", "digits", "hexadecimal", "65 bits", "NUL"],
+)
+def test_what_would_break_a_reader_is_refused_by_the_files_name(
+    load: Callable[[Path], object], text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(InvalidInput) as caught:
+        load(tmp_path / "bad.toml")
+    assert str(caught.value).startswith(f"{tmp_path}/bad.toml: holds what this program does not read: ")
+    assert len(str(caught.value)) < 500
+
+
+def test_what_other_readers_take_is_read(tmp_path: Path) -> None:
+    text = f"least = {-(2**63)}\nmost = {2**63 - 1}\ndeep = {'[' * (DEEPEST - 2)}1{']' * (DEEPEST - 2)}\n"
+    (tmp_path / "good.toml").write_text(text)
+    said, content = read_toml(tmp_path / "good.toml")
+    assert said == text
+    assert (content["least"], content["most"]) == (-(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize("load", [read_config, Cluster.load])
+def test_no_text_and_no_file(load: Callable[[Path], object], tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidInput, match=r"bad\.toml: not a text file"):
+        load(tmp_path / "bad.toml")
+    with pytest.raises(InvalidInput, match=r"no\.toml: cannot read: No such file"):
+        load(tmp_path / "no.toml")
