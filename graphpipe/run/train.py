@@ -28,6 +28,7 @@ from graphpipe.run.readmission import Leave
 from graphpipe.run.recipe import build_optimizer, scheduler_factory
 from graphpipe.run.recovery import go_on, read_recoveries
 from graphpipe.run.task import Task, check_first, load_task
+from graphpipe.run.together import together
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
@@ -66,7 +67,10 @@ def train(
 ) -> TrainResult | None:
     """Train, evaluate and save; every rank calls this, and rank 0 writes the files.
 
-    Writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step),
+    A run that was broken off after its last checkpoint has no step left to do: it is evaluated and saved at once.
+
+    Writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step, if any was
+    done here),
     model.safetensors (the state_dict of the whole model) and what the configured loggers write; and every rank its
     events/rank-R.jsonl (see `event`), its part of the checkpoints, and torch-profile/rank-R.json where it is asked for.
 
@@ -105,11 +109,17 @@ def train(
         position = Position()
         if resume:
             training = checkpoints.load()
-            training.check_unfinished(steps, where=str(directory))
+            training.check_unfinished(steps, results=(directory / METRICS).exists(), where=str(directory))
             position = training.position
         if main:
             go_on(directory, pipeline.steps)
         history = [step for step in history if step.step <= pipeline.steps]
+        if pipeline.steps == steps and not history:
+            raise InvalidInput(
+                f"tells of no step, and all {steps} are done",
+                where=str(directory / LOG),
+                remedy="The weights can be had: graphpipe export takes them from the last checkpoint.",
+            )
         reader = Reader(task=task, batch_size=config.train.batch_size, seed=config.train.seed, position=position)
         held = pipeline.held()
         ready = readiness(held.world, plan, held.worker.placement)
@@ -122,8 +132,8 @@ def train(
             if pipeline.steps < steps:
                 return None
             pipeline.sync_model()
-            if main:
-                save_weights(task.module, directory / WEIGHTS)  # before the user's `accuracy`, which may raise
+            # Before the user's `accuracy`, which may raise.
+            together(held.world, lambda: save_weights(task.module, directory / WEIGHTS) if main else None, patient=True)
             result = train_result(plan, history, *_evaluate(task, pipeline), read_recoveries(directory))
             observer.end(result)
         if main:
@@ -208,9 +218,16 @@ def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | Non
     inputs, targets = task.held_out
     if task.accuracy is None:
         return pipeline.evaluate(inputs, targets, gather=False)[0], None
-    found = cast("object", task.accuracy(pipeline.evaluate(inputs)[1], targets))
+    outputs = pipeline.evaluate(inputs)[1]
+    # A rank that is lost in the user's function is noticed before rank 0 writes results.
+    return None, together(pipeline.held().world, lambda: _accuracy(task, outputs, targets), patient=True)
+
+
+def _accuracy(task: Task, outputs: object, targets: object) -> float:
+    assert task.accuracy is not None
+    found = cast("object", task.accuracy(outputs, targets))
     try:
-        return None, float(found)  # pyright: ignore[reportArgumentType]
+        return float(found)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, RuntimeError):
         raise InvalidInput(
             f"returned {kind_of(found)}, must return one number", where="accuracy", remedy="Return its mean()."
@@ -218,6 +235,7 @@ def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | Non
 
 
 def _save(directory: Path, traces: Sequence[Trace], result: TrainResult) -> None:
-    by_time = sorted(traces, key=lambda trace: trace.step_seconds)
-    by_time[len(by_time) // 2].save(directory / MEASURED)
+    if traces:
+        by_time = sorted(traces, key=lambda trace: trace.step_seconds)
+        by_time[len(by_time) // 2].save(directory / MEASURED)
     write_text(directory / METRICS, json.dumps(to_body(result), indent=1) + "\n")
