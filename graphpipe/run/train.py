@@ -22,6 +22,7 @@ from graphpipe.run.fault import parse_faults
 from graphpipe.run.faults import LOG as FAULTS
 from graphpipe.run.losses import kind_of
 from graphpipe.run.observer import METRICS_LOG, Observer, observing
+from graphpipe.run.patience import patiently
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
@@ -218,16 +219,13 @@ def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | Non
     inputs, targets = task.held_out
     if task.accuracy is None:
         return pipeline.evaluate(inputs, targets, gather=False)[0], None
-    outputs = pipeline.evaluate(inputs)[1]
+    accuracy, outputs = task.accuracy, pipeline.evaluate(inputs)[1]
+    answers: list[object] = []
     # A rank that is lost in the user's function is noticed before rank 0 writes results.
-    return None, together(pipeline.held().world, lambda: _accuracy(task, outputs, targets), patient=True)
-
-
-def _accuracy(task: Task, outputs: object, targets: object) -> float:
-    assert task.accuracy is not None
-    found = cast("object", task.accuracy(outputs, targets))
+    patiently(pipeline.held().world, lambda: answers.append(accuracy(outputs, targets)))
+    found = answers[0]
     try:
-        return float(found)  # pyright: ignore[reportArgumentType]
+        return None, float(found)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, RuntimeError):
         raise InvalidInput(
             f"returned {kind_of(found)}, must return one number", where="accuracy", remedy="Return its mean()."
