@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
@@ -12,7 +12,11 @@ from graphpipe.plan import Plan
 from graphpipe.report import config_table
 
 if TYPE_CHECKING:
+    from graphpipe.cli.training_elastic import Met
+    from graphpipe.run.lock import RunLock
+    from graphpipe.run.task import Task
     from graphpipe.run.train_config import TrainConfig
+    from graphpipe.run.world import World
 
 FAILED = 4
 _OPTIONS = {"train.faults": "--fault", "run.elastic": "--elastic"}
@@ -112,8 +116,8 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
     """Rank 0 prepares and tells the others, which wait; then all train."""
     from pathlib import Path
 
-    from graphpipe.cli.training import conclude, load, prepare
-    from graphpipe.cli.training_elastic import continued, prepare_met
+    from graphpipe.cli.training import conclude, load
+    from graphpipe.cli.training_elastic import Met, continued
     from graphpipe.run.lock import RunLock
     from graphpipe.run.train import train
     from graphpipe.run.world import join
@@ -122,18 +126,8 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
     task = load(config)
     world = join(None, config.run.timeout_seconds)
     with world.closing_on_error(), RunLock() as lock:
-        try:
-            directory, plan = None, None
-            if config.run.elastic:
-                directory, plan = prepare_met(config, task, args.plan, output, world, lock)
-            elif world.rank == 0:
-                directory, plan = prepare(
-                    config, task, args.plan, output, lock=lock, ranks=world.size, resume=args.resume
-                )
-        except GraphPipeError:
-            world.exchange(None)
-            raise
-        told = world.exchange({"directory": str(directory), "plan": to_body(plan)} if plan else None)[0]
+        met = Met.of(config, world) if config.run.elastic else None
+        told = _prepare_first(args, config, task, output, world, met, lock)
         if told is None:  # Rank 0 says why.
             world.close()
             return FAILED
@@ -144,3 +138,40 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
             conclude(directory, plan, output)
         world.leave()
     return 0
+
+
+def _prepare_first(
+    args: argparse.Namespace,
+    config: "TrainConfig",
+    task: "Task",
+    output: Output,
+    world: "World",
+    met: "Met | None",
+    lock: "RunLock",
+) -> dict[str, Any] | None:
+    # What rank 0 has prepared, on every rank: profiling may take longer than a silent rank is waited for.
+    from graphpipe.cli.training import prepare
+    from graphpipe.cli.training_elastic import prepare_met
+    from graphpipe.run.patience import patiently
+
+    problems: list[GraphPipeError] = []
+
+    def work() -> dict[str, Any] | None:
+        if world.rank:
+            return None
+        try:
+            if met is not None:
+                directory, plan = prepare_met(config, task, args.plan, output, met, lock)
+            else:
+                directory, plan = prepare(
+                    config, task, args.plan, output, lock=lock, ranks=world.size, resume=args.resume
+                )
+        except GraphPipeError as error:
+            problems.append(error)
+            return None
+        return {"directory": str(directory), "plan": to_body(plan)}
+
+    told = patiently(world, work)[0]
+    for problem in problems:
+        raise problem
+    return told

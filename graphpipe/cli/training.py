@@ -96,7 +96,10 @@ def prepare(
 
 
 def save_plan(plan: Plan, directory: Path, output: Output) -> None:
-    """Show a plan that is about to be run, and write it and its prediction to the run's folder."""
+    """Show a plan that is about to be run, and write it and its prediction to the run's folder.
+
+    What came of the run before goes: a run that has results is complete.
+    """
     trace = simulate(plan)
     assert plan.prediction is not None
     output.show(plan_table(plan, plan.prediction))
@@ -104,14 +107,21 @@ def save_plan(plan: Plan, directory: Path, output: Output) -> None:
     plan.save(directory / files.PLAN)
     plan.costs.save(directory / files.COSTS)
     trace.save(directory / files.PREDICTED)
+    for name in (files.METRICS, files.MEASURED):
+        (directory / name).unlink(missing_ok=True)
 
 
 def conclude(directory: Path, plan: Plan, output: Output) -> None:
     """Show and save what came of a training, from the files that rank 0 wrote."""
-    predicted, measured = (Trace.load(directory / name) for name in (files.PREDICTED, files.MEASURED))
-    save_chrome(directory / files.CHROME, [predicted, measured])
     result = read_json(directory / files.METRICS)
-    output.show(measured_table(compare(predicted, measured), [stage.name for stage in plan.stages]))
+    predicted = Trace.load(directory / files.PREDICTED)
+    if (directory / files.MEASURED).exists():
+        measured = Trace.load(directory / files.MEASURED)
+        save_chrome(directory / files.CHROME, [predicted, measured])
+        output.show(measured_table(compare(predicted, measured), [stage.name for stage in plan.stages]))
+    else:
+        save_chrome(directory / files.CHROME, [predicted])
+        output.show("no step was left to do: none is compared with its prediction task by task")
     accuracy = "" if result["accuracy"] is None else f", held-out accuracy {result['accuracy']:.1%}"
     output.show(
         f"{result['steps']} steps in {format_seconds(result['train_seconds'])}: loss {result['loss_first']:.4f} -> "
@@ -214,7 +224,7 @@ def _resumed_plan(config: TrainConfig, run: Path, steps: int, output: Output) ->
     checkpoint = settle(run / files.CHECKPOINTS)
     training = TrainingState.load(checkpoint / TRAINING)
     training.check(seed=config.train.seed, batch_size=config.train.batch_size, where=str(checkpoint))
-    training.check_unfinished(steps, where=str(checkpoint))
+    training.check_unfinished(steps, results=(run / files.METRICS).exists(), where=str(checkpoint))
     output.show(f"resuming after step {training.step} from {checkpoint}")
     plan_file = checkpoint / PLAN
     if Plan.load(plan_file).cluster == resolve(config.cluster):

@@ -1,5 +1,7 @@
 """What surrounds a training that goes on when ranks are lost: further plans, by the supervisor or as hosts meet."""
 
+import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from graphpipe.run import train as files
 from graphpipe.run.checkpoint import settle
 from graphpipe.run.checkpoint_folder import checkpoints_in
 from graphpipe.run.checkpoint_part import PLAN
+from graphpipe.run.checkpoint_training import TRAINING, TrainingState
 from graphpipe.run.elastic import Supervisor
 from graphpipe.run.lock import RunLock
 from graphpipe.run.meeting import meet, note_return, run_folder
@@ -54,44 +57,65 @@ def continued(directory: Path) -> bool:
     return bool(checkpoints_in(directory / files.CHECKPOINTS))
 
 
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The hosts of an elastic run that have come under torchrun."""
+
+    directory: Path
+    """Of the run."""
+    cluster: Cluster
+    """A device for each rank, in their order."""
+
+    @staticmethod
+    def of(config: TrainConfig, world: World) -> "Met":
+        """Find out who has come; every rank must call this.
+
+        Raises:
+            InvalidInput: torchrun was not given what this needs, or more has come than the cluster has.
+        """
+        return Met(run_folder(config.run), meet(world, resolve(config.cluster)))
+
+
 def prepare_met(
-    config: TrainConfig, task: Task, plan_file: str | None, output: Output, world: World, lock: RunLock
-) -> tuple[Path | None, Plan | None]:
-    """Plan for the hosts that have come under torchrun; every rank must call this. Only rank 0 gets an answer.
+    config: TrainConfig, task: Task, plan_file: str | None, output: Output, met: Met, lock: RunLock
+) -> tuple[Path, Plan]:
+    """Plan for the hosts that have come, on rank 0; the others wait patiently.
 
     Raises:
         Infeasible: no plan fits on them.
-        InvalidInput: torchrun was not given what this needs, the plan leaves a rank without work, or another training
-            writes to the run's folder.
+        InvalidInput: the run is complete, the plan leaves a rank without work, or another training writes to the run's
+            folder.
         CheckpointCorrupt: every checkpoint is damaged.
     """
-    directory = run_folder(config.run)
-    cluster = meet(world, resolve(config.cluster))
-    if world.rank:
-        return None, None
-    # A host that was cut off gives up after the time limit; the other ranks wait for this one as long.
-    patience = config.run.timeout_seconds / 2
-    lock.take(directory, patience)
+    directory, cluster, ranks = met.directory, met.cluster, len(met.cluster.devices)
+    steps = files.count_steps(config, task)
+    planning_seconds = None
+    lock.take(directory, config.run.timeout_seconds)  # by when a host that was cut off has given up
     if continued(directory):
-        last = Plan.load(settle(directory / files.CHECKPOINTS) / PLAN)
+        checkpoint = settle(directory / files.CHECKPOINTS)
+        training, results = TrainingState.load(checkpoint / TRAINING), (directory / files.METRICS).exists()
+        training.check_unfinished(steps, results=results, where=str(checkpoint))
+        last = Plan.load(checkpoint / PLAN)
+        start = time.perf_counter()
         found = last if last.cluster == cluster else plan_for(config, last.graph, last.costs, cluster)
+        planning_seconds = time.perf_counter() - start
     else:
         found = load_plan(config, task, plan_file) if plan_file else make_plan(config, task, output, cluster)
-    if len(found.used_devices) < world.size:
+    if len(found.used_devices) < ranks:
         used = len(found.used_devices)
         raise InvalidInput(
-            f"the best plan uses {used} devices, {world.size} ranks have come",
+            f"the best plan uses {used} devices, {ranks} ranks have come",
             where="--elastic",
             remedy="Start fewer processes per host, or give larger mini-batches.",
         )
-    Placement.of(found, world.size)
+    Placement.of(found, ranks)
     directory.mkdir(parents=True, exist_ok=True)
-    lock.take(directory, patience)
+    lock.take(directory)
     config.save(directory / files.CONFIG)
     if (directory / files.PLAN).exists():
         _keep(found, directory)
+    note_return(directory, cluster, planning_seconds)  # before the results of a run that is trained on go
     save_plan(found, directory, output)
-    note_return(directory, cluster)
     return directory, found
 
 

@@ -70,7 +70,8 @@ class Checkpoints:
         )
         world = held.world
         part = self.folder / f"step-{pipeline.steps:08}.part"
-        together(world, lambda: folders.begin(self.folder, pipeline.steps) if world.rank == 0 else part)
+        # What an interrupted save left behind may take a while to remove.
+        together(world, lambda: folders.begin(self.folder, pipeline.steps) if world.rank == 0 else part, patient=True)
         held.publish()
         snapshot = together(world, lambda: take(held, training))
         self._saving = _Saving(
@@ -87,8 +88,8 @@ class Checkpoints:
         saving, self._saving = self._saving, None
         if saving is not None:
             world = self._pipeline.held().world
-            together(world, saving.finish_writing)
-            together(world, saving.finish)
+            together(world, saving.finish_writing, patient=True)
+            together(world, saving.finish, patient=True)
 
     def load(self) -> TrainingState:
         """Give the pipeline the state of the newest good checkpoint, and return where the training is.
@@ -102,7 +103,8 @@ class Checkpoints:
         """
         self.wait()
         world = self._pipeline.held().world
-        name = together(world, lambda: settle(self.folder).name if world.rank == 0 else "")
+        # Rank 0 reads every byte of it: of a large one for longer than the others would wait for a silent rank.
+        name = together(world, lambda: settle(self.folder).name if world.rank == 0 else "", patient=True)
         training = load(self._pipeline.held(), self.folder / world.exchange(name)[0])
         self._pipeline.go_on_from(training.step, training.loss_scale)
         return training

@@ -57,13 +57,18 @@ class TrainingState:
                 remedy=f"Choose seed {self.seed}, or start from the exported weights.",
             )
 
-    def check_unfinished(self, steps: int, where: str) -> None:
-        """Check that a training of so many steps is not over.
+    def check_unfinished(self, steps: int, *, results: bool, where: str) -> None:
+        """Check that something is left to do in a training of so many steps: steps, or after the last its results.
+
+        Args:
+            steps: of the whole training.
+            results: they have been written.
+            where: for errors.
 
         Raises:
-            InvalidInput: it is.
+            InvalidInput: nothing is.
         """
-        if self.step >= steps:
+        if self.step > steps or (self.step == steps and results):
             raise InvalidInput(
                 f"the training is complete: {self.step} of {steps} steps are done",
                 where=where,

@@ -17,7 +17,8 @@ So a run is a sequence of plans, each on from a checkpoint of the one before, an
 run with the same sequence: bit for bit on the CPU, whatever was lost in between. Every plan stays in the run's folder
 (plan-2.json and so on), and recoveries.jsonl and metrics.json tell after which step each began, how many steps were
 done twice and how long the run stood still: from the last sign of life of the rank that failed until all ranks were
-ready for the next step.
+ready for the next step. A rank that is lost after the last checkpoint, as while the model is evaluated, costs no step:
+evaluation begins anew. One that is lost when the results are written costs nothing.
 
 What would come again wherever it runs ends the run: invalid input, a loss that is not finite, a damaged checkpoint,
 no plan that fits in the memory that is left, a shortage of memory, which fewer devices would make worse; and an
@@ -48,7 +49,7 @@ from graphpipe.run.checkpoint_folder import checkpoints_in
 from graphpipe.run.launch import launch
 from graphpipe.run.readmission import Readmission
 from graphpipe.run.recovery import Pending, stand_still
-from graphpipe.run.train import LOG
+from graphpipe.run.train import LOG, METRICS
 from graphpipe.run.train_config import RunSettings
 from graphpipe.run.train_log import read_log
 from graphpipe.run.visible import visible
@@ -98,6 +99,9 @@ class Supervisor:
                     failure = error
             if failure is None and not readmission.left():
                 return plan
+            if failure is not None and (self.directory / METRICS).exists():
+                self.tell(f"{failure} The results were written before")
+                return plan
             done = self._steps_done()
             if failure is None:
                 cause, since = f"device {readmission.back[0]} is back", time.time()
@@ -105,9 +109,10 @@ class Supervisor:
             else:
                 cause, since = str(failure), failure.seen
                 self._lose(plan, failure, done)
-            plan = self._plan_again()
+            plan, seconds = self._plan_again()
             names = tuple(plan.cluster.devices[device].name for device in plan.used_devices)
-            stand_still(self.directory, Pending(since=since, cause=cause, steps_done=done, devices=names))
+            pending = Pending(since=since, cause=cause, steps_done=done, devices=names, planning_seconds=seconds)
+            stand_still(self.directory, pending)
             resume = bool(checkpoints_in(self.directory / CHECKPOINTS))
 
     def _launch(self, plan: Plan, *, resume: bool) -> None:
@@ -142,14 +147,12 @@ class Supervisor:
             self.due[name] = time.monotonic() + self.settings.readmit_seconds * 2 ** (self.losses[name] - 1)
         self.tell(f"{failure} Lost: {', '.join(lost)}; {left} devices are left: planning again")
 
-    def _plan_again(self) -> Plan:
+    def _plan_again(self) -> tuple[Plan, float]:
         start = time.perf_counter()
         plan = self.replan(self.cluster.without(self.due.keys()))
-        self.tell(
-            f"planned {len(plan.stages)} stages on {len(plan.used_devices)} devices in "
-            f"{time.perf_counter() - start:.2f} s"
-        )
-        return plan
+        seconds = time.perf_counter() - start
+        self.tell(f"planned {len(plan.stages)} stages on {len(plan.used_devices)} devices in {seconds:.2f} s")
+        return plan, seconds
 
     def _steps_done(self) -> int:
         steps = read_log(self.directory / LOG)

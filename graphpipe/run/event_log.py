@@ -12,6 +12,7 @@ from typing import Any, TextIO, cast, get_args
 from graphpipe.documents import from_body, to_body
 from graphpipe.errors import InvalidInput
 from graphpipe.run.event import VERSION, Event, FailureEvent, Line
+from graphpipe.run.lines import end_line
 from graphpipe.run.recorder import Doing
 
 EVENTS = "events"
@@ -45,7 +46,7 @@ def open_events(directory: Path, rank: int) -> Generator[EventLog]:
     path = events_file(directory, rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _end_line(path)
+        end_line(path)
         file = path.open("a", encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"cannot write: {error.strerror}", where=str(path)) from None
@@ -105,13 +106,3 @@ def _body(text: str, where: str) -> dict[str, Any]:
     if not isinstance(body, dict) or body.pop("schema_version", None) != VERSION or "event" not in body:
         raise InvalidInput(f"is not an event of schema version {VERSION}", where=where)
     return cast(dict[str, Any], body)
-
-
-def _end_line(path: Path) -> None:
-    # A rank that was killed may have left half a line behind, which the next event must not continue.
-    if path.exists() and path.stat().st_size:
-        with path.open("r+b") as file:
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                content = path.read_bytes()
-                file.truncate(content.rfind(b"\n") + 1)

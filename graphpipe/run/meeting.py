@@ -76,8 +76,8 @@ def devices_of(hosts: list[str], cluster: Cluster) -> Cluster:
     return cluster.only([name for host, node in named.items() for name in nodes[node][: counts[host]]])
 
 
-def note_return(directory: Path, cluster: Cluster) -> None:
-    """Note that a run stood still, if it had begun before and is not done."""
+def note_return(directory: Path, cluster: Cluster, planning_seconds: float | None = None) -> None:
+    """Note that a run stood still, if it had begun before and was not done."""
     log = directory / LOG
     if not log.exists() or (directory / METRICS).exists():
         return
@@ -85,4 +85,6 @@ def note_return(directory: Path, cluster: Cluster) -> None:
     since = min(log.stat().st_mtime, time.time())
     names = tuple(device.name for device in cluster.devices)
     cause = f"the hosts met again, with {len(names)} ranks"
-    stand_still(directory, Pending(since=since, cause=cause, steps_done=steps[-1].step if steps else 0, devices=names))
+    done = steps[-1].step if steps else 0
+    pending = Pending(since=since, cause=cause, steps_done=done, devices=names, planning_seconds=planning_seconds)
+    stand_still(directory, pending)

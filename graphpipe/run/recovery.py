@@ -3,12 +3,13 @@
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ConfigDict
 
 from graphpipe.documents import from_body, read_document, to_body, write_document
+from graphpipe.run.lines import end_line, read_lines
 from graphpipe.units import format_seconds
 
 RECOVERIES = "recoveries.jsonl"
@@ -28,6 +29,8 @@ class Pending:
     """Before it stood still."""
     devices: tuple[str, ...]
     """On which it goes on."""
+    planning_seconds: float | None = None
+    """To plan for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,8 @@ class Recovery:
     """From the last sign of life of the rank that failed until every rank was ready for the next step."""
     devices: tuple[str, ...]
     """In use from there on."""
+    planning_seconds: float | None = None
+    """Of these seconds, to plan for the devices; None in files of a version that did not tell."""
 
 
 def stand_still(directory: Path, pending: Pending) -> None:
@@ -52,8 +57,7 @@ def stand_still(directory: Path, pending: Pending) -> None:
     earlier = _pending(directory)
     since = min(pending.since, earlier.since) if earlier else pending.since
     done = max(pending.steps_done, earlier.steps_done) if earlier else pending.steps_done
-    note = Pending(since=since, cause=pending.cause, steps_done=done, devices=pending.devices)
-    write_document(directory / _PENDING, "recovery", note)
+    write_document(directory / _PENDING, "recovery", replace(pending, since=since, steps_done=done))
 
 
 def go_on(directory: Path, step: int) -> None:
@@ -67,7 +71,9 @@ def go_on(directory: Path, step: int) -> None:
         steps_lost=pending.steps_done - step,
         seconds=time.time() - pending.since,
         devices=pending.devices,
+        planning_seconds=pending.planning_seconds,
     )
+    end_line(directory / RECOVERIES)
     with (directory / RECOVERIES).open("a", encoding="utf-8") as file:
         print(json.dumps(to_body(recovery)), file=file)
     (directory / _PENDING).unlink()
@@ -81,10 +87,12 @@ def go_on(directory: Path, step: int) -> None:
 
 
 def read_recoveries(directory: Path) -> tuple[Recovery, ...]:
-    """Return the recoveries of a run, in order."""
-    path = directory / RECOVERIES
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return tuple(from_body(Recovery, json.loads(line), str(path)) for line in lines)
+    """Return the recoveries of a run, in order, but for one that was not written to its end.
+
+    Raises:
+        InvalidInput: they cannot be read.
+    """
+    return tuple(from_body(Recovery, body, where) for where, body in read_lines(directory / RECOVERIES))
 
 
 def _pending(directory: Path) -> Pending | None:

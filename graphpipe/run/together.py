@@ -4,14 +4,20 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput
+from graphpipe.run.patience import patiently
 from graphpipe.run.world import World
 
 Result = TypeVar("Result")
 _KINDS = {kind.__name__: kind for kind in (GraphPipeError, InvalidInput, CheckpointCorrupt)}
 
 
-def together(world: World, work: Callable[[], Result]) -> Result:
+def together(world: World, work: Callable[[], Result], *, patient: bool = False) -> Result:
     """Do this rank's work and return its result, once every rank has done its own; every rank must call this.
+
+    Args:
+        world: this rank.
+        work: of this rank.
+        patient: wait for the others' work as long as it takes (see `patiently`); no rank's may talk to others then.
 
     Raises:
         InvalidInput, CheckpointCorrupt: on every rank, what the first rank in trouble met with. A file that cannot
@@ -19,16 +25,19 @@ def together(world: World, work: Callable[[], Result]) -> Result:
         PeerLost, PeerStalled: another rank is gone.
     """
     results: list[Result] = []
-    problem: dict[str, str] | None = None
-    try:
-        results.append(work())
-    except OSError as error:
-        problem = _describe(unusable(error))
-    except GraphPipeError as error:
-        if type(error).__name__ not in _KINDS:
-            raise
-        problem = _describe(error)
-    for rank, other in enumerate(world.exchange(problem)):
+
+    def attempt() -> dict[str, str] | None:
+        try:
+            results.append(work())
+        except OSError as error:
+            return _describe(unusable(error))
+        except GraphPipeError as error:
+            if type(error).__name__ not in _KINDS:
+                raise
+            return _describe(error)
+        return None
+
+    for rank, other in enumerate(patiently(world, attempt) if patient else world.exchange(attempt())):
         if other is not None:
             whose = f" (on rank {rank}{world.about(rank)})" if world.size > 1 else ""
             raise _KINDS[other["kind"]](other["what"] + whose, where=other["where"], remedy=other["remedy"])

@@ -22,12 +22,14 @@ from graphpipe.run.fault import parse_faults
 from graphpipe.run.faults import LOG as FAULTS
 from graphpipe.run.losses import kind_of
 from graphpipe.run.observer import METRICS_LOG, Observer, observing
+from graphpipe.run.patience import patiently
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
 from graphpipe.run.recipe import build_optimizer, scheduler_factory
 from graphpipe.run.recovery import go_on, read_recoveries
 from graphpipe.run.task import Task, check_first, load_task
+from graphpipe.run.together import together
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
@@ -66,7 +68,10 @@ def train(
 ) -> TrainResult | None:
     """Train, evaluate and save; every rank calls this, and rank 0 writes the files.
 
-    Writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step),
+    A run that was broken off after its last checkpoint has no step left to do: it is evaluated and saved at once.
+
+    Writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step, if any was
+    done here),
     model.safetensors (the state_dict of the whole model) and what the configured loggers write; and every rank its
     events/rank-R.jsonl (see `event`), its part of the checkpoints, and torch-profile/rank-R.json where it is asked for.
 
@@ -105,11 +110,17 @@ def train(
         position = Position()
         if resume:
             training = checkpoints.load()
-            training.check_unfinished(steps, where=str(directory))
+            training.check_unfinished(steps, results=(directory / METRICS).exists(), where=str(directory))
             position = training.position
         if main:
             go_on(directory, pipeline.steps)
         history = [step for step in history if step.step <= pipeline.steps]
+        if pipeline.steps == steps and not history:
+            raise InvalidInput(
+                f"tells of no step, and all {steps} are done",
+                where=str(directory / LOG),
+                remedy="The weights can be had: graphpipe export takes them from the last checkpoint.",
+            )
         reader = Reader(task=task, batch_size=config.train.batch_size, seed=config.train.seed, position=position)
         held = pipeline.held()
         ready = readiness(held.world, plan, held.worker.placement)
@@ -122,8 +133,8 @@ def train(
             if pipeline.steps < steps:
                 return None
             pipeline.sync_model()
-            if main:
-                save_weights(task.module, directory / WEIGHTS)  # before the user's `accuracy`, which may raise
+            # Before the user's `accuracy`, which may raise.
+            together(held.world, lambda: save_weights(task.module, directory / WEIGHTS) if main else None, patient=True)
             result = train_result(plan, history, *_evaluate(task, pipeline), read_recoveries(directory))
             observer.end(result)
         if main:
@@ -208,7 +219,11 @@ def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | Non
     inputs, targets = task.held_out
     if task.accuracy is None:
         return pipeline.evaluate(inputs, targets, gather=False)[0], None
-    found = cast("object", task.accuracy(pipeline.evaluate(inputs)[1], targets))
+    accuracy, outputs = task.accuracy, pipeline.evaluate(inputs)[1]
+    answers: list[object] = []
+    # A rank that is lost in the user's function is noticed before rank 0 writes results.
+    patiently(pipeline.held().world, lambda: answers.append(accuracy(outputs, targets)))
+    found = answers[0]
     try:
         return None, float(found)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, RuntimeError):
@@ -218,6 +233,7 @@ def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | Non
 
 
 def _save(directory: Path, traces: Sequence[Trace], result: TrainResult) -> None:
-    by_time = sorted(traces, key=lambda trace: trace.step_seconds)
-    by_time[len(by_time) // 2].save(directory / MEASURED)
+    if traces:
+        by_time = sorted(traces, key=lambda trace: trace.step_seconds)
+        by_time[len(by_time) // 2].save(directory / MEASURED)
     write_text(directory / METRICS, json.dumps(to_body(result), indent=1) + "\n")

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from graphpipe.documents import from_body, to_body, write_text
 from graphpipe.errors import InvalidInput
+from graphpipe.run.lines import read_lines
 from graphpipe.run.train_result import Step
 
 
@@ -18,20 +19,10 @@ def read_log(path: Path) -> list[Step]:
         InvalidInput: the log cannot be read, or its steps do not ascend.
     """
     steps: list[Step] = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"cannot be read: {error}", where=str(path)) from None
-    for number, line in enumerate(lines, 1):
-        try:
-            body = json.loads(line)
-        except ValueError:
-            if number == len(lines):
-                break
-            raise InvalidInput("is not JSON", where=f"{path}, line {number}") from None
-        steps.append(from_body(Step, body, f"{path}, line {number}"))
-        if number > 1 and steps[-1].step <= steps[-2].step:
-            raise InvalidInput(f"step {steps[-1].step} follows {steps[-2].step}", where=f"{path}, line {number}")
+    for where, body in read_lines(path):
+        steps.append(from_body(Step, body, where))
+        if len(steps) > 1 and steps[-1].step <= steps[-2].step:
+            raise InvalidInput(f"step {steps[-1].step} follows {steps[-2].step}", where=where)
     return steps
 
 

@@ -23,6 +23,23 @@ STAGES = {
         {"ops": ["sum"], "devices": [2], "micro_batch": 4},
     ],
 }
+ALLOWANCE_SECONDS = 60
+"""For ranks to end, and others to start: they take a few seconds, and several times that on a busy machine."""
+LATE = """
+
+def late_accuracy(outputs, targets):
+    import pathlib, signal
+    if os.environ.get("RANK") == "1" and not (dead := pathlib.Path("dead")).exists():
+        dead.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return accuracy(outputs, targets)
+
+
+def late_task():
+    import dataclasses
+    return dataclasses.replace(task(), accuracy=late_accuracy)
+"""
+"""Rank 1 is killed while the model is evaluated."""
 WORDS = ("cluster=local:3", "--plan", "plan.json", "train.checkpoint_every=2", "run.timeout_seconds=20")
 
 
@@ -48,8 +65,9 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
     assert (lost["step"], lost["steps_lost"], lost["devices"]) == (2, 1, ["node0/cpu-0", "node0/cpu-2"])
     assert back["cause"] == "device node0/cpu-1 is back"
     assert (back["steps_lost"], len(back["devices"])) == (0, 3)
-    assert 0 < lost["seconds"] < 60
-    assert 0 < back["seconds"] < 60
+    for each in (lost, back):
+        assert 0 < each["seconds"] < ALLOWANCE_SECONDS
+        assert 0 < each["planning_seconds"] < 1
     assert "Lost: node0/cpu-1; 2 devices are left: planning again" in ran.err
     assert "on 2 devices: training goes on after step 2, 1 step lost" in ran.err
     folder = Path(ran.json["directory"])
@@ -87,12 +105,40 @@ def test_a_rank_that_raises_or_stops_is_gone_on_without(
     assert cause in lost["cause"]
     assert f"rank {fault[fault.index('rank') + 4]} (host " in lost["cause"]
     assert (lost["step"], lost["steps_lost"], len(lost["devices"])) == (2, 1, 2)
+    assert 0 < lost["seconds"] < limit + ALLOWANCE_SECONDS
+    assert 0 < lost["planning_seconds"] < 1
     folder = Path(ran.json["directory"])
     first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
     config = TrainConfig.load(folder / "config.json")
     wanted = unbroken(config, tmp_path / "unbroken", [(first, 2), (second, 6)])
     found = load_file(folder / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize("under_torchrun", [False, True])
+def test_a_rank_that_is_lost_after_the_last_checkpoint_costs_no_step(
+    under_torchrun: bool, run: Run, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It ended the run: "the training is complete", and nothing of its results was written.
+    Path("tiny.py").write_text(Path("tiny.py").read_text() + LATE)
+    words = ("train", config, "task=tiny.py:late_task", "train.checkpoint_every=2", "train.steps=4", "--elastic")
+    if under_torchrun:
+        monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        done = torchrun(2, *words, "--json", options=["--standalone", "--max-restarts", 1])
+        assert done.returncode == 0, done.stderr
+        told, result = done.stderr, json.loads(done.stdout)
+    else:
+        ran = run(*words, "run.readmit_seconds=0", "--json")
+        assert ran.code == 0, ran.err
+        told, result = ran.err, ran.json
+    assert "no step was left to do" in told
+    assert result["steps"] == 4
+    assert result["accuracy"] is not None
+    (recovery,) = result["recoveries"]
+    assert (recovery["step"], recovery["steps_lost"]) == (4, 0)
+    folder = Path(result["directory"])
+    assert json.loads((folder / "metrics.json").read_text())["steps"] == 4
+    assert not (folder / "recovering.json").exists()
 
 
 def test_torchrun_starts_the_ranks_again_in_place(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

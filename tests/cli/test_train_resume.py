@@ -93,6 +93,32 @@ def test_a_broken_run_resumes_as_if_it_had_never_broken(run: Run, broken: None) 
 
 
 @pytest.mark.usefixtures("warm_ranks")
+def test_a_run_that_broke_after_its_last_checkpoint_is_evaluated_and_saved(run: Run, broken: None) -> None:
+    # It had three steps to do, and died before its results were written: it could never be ended.
+    words = [*WORDS, "train.steps=3", "--resume", "runs/tiny-1"]
+    resumed = run(*words, "--json")
+    assert resumed.code == 0, resumed.err
+    assert "no step was left to do: none is compared with its prediction" in resumed.err
+    assert resumed.json["steps"] == 3
+    assert json.loads(Path("runs/tiny-1/metrics.json").read_text())["accuracy"] == resumed.json["accuracy"]
+    assert not Path("runs/tiny-1/trace-measured.json").exists()
+    assert [step for step, _ in losses("runs/tiny-1")] == [1, 2, 3]
+    assert run("export", "runs/tiny-1", "-o", "exported.safetensors").code == 0
+    exported = load_file("exported.safetensors")
+    assert all(torch.equal(exported[name], each) for name, each in weights("runs/tiny-1").items())
+    again = run(*words)
+    assert (again.code, again.err.count("error: ")) == (2, 1), again.err
+    assert "the training is complete: 3 of 3 steps are done" in again.err
+
+
+def test_a_run_whose_steps_are_done_and_not_told_is_no_result(run: Run, broken: None) -> None:
+    Path("runs/tiny-1/metrics.jsonl").unlink()
+    ran = run(*WORDS, "train.steps=3", "--resume", "runs/tiny-1")
+    assert (ran.code, ran.err.count("error: ")) == (4, 1), ran.err
+    assert "metrics.jsonl: tells of no step, and all 3 are done" in ran.err
+
+
+@pytest.mark.usefixtures("warm_ranks")
 def test_torchrun_resumes_on_one_process_what_two_began(broken: None) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "-m", "graphpipe"]
     words = [*command, *WORDS, "cluster=local:1", "--resume", "runs/tiny-1", "--json"]
@@ -110,7 +136,7 @@ def test_what_cannot_be_resumed(run: Run, broken: None) -> None:
         (["--resume", "runs/none"], "runs/none/checkpoints: holds no checkpoint"),
         (["--resume", "runs/tiny-1", "train.seed=1"], "was trained with seed 0, this run has seed 1"),
         (["--resume", "runs/tiny-1", "train.batch_size=8"], "was trained with mini-batches of 16, this run has"),
-        (["--resume", "runs/tiny-1", "train.steps=3"], "the training is complete: 3 of 3 steps are done"),
+        (["--resume", "runs/tiny-1", "train.steps=2"], "the training is complete: 3 of 2 steps are done"),
     ):
         ran = run(*WORDS, *words)
         assert (ran.code, ran.err.count("error: ")) == (2, 1), ran.err

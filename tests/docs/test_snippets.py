@@ -110,5 +110,27 @@ def test_what_is_wrong_in_a_command_that_is_not_run_is_found(line: str) -> None:
         check_commands(line)
 
 
-def test_the_slurm_script_is_bash() -> None:
-    subprocess.run(["bash", "-n", str(ROOT / "examples" / "slurm" / "train.sbatch")], check=True)
+def slurm_starts(folder: Path, *words: str) -> tuple[list[str], str]:
+    """Return what the script starts with these words on three nodes, and whether ranks get a store of their own."""
+    for name, body in {
+        "scontrol": "printf 'n1\\nn2\\nn3\\n'",
+        "srun": 'echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"; echo "$@"',
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    given = {"SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_ID": "77"}
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", **given}
+    script = ROOT / "examples" / "slurm" / "train.sbatch"
+    command = ["bash", str(script), *words]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    apart, started = said.splitlines()
+    return started.split(), apart
+
+
+def test_the_slurm_script_starts_torchrun(tmp_path: Path) -> None:
+    meeting = "--rdzv-backend c10d --rdzv-id 77 --rdzv-endpoint n1:29500 -m graphpipe train t.toml"
+    first = "torchrun --nnodes 3 --nproc-per-node 4 --max-restarts 0"
+    assert slurm_starts(tmp_path, "t.toml") == (f"{first} {meeting}".split(), "1")
+    # It was refused: the ranks would have shared the agents' store.
+    first = "--no-kill --kill-on-bad-exit=0 torchrun --nnodes 1:3 --nproc-per-node 4 --max-restarts 10"
+    assert slurm_starts(tmp_path, "t.toml", "--elastic") == (f"{first} {meeting} --elastic".split(), "1")

@@ -17,7 +17,8 @@ from graphpipe.run.cause import RankFailed
 from graphpipe.run.elastic import Supervisor
 from graphpipe.run.meeting import devices_of, note_return, run_folder
 from graphpipe.run.readmission import REQUEST, Readmission
-from graphpipe.run.recovery import Pending, go_on, read_recoveries, stand_still
+from graphpipe.run.recovery import RECOVERIES, Pending, go_on, read_recoveries, stand_still
+from graphpipe.run.train import METRICS
 from graphpipe.run.train_config import RunSettings
 
 
@@ -107,6 +108,29 @@ def test_how_long_a_run_stood_still_and_what_it_lost(tmp_path: Path, capsys: pyt
     assert (found.cause, found.step, found.steps_lost, found.devices) == ("second", 6, 3, without(1))
     assert 7 <= found.seconds < 17
     assert "training goes on after step 6, 3 steps lost" in capsys.readouterr().err
+
+
+def test_half_a_recovery_at_the_end_of_the_file_is_passed_over(tmp_path: Path) -> None:
+    # A kill while it was written: the run then did all its steps, and could not be ended.
+    for number in range(2):
+        stand_still(tmp_path, Pending(since=time.time(), cause=f"cause {number}", steps_done=3, devices=ALL))
+        go_on(tmp_path, 2)
+    file = tmp_path / RECOVERIES
+    file.write_text(file.read_text()[:-10])
+    assert [found.cause for found in read_recoveries(tmp_path)] == ["cause 0"]
+    stand_still(tmp_path, Pending(since=time.time(), cause="cause 2", steps_done=3, devices=ALL))
+    go_on(tmp_path, 2)  # on a line of its own
+    assert [found.cause for found in read_recoveries(tmp_path)] == ["cause 0", "cause 2"]
+    file.write_text("{\n" + file.read_text())
+    with pytest.raises(InvalidInput, match=r"recoveries.jsonl, line 1: is not JSON"):
+        read_recoveries(tmp_path)
+
+
+def test_a_rank_that_is_lost_when_the_results_are_written_ends_nothing(
+    supervise: Callable[..., list[tuple[str, ...]]], tmp_path: Path
+) -> None:
+    (tmp_path / METRICS).touch()
+    assert supervise(failed(1)) == [ALL]
 
 
 def test_a_lost_device_is_looked_at_until_it_answers(tmp_path: Path) -> None:
