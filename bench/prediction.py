@@ -3,12 +3,13 @@
 **Measured**, on the machine named in the JSON file beside this. Each model's operators are profiled here, one thread
 each; the default planner cuts the model (micro-batches of 8, mini-batch of 64); the simulator says how long a step
 takes and how much every rank holds; then the ranks train it (AdamW, all checks on). Nothing is fitted to the steps.
-What a machine's neighbours do to it changes its speed from one half minute to the next, and the profile meets another
-speed than the steps: all of that is done three times over. The row is of the round whose step error is the median; the
-errors of all rounds stand beside it.
+What a machine's neighbours do to it changes its speed for seconds at a time. So a fixed piece of work is timed before
+and after each profile and each block of steps (`bench/pace.py`): what met a pace of more than 1.1 times the least does
+not count, unless fewer than three blocks are left (`undisturbed`, of 12), and the row says less. All of that is done
+three times over. The row is of the round whose step error is the median; the errors of all rounds stand beside it.
 
-Other processes disturb: steps are taken in blocks, and the 15 steps of the blocks in which others used least of the
-cores count; `others` is what they used of them, and where that is much, a step says little. Processor time says more
+Other processes disturb as well: the 15 steps of the blocks in which others used least of the cores count; `others` is
+what they used of them, and where that is much, a step says little. Processor time says more
 then: the seconds that tasks and updates of all ranks are predicted to compute, against what the ranks used, messages
 and all else that the runtime does included.
 
@@ -16,14 +17,17 @@ Memory is what torch had allocated at the peak of a step, parameters, gradients 
 rank where the prediction is worst. Predicted are these, what samples in flight keep, what operators and the loss hold
 while they run (profiled with the times), and the buffers of messages; not copies of values that do not lie in one
 piece, nor what kernels need inside. Where the step is off by more than 10 %, the comparison of the
-traces says which work took longer or shorter than predicted, over the whole step; the steps that were recorded for it
-are others than those that were timed.
+traces says which tasks took longer or shorter than predicted, over the whole step (the JSON file has the waits for
+messages too); the steps that were recorded for it are others than those that were timed.
 """
 
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 import graphpipe as gp
+from bench.pace import Calm
 from bench.prediction_case import Measured, measured, planned
 from bench.record import save
 from bench.tables import markdown
@@ -36,20 +40,25 @@ TARGET = 0.10
 ROUNDS = 3
 NAMED = 3
 """Differences that a row shows."""
+LOOK_SECONDS = 10.0
+"""For the pace of the undisturbed machine."""
 HEADER = (
     *("model", "ranks", "stages", "predicted ms", "measured ms", "step error %", "of rounds", "processor error %"),
-    *("predicted MB", "measured MB", "memory error %", "others %", "largest differences (ms)"),
+    *("predicted MB", "measured MB", "memory error %", "others %", "undisturbed", "largest differences (ms)"),
 )
 
 
 def main() -> None:
     """Run the benchmark, write JSON and table."""
     rows: list[dict[str, Any]] = []
+    torch.set_num_threads(1)
+    alone, together = Calm(), {ranks: Calm() for _, ranks in CASES}
+    alone.watch(LOOK_SECONDS)
     for model, ranks in CASES:
         rounds: list[dict[str, Any]] = []
         for _ in range(ROUNDS):
-            plan = planned(model, ranks)
-            rounds.append(_row(model, plan, measured(model, plan)))
+            plan = planned(model, ranks, alone)
+            rounds.append(_row(model, plan, measured(model, plan, together[ranks])))
         rounds.sort(key=lambda row: row["step_error"])
         rows.append(rounds[ROUNDS // 2] | {"step_errors": [row["step_error"] for row in rounds]})
         print(*_line(rows[-1]), sep="\t", flush=True)
@@ -77,6 +86,7 @@ def _row(model: str, plan: Plan, found: Measured) -> dict[str, Any]:
         "measured_bytes": list(found.peak_bytes),
         "memory_errors": [here / there - 1 for here, there in zip(peaks, found.peak_bytes, strict=True)],
         "others": found.others,
+        "undisturbed": found.undisturbed,
         "steps": found.steps,
         "differences": [_difference(plan, each) for each in comparison.differences],
     }
@@ -90,6 +100,7 @@ def _computing(plan: Plan) -> float:
 
 def _difference(plan: Plan, it: Difference) -> dict[str, Any]:
     return {
+        "waits": it.kind in ("receive", "send"),
         "work": f"{SPAN_WORDS[it.kind]} of {plan.stages[it.stage].name}",
         "count": it.count,
         "predicted_seconds": it.predicted_seconds,
@@ -101,7 +112,8 @@ def _difference(plan: Plan, it: Difference) -> dict[str, Any]:
 def _line(row: dict[str, Any]) -> list[object]:
     worst = max(range(row["ranks"]), key=lambda rank: abs(row["memory_errors"][rank]))
     missed = abs(row["step_error"]) > TARGET
-    named = [f"{it['work']} {1e3 * it['total_seconds']:+.1f}" for it in row["differences"][:NAMED]] if missed else []
+    tasks = [it for it in row["differences"] if not it["waits"]][:NAMED]
+    named = [f"{it['work']} {1e3 * it['total_seconds']:+.1f}" for it in tasks] if missed else []
     return [
         row["model"],
         row["ranks"],
@@ -115,6 +127,7 @@ def _line(row: dict[str, Any]) -> list[object]:
         f"{row['measured_bytes'][worst] / 1e6:.2f}",
         f"{100 * row['memory_errors'][worst]:+.1f}",
         f"{100 * row['others']:.0f}",
+        row["undisturbed"],
         "; ".join(named),
     ]
 

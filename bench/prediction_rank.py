@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from bench.engines import adamw
+from bench.pace import pace
 from graphpipe.model.zoo import zoo_model
 from graphpipe.plan import Plan
 from graphpipe.run import Pipeline
@@ -38,8 +39,10 @@ def _block(
     pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, steps: int, job: str, number: int
 ) -> dict[str, Any]:
     # Steps that are timed, and between them some that are recorded, which takes longer. Every rank gets the whole
-    # trace; rank 0 keeps it.
+    # trace; rank 0 keeps it. All ranks look at the pace at the same time.
     held = pipeline.held()
+    dist.barrier()
+    found = pace()
     before, start, own = psutil.cpu_times(), time.perf_counter(), time.process_time()
     timed: list[tuple[float, float]] = []
     for step in range(steps):
@@ -55,8 +58,9 @@ def _block(
             trace.save(f"{job}.trace-{number}-{step}")
     after = psutil.cpu_times()
     idle = (after.idle + after.iowait) - (before.idle + before.iowait)
-    own = time.process_time() - own
-    return {"seconds": time.perf_counter() - start, "own": own, "idle": idle, "timed": timed}
+    own, seconds = time.process_time() - own, time.perf_counter() - start
+    dist.barrier()
+    return {"seconds": seconds, "own": own, "idle": idle, "timed": timed, "pace": max(found, pace())}
 
 
 def peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path) -> float:
