@@ -71,9 +71,9 @@ def train(
     A run that was broken off after its last checkpoint has no step left to do: it is evaluated and saved at once.
 
     Writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step, if any was
-    done here),
-    model.safetensors (the state_dict of the whole model) and what the configured loggers write; and every rank its
-    events/rank-R.jsonl (see `event`), its part of the checkpoints, and torch-profile/rank-R.json where it is asked for.
+    done here), model.safetensors (the state_dict of the whole model) and what the configured loggers write; and every
+    rank its events/rank-R.jsonl (see `event`), its part of the checkpoints, and torch-profile/rank-R.json where it is
+    asked for.
 
     Returns:
         The result; None if the ranks were asked to leave at a checkpoint (`elastic` only), and have left.
