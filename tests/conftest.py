@@ -4,13 +4,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from warm_programs import programs
 
+# Where cores are shared, an example of a third of a millisecond has taken half a second. Whole tests have their limits.
+settings.register_profile("shared cores", deadline=None)
+settings.load_profile("shared cores")
+
 LONGEST = (
     *("test_snippets", "test_hugging_face", "test_engines", "test_train_elastic", "test_hosts", "test_shapes"),
+    *("test_checkpoint_folder", "test_memory", "test_other_engines", "test_train_killed", "test_faults"),
     *("test_help_examples", "test_train", "test_train_telemetry", "test_launch", "test_train_resume"),
     *("test_lower_bound", "test_recompute", "test_site", "test_shared", "test_own_task", "test_notebook"),
 )
