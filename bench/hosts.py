@@ -1,13 +1,12 @@
 """A plan that knows of a slow link between two hosts against one that does not, on that link.
 
-Two hosts with two devices each are network namespaces of this machine (tests/run/run_namespaces.py), their links
+Two hosts with two devices each are network namespaces of this machine (bench/namespaces.py), their links
 limited in both directions by `tc tbf`. The digits example, mini-batches of 128, operators profiled here. The unaware
 plan is made for links between the hosts as fast as those inside. Both run on the limited link, started by torchrun on
 each host; seconds are the median of the steps after the first. All ranks share this machine's cores: where there are
 fewer than four, steps that the link does not hold up take longer than predicted.
 """
 
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +14,16 @@ from statistics import median
 from typing import Any
 
 import graphpipe as gp
+
+# The tests create hosts with this module too.
+from bench.host_runs import DIGITS, TRAIN_EACH, run_of, torchrun, wait
+from bench.namespaces import hosts, why_not
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.model.profile import profile
 from graphpipe.run.task import load_task
 from graphpipe.run.train import LOG
 from graphpipe.run.train_log import read_log
-
-# Where hosts are made, for tests too.
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "run"))
-from run_hosts import DIGITS, TRAIN_EACH, run_of, torchrun, wait
-from run_namespaces import hosts, why_not
 
 MEGABITS = (10, 30, 100)
 """Per second."""

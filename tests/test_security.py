@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from listeners import listeners
 from safetensors import SafetensorError
 
+from bench.listeners import listeners
 from graphpipe.costs import Cluster, CostTable
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput
 from graphpipe.graph import Graph

@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from listeners import listeners
-
+from bench.listeners import listeners
 from graphpipe.errors import InvalidInput
 from graphpipe.run.world import join
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_hosts import DIGITS, TRAIN, TRAIN_EACH, run_of, torchrun, wait
-from run_namespaces import hosts, why_not
 from safetensors.torch import load_file
 from unbroken import unbroken
 
 import graphpipe as gp
+from bench.host_runs import DIGITS, TRAIN, TRAIN_EACH, run_of, torchrun, wait
+from bench.namespaces import hosts, why_not
 from graphpipe.run.checkpoint_export import CHECKPOINTS
 from graphpipe.run.config_file import read_config
 from graphpipe.run.recovery import read_recoveries

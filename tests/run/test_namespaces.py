@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-import run_namespaces
+
+from bench import namespaces as run_namespaces
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 

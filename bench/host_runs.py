@@ -1,4 +1,4 @@
-"""What runs on the hosts of `run_namespaces`: torchrun with the same words on each, as the documentation says."""
+"""What runs on the hosts of `bench.namespaces`: torchrun with the same words on each, as the documentation says."""
 
 import subprocess
 import sys
@@ -7,16 +7,15 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from run_namespaces import Host
-
+from bench.namespaces import Host
 from graphpipe.plan import Plan
 from graphpipe.run.config_file import read_config
 from graphpipe.run.train import CONFIG, PLAN, work
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits.toml"
+DIGITS = Path(__file__).parents[1] / "examples" / "digits.toml"
 TRAIN = ("graphpipe", "train", DIGITS, "plan.costs=estimate")
 """The digits example; the costs need no measuring where the plan is given."""
-TRAIN_EACH = ("graphpipe.run.entry", "run_hosts:train_each")
+TRAIN_EACH = ("graphpipe.run.entry", "bench.host_runs:train_each")
 _PORT = 29_500
 """Where the agents meet: every network has all its ports free."""
 

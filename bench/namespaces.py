@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from listeners import listeners
 
-_IMPORTED = os.pathsep.join(str(Path(__file__).parents[up]) for up in (2, 1, 0))
+from bench.listeners import listeners
+
+_IMPORTED = str(Path(__file__).parents[1])
 _TOOLS = ("unshare", "nsenter", "ip", "tc")
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _SETUP = (
