@@ -1,14 +1,10 @@
-"""Makes `builders` importable from every test folder, starts what takes longest first, and starts ranks quickly."""
+"""Starts what takes longest first, and starts ranks quickly."""
 
 import sys
-from pathlib import Path
 
 import pytest
+from forked_programs import programs
 from hypothesis import settings
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-
-from warm_programs import programs
 
 # Where cores are shared, an example of a third of a millisecond has taken half a second. Whole tests have their limits.
 settings.register_profile("shared cores", deadline=None)

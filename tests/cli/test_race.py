@@ -3,7 +3,7 @@
 import multiprocessing
 from pathlib import Path
 
-from race_work import work
+from parallel_work import work
 
 from graphpipe.cli.race import race
 

@@ -8,7 +8,7 @@ import torch
 from cli_cases import Run, torchrun
 from processes import none_left
 from safetensors.torch import load_file
-from unbroken import unbroken
+from uninterrupted import unbroken
 
 from graphpipe.plan import Plan
 from graphpipe.run.checkpoint_folder import find

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import parallel_work
 import pytest
-import race_work
 from cli_cases import STAGES, Run
 from rich.console import Console
 
@@ -147,7 +147,7 @@ def test_compare_stops_a_planner_at_its_time_limit(run: Run, graph: Path) -> Non
 
 
 def test_compare_has_a_row_for_a_planner_that_fails(run: Run, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_search", race_work.search)
+    monkeypatch.setattr(compare, "_search", parallel_work.search)
     words = ("compare", graph, "--cluster", "summit:1x4", "--batch", 16, "--json")
     ran = run(*words, "--planners", "spp,graphpipe,piper")
     assert ran.code == 0

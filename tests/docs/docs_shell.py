@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from warm_programs import ROOT, programs
+from forked_programs import ROOT, programs
 
 
 def prepare(folder: Path) -> dict[str, str]:

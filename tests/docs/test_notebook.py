@@ -5,8 +5,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from docs_shell import prepare
+from forked_programs import ROOT
 from nbclient import NotebookClient
-from warm_programs import ROOT
 
 NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 

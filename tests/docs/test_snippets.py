@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from docs_shell import prepare
-from warm_programs import ROOT
+from forked_programs import ROOT
 
 from graphpipe.cli.main import make_parser
 

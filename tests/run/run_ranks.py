@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
 
-from warm_programs import programs
+from forked_programs import programs
 
 
 @dataclass(frozen=True)

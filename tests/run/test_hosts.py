@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from unbroken import unbroken
+from uninterrupted import unbroken
 
 import graphpipe as gp
 from bench.host_runs import DIGITS, TRAIN, TRAIN_EACH, run_of, torchrun, wait

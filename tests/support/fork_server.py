@@ -1,10 +1,10 @@
 """Processes forked from one that has imported torch and more: to start each anew would take up to eight seconds.
 
-    python warm.py serve SOCKET OWNER                  waits for commands, as long as the process OWNER lives
-    python warm.py run SOCKET graphpipe ARGUMENT...    the command line, as the installed script would run it
-    python warm.py run SOCKET python -c CODE ...       a program
-    python warm.py run SOCKET python FILE ...          the same from a file
-    python warm.py run SOCKET python -m MODULE ...     a module, such as a rank of `graphpipe train`
+    python fork_server.py serve SOCKET OWNER                  waits for commands, as long as the process OWNER lives
+    python fork_server.py run SOCKET graphpipe ARGUMENT...    the command line, as the installed script would run it
+    python fork_server.py run SOCKET python -c CODE ...       a program
+    python fork_server.py run SOCKET python FILE ...          the same from a file
+    python fork_server.py run SOCKET python -m MODULE ...     a module, such as a rank of `graphpipe train`
 
 Each command runs in a fork of its own, with the environment, working directory and files of the process that asks, and
 ends as any process: only imports are shared. The asking process ends as the command does, by the same signal if one
@@ -120,7 +120,7 @@ def _become(files: list[int], environment: dict[str, str], folder: str, command:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    # What the command starts with its own Python, ranks above all, is forked too: see warm_programs.py.
+    # What the command starts with its own Python, ranks above all, is forked too: see forked_programs.py.
     sys.executable = environment["WARM_PYTHON"]
     sys.path.pop(0)  # this file's folder
     match command:

@@ -1,4 +1,4 @@
-"""Programs whose processes are forks of a server that has imported torch and more (see warm.py)."""
+"""Programs whose processes are forks of a server that has imported torch and more (see fork_server.py)."""
 
 import os
 import shlex
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
-_WARM = Path(__file__).parent / "warm.py"
+ROOT = Path(__file__).parents[2]
+_WARM = Path(__file__).parent / "fork_server.py"
 _SECONDS = 120.0
 
 
