@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
+    support = Path(__file__).parents[1] / "support"
+    sys.path[:0] = [str(support), str(support / "models"), str(support.parents[1])]
 
 from forked_programs import programs
 

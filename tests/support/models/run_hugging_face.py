@@ -24,7 +24,7 @@ from graphpipe.plan.plan import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.tree import leaves
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 from declared_transformers import llava as declare_llava
 from declared_transformers import vilt as declare_vilt
 
