@@ -8,7 +8,8 @@ import run_shared
 import torch
 from builders import crossed
 from run_checkpoints import STEPS
-from run_engines import (
+from run_ranks import run_ranks, values
+from run_replica_syncs import (
     ENGINES,
     differ,
     reduce_some,
@@ -20,7 +21,6 @@ from run_engines import (
     train_all,
     train_alone,
 )
-from run_ranks import run_ranks, values
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.engines import check_schedule

@@ -20,6 +20,7 @@ from graphpipe.run.fault import KINDS, PHASES, check_faults, parse_fault, parse_
 from graphpipe.run.faults import LOG
 from graphpipe.run.phases import phases_by_rank
 
+RANK_FUNCTIONS = Path(__file__).parents[1] / "support" / "ranks"
 CUT, RANKS, OUTPUT_RANK = "four", 4, 3
 
 
@@ -133,7 +134,7 @@ def test_a_slow_rank_only_delays(tmp_path: Path) -> None:
 def test_a_launcher_names_a_rank_that_was_stopped_and_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", f"{RANK_FUNCTIONS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with none_left(), pytest.raises(RankFailed) as caught:
         launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), "stop@rank1:step2:phase=backward"])
     assert time.time() - caught.value.seen < 3 + 5  # the limit, and the launcher's own
@@ -147,7 +148,7 @@ def test_a_launcher_names_a_rank_that_was_stopped_and_leaves_no_process(
 def test_a_launcher_leaves_no_process_whatever_the_fault(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.chdir(RANK_FUNCTIONS)
     slow = fault.startswith("slow")
     with none_left(), nullcontext() if slow else pytest.raises(RankFailed):
         launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), fault + ":seconds=0.2" * slow])

@@ -6,9 +6,9 @@ import pytest
 import run_shared
 import torch
 from run_chain import INTERLEAVED, chain_batch, chain_pipeline
-from run_lanes import Race, Yard
 from run_models import fan_batch
 from run_scenarios import build
+from run_streams import Race, Yard
 
 from graphpipe.run import lanes as lanes_module
 from graphpipe.run.lane import Immediate, Stream, current_lane, new_lane

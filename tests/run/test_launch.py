@@ -19,7 +19,7 @@ from graphpipe.run import launch
 from graphpipe.run.cause import first_cause
 from graphpipe.run.launch import check_port
 
-HERE = Path(__file__).parent
+RANKS = Path(__file__).parents[1] / "support" / "ranks"
 WAITING = """
 import os, sys
 from pathlib import Path
@@ -32,7 +32,7 @@ launch("run_jobs:wait", 2, arguments=[folder])
 
 @pytest.fixture(autouse=True)
 def jobs_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", f"{RANKS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
 def free_port() -> int:
@@ -137,7 +137,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm_ranks")
 def test_ranks_that_a_script_starts_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """The tests' server is their parent, and lives on: nothing but the launcher's lock tells them."""
-    with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], cwd=HERE) as front:
+    with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], cwd=RANKS) as front:
         wait_for_ranks(tmp_path)
         launcher, *ranks = (psutil.Process(int((tmp_path / name).read_text())) for name in ("launcher", "0", "1"))
         assert launcher.pid != front.pid

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_numbers import STEPS, add_up
 from run_ranks import run_ranks, values
+from run_scalar_sum import STEPS, add_up
 
 from graphpipe.run.losses import is_exact, sum_of
 from graphpipe.run.numbers import Numbers

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from run_checkpoints import train_and_save
-from run_patience import LIMIT, resume_slowly, work_for
+from run_collective_calls import LIMIT, resume_slowly, work_for
 from run_ranks import run_ranks, values
 
 LONG = 2.5 * LIMIT

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_engines import train_all, train_alone
 from run_models import cross_entropy
 from run_plans import captured_plan
 from run_ranks import run_ranks, values
+from run_replica_syncs import train_all, train_alone
 from run_splits import Wrap, in_halves
 from torch import Tensor, nn
 

@@ -7,8 +7,8 @@ a small model took 54 ms a step, and 44 ms with a connection per direction.
 from pathlib import Path
 
 import pytest
+from run_p2p_groups import MESSAGES, talk
 from run_ranks import run_ranks, values
-from run_ways import MESSAGES, talk
 
 from graphpipe.run.world import join
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from run_checkpoints import two_groups
-from run_engines import CUTS, model_of, pipeline_of
 from run_models import BATCH, cross_entropy, fan_batch
+from run_replica_syncs import CUTS, model_of, pipeline_of
 from torch import Tensor
 
 from graphpipe.run import Pipeline

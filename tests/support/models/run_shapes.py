@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from run_engines import ENGINES
 from run_plans import StageLine, plan_for
+from run_replica_syncs import ENGINES
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support" / "models")]
+sys.path += [str(Path(__file__).parents[3]), str(Path(__file__).parents[1] / "models")]
 
 from bench.listeners import listeners
 from graphpipe.errors import InvalidInput

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 if __name__ == "__main__":
-    support = Path(__file__).parents[1] / "support"
+    support = Path(__file__).parents[1]
     sys.path[:0] = [str(support), str(support / "models"), str(support.parents[1])]
 
 from forked_programs import programs
