@@ -21,7 +21,7 @@ from graphpipe.cli import (
     train,
 )
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
-from graphpipe.places import describe, user_place
+from graphpipe.user_frames import describe, user_place
 
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
 VERBS = {

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from graphpipe.doctor.finding import Finding
-from graphpipe.doctor.host_memory import available_host_bytes
+from graphpipe.host_memory import available_host_bytes
 from graphpipe.units import format_bytes, format_seconds
 
 OLDEST_PYTHON = (3, 11)

@@ -15,7 +15,7 @@ from graphpipe.model.export import export_skeleton, quiet
 from graphpipe.model.granularity import is_container, whole_paths
 from graphpipe.model.skeleton import CannotFollow, Skeleton
 from graphpipe.model.torch_private import asks_for_values
-from graphpipe.places import describe, user_place
+from graphpipe.user_frames import describe, user_place
 
 _UNKNOWN = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")
 _SAMPLES = re.compile(r"\bs\d+\b")

@@ -11,8 +11,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe import errors
 from graphpipe.errors import GraphPipeError
-from graphpipe.places import user_place_in
 from graphpipe.run.whereabouts import NOBODY, last_seen
+from graphpipe.user_frames import user_place_in
 
 _LOST, _STALLED = "PeerLost", "PeerStalled"
 _WHOSE = re.compile(r"\(on rank (\d+)")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from graphpipe.errors import GraphPipeError
-from graphpipe.places import describe
 from graphpipe.run.lifeline import end_with_launcher
+from graphpipe.user_frames import describe
 
 
 def as_rank(main: Callable[[], None]) -> int:

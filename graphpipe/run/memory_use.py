@@ -6,7 +6,7 @@ import sys
 import psutil
 import torch
 
-from graphpipe.doctor.host_memory import available_host_bytes
+from graphpipe.host_memory import available_host_bytes
 
 
 def held_bytes(device: torch.device) -> float:

@@ -12,7 +12,7 @@ from torch import nn
 
 from graphpipe.errors import GraphPipeError, InvalidInput, nearest
 from graphpipe.model.inputs import Inputs
-from graphpipe.places import describe
+from graphpipe.user_frames import describe
 
 Model = tuple[nn.Module, Inputs]
 """A module with example inputs."""

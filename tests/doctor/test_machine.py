@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from graphpipe.doctor import Finding, host_memory, machine
-from graphpipe.doctor.host_memory import available_host_bytes
+from graphpipe import host_memory
+from graphpipe.doctor import Finding, machine
 from graphpipe.doctor.machine import (
     check_clock,
     check_cores,
@@ -18,6 +18,7 @@ from graphpipe.doctor.machine import (
     check_shared_memory,
     check_temporary_files,
 )
+from graphpipe.host_memory import available_host_bytes
 
 
 def says(finding: Finding, status: str, *parts: str) -> None:
