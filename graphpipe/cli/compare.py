@@ -14,8 +14,8 @@ from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.cli.race import End, race
-from graphpipe.documents import to_body
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput
+from graphpipe.files.json_document import to_body
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.registry import PLANNERS, planner
 from graphpipe.report import Outcome, Summary, compare_table, summarise, timeline

@@ -10,8 +10,8 @@ from graphpipe.doctor import Finding
 from graphpipe.doctor.extras import check_extras
 from graphpipe.doctor.machine import check_machine
 from graphpipe.doctor.network import check_network
-from graphpipe.documents import from_body, to_body
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import from_body, to_body
 from graphpipe.report import findings_table
 
 CANNOT_WORK, RANKS_FAILED = 2, 4

@@ -6,8 +6,8 @@ from graphpipe.api import choose_backwards, hand_plan, plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
-from graphpipe.documents import to_body
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import to_body
 from graphpipe.plan import Plan
 from graphpipe.plan.hand import HandPlan, load_hand_plan
 from graphpipe.plan.partition import Problem

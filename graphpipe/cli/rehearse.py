@@ -7,7 +7,7 @@ from graphpipe.api import simulate
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.costs import Cluster
-from graphpipe.documents import to_body, write_document
+from graphpipe.files.json_document import to_body, write_document
 from graphpipe.plan import Plan
 from graphpipe.schedule import schedule
 from graphpipe.units import format_seconds, parse_bytes

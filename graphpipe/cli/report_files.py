@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphpipe.api import simulate
-from graphpipe.documents import from_body, read_json
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import from_body, read_json
 from graphpipe.plan import Plan
 from graphpipe.report import Outcome, Summary
 from graphpipe.report.subject import Subject

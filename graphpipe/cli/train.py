@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.documents import from_body, to_body
 from graphpipe.errors import GraphPipeError, InvalidInput
+from graphpipe.files.json_document import from_body, to_body
 from graphpipe.plan import Plan
 from graphpipe.report import config_table
 

@@ -7,8 +7,8 @@ from graphpipe.api import check_settings, choose_backwards, estimate, plan, simu
 from graphpipe.cli.output import Output
 from graphpipe.costs import Cluster, CostModel, CostTable, resolve
 from graphpipe.costs.units_check import warn_of_units
-from graphpipe.documents import read_json
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import read_json
 from graphpipe.graph import Graph
 from graphpipe.model import split
 from graphpipe.model.capture import follow

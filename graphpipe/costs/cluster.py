@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from graphpipe.documents import fingerprint
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from graphpipe.costs.cluster import Cluster, Device, DeviceType, Link, PairLink
-from graphpipe.costs.toml_section import Section
 from graphpipe.errors import InvalidInput
-from graphpipe.toml_text import read_toml
+from graphpipe.files.toml import read_toml
+from graphpipe.files.toml_section import Section
 from graphpipe.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 
 LAUNCH_SECONDS = 5e-6

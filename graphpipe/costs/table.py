@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from graphpipe.documents import fingerprint, from_body, read_document, write_document
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import fingerprint, from_body, read_document, write_document
 from graphpipe.graph import Graph
 
 

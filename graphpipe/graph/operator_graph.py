@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from graphpipe.documents import fingerprint, from_body, read_document, write_document
+from graphpipe.files.json_document import fingerprint, from_body, read_document, write_document
 from graphpipe.graph.checks import check_graph
 from graphpipe.graph.operator import Edge, Input, Op, Origin, Shared
 

@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from graphpipe.costs import Recompute
-from graphpipe.documents import from_body, read_document
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.files.json_document import from_body, read_document
 from graphpipe.graph import Graph
 from graphpipe.plan.partition import Part, Problem, assemble
 from graphpipe.plan.plan import Plan, Stage

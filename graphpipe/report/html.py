@@ -3,7 +3,7 @@
 import html
 from pathlib import Path
 
-from graphpipe.documents import write_text
+from graphpipe.files.json_document import write_text
 from graphpipe.report.page import Panel, page
 from graphpipe.report.plan_panels import operators_panel, origin_panel, stages_panel
 from graphpipe.report.run_panels import planners_panel, training_panel

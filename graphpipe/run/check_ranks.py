@@ -12,8 +12,8 @@ import torch
 from torch.cuda import nccl
 
 from graphpipe.doctor import Finding
-from graphpipe.documents import from_body, to_body
 from graphpipe.errors import GraphPipeError
+from graphpipe.files.json_document import from_body, to_body
 from graphpipe.run.launch import launch
 from graphpipe.run.world import World, join
 from graphpipe.units import format_seconds

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from graphpipe.documents import fingerprint, from_body, read_document, write_document
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
+from graphpipe.files.json_document import fingerprint, from_body, read_document, write_document
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

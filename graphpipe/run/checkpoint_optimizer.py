@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from graphpipe.documents import Count
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import Count
 from graphpipe.run import zero
 from graphpipe.run.plain import like, plain
 from graphpipe.run.shards import in_shards

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from pydantic import ConfigDict
 
-from graphpipe.documents import Count, from_body, read_document
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
+from graphpipe.files.json_document import Count, from_body, read_document
 from graphpipe.run.data_position import Position
 from graphpipe.run.loss_scale import LossScale
 

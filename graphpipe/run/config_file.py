@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from graphpipe.documents import from_body
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.files.json_document import from_body
+from graphpipe.files.toml import parse_toml, read_toml
 from graphpipe.run.train_config import TrainConfig
-from graphpipe.toml_text import parse_toml, read_toml
 
 PREFIX = "GRAPHPIPE__"
 """Of environment variables: GRAPHPIPE__TRAIN__STEPS=50 stands for train.steps=50."""

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from graphpipe.documents import to_body
+from graphpipe.files.json_document import to_body
+from graphpipe.files.toml import read_toml
 from graphpipe.run.config_file import read_settings
 from graphpipe.run.train_config import TrainConfig
-from graphpipe.toml_text import read_toml
 
 Key = tuple[str, ...]
 

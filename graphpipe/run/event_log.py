@@ -9,10 +9,10 @@ from pathlib import Path
 from traceback import format_exception
 from typing import Any, TextIO, cast, get_args
 
-from graphpipe.documents import from_body, to_body
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import from_body, to_body
+from graphpipe.files.json_lines import end_line
 from graphpipe.run.event import VERSION, Event, FailureEvent, Line
-from graphpipe.run.lines import end_line
 from graphpipe.run.recorder import Doing
 
 EVENTS = "events"

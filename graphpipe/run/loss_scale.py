@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from graphpipe.documents import Count
+from graphpipe.files.json_document import Count
 
 GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
 

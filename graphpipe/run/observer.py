@@ -11,7 +11,7 @@ from typing import TextIO
 
 import torch
 
-from graphpipe.documents import to_body
+from graphpipe.files.json_document import to_body
 from graphpipe.run.event import CheckpointEvent, EndEvent, MemoryEvent, StartEvent, StepEvent
 from graphpipe.run.event_log import EventLog, failure, open_events
 from graphpipe.run.held import Held

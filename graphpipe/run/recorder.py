@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.profiler import record_function
 
-from graphpipe.documents import from_body, to_body
+from graphpipe.files.json_document import from_body, to_body
 from graphpipe.model.torch_private import profiling
 from graphpipe.plan import Plan
 from graphpipe.run.clock import Clock, Moment, clock_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from graphpipe.documents import from_body, read_document, to_body, write_document
-from graphpipe.run.lines import end_line, read_lines
+from graphpipe.files.json_document import from_body, read_document, to_body, write_document
+from graphpipe.files.json_lines import end_line, read_lines
 from graphpipe.units import format_seconds
 
 RECOVERIES = "recoveries.jsonl"

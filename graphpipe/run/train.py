@@ -11,8 +11,8 @@ from operator import length_hint
 from pathlib import Path
 from typing import cast
 
-from graphpipe.documents import to_body, write_text
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import to_body, write_text
 from graphpipe.plan import Plan
 from graphpipe.run.banner import show_banner
 from graphpipe.run.checkpoint import Checkpoints

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from graphpipe.documents import from_body, read_document, write_document
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import from_body, read_document, write_document
 from graphpipe.run.engine import EngineName, check_engine
 from graphpipe.run.fault import parse_faults
 from graphpipe.run.precision import PrecisionName

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from graphpipe.documents import from_body, to_body, write_text
 from graphpipe.errors import InvalidInput
-from graphpipe.run.lines import read_lines
+from graphpipe.files.json_document import from_body, to_body, write_text
+from graphpipe.files.json_lines import read_lines
 from graphpipe.run.train_result import Step
 
 

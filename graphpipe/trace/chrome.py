@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graphpipe.documents import write_text
+from graphpipe.files.json_document import write_text
 from graphpipe.trace.trace import Span, Trace
 
 Event = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from graphpipe.documents import from_body, read_document, write_document
+from graphpipe.files.json_document import from_body, read_document, write_document
 
 SpanKind = Literal["F", "B", "I", "W", "send", "receive", "reduce", "optimizer"]
 SPAN_WORDS: Mapping[SpanKind, str] = {

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from graphpipe.cli import compare
 from graphpipe.costs import CostTable
-from graphpipe.documents import to_body
+from graphpipe.files.json_document import to_body
 from graphpipe.graph import Graph
 from graphpipe.plan import Plan
 from graphpipe.report import timeline

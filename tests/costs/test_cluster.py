@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from graphpipe.costs import Cluster, Device, DeviceType, Link, PairLink
-from graphpipe.documents import from_body, to_body
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import from_body, to_body
 
 NEAR = Link(latency_seconds=1.0, bandwidth_bytes_per_second=100.0)
 FAR = Link(latency_seconds=10.0, bandwidth_bytes_per_second=10.0)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from problems import towers
 
-from graphpipe.documents import digest
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import digest
 from graphpipe.plan.hand import HandPlan, HandStage, load_hand_plan, plan_by_hand
 from graphpipe.plan.options import Options
 from graphpipe.plan.plan import Plan

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from graphpipe.documents import from_body, to_body
+from graphpipe.files.json_document import from_body, to_body
 from graphpipe.run.data_position import Position, Reader
 from graphpipe.run.random_state import RandomState
 from graphpipe.run.task import Batch, Task

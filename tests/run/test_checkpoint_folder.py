@@ -23,8 +23,8 @@ from run_models import fan_batch
 from run_ranks import run_ranks, values
 from safetensors.torch import load_file, save_file
 
-from graphpipe.documents import digest, to_body
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
+from graphpipe.files.json_document import digest, to_body
 from graphpipe.run import checkpoint as saving
 from graphpipe.run.checkpoint import Checkpoints, settle
 from graphpipe.run.checkpoint_export import export

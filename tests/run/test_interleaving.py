@@ -8,7 +8,7 @@ from run_chain import INTERLEAVED, chain, chain_batch, chain_pipeline, train_cha
 from run_models import cross_entropy
 from run_ranks import run_ranks, values
 
-from graphpipe.documents import from_body
+from graphpipe.files.json_document import from_body
 from graphpipe.schedule import lower, schedule
 from graphpipe.trace import Trace
 

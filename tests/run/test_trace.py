@@ -8,8 +8,8 @@ from run_models import BATCH, STAGES, fan_batch
 from run_ranks import run_ranks, values
 from run_scenarios import build, traced
 
-from graphpipe.documents import from_body
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import from_body
 from graphpipe.trace import Trace
 
 

@@ -12,7 +12,7 @@ from run_splits import in_halves
 from torch import Tensor, nn
 
 from graphpipe.costs import Recompute
-from graphpipe.documents import to_body
+from graphpipe.files.json_document import to_body
 from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
 

@@ -14,8 +14,8 @@ from run_models import BATCH, STAGES, Both, Join, contrastive, cross_entropy, fa
 from run_plans import captured_plan, hand_split, in_bursts, plan_of
 from torch import Tensor, nn
 
-from graphpipe.documents import to_body
 from graphpipe.errors import NonFiniteLoss
+from graphpipe.files.json_document import to_body
 from graphpipe.model.dag_module import DagModule
 from graphpipe.plan import Plan
 from graphpipe.run import Pipeline

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ConfigDict
 
-from graphpipe.documents import fingerprint, from_body, read_document, read_json, write_document, write_text
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_document import fingerprint, from_body, read_document, read_json, write_document, write_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import pytest
 
 from graphpipe.costs import Cluster
 from graphpipe.errors import InvalidInput
+from graphpipe.files.toml import DEEPEST, read_toml
 from graphpipe.run.config_file import read_config
-from graphpipe.toml_text import DEEPEST, read_toml
 
 
 @pytest.mark.parametrize("load", [read_toml, read_config, Cluster.load])

@@ -1,0 +1,1 @@
+"""File formats and file locks, used by every other room."""
