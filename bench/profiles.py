@@ -10,7 +10,7 @@ from typing import Any
 from bench.case import limited_row
 from bench.record import save
 from bench.tables import markdown
-from graphpipe.graph.pipedream import read_pipedream
+from graphpipe.graph.import_pipedream import read_pipedream
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "pipedream"
 DEVICES = (4, 8, 16, 64)

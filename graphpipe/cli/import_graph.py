@@ -4,8 +4,8 @@ import argparse
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.graph.pipedream import read_pipedream
-from graphpipe.graph.piper import read_piper
+from graphpipe.graph.import_pipedream import read_pipedream
+from graphpipe.graph.import_piper import read_piper
 
 READERS = {"pipedream": read_pipedream, "piper": read_piper}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.graph.importing import warn_of_units
+from graphpipe.graph.import_common import warn_of_units
 
 if TYPE_CHECKING:
     from graphpipe.model.capture import Captured

@@ -1,6 +1,6 @@
 """Series-parallel decomposition of any operator graph."""
 
-from graphpipe.graph.cores import collapse_cores, contract_bicliques, drop_transitive_edges
+from graphpipe.graph.irreducible import collapse_cores, contract_bicliques, drop_transitive_edges
 from graphpipe.graph.operator_graph import Graph
 from graphpipe.graph.reduction import Network
 from graphpipe.graph.tree import Leaf, Parallel, Series

@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, read_json
-from graphpipe.graph.importing import build, check_amount, check_samples
+from graphpipe.graph.import_common import build, check_amount, check_samples
 from graphpipe.graph.operator import Edge, Measured, Op, Work
 from graphpipe.graph.operator_graph import Graph
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.graph.importing import build, check_amount, check_samples, read_lines, without
+from graphpipe.graph.import_common import build, check_amount, check_samples, read_lines, without
 from graphpipe.graph.operator import Edge, Measured, Op, Work
 from graphpipe.graph.operator_graph import Graph
 
