@@ -17,7 +17,7 @@ import graphpipe as gp
 from bench.engines import adamw
 from bench.record import save
 from bench.tables import markdown
-from graphpipe.costs.cluster import Device, DeviceType, Link
+from graphpipe.cluster.cluster import Device, DeviceType, Link
 from graphpipe.costs.profiler import Effort
 from graphpipe.model.zoo import gpt, mmt
 from graphpipe.model.zoo.zoo_model import ZooModel

@@ -11,7 +11,8 @@ import torch
 
 import graphpipe as gp
 from bench.pace import Calm, pace
-from graphpipe.costs import Cluster, CostTable
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable
 from graphpipe.model.zoo import ZooModel, zoo_model
 from graphpipe.plan import Plan
 from graphpipe.run.launch import launch

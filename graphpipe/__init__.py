@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from graphpipe.api import choose_backwards, estimate, hand_plan, plan, simulate
-from graphpipe.costs import Cluster, CostTable
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable
 from graphpipe.errors import (
     CheckpointCorrupt,
     GraphPipeError,

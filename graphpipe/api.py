@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from graphpipe.costs import Cluster, CostTable
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph

@@ -81,8 +81,8 @@ def test_no_import_cycles() -> None:
 
 def test_the_scan_tells_eager_imports_from_lazy_ones() -> None:
     assert "graphpipe.errors" in imported("graphpipe.units", lazy=False)
-    assert "graphpipe.costs.presets" in imported("graphpipe.costs.cluster", lazy=True)
-    assert "graphpipe.costs.presets" not in imported("graphpipe.costs.cluster", lazy=False)
+    assert "graphpipe.cluster.presets" in imported("graphpipe.cluster.cluster", lazy=True)
+    assert "graphpipe.cluster.presets" not in imported("graphpipe.cluster.cluster", lazy=False)
 
 
 def test_a_rank_starts_without_what_few_ranks_need() -> None:

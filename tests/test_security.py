@@ -13,7 +13,8 @@ import pytest
 from safetensors import SafetensorError
 
 from bench.listeners import listeners
-from graphpipe.costs import Cluster, CostTable
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.plan import Plan

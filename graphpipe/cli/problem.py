@@ -4,7 +4,8 @@ import argparse
 
 from graphpipe.api import estimate
 from graphpipe.cli.model_word import Found, find
-from graphpipe.costs import CostModel, CostTable, resolve
+from graphpipe.cluster.presets import resolve
+from graphpipe.costs import CostModel, CostTable
 from graphpipe.costs.units_check import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.plan.partition import Problem

@@ -6,7 +6,7 @@ import time
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.model_word import MODEL_HELP, find_model
 from graphpipe.cli.output import Output
-from graphpipe.costs import resolve
+from graphpipe.cluster.presets import resolve
 from graphpipe.units import format_seconds
 
 EXAMPLE = """\

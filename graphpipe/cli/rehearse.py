@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from graphpipe.api import simulate
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.costs import Cluster
+from graphpipe.cluster import Cluster
 from graphpipe.files.json_document import to_body, write_document
 from graphpipe.plan import Plan
 from graphpipe.schedule import schedule

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from graphpipe.api import check_settings, choose_backwards, estimate, plan, simulate
 from graphpipe.cli.output import Output
-from graphpipe.costs import Cluster, CostModel, CostTable, resolve
+from graphpipe.cluster import Cluster
+from graphpipe.cluster.presets import resolve
+from graphpipe.costs import CostModel, CostTable
 from graphpipe.costs.units_check import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import read_json

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from graphpipe.cli.output import Output
 from graphpipe.cli.training import load_plan, make_plan, plan_for, save_plan
-from graphpipe.costs import Cluster, resolve
+from graphpipe.cluster import Cluster
+from graphpipe.cluster.presets import resolve
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.run import train as files

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphpipe.costs.cluster import Cluster, DeviceType
+from graphpipe.cluster.cluster import Cluster, DeviceType
 from graphpipe.costs.table import CostTable, Curve, OpCost
 from graphpipe.graph import Graph, Measured, Op
 

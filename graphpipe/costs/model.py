@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpipe.costs.cluster import Cluster, slowest_seconds
+from graphpipe.cluster.cluster import Cluster, slowest_seconds
 from graphpipe.costs.recompute import Recompute, regions
 from graphpipe.costs.table import CostTable, Curve, Temporaries
 from graphpipe.graph import Graph

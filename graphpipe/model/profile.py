@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphpipe.costs import Cluster, CostTable, Temporaries
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable, Temporaries
 from graphpipe.costs.profiler import Effort, OpRun, one_pass, profile_ops
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphpipe.costs import Cluster, CostTable
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable
 from graphpipe.costs.profiler import OpRun
 from graphpipe.graph import Graph
 from graphpipe.model.program import StageProgram

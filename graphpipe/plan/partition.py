@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from graphpipe.costs import Cluster, CostTable, Recompute
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable, Recompute
 from graphpipe.graph import Graph
 from graphpipe.plan.in_flight import in_flight_samples
 from graphpipe.plan.placement import place

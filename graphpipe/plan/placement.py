@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from graphpipe.costs import Cluster
+from graphpipe.cluster import Cluster
 
 
 def place(

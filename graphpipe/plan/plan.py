@@ -8,7 +8,8 @@ from typing import Any, Literal, cast
 
 from pydantic import ConfigDict
 
-from graphpipe.costs import Cluster, CostModel, CostTable, Recompute
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostModel, CostTable, Recompute
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.files.json_document import digest, fingerprint, from_body, read_document, write_document
 from graphpipe.graph import Graph

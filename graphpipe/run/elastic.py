@@ -41,7 +41,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graphpipe.costs import Cluster
+from graphpipe.cluster import Cluster
 from graphpipe.plan import Plan
 from graphpipe.run.cause import RankFailed
 from graphpipe.run.checkpoint_export import CHECKPOINTS

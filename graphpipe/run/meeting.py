@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from graphpipe.costs import Cluster
+from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.run.recovery import Pending, stand_still
 from graphpipe.run.train import LOG, METRICS

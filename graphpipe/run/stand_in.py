@@ -3,8 +3,9 @@
 import os
 from dataclasses import dataclass, replace
 
-from graphpipe.costs import Cluster, CostTable, Curve
-from graphpipe.costs.cluster import Link
+from graphpipe.cluster import Cluster
+from graphpipe.cluster.cluster import Link
+from graphpipe.costs import CostTable, Curve
 from graphpipe.costs.table import OpCost
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan, StageEdge

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from graphpipe.costs import Cluster
+from graphpipe.cluster import Cluster
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

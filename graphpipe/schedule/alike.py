@@ -4,8 +4,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from graphpipe.costs import Link
-from graphpipe.costs.cluster import slowest_seconds
+from graphpipe.cluster import Link
+from graphpipe.cluster.cluster import slowest_seconds
 
 
 @dataclass(frozen=True, slots=True)

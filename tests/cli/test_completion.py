@@ -9,7 +9,7 @@ from cli_cases import Run
 
 from graphpipe.cli.completion import CLUSTERS, completion
 from graphpipe.cli.main import VERBS, make_parser
-from graphpipe.costs import resolve
+from graphpipe.cluster.presets import resolve
 from graphpipe.model.zoo import ZOO
 from graphpipe.plan.registry import PLANNERS
 from graphpipe.schedule.choice import CHOICES

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpipe.costs import Cluster, Device, DeviceType, Link, OpCost, estimate, preset
+from graphpipe.cluster import Cluster, Device, DeviceType, Link
+from graphpipe.cluster.presets import preset
+from graphpipe.costs import OpCost, estimate
 from graphpipe.graph import Edge, Graph, Measured, Op, Work
 
 LINK = Link(latency_seconds=0, bandwidth_bytes_per_second=1)

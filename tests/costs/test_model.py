@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from graphpipe.costs import Cluster, CostModel, CostTable, Curve, Device, DeviceType, Link, OpCost, regions
+from graphpipe.cluster import Cluster, Device, DeviceType, Link
+from graphpipe.costs import CostModel, CostTable, Curve, OpCost, regions
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graphpipe.costs import Cluster
+from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.files.toml import DEEPEST, read_toml
 from graphpipe.run.config_file import read_config

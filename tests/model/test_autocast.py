@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.api import hand_plan
-from graphpipe.costs import estimate, resolve
+from graphpipe.cluster.presets import resolve
+from graphpipe.costs import estimate
 from graphpipe.model import capture
 from graphpipe.model.autocast import autocast_specs
 from graphpipe.model.split import split

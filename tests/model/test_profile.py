@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from graphpipe.costs import Cluster, CostModel, Device, DeviceType, Link
+from graphpipe.cluster import Cluster, Device, DeviceType, Link
+from graphpipe.costs import CostModel
 from graphpipe.costs.profiler import Effort
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture import capture

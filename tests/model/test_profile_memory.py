@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graphpipe.costs import Cluster, Curve
+from graphpipe.cluster import Cluster
+from graphpipe.costs import Curve
 from graphpipe.costs.profiler import Effort, OpRun
 from graphpipe.model import capture
 from graphpipe.model.inputs import name_inputs

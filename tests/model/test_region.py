@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.api import estimate, hand_plan
-from graphpipe.costs import Recompute, resolve
+from graphpipe.cluster.presets import resolve
+from graphpipe.costs import Recompute
 from graphpipe.model import capture, split
 from graphpipe.model.program import StageProgram
 from graphpipe.model.region import regions_of

@@ -9,7 +9,7 @@ import pytest
 from run_models import BATCH, STAGES, fan, fan_batch
 from run_plans import plan_of
 
-from graphpipe.costs import Cluster
+from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.run import elastic

@@ -8,7 +8,9 @@ from run_memory import peak_of_a_step
 from run_ranks import run_ranks, values
 
 from graphpipe.api import hand_plan, plan, simulate
-from graphpipe.costs import Cluster, CostTable, resolve
+from graphpipe.cluster import Cluster
+from graphpipe.cluster.presets import resolve
+from graphpipe.costs import CostTable
 from graphpipe.costs.profiler import Effort
 from graphpipe.graph import Graph
 from graphpipe.model import capture

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from graphpipe.api import estimate, hand_plan
-from graphpipe.costs import Recompute, resolve
+from graphpipe.cluster.presets import resolve
+from graphpipe.costs import Recompute
 from graphpipe.model import capture
 from graphpipe.model.living import Living
 from graphpipe.model.zoo import zoo_model

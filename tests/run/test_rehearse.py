@@ -14,7 +14,7 @@ from builders import Part, make_plan, share
 from processes import below, still_there
 
 from graphpipe.cli import main
-from graphpipe.costs.cluster import Cluster, Link
+from graphpipe.cluster.cluster import Cluster, Link
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.run.rehearse import rehearse

@@ -6,7 +6,7 @@ import pytest
 from builders import Part, chain, make_plan, plans, temporaries
 from hypothesis import given, settings
 
-from graphpipe.costs import Link
+from graphpipe.cluster import Link
 from graphpipe.plan import Plan
 from graphpipe.plan.bounds import needed_bytes
 from graphpipe.schedule import Schedule

@@ -6,7 +6,7 @@ import pytest
 from builders import Part, chain, make_plan, plans, share
 from hypothesis import given, settings
 
-from graphpipe.costs import Link
+from graphpipe.cluster import Link
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.plan.bounds import bottleneck_seconds, least_step_seconds, needed_bytes, update_seconds

@@ -10,7 +10,8 @@ from builders import Part, chain, make_plan, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphpipe.costs import Curve, Link
+from graphpipe.cluster import Link
+from graphpipe.costs import Curve
 from graphpipe.plan import Plan
 from graphpipe.plan.bounds import needed_bytes
 from graphpipe.schedule import Schedule, zb_auto, zb_h1

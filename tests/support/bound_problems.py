@@ -7,7 +7,8 @@ from functools import cache
 import numpy as np
 from problems import cluster, table
 
-from graphpipe.costs import Cluster, CostModel, Link, PairLink
+from graphpipe.cluster import Cluster, Link, PairLink
+from graphpipe.costs import CostModel
 from graphpipe.graph import Edge, Graph, Op, Work
 from graphpipe.plan.hand import HandPlan, HandStage
 from graphpipe.plan.partition import Problem

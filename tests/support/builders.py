@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from graphpipe.costs import Cluster, CostTable, Curve, Device, DeviceType, Link, OpCost, Recompute, Temporaries
+from graphpipe.cluster import Cluster, Device, DeviceType, Link
+from graphpipe.costs import CostTable, Curve, OpCost, Recompute, Temporaries
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.plan import Plan, Stage, StageEdge
 

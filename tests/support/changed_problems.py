@@ -3,7 +3,8 @@
 import random
 from dataclasses import replace
 
-from graphpipe.costs import Curve, Device, Link
+from graphpipe.cluster import Device, Link
+from graphpipe.costs import Curve
 from graphpipe.plan.partition import Problem
 
 

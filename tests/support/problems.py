@@ -6,7 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from graphpipe.costs import Cluster, CostModel, CostTable, Curve, Device, DeviceType, Link, OpCost
+from graphpipe.cluster import Cluster, Device, DeviceType, Link
+from graphpipe.costs import CostModel, CostTable, Curve, OpCost
 from graphpipe.graph import Edge, Graph, Op, Work
 from graphpipe.plan.partition import Problem
 from graphpipe.plan.settings import stage_seconds

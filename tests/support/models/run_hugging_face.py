@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
 from graphpipe.api import estimate, hand_plan, plan
-from graphpipe.costs import Cluster, Device, DeviceType, Link
+from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.graph import Graph
 from graphpipe.model import capture
 from graphpipe.model.hugging_face import TransformersModel, from_transformers

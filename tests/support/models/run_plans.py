@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from graphpipe.costs import Cluster, CostTable
-from graphpipe.costs.cluster import Device, DeviceType, Link
+from graphpipe.cluster import Cluster
+from graphpipe.cluster.cluster import Device, DeviceType, Link
+from graphpipe.costs import CostTable
 from graphpipe.graph import Edge, Graph, Input, Op, Origin
 from graphpipe.model import DagModule, capture
 from graphpipe.model.program import ValueSpec

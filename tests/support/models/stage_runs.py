@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from graphpipe.costs import Cluster, CostTable
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable
 from graphpipe.graph import Graph
 from graphpipe.model import StageProgram
 from graphpipe.model.torch_private import flatten

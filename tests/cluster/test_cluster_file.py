@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from graphpipe.costs import Cluster, Device, DeviceType, Link, PairLink, cluster_file
+from graphpipe.cluster import Cluster, Device, DeviceType, Link, PairLink, cluster_file
 from graphpipe.errors import InvalidInput
 
 TEXT = """

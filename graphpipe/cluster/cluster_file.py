@@ -39,7 +39,7 @@ bandwidth = "25 GB/s"
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphpipe.costs.cluster import Cluster, Device, DeviceType, Link, PairLink
+from graphpipe.cluster.cluster import Cluster, Device, DeviceType, Link, PairLink
 from graphpipe.errors import InvalidInput
 from graphpipe.files.toml import read_toml
 from graphpipe.files.toml_section import Section

@@ -187,7 +187,7 @@ class Cluster:
         Raises:
             InvalidInput: an unknown preset (the nearest name is given) or a malformed size.
         """
-        from graphpipe.costs.presets import preset
+        from graphpipe.cluster.presets import preset
 
         return preset(spec)
 
@@ -198,7 +198,7 @@ class Cluster:
         Raises:
             InvalidInput: unreadable, not TOML, an unknown key, or a value out of range (the key is named).
         """
-        from graphpipe.costs.cluster_file import load
+        from graphpipe.cluster.cluster_file import load
 
         return load(path)
 

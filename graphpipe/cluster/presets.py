@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphpipe.costs.cluster import Cluster, Device, DeviceType, Link
-from graphpipe.costs.cluster_file import load
+from graphpipe.cluster.cluster import Cluster, Device, DeviceType, Link
+from graphpipe.cluster.cluster_file import load
 from graphpipe.errors import InvalidInput, nearest
 
 MOST_DEVICES = 65_536

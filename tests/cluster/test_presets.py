@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from graphpipe.costs import Cluster, preset, resolve
+from graphpipe.cluster import Cluster
+from graphpipe.cluster.presets import preset, resolve
 from graphpipe.errors import InvalidInput
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphpipe.costs import Cluster, Device, DeviceType, Link, PairLink
+from graphpipe.cluster import Cluster, Device, DeviceType, Link, PairLink
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, to_body
 
