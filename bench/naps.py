@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from graphpipe.costs import Curve
-from graphpipe.costs.table import OpCost
+from graphpipe.costs.cost_table import OpCost
 from graphpipe.graph import Edge
 from graphpipe.model import DagModule
 from graphpipe.run.emulate import sleep

@@ -6,7 +6,7 @@ from graphpipe.api import estimate
 from graphpipe.cli.model_word import Found, find
 from graphpipe.cluster.presets import resolve
 from graphpipe.costs import CostModel, CostTable
-from graphpipe.costs.units_check import warn_of_units
+from graphpipe.costs.check_units import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.plan.partition import Problem
 

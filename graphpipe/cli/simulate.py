@@ -5,7 +5,7 @@ import argparse
 from graphpipe.api import simulate
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.costs.units_check import warn_of_units
+from graphpipe.costs.check_units import warn_of_units
 from graphpipe.files.json_document import to_body
 from graphpipe.plan import Plan, Prediction
 from graphpipe.report import summarise, summary_lines, timeline

@@ -8,7 +8,7 @@ from graphpipe.cli.output import Output
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.presets import resolve
 from graphpipe.costs import CostModel, CostTable
-from graphpipe.costs.units_check import warn_of_units
+from graphpipe.costs.check_units import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import read_json
 from graphpipe.graph import Graph

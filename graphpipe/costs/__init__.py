@@ -1,10 +1,10 @@
 """What it costs: the cluster, the cost table, the analytic model and the profiler."""
 
 from graphpipe.costs.analytic import estimate
-from graphpipe.costs.model import CostModel, TaskSeconds
-from graphpipe.costs.recompute import Recompute, regions
-from graphpipe.costs.table import CostTable, Curve, OpCost, Temporaries
-from graphpipe.costs.task_bytes import TaskBytes, task_bytes
+from graphpipe.costs.cost_model import CostModel, TaskSeconds
+from graphpipe.costs.cost_table import CostTable, Curve, OpCost, Temporaries
+from graphpipe.costs.recompute_regions import Recompute, regions
+from graphpipe.costs.task_memory import TaskBytes, task_bytes
 
 __all__ = [
     "CostModel",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from graphpipe.cluster.cluster import Cluster, DeviceType
-from graphpipe.costs.table import CostTable, Curve, OpCost
+from graphpipe.costs.cost_table import CostTable, Curve, OpCost
 from graphpipe.graph import Graph, Measured, Op
 
 COMPUTE_SHARE = 3

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from graphpipe.costs.table import Curve
+from graphpipe.costs.cost_table import Curve
 
 
 def fit_curve(seconds: Mapping[int, float]) -> Curve:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from graphpipe.costs.cost_table import Curve, OpCost
 from graphpipe.costs.fit import fit_curve, relative_error
-from graphpipe.costs.table import Curve, OpCost
 from graphpipe.errors import InvalidInput
 
 WINDOW_BYTES = 64 * 2**20

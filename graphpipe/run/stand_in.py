@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.cluster import Link
 from graphpipe.costs import CostTable, Curve
-from graphpipe.costs.table import OpCost
+from graphpipe.costs.cost_table import OpCost
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan, StageEdge
 from graphpipe.trace import Trace

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from graphpipe.costs.model import CostModel
-from graphpipe.costs.recompute import Recompute
+from graphpipe.costs.cost_model import CostModel
+from graphpipe.costs.recompute_regions import Recompute
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.cluster.cluster import Cluster, slowest_seconds
-from graphpipe.costs.recompute import Recompute, regions
-from graphpipe.costs.table import CostTable, Curve, Temporaries
+from graphpipe.costs.cost_table import CostTable, Curve, Temporaries
+from graphpipe.costs.recompute_regions import Recompute, regions
 from graphpipe.graph import Graph
 
 Array = NDArray[np.float64]

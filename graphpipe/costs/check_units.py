@@ -2,7 +2,7 @@
 
 import warnings
 
-from graphpipe.costs.model import CostModel
+from graphpipe.costs.cost_model import CostModel
 
 LONGEST_SECONDS = 20.0
 """Forward and backward of one sample of any model worth planning take less, alone on one device."""
