@@ -10,9 +10,9 @@ from scipy.sparse import coo_array
 import graphpipe as gp
 from graphpipe.plan.bounds import bottleneck_seconds
 from graphpipe.plan.least_seconds import LeastSeconds
-from graphpipe.plan.partition import Part, Problem, assemble
-from graphpipe.plan.tail import Tail
 from graphpipe.plan.verify import verify
+from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.planners.problem.whole_batch_tail import Tail
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
-from graphpipe.plan.options import Objective, Options
-from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.registry import planner as planner_named
 from graphpipe.plan.verify import verify
+from graphpipe.planners.problem.options import Objective, Options
+from graphpipe.planners.problem.partition import Problem
 from graphpipe.schedule.choice import AUTO, best_scheduled, check_choice, scheduled
 from graphpipe.schedule.zero_bubble import SPLIT
 from graphpipe.simulate import predict, simulate, step_seconds

@@ -8,7 +8,7 @@ from graphpipe.cluster.presets import resolve
 from graphpipe.costs import CostModel, CostTable
 from graphpipe.costs.check_units import warn_of_units
 from graphpipe.errors import InvalidInput
-from graphpipe.plan.partition import Problem
+from graphpipe.planners.problem.partition import Problem
 
 
 def read_problem(args: argparse.Namespace) -> tuple[Problem, Found]:

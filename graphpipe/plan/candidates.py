@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from graphpipe.plan.draft import Draft
-from graphpipe.plan.options import Objective
+from graphpipe.planners.problem.options import Objective
 
 FINALISTS = 12
 _CLOSE = 1.15

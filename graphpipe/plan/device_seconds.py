@@ -3,7 +3,7 @@
 import numpy as np
 
 from graphpipe.plan.least_seconds import Array, LeastSeconds
-from graphpipe.plan.partition import Problem
+from graphpipe.planners.problem.partition import Problem
 
 _HALVINGS = 40
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
-from graphpipe.plan.partition import Problem
-from graphpipe.plan.tail import whole_batch_tail
+from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.problem.whole_batch_tail import whole_batch_tail
 
 Array = NDArray[np.float64]
 _ROUNDED = 1 + 1e-6

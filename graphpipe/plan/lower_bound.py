@@ -11,9 +11,9 @@ from graphpipe.plan.device_seconds import device_seconds_bound
 from graphpipe.plan.least_seconds import LeastSeconds
 from graphpipe.plan.menus import any_stages, one_stage_each
 from graphpipe.plan.packing import packing_bound
-from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan, Prediction, Stage
-from graphpipe.plan.tail import whole_batch_tail
+from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.problem.whole_batch_tail import whole_batch_tail
 
 
 def bottleneck_bound(

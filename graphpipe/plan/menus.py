@@ -8,7 +8,7 @@ from graphpipe.plan.chains import Chain, chains
 from graphpipe.plan.knapsack import Menu
 from graphpipe.plan.least_seconds import Array, LeastSeconds
 from graphpipe.plan.packing import Packing
-from graphpipe.plan.partition import Problem
+from graphpipe.planners.problem.partition import Problem
 
 _LONGEST = 128
 """Operators of a chain; longer ones are cut, which only forgets that stages are unbroken there."""

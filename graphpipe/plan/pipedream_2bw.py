@@ -13,10 +13,10 @@ References:
 from collections.abc import Iterable
 
 from graphpipe.plan.baseline import Baseline, degrees_of
-from graphpipe.plan.options import Options
-from graphpipe.plan.partition import Part, Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.stage_loads import Landscape, StageLoads, uniform_partitions
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Part, Problem
 
 
 def plan_pipedream_2bw(problem: Problem, options: Options) -> Plan:

@@ -17,10 +17,10 @@ import numpy as np
 
 from graphpipe.plan.baseline import Baseline, degrees_of
 from graphpipe.plan.downsets import Downsets
-from graphpipe.plan.options import Options
-from graphpipe.plan.partition import Part, Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.stage_loads import BOTH, Landscape, StageLoads
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Part, Problem
 
 
 def plan_piper(problem: Problem, options: Options) -> Plan:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from graphpipe.errors import Infeasible
 from graphpipe.plan.baseline import Baseline, degrees_of
 from graphpipe.plan.bounds import memory_shortfall, seconds_per_sample
-from graphpipe.plan.options import Options
-from graphpipe.plan.partition import Part, Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.stage_loads import BOTH, Landscape, StageLoads
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Part, Problem
 
 
 def with_recomputation(problem: Problem, options: Options, planner: str, find: Callable[[Problem], Plan]) -> Plan:

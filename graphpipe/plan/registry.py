@@ -7,13 +7,13 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.plan.dapple import plan_dapple
 from graphpipe.plan.gpipe import plan_gpipe
 from graphpipe.plan.graphpipe import plan_graphpipe
-from graphpipe.plan.options import Options
-from graphpipe.plan.partition import Problem
 from graphpipe.plan.pipedream import plan_pipedream
 from graphpipe.plan.pipedream_2bw import plan_pipedream_2bw
 from graphpipe.plan.piper import plan_piper
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.spp import plan_spp
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Problem
 
 Planner = Callable[[Problem, Options], Plan]
 

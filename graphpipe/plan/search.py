@@ -15,14 +15,14 @@ from graphpipe.plan.bounds import bottleneck_seconds, memory_shortfall
 from graphpipe.plan.candidates import Candidates
 from graphpipe.plan.downsets import Downsets
 from graphpipe.plan.draft import Draft, Drafter
-from graphpipe.plan.options import Options
-from graphpipe.plan.partition import Part, Problem, assemble
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.settings import SettingTable, micro_batch_sizes, shares
 from graphpipe.plan.stage_loads import Landscape, StageLoads
 from graphpipe.plan.sweep import Draws, Shape, best_targets
-from graphpipe.plan.tail import Tail
 from graphpipe.plan.tree import bundled, width
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.planners.problem.whole_batch_tail import Tail
 from graphpipe.units import format_bytes
 
 Array = NDArray[np.float64]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from graphpipe.costs import CostModel
 from graphpipe.plan.grain import Runs
 from graphpipe.plan.loads import Loads
-from graphpipe.plan.partition import Problem
+from graphpipe.planners.problem.partition import Problem
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]

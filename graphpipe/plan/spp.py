@@ -10,11 +10,11 @@ other, so that the warm-up counts all of them:
 
 from functools import partial
 
-from graphpipe.plan.options import Options
-from graphpipe.plan.partition import Problem
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.recompute import with_recomputation
 from graphpipe.plan.search import search
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Problem
 
 
 def plan_spp(problem: Problem, options: Options) -> Plan:

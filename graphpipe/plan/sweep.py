@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from graphpipe.graph.series_parallel import Series
 from graphpipe.plan.frontier import ClosedStage, Frontier
 from graphpipe.plan.grain import Coarsening, Runs
-from graphpipe.plan.partition import Part, Problem
 from graphpipe.plan.settings import SettingTable
 from graphpipe.plan.tree import cut_bytes, mirrored
+from graphpipe.planners.problem.partition import Part, Problem
 
 Array = NDArray[np.float64]
 _TARGETS = 8

@@ -8,10 +8,10 @@ from problems import random_problem
 from graphpipe.costs import CostModel
 from graphpipe.graph.series_parallel import Leaf, decompose
 from graphpipe.plan.grain import Coarsening
-from graphpipe.plan.partition import crossing_bytes
 from graphpipe.plan.settings import SettingTable, shares
 from graphpipe.plan.sweep import Draws, Shape, best_targets
 from graphpipe.plan.tree import cut_bytes
+from graphpipe.planners.problem.partition import crossing_bytes
 
 
 def coarsened(series, cuts: tuple[float, ...], weights: dict[str, float], grain: float):

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import towers
 
-from graphpipe.plan.partition import Problem
 from graphpipe.plan.verify import verify
+from graphpipe.planners.problem.partition import Problem
 
 
 def slowest(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:

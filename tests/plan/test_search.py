@@ -11,11 +11,11 @@ from problems import best_bottleneck, cluster, random_problem, table, towers
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph, Op
 from graphpipe.plan.bounds import bottleneck_seconds, estimated_step_seconds, memory_shortfall
-from graphpipe.plan.options import Options
-from graphpipe.plan.partition import Problem
 from graphpipe.plan.registry import PLANNERS, planner
 from graphpipe.plan.settings import micro_batch_sizes
 from graphpipe.plan.verify import verify
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Problem
 from graphpipe.simulate import step_seconds
 
 graphpipe, spp = PLANNERS["graphpipe"], PLANNERS["spp"]

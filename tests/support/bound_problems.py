@@ -11,7 +11,7 @@ from graphpipe.cluster import Cluster, Link, PairLink
 from graphpipe.costs import CostModel
 from graphpipe.graph import Edge, Graph, Op, Work
 from graphpipe.plan.hand import HandPlan, HandStage
-from graphpipe.plan.partition import Problem
+from graphpipe.planners.problem.partition import Problem
 
 
 def heavy_problem(seed: int, *, most_ops: int = 6, devices: int | None = None, uneven: bool = False) -> Problem:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from graphpipe.cluster import Device, Link
 from graphpipe.costs import Curve
-from graphpipe.plan.partition import Problem
+from graphpipe.planners.problem.partition import Problem
 
 
 def renamed(problem: Problem, seed: int) -> Problem:

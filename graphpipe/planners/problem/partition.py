@@ -8,8 +8,8 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Recompute
 from graphpipe.graph import Graph
 from graphpipe.plan.in_flight import in_flight_samples
-from graphpipe.plan.placement import place
 from graphpipe.plan.plan import Plan, Stage, StageEdge
+from graphpipe.planners.problem.assign_devices import place
 
 
 @dataclass(frozen=True, slots=True)

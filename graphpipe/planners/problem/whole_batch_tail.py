@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphpipe.graph import Graph
-from graphpipe.plan.partition import Part, Problem
+from graphpipe.planners.problem.partition import Part, Problem
 
 
 def whole_batch_tail(graph: Graph) -> frozenset[str]:

@@ -1,0 +1,1 @@
+"""Planners: functions from a problem (graph, costs, cluster, mini-batch) to a plan."""

@@ -1,0 +1,1 @@
+"""What a planner takes and returns."""
