@@ -22,9 +22,9 @@ from graphpipe.model.zoo import zoo
 from graphpipe.plan.bounds import bottleneck_seconds
 from graphpipe.plan.lower_bound import bottleneck_bound, bottleneck_gap_percent
 from graphpipe.plan.registry import PLANNERS
-from graphpipe.plan.settings import micro_batch_sizes
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.search.size_settings import micro_batch_sizes
 
 MODELS: Mapping[str, int] = MappingProxyType(
     {"mmt": 16, "dlrm": 128, "candle-uno": 128, "case-study": 16, "gpt": 16, "two-tower": 16}

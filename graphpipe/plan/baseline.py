@@ -9,11 +9,11 @@ from graphpipe.graph import Graph
 from graphpipe.plan.bounds import memory_shortfall
 from graphpipe.plan.downsets import Downsets
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.settings import micro_batch_sizes
 from graphpipe.plan.stage_loads import Landscape
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import Tail
+from graphpipe.planners.search.size_settings import micro_batch_sizes
 from graphpipe.units import format_bytes
 
 Draw = Callable[[Landscape, int], Iterable[list[Part]]]

@@ -5,9 +5,9 @@ from graphpipe.plan.device_types import exchanged, typed_plans
 from graphpipe.plan.mixed import with_mixed_micro_batches
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.recompute import with_recomputation
-from graphpipe.plan.search import search
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.search.search import search
 
 
 def plan_graphpipe(problem: Problem, options: Options) -> Plan:

@@ -12,9 +12,9 @@ from functools import partial
 
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.recompute import with_recomputation
-from graphpipe.plan.search import search
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.search.search import search
 
 
 def plan_spp(problem: Problem, options: Options) -> Plan:

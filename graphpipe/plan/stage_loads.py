@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from graphpipe.costs import CostModel
 from graphpipe.graph import Edge, Graph
 from graphpipe.plan.downsets import Downsets
-from graphpipe.plan.settings import far_bandwidth
 from graphpipe.plan.ways import UNLIMITED, Cut, Ladder, Ways
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.planners.search.size_settings import far_bandwidth
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
 from graphpipe.graph import Graph
-from graphpipe.plan.settings import far_bandwidth, micro_batch_sizes, stage_seconds
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.planners.search.size_settings import far_bandwidth, micro_batch_sizes, stage_seconds
 
 _MOST_STATES = 2048
 _ROUNDS = 20

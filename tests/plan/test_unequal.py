@@ -14,13 +14,13 @@ from graphpipe.plan.device_types import exchanged
 from graphpipe.plan.graphpipe import plan_graphpipe
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.search import search
-from graphpipe.plan.settings import stage_seconds
 from graphpipe.plan.unequal import Intervals
 from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.search.search import search
+from graphpipe.planners.search.size_settings import stage_seconds
 from graphpipe.simulate import step_seconds
 
 OPTIONS = Options(evaluate=step_seconds)

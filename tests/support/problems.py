@@ -9,8 +9,8 @@ import numpy as np
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostModel, CostTable, Curve, OpCost
 from graphpipe.graph import Edge, Graph, Op, Work
-from graphpipe.plan.settings import stage_seconds
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.search.size_settings import stage_seconds
 
 KIND = DeviceType(
     name="gpu",

@@ -7,11 +7,11 @@ from problems import random_problem
 
 from graphpipe.costs import CostModel
 from graphpipe.graph.series_parallel import Leaf, decompose
-from graphpipe.plan.grain import Coarsening
-from graphpipe.plan.settings import SettingTable, shares
-from graphpipe.plan.sweep import Draws, Shape, best_targets
-from graphpipe.plan.tree import cut_bytes
 from graphpipe.planners.problem.partition import crossing_bytes
+from graphpipe.planners.search.coarsen import Coarsening
+from graphpipe.planners.search.size_settings import SettingTable, shares
+from graphpipe.planners.search.target_search import Draws, Shape, best_targets
+from graphpipe.planners.search.tree_rewrites import cut_bytes
 
 
 def coarsened(series, cuts: tuple[float, ...], weights: dict[str, float], grain: float):

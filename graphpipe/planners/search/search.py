@@ -12,17 +12,17 @@ from graphpipe.graph import Graph
 from graphpipe.graph.series_parallel import Leaf, Series, decompose
 from graphpipe.plan.baseline import degrees_of
 from graphpipe.plan.bounds import bottleneck_seconds, memory_shortfall
-from graphpipe.plan.candidates import Candidates
 from graphpipe.plan.downsets import Downsets
-from graphpipe.plan.draft import Draft, Drafter
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.settings import SettingTable, micro_batch_sizes, shares
 from graphpipe.plan.stage_loads import Landscape, StageLoads
-from graphpipe.plan.sweep import Draws, Shape, best_targets
-from graphpipe.plan.tree import bundled, width
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import Tail
+from graphpipe.planners.search.candidates import Candidates
+from graphpipe.planners.search.partition_estimate import Draft, Drafter
+from graphpipe.planners.search.size_settings import SettingTable, micro_batch_sizes, shares
+from graphpipe.planners.search.target_search import Draws, Shape, best_targets
+from graphpipe.planners.search.tree_rewrites import bundled, width
 from graphpipe.units import format_bytes
 
 Array = NDArray[np.float64]

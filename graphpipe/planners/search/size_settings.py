@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
-from graphpipe.plan.grain import Runs
-from graphpipe.plan.loads import Loads
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.search.coarsen import Runs
+from graphpipe.planners.search.relative_loads import Loads
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]

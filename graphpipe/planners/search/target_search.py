@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Series
-from graphpipe.plan.frontier import ClosedStage, Frontier
-from graphpipe.plan.grain import Coarsening, Runs
-from graphpipe.plan.settings import SettingTable
-from graphpipe.plan.tree import cut_bytes, mirrored
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.planners.search.coarsen import Coarsening, Runs
+from graphpipe.planners.search.frontier import ClosedStage, Frontier
+from graphpipe.planners.search.size_settings import SettingTable
+from graphpipe.planners.search.tree_rewrites import cut_bytes, mirrored
 
 Array = NDArray[np.float64]
 _TARGETS = 8

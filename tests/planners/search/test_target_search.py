@@ -8,10 +8,10 @@ from problems import best_bottleneck, random_problem, towers
 
 from graphpipe.costs import CostModel
 from graphpipe.graph.series_parallel import decompose
-from graphpipe.plan.settings import SettingTable
-from graphpipe.plan.sweep import Draws, Shape, best_targets
-from graphpipe.plan.tree import bundled, width
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.planners.search.size_settings import SettingTable
+from graphpipe.planners.search.target_search import Draws, Shape, best_targets
+from graphpipe.planners.search.tree_rewrites import bundled, width
 
 
 def reached(

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series
-from graphpipe.plan.loads import SLACK, Float, Loads, Shares
+from graphpipe.planners.search.relative_loads import SLACK, Float, Loads, Shares
 
 Mask = NDArray[np.bool_]
 

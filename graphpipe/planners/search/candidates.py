@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from graphpipe.plan.draft import Draft
 from graphpipe.planners.problem.options import Objective
+from graphpipe.planners.search.partition_estimate import Draft
 
 FINALISTS = 12
 _CLOSE = 1.15
