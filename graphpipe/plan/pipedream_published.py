@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.plan.downsets import Downsets, closed_sets
+from graphpipe.planners.baselines.downsets import Downsets, closed_sets
 
 Array = NDArray[np.float64]
 STATES = 2_000

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpipe.plan.downsets import LIMIT, Downsets, closed_sets
-from graphpipe.plan.ways import Cut, Ladder, Ways
+from graphpipe.planners.baselines.downsets import LIMIT, Downsets, closed_sets
+from graphpipe.planners.baselines.stage_cuts import Cut, Ladder, Ways
 
 Array = NDArray[np.float64]
 

@@ -10,11 +10,11 @@ References:
 
 from collections.abc import Iterable
 
-from graphpipe.plan.baseline import Baseline, degrees_of
-from graphpipe.plan.latency import Lines, Step
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.stage_loads import Landscape, StageLoads, all_reduce_seconds_per_byte
-from graphpipe.plan.ways import Ways
+from graphpipe.planners.baselines.baseline import Baseline, degrees_of
+from graphpipe.planners.baselines.stage_cuts import Ways
+from graphpipe.planners.baselines.stage_loads import Landscape, StageLoads, all_reduce_seconds_per_byte
+from graphpipe.planners.baselines.step_latency import Lines, Step
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.search.size_settings import far_bandwidth

@@ -10,9 +10,9 @@ References:
 
 from collections.abc import Iterable
 
-from graphpipe.plan.baseline import Baseline, degrees_of
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.stage_loads import Landscape, StageLoads, uniform_partitions
+from graphpipe.planners.baselines.baseline import Baseline, degrees_of
+from graphpipe.planners.baselines.stage_loads import Landscape, StageLoads, uniform_partitions
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 

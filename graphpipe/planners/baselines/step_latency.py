@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpipe.plan.ways import Cut
+from graphpipe.planners.baselines.stage_cuts import Cut
 
 Array = NDArray[np.float64]
 _TOLERANCE = 1e-3

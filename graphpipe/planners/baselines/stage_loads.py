@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
 from graphpipe.graph import Edge, Graph
-from graphpipe.plan.downsets import Downsets
-from graphpipe.plan.ways import UNLIMITED, Cut, Ladder, Ways
+from graphpipe.planners.baselines.downsets import Downsets
+from graphpipe.planners.baselines.stage_cuts import UNLIMITED, Cut, Ladder, Ways
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.search.size_settings import far_bandwidth
 

@@ -15,7 +15,7 @@ from graphpipe.plan.pipedream_published import Level, pipedream
 from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.partition import Problem
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "pipedream" / "vgg16.graph.txt"
+DATA = Path(__file__).parents[4] / "shared" / "data" / "pipedream" / "vgg16.graph.txt"
 real = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
 
 

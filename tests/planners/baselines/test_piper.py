@@ -13,15 +13,15 @@ from problems import towers
 
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph, Op
-from graphpipe.plan.downsets import Downsets, closed_sets
-from graphpipe.plan.piper import plan_piper
 from graphpipe.plan.piper_published import Instance, TensorShare, piper
 from graphpipe.plan.registry import PLANNERS
 from graphpipe.plan.verify import verify
+from graphpipe.planners.baselines.downsets import Downsets, closed_sets
+from graphpipe.planners.baselines.piper import plan_piper
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "piper" / "bert32a100.json"
+DATA = Path(__file__).parents[4] / "shared" / "data" / "piper" / "bert32a100.json"
 
 
 def slowest(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:

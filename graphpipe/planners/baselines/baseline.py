@@ -7,9 +7,9 @@ from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph
 from graphpipe.plan.bounds import memory_shortfall
-from graphpipe.plan.downsets import Downsets
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.stage_loads import Landscape
+from graphpipe.planners.baselines.downsets import Downsets
+from graphpipe.planners.baselines.stage_loads import Landscape
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import Tail

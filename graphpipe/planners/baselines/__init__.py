@@ -1,0 +1,1 @@
+"""Published planners of other systems, one file each."""
