@@ -11,7 +11,7 @@ other, so that the warm-up counts all of them:
 from functools import partial
 
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.recompute import with_recomputation
+from graphpipe.planners.improve.recompute_when_short import with_recomputation
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.search.search import search

@@ -7,7 +7,7 @@ from math import inf
 from graphpipe.errors import Infeasible, InvalidInput, nearest
 from graphpipe.plan import Plan
 from graphpipe.plan.bounds import least_step_seconds, needed_bytes
-from graphpipe.plan.refine import refined
+from graphpipe.planners.improve.hill_climb import refined
 from graphpipe.schedule import zb_auto
 from graphpipe.schedule.room import with_room, with_slack
 from graphpipe.schedule.zero_bubble import SPLIT, split_plans

@@ -10,12 +10,12 @@ from problems import random_problem, towers
 from graphpipe.costs import CostModel, Curve
 from graphpipe.errors import Infeasible
 from graphpipe.plan.bounds import memory_shortfall
-from graphpipe.plan.device_types import exchanged
 from graphpipe.plan.graphpipe import plan_graphpipe
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.unequal import Intervals
 from graphpipe.plan.verify import verify
+from graphpipe.planners.improve.device_types import exchanged
+from graphpipe.planners.improve.unequal_intervals import Intervals
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem

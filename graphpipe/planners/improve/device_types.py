@@ -8,7 +8,7 @@ from itertools import combinations
 from graphpipe.costs import CostModel
 from graphpipe.plan.bounds import bottleneck_seconds, memory_shortfall
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.unequal import TypedPart, unequal_partitions
+from graphpipe.planners.improve.unequal_intervals import TypedPart, unequal_partitions
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import Tail
