@@ -9,8 +9,8 @@ from scipy.sparse import coo_array
 
 import graphpipe as gp
 from graphpipe.plan.bounds import bottleneck_seconds
-from graphpipe.plan.least_seconds import LeastSeconds
 from graphpipe.plan.verify import verify
+from graphpipe.planners.lower_bound.op_minima import LeastSeconds
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import Tail
 

@@ -11,7 +11,7 @@ from bench.case import SIMULATED, plan_row, summit
 from bench.record import save
 from bench.tables import bars, geometric_mean, markdown, ratio_rows
 from graphpipe.model.zoo import zoo
-from graphpipe.plan.lower_bound import step_bound
+from graphpipe.planners.lower_bound.lower_bound import step_bound
 from graphpipe.planners.problem.partition import Problem
 
 PER_DEVICE = {"mmt": (4, 8, 16, 32), "dlrm": (32, 64, 128, 256), "candle-uno": (32, 64, 128, 256)}

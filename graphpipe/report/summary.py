@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from graphpipe.plan import Plan, Prediction
-from graphpipe.plan.lower_bound import bottleneck_gap_percent, gap_percent
+from graphpipe.planners.lower_bound.lower_bound import bottleneck_gap_percent, gap_percent
 from graphpipe.units import format_bytes, format_seconds
 
 

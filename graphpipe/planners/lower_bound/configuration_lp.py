@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpipe.plan.knapsack import GRID, Fitted, Menu, fitted_menu, knapsack, taken
+from graphpipe.planners.lower_bound.knapsack import GRID, Fitted, Menu, fitted_menu, knapsack, taken
 
 Array = NDArray[np.float64]
 _CLOSE = 1.002

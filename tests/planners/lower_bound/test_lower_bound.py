@@ -13,8 +13,8 @@ from graphpipe.errors import Infeasible
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.plan.bounds import bottleneck_seconds, least_step_seconds
 from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
-from graphpipe.plan.lower_bound import bottleneck_bound, bottleneck_gap_percent, gap_percent, step_bound
 from graphpipe.plan.registry import PLANNERS
+from graphpipe.planners.lower_bound.lower_bound import bottleneck_bound, bottleneck_gap_percent, gap_percent, step_bound
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.schedule.choice import CHOICES, scheduled

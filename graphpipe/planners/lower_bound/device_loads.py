@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphpipe.plan.chains import Chain, chains
-from graphpipe.plan.knapsack import Menu
-from graphpipe.plan.least_seconds import Array, LeastSeconds
-from graphpipe.plan.packing import Packing
+from graphpipe.planners.lower_bound.chains import Chain, chains
+from graphpipe.planners.lower_bound.configuration_lp import Packing
+from graphpipe.planners.lower_bound.knapsack import Menu
+from graphpipe.planners.lower_bound.op_minima import Array, LeastSeconds
 from graphpipe.planners.problem.partition import Problem
 
 _LONGEST = 128

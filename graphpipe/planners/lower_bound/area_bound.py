@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from graphpipe.plan.least_seconds import Array, LeastSeconds
+from graphpipe.planners.lower_bound.op_minima import Array, LeastSeconds
 from graphpipe.planners.problem.partition import Problem
 
 _HALVINGS = 40

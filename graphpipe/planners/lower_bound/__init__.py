@@ -1,0 +1,1 @@
+"""Lower bounds on the step time of every plan, with proofs."""
