@@ -3,7 +3,7 @@
     operators   o1 o2 | o3 | o4 o5 o6 | o7        cut where the slowest stage is fastest
     devices      0 1    2     3 4 5     6         replicated where one device is too slow
 
-The published algorithm itself, over antichain states and levels of the network, is in `pipedream_published`.
+The published algorithm itself, over antichain states and levels of the network, is in `published_pipedream`.
 
 References:
     Narayanan et al.: PipeDream: generalized pipeline parallelism for DNN training. SOSP 2019, section 3.1.

@@ -4,7 +4,7 @@
     image  v1 v2 v3  head  ... a sequential pipeline: every stage follows the one before it
 
 The published algorithm on its own inputs, with its two memory variants per node and tensor parallelism, is in
-`piper_published`. Here a stage recomputes as a whole or not at all, and there is no tensor parallelism.
+`published_piper`. Here a stage recomputes as a whole or not at all, and there is no tensor parallelism.
 
 References:
     Tarnawski, Narayanan, Phanishayee: Piper: multidimensional planner for DNN parallelization. NeurIPS 2021,

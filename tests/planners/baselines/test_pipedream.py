@@ -11,9 +11,9 @@ from problems import towers
 
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Measured, Op, read_pipedream
-from graphpipe.plan.pipedream_published import Level, pipedream
 from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.partition import Problem
+from tests.support.published_pipedream import Level, pipedream
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "pipedream" / "vgg16.graph.txt"
 real = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
