@@ -20,10 +20,10 @@ from bench.record import save
 from bench.tables import markdown
 from graphpipe.model.zoo import zoo
 from graphpipe.plan.bounds import bottleneck_seconds
-from graphpipe.plan.registry import PLANNERS
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_bound, bottleneck_gap_percent
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.registry import PLANNERS
 from graphpipe.planners.search.size_settings import micro_batch_sizes
 
 MODELS: Mapping[str, int] = MappingProxyType(

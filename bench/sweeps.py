@@ -15,8 +15,8 @@ from graphpipe.model.zoo import zoo
 from graphpipe.plan.bounds import needed_bytes
 from graphpipe.plan.in_flight import in_flight_samples
 from graphpipe.plan.plan import StageEdge
-from graphpipe.schedule.room import with_room
-from graphpipe.schedule.zero_bubble import SPLIT
+from graphpipe.planners.raise_in_flight import with_room
+from graphpipe.planners.zero_bubble import SPLIT
 from graphpipe.simulate import predict
 
 CAPTION = "**Simulated** on the analytic V100 model of the `summit` preset; nothing was measured."

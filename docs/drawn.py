@@ -12,7 +12,7 @@ from mkdocs.structure.files import File, Files
 import graphpipe as gp
 from graphpipe.cli.model_word import find
 from graphpipe.model.zoo.registry import zoo
-from graphpipe.plan.registry import PLANNERS
+from graphpipe.planners.registry import PLANNERS
 from graphpipe.report.still import write_still
 from graphpipe.report.subject import Subject
 from graphpipe.schedule.registry import SCHEDULERS

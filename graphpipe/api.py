@@ -13,14 +13,14 @@ from graphpipe.costs import CostTable
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
-from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.registry import planner as planner_named
 from graphpipe.plan.verify import verify
+from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.planners.choose_schedule import AUTO, best_scheduled, check_choice, scheduled
 from graphpipe.planners.problem.options import Objective, Options
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.schedule.choice import AUTO, best_scheduled, check_choice, scheduled
-from graphpipe.schedule.zero_bubble import SPLIT
+from graphpipe.planners.registry import planner as planner_named
+from graphpipe.planners.zero_bubble import SPLIT
 from graphpipe.simulate import predict, simulate, step_seconds
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def plan(
         costs: of the graph on the cluster's device types, from `estimate` or `profile`.
         cluster: devices and links.
         batch_size: samples of a mini-batch.
-        planner: a name in `graphpipe.plan.registry.PLANNERS`; the baselines make sequential pipelines.
+        planner: a name in `graphpipe.planners.registry.PLANNERS`; the baselines make sequential pipelines.
         micro_batch: only this micro-batch size; None sweeps.
         mixed_micro_batches: let every stage have its own micro-batch size (kFkB schedule).
         objective: `step` ranks by simulated step time, warm-up, drain, communication and update included;

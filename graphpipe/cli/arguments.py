@@ -5,7 +5,7 @@ from textwrap import indent
 from typing import TypeAlias
 
 from graphpipe.cli.model_word import MODEL_HELP
-from graphpipe.schedule.choice import CHOICES
+from graphpipe.planners.choose_schedule import CHOICES
 
 # argparse has no public name for it.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]

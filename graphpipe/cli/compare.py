@@ -16,8 +16,8 @@ from graphpipe.cli.problem import read_problem
 from graphpipe.cli.race import End, race
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput
 from graphpipe.files.json_document import to_body
-from graphpipe.plan.registry import PLANNERS, planner
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.registry import PLANNERS, planner
 from graphpipe.report import Outcome, Summary, compare_table, summarise, timeline
 from graphpipe.trace import Trace
 from graphpipe.units import format_seconds

@@ -6,8 +6,8 @@ from typing import Any
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.plan.registry import PLANNERS
-from graphpipe.schedule.choice import CHOICES
+from graphpipe.planners.choose_schedule import CHOICES
+from graphpipe.planners.registry import PLANNERS
 
 SHELLS = ("bash", "zsh", "tcsh")
 FILES = ("FILE", "PLAN", "CHECKPOINT", "RUN", "CONFIG.toml", "PLAN|TRACE|RUN")

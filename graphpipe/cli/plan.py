@@ -9,9 +9,9 @@ from graphpipe.cli.problem import read_problem
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import to_body
 from graphpipe.plan import Plan
-from graphpipe.plan.hand import HandPlan, load_hand_plan
-from graphpipe.plan.registry import PLANNERS
+from graphpipe.planners.by_hand import HandPlan, load_hand_plan
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.registry import PLANNERS
 from graphpipe.report import plan_table, summarise, summary_lines, timeline
 
 EXAMPLE = "graphpipe plan mmt-small --cluster local:4 --batch 32 --timeline -o plan.json"

@@ -1,10 +1,10 @@
 """A plan as a table: a row per stage."""
 
 from graphpipe.plan import Plan, Prediction, Stage
+from graphpipe.planners.zero_bubble import SPLIT
 from graphpipe.report.fitting import Column, FittingTable
 from graphpipe.report.names import abbreviate, device_names, recomputed_names, recomputes
 from graphpipe.schedule.registry import build
-from graphpipe.schedule.zero_bubble import SPLIT
 from graphpipe.units import format_bytes, format_seconds
 
 COLUMNS = (

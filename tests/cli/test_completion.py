@@ -11,8 +11,8 @@ from graphpipe.cli.completion import CLUSTERS, completion
 from graphpipe.cli.main import VERBS, make_parser
 from graphpipe.cluster.presets import resolve
 from graphpipe.model.zoo import ZOO
-from graphpipe.plan.registry import PLANNERS
-from graphpipe.schedule.choice import CHOICES
+from graphpipe.planners.choose_schedule import CHOICES
+from graphpipe.planners.registry import PLANNERS
 
 
 @pytest.fixture(scope="module")

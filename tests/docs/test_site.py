@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 from browser import CHROMIUM, Browser
 
-from graphpipe.plan.registry import PLANNERS
+from graphpipe.planners.registry import PLANNERS
 from graphpipe.schedule.registry import SCHEDULERS
 
 ROOT = Path(__file__).parents[2]

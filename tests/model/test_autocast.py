@@ -12,7 +12,7 @@ from graphpipe.costs import estimate
 from graphpipe.model import capture
 from graphpipe.model.autocast import autocast_specs
 from graphpipe.model.split import split
-from graphpipe.plan.hand import HandStage
+from graphpipe.planners.by_hand import HandStage
 
 
 class Halves(nn.Module):

@@ -15,7 +15,7 @@ from graphpipe.model.program import StageProgram
 from graphpipe.model.region import regions_of
 from graphpipe.model.zoo import zoo_model
 from graphpipe.plan import Plan
-from graphpipe.plan.hand import HandStage
+from graphpipe.planners.by_hand import HandStage
 
 
 def whole(module: nn.Module, inputs: dict[str, Tensor], recompute: Recompute) -> tuple[StageProgram, Plan]:

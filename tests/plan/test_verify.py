@@ -16,11 +16,11 @@ from graphpipe.costs import Curve, OpCost, Recompute, Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.plan.bounds import memory_shortfall, needed_bytes
-from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.plan import Plan, StageEdge
-from graphpipe.plan.registry import PLANNERS
 from graphpipe.plan.verify import verify
+from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.registry import PLANNERS
 from graphpipe.simulate import simulate
 
 

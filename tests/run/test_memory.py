@@ -17,7 +17,7 @@ from graphpipe.model import capture
 from graphpipe.model.profile import profile
 from graphpipe.model.zoo import zoo_model
 from graphpipe.plan import Plan
-from graphpipe.plan.hand import HandStage
+from graphpipe.planners.by_hand import HandStage
 
 CUTS = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))
 BATCH = 32

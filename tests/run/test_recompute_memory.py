@@ -13,8 +13,8 @@ from graphpipe.model import capture
 from graphpipe.model.living import Living
 from graphpipe.model.zoo import zoo_model
 from graphpipe.plan import Plan
-from graphpipe.plan.hand import HandStage
 from graphpipe.plan.sharding import SampleRange, sample_range
+from graphpipe.planners.by_hand import HandStage
 from graphpipe.run import Pipeline
 from graphpipe.run.batch import Batch
 from graphpipe.run.inbox import Values

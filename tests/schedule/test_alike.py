@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpipe.plan import Plan
+from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.schedule import schedule
-from graphpipe.schedule.room import with_room
 from graphpipe.schedule.works import works_of
 from graphpipe.simulate import simulate, step_seconds
 

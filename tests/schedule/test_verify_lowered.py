@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpipe.plan import Plan
+from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.schedule import (
     SCHEDULERS,
     Action,
@@ -24,7 +25,6 @@ from graphpipe.schedule import (
     schedule,
 )
 from graphpipe.schedule.rendezvous import standstill
-from graphpipe.schedule.room import with_room
 from graphpipe.schedule.verify_lowered import verify_lowered
 
 

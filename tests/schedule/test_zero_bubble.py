@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from graphpipe.errors import InvalidInput
 from graphpipe.plan import Plan
 from graphpipe.plan.bounds import needed_bytes
+from graphpipe.planners.raise_in_flight import with_room
+from graphpipe.planners.zero_bubble import with_zero_bubble
 from graphpipe.schedule import Compute, Reduce, Schedule, Send, Task, lower, schedule
-from graphpipe.schedule.room import with_room
 from graphpipe.schedule.verify import verify
-from graphpipe.schedule.zero_bubble import with_zero_bubble
 from graphpipe.simulate import step_seconds
 
 TWO = make_plan([Part(), Part(in_flight=2)], batch_size=2)

@@ -12,9 +12,9 @@ from graphpipe.costs import CostModel, Recompute
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Edge, Graph, Op, Work
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.registry import PLANNERS
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.registry import PLANNERS
 
 
 class Block(NamedTuple):

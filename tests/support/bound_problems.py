@@ -10,7 +10,7 @@ from problems import cluster, table
 from graphpipe.cluster import Cluster, Link, PairLink
 from graphpipe.costs import CostModel
 from graphpipe.graph import Edge, Graph, Op, Work
-from graphpipe.plan.hand import HandPlan, HandStage
+from graphpipe.planners.by_hand import HandPlan, HandStage
 from graphpipe.planners.problem.partition import Problem
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from problems import towers
 
 from graphpipe.plan.bounds import memory_shortfall
-from graphpipe.plan.registry import PLANNERS
 from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.registry import PLANNERS
 
 
 def latency(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:

@@ -10,11 +10,11 @@ from problems import cluster, random_problem, table, towers
 
 from graphpipe.graph import Edge, Graph, Op
 from graphpipe.plan import Plan
-from graphpipe.plan.registry import PLANNERS
 from graphpipe.plan.verify import verify
 from graphpipe.planners.improve.hill_climb import refined
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.planners.registry import PLANNERS
 from graphpipe.simulate import step_seconds
 
 

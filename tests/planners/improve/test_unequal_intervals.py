@@ -10,10 +10,10 @@ from problems import random_problem, towers
 from graphpipe.costs import CostModel, Curve
 from graphpipe.errors import Infeasible
 from graphpipe.plan.bounds import memory_shortfall
-from graphpipe.plan.graphpipe import plan_graphpipe
-from graphpipe.plan.hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.verify import verify
+from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.planners.graphpipe import plan_graphpipe
 from graphpipe.planners.improve.device_types import exchanged
 from graphpipe.planners.improve.unequal_intervals import Intervals
 from graphpipe.planners.problem.assign_devices import place

@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.plan.graphpipe import plan_graphpipe
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.spp import plan_spp
 from graphpipe.planners.baselines.dapple import plan_dapple
 from graphpipe.planners.baselines.gpipe import plan_gpipe
 from graphpipe.planners.baselines.pipedream import plan_pipedream
 from graphpipe.planners.baselines.pipedream_2bw import plan_pipedream_2bw
 from graphpipe.planners.baselines.piper import plan_piper
+from graphpipe.planners.graphpipe import plan_graphpipe
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.spp import plan_spp
 
 Planner = Callable[[Problem, Options], Plan]
 

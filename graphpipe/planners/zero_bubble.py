@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.plan import Plan
-from graphpipe.schedule.room import with_room
+from graphpipe.planners.raise_in_flight import with_room
 
 SPLIT = ("zb-h1", "zb-auto")
 """The schedules that split the backward."""
