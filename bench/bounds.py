@@ -19,12 +19,12 @@ from bench.exact import fastest_plan, partition_within
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.model.zoo import zoo
-from graphpipe.plan.bounds import bottleneck_seconds
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_bound, bottleneck_gap_percent
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.planners.search.size_settings import micro_batch_sizes
+from graphpipe.plans.estimates import bottleneck_seconds
 
 MODELS: Mapping[str, int] = MappingProxyType(
     {"mmt": 16, "dlrm": 128, "candle-uno": 128, "case-study": 16, "gpt": 16, "two-tower": 16}

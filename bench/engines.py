@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from bench.alternate import Step
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -8,11 +8,11 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 import graphpipe as gp
-from graphpipe.plan.bounds import bottleneck_seconds
-from graphpipe.plan.verify import verify
 from graphpipe.planners.lower_bound.op_minima import LeastSeconds
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import Tail
+from graphpipe.plans.estimates import bottleneck_seconds
+from graphpipe.plans.verify import verify
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.namespaces import Host
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.config_file import read_config
 from graphpipe.run.train import CONFIG, PLAN, work
 

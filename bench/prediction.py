@@ -31,7 +31,7 @@ from bench.pace import Calm
 from bench.prediction_case import Measured, measured, planned
 from bench.record import save
 from bench.tables import markdown
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.trace import SPAN_WORDS
 from graphpipe.trace.compare import Difference, compare
 

@@ -14,7 +14,7 @@ from bench.pace import Calm, pace
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.model.zoo import ZooModel, zoo_model
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.launch import launch
 from graphpipe.trace import Trace
 

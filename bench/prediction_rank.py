@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.engines import adamw
 from bench.pace import pace
 from graphpipe.model.zoo import zoo_model
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 
 

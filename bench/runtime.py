@@ -25,7 +25,7 @@ from bench.record import save
 from bench.runtime_case import run_case
 from bench.tables import markdown
 from graphpipe.model.zoo import zoo_model
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 
 CHAIN_BATCH, CHAIN_MICRO_BATCH = 64, 8
 ALONE = (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.alternate import paired_ratio, slowest, summary
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.launch import launch
 
 

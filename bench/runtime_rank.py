@@ -16,7 +16,7 @@ from bench import naps
 from bench.alternate import Step, alternate
 from bench.engines import ours, plain, theirs
 from graphpipe.model.zoo import zoo_model
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 
 
 def chain(job: str) -> None:

@@ -12,11 +12,11 @@ from bench.case import PLANNERS, SIMULATED, plan_row, summit
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.model.zoo import zoo
-from graphpipe.plan.bounds import needed_bytes
-from graphpipe.plan.in_flight import in_flight_samples
-from graphpipe.plan.plan import StageEdge
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.planners.zero_bubble import SPLIT
+from graphpipe.plans.estimates import needed_bytes
+from graphpipe.plans.in_flight import in_flight_samples
+from graphpipe.plans.plan import StageEdge
 from graphpipe.simulate import predict
 
 CAPTION = "**Simulated** on the analytic V100 model of the `summit` preset; nothing was measured."

@@ -16,8 +16,8 @@ from graphpipe.errors import (
     PeerStalled,
 )
 from graphpipe.graph import Graph
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.by_hand import HandStage
+from graphpipe.plans.plan import Plan
 from graphpipe.schedule import Schedule
 from graphpipe.trace import Trace
 

@@ -13,14 +13,14 @@ from graphpipe.costs import CostTable
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
-from graphpipe.plan.plan import Plan
-from graphpipe.plan.verify import verify
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.choose_schedule import AUTO, best_scheduled, check_choice, scheduled
 from graphpipe.planners.problem.options import Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import planner as planner_named
 from graphpipe.planners.zero_bubble import SPLIT
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.verify import verify
 from graphpipe.simulate import predict, simulate, step_seconds
 
 if TYPE_CHECKING:

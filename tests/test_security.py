@@ -17,7 +17,7 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.checkpoint_manifest import Contents, FileEntry, TensorEntry
 from graphpipe.run.checkpoint_tensors import read_tensors
 from graphpipe.run.config_file import read_config

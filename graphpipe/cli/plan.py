@@ -8,10 +8,10 @@ from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import to_body
-from graphpipe.plan import Plan
 from graphpipe.planners.by_hand import HandPlan, load_hand_plan
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans import Plan
 from graphpipe.report import plan_table, summarise, summary_lines, timeline
 
 EXAMPLE = "graphpipe plan mmt-small --cluster local:4 --batch 32 --timeline -o plan.json"

@@ -8,7 +8,7 @@ from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cluster import Cluster
 from graphpipe.files.json_document import to_body, write_document
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import schedule
 from graphpipe.units import format_seconds, parse_bytes
 

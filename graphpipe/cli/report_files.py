@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from graphpipe.api import simulate
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, read_json
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.report import Outcome, Summary
 from graphpipe.report.subject import Subject
 from graphpipe.trace import Trace

@@ -7,7 +7,7 @@ from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.costs.check_units import warn_of_units
 from graphpipe.files.json_document import to_body
-from graphpipe.plan import Plan, Prediction
+from graphpipe.plans import Plan, Prediction
 from graphpipe.report import summarise, summary_lines, timeline
 from graphpipe.trace import save_chrome
 

@@ -8,7 +8,7 @@ from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.files.json_document import from_body, to_body
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.report import config_table
 
 if TYPE_CHECKING:

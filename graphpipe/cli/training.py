@@ -15,7 +15,7 @@ from graphpipe.graph import Graph
 from graphpipe.model import split
 from graphpipe.model.capture import follow
 from graphpipe.model.profile import profile
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.report import measured_table, plan_table, summarise, summary_lines
 from graphpipe.run import train as files
 from graphpipe.run.checkpoint import settle

@@ -10,7 +10,7 @@ from graphpipe.cli.training import load_plan, make_plan, plan_for, save_plan
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.presets import resolve
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import train as files
 from graphpipe.run.checkpoint import settle
 from graphpipe.run.checkpoint_folder import checkpoints_in

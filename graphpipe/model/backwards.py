@@ -15,7 +15,7 @@ from graphpipe.model.skeleton import fake_twin
 from graphpipe.model.split import build_stages, capture_for
 from graphpipe.model.stage_program import ModuleStage
 from graphpipe.model.torch_private import fake_mode, flatten, same_but_no_leaf
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 
 SAMPLES = 2
 

@@ -15,7 +15,7 @@ from graphpipe.graph import Graph
 from graphpipe.model.program import StageProgram
 from graphpipe.model.split import split
 from graphpipe.model.torch_private import flatten, unflatten
-from graphpipe.plan import Plan, Stage, StageEdge
+from graphpipe.plans import Plan, Stage, StageEdge
 
 
 @dataclass(frozen=True, slots=True)

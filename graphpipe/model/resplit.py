@@ -16,7 +16,7 @@ from graphpipe.graph import Input
 from graphpipe.model.capture import Captured, capture_again
 from graphpipe.model.split import build_stages, capture_for
 from graphpipe.model.stage_program import ModuleStage
-from graphpipe.plan.plan import Plan
+from graphpipe.plans.plan import Plan
 
 Grouping = Mapping[str, tuple[str, ...]]
 """Names of the captured nodes of every operator."""

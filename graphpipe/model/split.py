@@ -13,7 +13,7 @@ from graphpipe.model.operators import own_tensors
 from graphpipe.model.program import ValueSpec
 from graphpipe.model.stage_graph import stage_graph, stage_module
 from graphpipe.model.stage_program import ModuleStage
-from graphpipe.plan.plan import Plan, Stage
+from graphpipe.plans.plan import Plan, Stage
 
 
 def split(module: nn.Module, plan: Plan) -> tuple[ModuleStage, ...]:

@@ -13,9 +13,9 @@ from graphpipe.costs import Recompute
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.files.json_document import from_body, read_document
 from graphpipe.graph import Graph
-from graphpipe.plan.plan import Plan, Stage
-from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.plans.plan import Plan, Stage
+from graphpipe.plans.verify import verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

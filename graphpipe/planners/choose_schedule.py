@@ -5,11 +5,11 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput, nearest
-from graphpipe.plan import Plan
-from graphpipe.plan.bounds import least_step_seconds, needed_bytes
 from graphpipe.planners.improve.hill_climb import refined
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.planners.zero_bubble import SPLIT, split_plans
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import least_step_seconds, needed_bytes
 from graphpipe.schedule import zb_auto
 from graphpipe.units import format_bytes
 

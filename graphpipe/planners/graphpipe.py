@@ -1,13 +1,13 @@
 """`graphpipe`: the graph planner (Jeon et al., GraphPipe, ASPLOS 2025, sections 5 and 6)."""
 
 from graphpipe.errors import Infeasible
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.improve.device_types import exchanged, typed_plans
 from graphpipe.planners.improve.mixed_micro_batches import with_mixed_micro_batches
 from graphpipe.planners.improve.recompute_when_short import with_recomputation
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.search.search import search
+from graphpipe.plans.plan import Plan
 
 
 def plan_graphpipe(problem: Problem, options: Options) -> Plan:

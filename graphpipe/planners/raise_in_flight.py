@@ -3,8 +3,8 @@
 from dataclasses import replace
 from math import inf
 
-from graphpipe.plan import Plan
-from graphpipe.plan.bounds import needed_bytes
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import needed_bytes
 
 
 def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:

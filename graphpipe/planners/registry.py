@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.baselines.dapple import plan_dapple
 from graphpipe.planners.baselines.gpipe import plan_gpipe
 from graphpipe.planners.baselines.pipedream import plan_pipedream
@@ -14,6 +13,7 @@ from graphpipe.planners.graphpipe import plan_graphpipe
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.spp import plan_spp
+from graphpipe.plans.plan import Plan
 
 Planner = Callable[[Problem, Options], Plan]
 

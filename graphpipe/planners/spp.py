@@ -10,11 +10,11 @@ other, so that the warm-up counts all of them:
 
 from functools import partial
 
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.improve.recompute_when_short import with_recomputation
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.search.search import search
+from graphpipe.plans.plan import Plan
 
 
 def plan_spp(problem: Problem, options: Options) -> Plan:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from graphpipe.plan import Plan
 from graphpipe.planners.raise_in_flight import with_room
+from graphpipe.plans import Plan
 
 SPLIT = ("zb-h1", "zb-auto")
 """The schedules that split the backward."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.report.figure import Figure
 from graphpipe.report.palette import HUES
 from graphpipe.report.subject import Subject

@@ -5,7 +5,7 @@ flowchart TD
     s0 -->|64.0 KiB| s1
 """
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.report.palette import ink, stage_colour
 from graphpipe.report.stage_boxes import stage_lines
 from graphpipe.units import format_bytes

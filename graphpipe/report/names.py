@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby, takewhile
 
 from graphpipe.costs import Recompute
-from graphpipe.plan import Plan, Stage
+from graphpipe.plans import Plan, Stage
 
 
 def abbreviate(names: Sequence[str]) -> str:

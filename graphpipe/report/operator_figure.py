@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.report.figure import Figure
 from graphpipe.report.layers import layered
 from graphpipe.report.palette import stage_colour

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.report.names import device_names, recomputed_names, recomputes
 from graphpipe.report.operator_figure import operator_figure
 from graphpipe.report.page import figure, note, table

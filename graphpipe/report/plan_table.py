@@ -1,7 +1,7 @@
 """A plan as a table: a row per stage."""
 
-from graphpipe.plan import Plan, Prediction, Stage
 from graphpipe.planners.zero_bubble import SPLIT
+from graphpipe.plans import Plan, Prediction, Stage
 from graphpipe.report.fitting import Column, FittingTable
 from graphpipe.report.names import abbreviate, device_names, recomputed_names, recomputes
 from graphpipe.schedule.registry import build

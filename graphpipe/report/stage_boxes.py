@@ -1,6 +1,6 @@
 """The boxes of the stage graph: where they stand, how large they are, what is written in them."""
 
-from graphpipe.plan import Plan, Stage
+from graphpipe.plans import Plan, Stage
 from graphpipe.report.layers import layered
 
 HALF_WIDTH, HALF_HEIGHT = 0.43, 0.27

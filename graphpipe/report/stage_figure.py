@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from graphpipe.plan import Plan, Stage
+from graphpipe.plans import Plan, Stage
 from graphpipe.report.figure import Figure
 from graphpipe.report.palette import ink, stage_colour
 from graphpipe.report.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.report.palette import code, colours, ink, stage_colour
 from graphpipe.report.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
 from graphpipe.report.subject import Subject

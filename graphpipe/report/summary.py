@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from graphpipe.plan import Plan, Prediction
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_gap_percent, gap_percent
+from graphpipe.plans import Plan, Prediction
 from graphpipe.units import format_bytes, format_seconds
 
 

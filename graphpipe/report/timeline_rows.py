@@ -9,8 +9,8 @@ rows   d0  predicted          a row of tasks and a thinner one of transfers per 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from graphpipe.plan import Plan
-from graphpipe.plan.sharding import SampleRange, sample_range
+from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.report.palette import code
 from graphpipe.report.subject import Subject
 from graphpipe.report.words import source_word

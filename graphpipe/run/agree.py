@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.placement import Placement
 from graphpipe.run.reach import Reach
 from graphpipe.run.values import EdgeSpecs

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.placement import Placement
 from graphpipe.run.world import World
 from graphpipe.schedule import LoweredSchedule, Send

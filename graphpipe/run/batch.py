@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan.sharding import SampleRange
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.tree import leaves, map_tensors
 from graphpipe.run.values import EdgeSpecs
 

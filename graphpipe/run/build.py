@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import nn
 
 from graphpipe.model.program import StageProgram
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import share
 from graphpipe.run.channels import Channels
 from graphpipe.run.engines import build_engine, is_spread

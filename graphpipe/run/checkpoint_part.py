@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from graphpipe.files.json_document import write_document
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import shards, zero
 from graphpipe.run.checkpoint_folder import sync
 from graphpipe.run.checkpoint_manifest import Contents, TensorEntry, measure

@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphpipe.cluster import Cluster
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.cause import RankFailed
 from graphpipe.run.checkpoint_export import CHECKPOINTS
 from graphpipe.run.checkpoint_folder import checkpoints_in

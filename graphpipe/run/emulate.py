@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.program import ValueSpec
-from graphpipe.plan import Plan
-from graphpipe.plan.exchange import Exchange
-from graphpipe.plan.sharding import SampleRange
+from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange
+from graphpipe.plans.tied_gradients import Exchange
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
 from graphpipe.run.engine import Engine

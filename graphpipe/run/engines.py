@@ -6,7 +6,7 @@ from torch import nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.program import StageProgram
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.engine import Engine
 from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.engine_ddp import Ddp

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import LoweredSchedule, Schedule, lower
 
 

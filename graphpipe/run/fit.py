@@ -5,7 +5,7 @@ from torch import nn
 from graphpipe.errors import InvalidInput
 from graphpipe.model.resplit import rebind
 from graphpipe.model.stage_program import ModuleStage
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.replica import Form, StageReplica
 from graphpipe.run.shapes import Fitted, show

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from graphpipe.model.program import StageProgram
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.loss_scale import LossScale
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.update import Update

@@ -5,7 +5,7 @@ from typing import Any
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import Inputs, describe, name_inputs
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.agreement import Agreement
 from graphpipe.run.batch import Batch, check_rows, fingerprint
 from graphpipe.run.build import match_modes

@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.lane import Lane, current_lane, new_lane
 
 Direction = Literal["forward", "backward"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan.sharding import SampleRange
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.tree import describe, leaves, map_tensors, rebuild, stranger
 from graphpipe.run.world import World
 

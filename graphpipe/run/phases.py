@@ -1,6 +1,6 @@
 """The phases of a step that each rank comes to: what a fault can strike in."""
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.placement import Placement
 from graphpipe.schedule import Compute, Receive, Reduce, ReduceShared, Send, lower, schedule
 from graphpipe.schedule.lowered import Action

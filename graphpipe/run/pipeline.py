@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.inputs import Inputs
 from graphpipe.model.program import StageProgram
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import outputs, shards, share
 from graphpipe.run.agree import agree
 from graphpipe.run.agreement import neighbours

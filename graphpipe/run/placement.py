@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

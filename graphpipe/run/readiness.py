@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from graphpipe.files.json_document import from_body, to_body
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.memory_use import available_bytes
 from graphpipe.run.placement import Placement, RankLayout, layout
 from graphpipe.run.world import World

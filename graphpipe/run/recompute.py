@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from graphpipe.errors import InvalidInput
 from graphpipe.model.program import StageProgram
 from graphpipe.model.region import regions_of
-from graphpipe.plan import Stage
+from graphpipe.plans import Stage
 from graphpipe.run.rng import Generators
 from graphpipe.run.shelf import Box
 from graphpipe.run.values import enter

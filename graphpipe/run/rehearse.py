@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from graphpipe.errors import GraphPipeError, InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.batch import Batch
 from graphpipe.run.build import open_groups
 from graphpipe.run.emulate import Seconds, emulated_specs, emulated_worker, sleep

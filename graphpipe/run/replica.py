@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.program import StageProgram
-from graphpipe.plan.sharding import SampleRange, count_micro_batches
+from graphpipe.plans.sharding import SampleRange, count_micro_batches
 from graphpipe.run.batch import Batch
 from graphpipe.run.engine import Engine
 from graphpipe.run.flight import Computed, Flight

@@ -13,7 +13,7 @@ from graphpipe.model.program import StageProgram
 from graphpipe.model.resplit import Grouping, grouping, split_for
 from graphpipe.model.split import split
 from graphpipe.model.stage_program import ModuleStage
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.precision import DTYPES
 from graphpipe.run.values import EdgeSpecs, edge_specs
 

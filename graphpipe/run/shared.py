@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from graphpipe.plan import Plan
-from graphpipe.plan.exchange import Exchange
+from graphpipe.plans import Plan
+from graphpipe.plans.tied_gradients import Exchange
 from graphpipe.run import share
 from graphpipe.run.placement import Placement
 from graphpipe.run.reduce import sum_between_ranks, sum_copies

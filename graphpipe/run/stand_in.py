@@ -8,7 +8,7 @@ from graphpipe.cluster.cluster import Link
 from graphpipe.costs import CostTable, Curve
 from graphpipe.costs.cost_table import OpCost
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan, StageEdge
+from graphpipe.plans import Plan, StageEdge
 from graphpipe.trace import Trace
 
 LEAST_TASK_SECONDS = 10e-3

@@ -13,7 +13,7 @@ from typing import cast
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import to_body, write_text
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.banner import show_banner
 from graphpipe.run.checkpoint import Checkpoints
 from graphpipe.run.checkpoint_export import CHECKPOINTS, save_weights

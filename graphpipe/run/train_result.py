@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.recovery import Recovery
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from graphpipe.plan.sharding import SampleRange
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.lane import Lane
 from graphpipe.run.recorder import Doing
 from graphpipe.schedule import Action, LoweredSchedule, Task, Transfer

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.program import ValueSpec
 from graphpipe.model.torch_private import profiling
-from graphpipe.plan.sharding import SampleRange, sample_range
+from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
 from graphpipe.run.engine import Engine

@@ -9,7 +9,7 @@ Backwards go in the order of the forwards, not in reverse: so every schedule add
 order, and gradients do not depend, not even in the last bit, on the schedule. Each stage holds the whole mini-batch.
 """
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule.merge import merge
 from graphpipe.schedule.schedule import Schedule, Task
 

@@ -11,7 +11,7 @@ The warm-up is `in_flight` samples: as many forwards as it takes until the first
 """
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule.merge import merge
 from graphpipe.schedule.schedule import Schedule, Task
 

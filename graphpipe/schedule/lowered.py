@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from graphpipe.plan.sharding import SampleRange
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule.schedule import Task
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule.logical_clock import Chain, Clock
 from graphpipe.schedule.schedule import Schedule, Task
 from graphpipe.schedule.tasks import TaskNumbers

@@ -12,7 +12,7 @@ with three.
 A backward goes as early as it can: it frees the most memory and lets the stages before go on.
 """
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import kfkb
 from graphpipe.schedule.merge import merge
 from graphpipe.schedule.schedule import Schedule

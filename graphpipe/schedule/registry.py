@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import gpipe, kfkb, one_f_one_b, zb_auto, zb_h1
 from graphpipe.schedule.schedule import Schedule
 from graphpipe.schedule.verify import verify

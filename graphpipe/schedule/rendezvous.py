@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
 from graphpipe.schedule.schedule import Task
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from graphpipe.plan import Plan
-from graphpipe.plan.bounds import update_seconds
-from graphpipe.plan.in_flight import in_flight_samples
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import update_seconds
+from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.schedule.schedule import Kind
 
 Portions = tuple[tuple[tuple[int, float], ...], ...]

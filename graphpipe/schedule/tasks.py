@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphpipe.plan import Plan
-from graphpipe.plan.sharding import SampleRange, count_micro_batches, sample_range
+from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange, count_micro_batches, sample_range
 from graphpipe.schedule.schedule import Task
 
 FORWARD_TICKS, BACKWARD_TICKS = 1, 2

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
-from graphpipe.plan.sharding import SampleRange, sample_range
+from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.schedule.schedule import Schedule, Task
 
 _ROUNDING = 1e-6

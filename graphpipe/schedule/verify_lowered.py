@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from graphpipe.plan import Plan
-from graphpipe.plan.sharding import SampleRange
+from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
 from graphpipe.schedule.rendezvous import standstill
 from graphpipe.schedule.schedule import Schedule, Task

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule.alike import Hop, Messages, alike
 from graphpipe.schedule.stage_work import Outlet, Portions, StageWork, own_works
 

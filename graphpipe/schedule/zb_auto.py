@@ -21,7 +21,7 @@ from itertools import count
 from math import inf
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import one_f_one_b, zb_h1
 from graphpipe.schedule.board import Board
 from graphpipe.schedule.greedy import Rule, greedy

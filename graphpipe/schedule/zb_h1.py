@@ -19,7 +19,7 @@ send no gradient, or have no weights, do whole backwards: nobody waits for their
 
 from collections.abc import Sequence
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule.merge import merge
 from graphpipe.schedule.schedule import Schedule, Task
 from graphpipe.schedule.stage_work import StageWork, own_works

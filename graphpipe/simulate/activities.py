@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from graphpipe.costs import CostTable, TaskSeconds
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceShared, Send, Task, Transfer
 from graphpipe.schedule.schedule import Kind
 from graphpipe.simulate.engine import Activity

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import Compute, LoweredSchedule, Receive, Send, Task, Transfer
 from graphpipe.schedule.ahead import AHEAD_BYTES, Ahead
 from graphpipe.schedule.taken import Taken, taken_by

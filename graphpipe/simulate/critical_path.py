@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.registry import build
 from graphpipe.schedule.verify import verify

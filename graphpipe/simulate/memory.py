@@ -5,7 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from graphpipe.costs import task_bytes
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import LoweredSchedule, Task
 from graphpipe.simulate.buffers import Buffers, Moment
 from graphpipe.trace import MemorySample, Span

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import Schedule, Task
 from graphpipe.schedule.alike import first_equal
 from graphpipe.schedule.schedule import Kind

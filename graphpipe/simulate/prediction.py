@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from graphpipe.plan import Plan, Prediction
+from graphpipe.plans import Plan, Prediction
 from graphpipe.schedule import Schedule
 from graphpipe.schedule import schedule as schedule_of
 from graphpipe.schedule.schedule import Kind

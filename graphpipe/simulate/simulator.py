@@ -1,6 +1,6 @@
 """From a plan to its predicted trace."""
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import LoweredSchedule, Schedule, lower
 from graphpipe.schedule import schedule as schedule_of
 from graphpipe.schedule.verify import verify

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import Reduce, ReduceShared, Transfer
 from graphpipe.simulate.activities import Doing, Handling, Update
 from graphpipe.simulate.engine import Interval

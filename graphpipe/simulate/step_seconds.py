@@ -1,6 +1,6 @@
 """The predicted step time as a number to rank plans by."""
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.simulate.critical_path import applies, critical_path
 from graphpipe.simulate.simulator import happen
 

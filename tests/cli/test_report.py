@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_cases import Run
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 
 
 @pytest.fixture

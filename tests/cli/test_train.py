@@ -10,7 +10,7 @@ import torch
 from cli_cases import TASK, Run, torchrun
 from safetensors.torch import load_file
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.trace import Trace
 
 RESULT = {

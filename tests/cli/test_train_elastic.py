@@ -10,7 +10,7 @@ from processes import none_left
 from safetensors.torch import load_file
 from uninterrupted import unbroken
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.checkpoint_folder import find
 from graphpipe.run.train_config import TrainConfig
 

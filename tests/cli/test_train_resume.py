@@ -11,7 +11,7 @@ import torch
 from cli_cases import CONFIG, TASK, Run
 from safetensors.torch import load_file
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 
 WORDS = ("train", "tiny.toml", "train.checkpoint_every=3", "lr_schedule.name=cosine")
 BROKEN = """

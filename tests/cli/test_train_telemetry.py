@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cli_cases import CONFIG, TASK, Run
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import loggers
 from graphpipe.run.event import CheckpointEvent, EndEvent, FailureEvent, MemoryEvent, StartEvent, StepEvent
 from graphpipe.run.event_log import read_events

@@ -16,7 +16,7 @@ from graphpipe.cli import compare
 from graphpipe.costs import CostTable
 from graphpipe.files.json_document import to_body
 from graphpipe.graph import Graph
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.report import timeline
 from graphpipe.simulate import simulate
 from graphpipe.trace import Trace

@@ -14,8 +14,8 @@ from graphpipe.model import capture, split
 from graphpipe.model.program import StageProgram
 from graphpipe.model.region import regions_of
 from graphpipe.model.zoo import zoo_model
-from graphpipe.plan import Plan
 from graphpipe.planners.by_hand import HandStage
+from graphpipe.plans import Plan
 
 
 def whole(module: nn.Module, inputs: dict[str, Tensor], recompute: Recompute) -> tuple[StageProgram, Plan]:

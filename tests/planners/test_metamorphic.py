@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from problems import random_problem
 
 from graphpipe.errors import Infeasible
-from graphpipe.plan.bounds import bottleneck_seconds
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_bound
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans.estimates import bottleneck_seconds
+from graphpipe.plans.plan import Plan
 from graphpipe.simulate import step_seconds
 
 SEEDS = st.integers(0, 10**9)

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from problems import cluster, towers
 
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series, decompose
-from graphpipe.plan.in_flight import in_flight_samples
-from graphpipe.plan.sharding import SampleRange, count_micro_batches, sample_range
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.planners.problem.whole_batch_tail import Tail
 from graphpipe.planners.search.tree_rewrites import bundled, cut_bytes, mirrored, width
+from graphpipe.plans.in_flight import in_flight_samples
+from graphpipe.plans.sharding import SampleRange, count_micro_batches, sample_range
 
 
 def test_in_flight_of_the_papers_figure_5() -> None:

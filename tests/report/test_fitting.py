@@ -4,7 +4,7 @@ import pytest
 from builders import Part, make_plan
 from rich.console import Console, RenderableType
 
-from graphpipe.plan import Prediction
+from graphpipe.plans import Prediction
 from graphpipe.report import Outcome, compare_table, plan_table, summarise
 from graphpipe.report.fitting import Column, FittingTable
 

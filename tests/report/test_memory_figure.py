@@ -7,7 +7,7 @@ import pytest
 from builders import Part, make_plan, temporaries
 from subjects import PLAN, whole_subject
 
-from graphpipe.plan.bounds import needed_bytes
+from graphpipe.plans.estimates import needed_bytes
 from graphpipe.report.memory_figure import MOST_POINTS, PARTS, memory_figure, stage_bytes, stage_bytes_figure, thin
 from graphpipe.trace import MemorySample
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from builders import Part, make_plan
 from rich.console import Console, RenderableType
 
-from graphpipe.plan import Plan, Prediction
+from graphpipe.plans import Plan, Prediction
 from graphpipe.report import (
     Outcome,
     compare_table,

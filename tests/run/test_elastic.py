@@ -11,7 +11,7 @@ from run_plans import plan_of
 
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import elastic
 from graphpipe.run.cause import RankFailed
 from graphpipe.run.elastic import Supervisor

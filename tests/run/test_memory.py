@@ -16,8 +16,8 @@ from graphpipe.graph import Graph
 from graphpipe.model import capture
 from graphpipe.model.profile import profile
 from graphpipe.model.zoo import zoo_model
-from graphpipe.plan import Plan
 from graphpipe.planners.by_hand import HandStage
+from graphpipe.plans import Plan
 
 CUTS = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))
 BATCH = 32

@@ -12,7 +12,7 @@ from run_scenarios import build
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
-from graphpipe.plan.sharding import SampleRange
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.run import RankLayout, SeatLayout
 from graphpipe.run.flat import buckets, flatten, unflatten
 from graphpipe.run.outputs import join

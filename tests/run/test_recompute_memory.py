@@ -12,9 +12,9 @@ from graphpipe.costs import Recompute
 from graphpipe.model import capture
 from graphpipe.model.living import Living
 from graphpipe.model.zoo import zoo_model
-from graphpipe.plan import Plan
-from graphpipe.plan.sharding import SampleRange, sample_range
 from graphpipe.planners.by_hand import HandStage
+from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run import Pipeline
 from graphpipe.run.batch import Batch
 from graphpipe.run.inbox import Values

@@ -16,7 +16,7 @@ from processes import below, still_there
 from graphpipe.cli import main
 from graphpipe.cluster.cluster import Cluster, Link
 from graphpipe.errors import GraphPipeError, InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run.rehearse import rehearse
 from graphpipe.run.stand_in import LEAST_TASK_SECONDS, Limits, changes, stand_in, suitable_scale
 from graphpipe.schedule import schedule

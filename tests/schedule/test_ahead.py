@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpipe.plan.sharding import SampleRange
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule import Task, Transfer
 from graphpipe.schedule.ahead import Ahead
 

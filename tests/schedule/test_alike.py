@@ -8,8 +8,8 @@ from builders import Part, make_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphpipe.plan import Plan
 from graphpipe.planners.raise_in_flight import with_room
+from graphpipe.plans import Plan
 from graphpipe.schedule import schedule
 from graphpipe.schedule.works import works_of
 from graphpipe.simulate import simulate, step_seconds

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
-from graphpipe.plan.sharding import SampleRange, sample_range
+from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Task, Transfer, lower, schedule
 
 

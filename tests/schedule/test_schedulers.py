@@ -4,7 +4,7 @@ import pytest
 from builders import Part, chain, make_plan
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import SCHEDULERS, Schedule, Task, schedule
 
 

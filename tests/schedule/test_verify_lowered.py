@@ -9,8 +9,8 @@ from builders import Part, chain, crossed, make_plan, plans, share
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphpipe.plan import Plan
 from graphpipe.planners.raise_in_flight import with_room
+from graphpipe.plans import Plan
 from graphpipe.schedule import (
     SCHEDULERS,
     Action,

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
-from graphpipe.plan.bounds import needed_bytes
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.planners.zero_bubble import with_zero_bubble
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import needed_bytes
 from graphpipe.schedule import Compute, Reduce, Schedule, Send, Task, lower, schedule
 from graphpipe.schedule.verify import verify
 from graphpipe.simulate import step_seconds

@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 from builders import Part, make_plan
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.schedule import gpipe, kfkb, one_f_one_b
 from graphpipe.simulate import simulate
 

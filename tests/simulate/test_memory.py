@@ -7,8 +7,8 @@ from builders import Part, chain, make_plan, plans, temporaries
 from hypothesis import given, settings
 
 from graphpipe.cluster import Link
-from graphpipe.plan import Plan
-from graphpipe.plan.bounds import needed_bytes
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import needed_bytes
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.ahead import AHEAD_BYTES
 from graphpipe.simulate import predict, simulate

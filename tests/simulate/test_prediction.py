@@ -4,7 +4,7 @@ import pytest
 from builders import plans
 from hypothesis import given, settings
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.simulate import predict, simulate
 
 

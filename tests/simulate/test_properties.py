@@ -6,9 +6,9 @@ import pytest
 from builders import plans
 from hypothesis import given, settings
 
-from graphpipe.plan import Plan
-from graphpipe.plan.bounds import needed_bytes
-from graphpipe.plan.sharding import sample_range
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import needed_bytes
+from graphpipe.plans.sharding import sample_range
 from graphpipe.simulate import simulate
 from graphpipe.trace import Span, Trace
 

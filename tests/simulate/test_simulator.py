@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from graphpipe.cluster import Link
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
-from graphpipe.plan.bounds import bottleneck_seconds, least_step_seconds, needed_bytes, update_seconds
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import bottleneck_seconds, least_step_seconds, needed_bytes, update_seconds
 from graphpipe.schedule import Schedule
 from graphpipe.simulate import predict, simulate, step_seconds
 from graphpipe.trace import Trace

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from graphpipe.cluster import Link
 from graphpipe.costs import Curve
-from graphpipe.plan import Plan
-from graphpipe.plan.bounds import needed_bytes
 from graphpipe.planners.raise_in_flight import with_room
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import needed_bytes
 from graphpipe.schedule import Schedule, zb_auto, zb_h1
 from graphpipe.simulate import simulate, step_seconds
 from graphpipe.trace import Trace

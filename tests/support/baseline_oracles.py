@@ -11,10 +11,10 @@ from problems import KIND, cluster, table
 from graphpipe.costs import CostModel, Recompute
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Edge, Graph, Op, Work
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans.plan import Plan
 
 
 class Block(NamedTuple):

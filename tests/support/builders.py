@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostTable, Curve, OpCost, Recompute, Temporaries
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
-from graphpipe.plan import Plan, Stage, StageEdge
+from graphpipe.plans import Plan, Stage, StageEdge
 
 
 @dataclass(frozen=True, kw_only=True)

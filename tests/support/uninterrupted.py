@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import train as training
 from graphpipe.run.task import load_task
 from graphpipe.run.train_config import TrainConfig

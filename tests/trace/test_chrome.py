@@ -12,7 +12,7 @@ from builders import plans
 from hypothesis import given, settings
 
 from graphpipe.errors import InvalidInput
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.simulate import simulate
 from graphpipe.trace import MemorySample, Span, SpanKind, Trace, save_chrome, to_chrome
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph
-from graphpipe.plan.bounds import memory_shortfall
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.stage_loads import Landscape
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import Tail
 from graphpipe.planners.search.size_settings import micro_batch_sizes
+from graphpipe.plans.estimates import memory_shortfall
+from graphpipe.plans.plan import Plan
 from graphpipe.units import format_bytes
 
 Draw = Callable[[Landscape, int], Iterable[list[Part]]]

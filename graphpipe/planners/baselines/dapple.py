@@ -10,7 +10,6 @@ References:
 
 from collections.abc import Iterable
 
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.baselines.baseline import Baseline, degrees_of
 from graphpipe.planners.baselines.stage_cuts import Ways
 from graphpipe.planners.baselines.stage_loads import Landscape, StageLoads, all_reduce_seconds_per_byte
@@ -18,6 +17,7 @@ from graphpipe.planners.baselines.step_latency import Lines, Step
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.search.size_settings import far_bandwidth
+from graphpipe.plans.plan import Plan
 
 
 def plan_dapple(problem: Problem, options: Options) -> Plan:

@@ -12,11 +12,11 @@ References:
 
 from collections.abc import Iterable
 
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.baselines.baseline import Baseline, degrees_of
 from graphpipe.planners.baselines.stage_loads import Landscape, StageLoads, uniform_partitions
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.plans.plan import Plan
 
 
 def plan_pipedream_2bw(problem: Problem, options: Options) -> Plan:

@@ -15,12 +15,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.baselines.baseline import Baseline, degrees_of
 from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.stage_loads import BOTH, Landscape, StageLoads
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.plans.plan import Plan
 
 
 def plan_piper(problem: Problem, options: Options) -> Plan:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from itertools import combinations
 
 from graphpipe.costs import CostModel
-from graphpipe.plan.bounds import bottleneck_seconds, memory_shortfall
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.improve.unequal_intervals import TypedPart, unequal_partitions
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import Tail
+from graphpipe.plans.estimates import bottleneck_seconds, memory_shortfall
+from graphpipe.plans.plan import Plan
 
 _SHARES_IN_FLIGHT = (0.0, 0.125, 0.25, 0.5, 1.0)
 """Shares of the mini-batch assumed in flight at every stage, tried in turn until what is found fits in memory."""

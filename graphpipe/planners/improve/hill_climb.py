@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from graphpipe.plan.bounds import least_step_seconds, memory_shortfall
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes, is_chain
+from graphpipe.plans.estimates import least_step_seconds, memory_shortfall
+from graphpipe.plans.plan import Plan
 
 Change = Callable[[Sequence[Part]], list[Part] | None]
 """Returns the stages after a change; None where it cannot be made."""

@@ -1,9 +1,9 @@
 """Per-stage micro-batch sizes: a plan of one size is improved stage by stage, with kFkB (GraphPipe, section 6)."""
 
-from graphpipe.plan.bounds import memory_shortfall
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
+from graphpipe.plans.estimates import memory_shortfall
+from graphpipe.plans.plan import Plan
 
 _PASSES = 3
 

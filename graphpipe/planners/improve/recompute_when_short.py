@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from graphpipe.errors import Infeasible
-from graphpipe.plan.bounds import memory_shortfall, seconds_per_sample
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.baselines.baseline import Baseline, degrees_of
 from graphpipe.planners.baselines.stage_loads import BOTH, Landscape, StageLoads
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.plans.estimates import memory_shortfall, seconds_per_sample
+from graphpipe.plans.plan import Plan
 
 
 def with_recomputation(problem: Problem, options: Options, planner: str, find: Callable[[Problem], Plan]) -> Plan:

@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
-from graphpipe.plan.bounds import bottleneck_seconds
-from graphpipe.plan.plan import Plan, Prediction, Stage
 from graphpipe.planners.lower_bound.area_bound import device_seconds_bound
 from graphpipe.planners.lower_bound.configuration_lp import packing_bound
 from graphpipe.planners.lower_bound.device_loads import any_stages, one_stage_each
 from graphpipe.planners.lower_bound.op_minima import LeastSeconds
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.whole_batch_tail import whole_batch_tail
+from graphpipe.plans.estimates import bottleneck_seconds
+from graphpipe.plans.plan import Plan, Prediction, Stage
 
 
 def bottleneck_bound(

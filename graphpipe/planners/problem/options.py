@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from graphpipe.plan.bounds import estimated_step_seconds, least_step_seconds
-from graphpipe.plan.plan import Plan
+from graphpipe.plans.estimates import estimated_step_seconds, least_step_seconds
+from graphpipe.plans.plan import Plan
 
 Objective = Literal["step", "bottleneck"]
 

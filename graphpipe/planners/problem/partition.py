@@ -7,9 +7,9 @@ from typing import Literal
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Recompute
 from graphpipe.graph import Graph
-from graphpipe.plan.in_flight import in_flight_samples
-from graphpipe.plan.plan import Plan, Stage, StageEdge
 from graphpipe.planners.problem.assign_devices import place
+from graphpipe.plans.in_flight import in_flight_samples
+from graphpipe.plans.plan import Plan, Stage, StageEdge
 
 
 @dataclass(frozen=True, slots=True)

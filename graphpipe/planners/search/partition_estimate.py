@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
-from graphpipe.plan.in_flight import in_flight_samples
-from graphpipe.plan.plan import one_way_pairs
 from graphpipe.planners.problem.partition import Part, Problem, crossing_bytes
 from graphpipe.planners.search.size_settings import far_bandwidth, smallest_memory_bytes, stage_seconds
+from graphpipe.plans.in_flight import in_flight_samples
+from graphpipe.plans.plan import one_way_pairs
 
 Array = NDArray[np.float64]
 _FORWARD_SHARE = 1 / 3

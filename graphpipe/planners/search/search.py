@@ -10,8 +10,6 @@ from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph
 from graphpipe.graph.series_parallel import Leaf, Series, decompose
-from graphpipe.plan.bounds import bottleneck_seconds, memory_shortfall
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.baselines.baseline import degrees_of
 from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.stage_loads import Landscape, StageLoads
@@ -23,6 +21,8 @@ from graphpipe.planners.search.partition_estimate import Draft, Drafter
 from graphpipe.planners.search.size_settings import SettingTable, micro_batch_sizes, shares
 from graphpipe.planners.search.target_search import Draws, Shape, best_targets
 from graphpipe.planners.search.tree_rewrites import bundled, width
+from graphpipe.plans.estimates import bottleneck_seconds, memory_shortfall
+from graphpipe.plans.plan import Plan
 from graphpipe.units import format_bytes
 
 Array = NDArray[np.float64]

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import towers
 
-from graphpipe.plan.bounds import memory_shortfall
-from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans.estimates import memory_shortfall
+from graphpipe.plans.verify import verify
 
 
 def latency(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:

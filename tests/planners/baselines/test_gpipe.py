@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from problems import towers
 
 from graphpipe.errors import Infeasible
-from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans.verify import verify
 from graphpipe.simulate import predict
 
 BASELINES = ["pipedream", "piper", "gpipe", "dapple", "pipedream-2bw"]

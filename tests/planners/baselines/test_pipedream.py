@@ -11,8 +11,8 @@ from problems import towers
 
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Measured, Op, read_pipedream
-from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.plans.verify import verify
 from tests.support.published_pipedream import Level, pipedream
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "pipedream" / "vgg16.graph.txt"

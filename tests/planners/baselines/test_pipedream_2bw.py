@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import towers
 
-from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.plans.verify import verify
 
 
 def slowest(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:

@@ -13,12 +13,12 @@ from problems import towers
 
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph, Op
-from graphpipe.plan.verify import verify
 from graphpipe.planners.baselines.downsets import Downsets, closed_sets
 from graphpipe.planners.baselines.piper import plan_piper
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans.verify import verify
 from tests.support.published_piper import Instance, TensorShare, piper
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "piper" / "bert32a100.json"

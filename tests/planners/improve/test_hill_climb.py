@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from problems import cluster, random_problem, table, towers
 
 from graphpipe.graph import Edge, Graph, Op
-from graphpipe.plan import Plan
-from graphpipe.plan.verify import verify
 from graphpipe.planners.improve.hill_climb import refined
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans import Plan
+from graphpipe.plans.verify import verify
 from graphpipe.simulate import step_seconds
 
 

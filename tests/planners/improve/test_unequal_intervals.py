@@ -9,9 +9,6 @@ from problems import random_problem, towers
 
 from graphpipe.costs import CostModel, Curve
 from graphpipe.errors import Infeasible
-from graphpipe.plan.bounds import memory_shortfall
-from graphpipe.plan.plan import Plan
-from graphpipe.plan.verify import verify
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.graphpipe import plan_graphpipe
 from graphpipe.planners.improve.device_types import exchanged
@@ -21,6 +18,9 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.search.search import search
 from graphpipe.planners.search.size_settings import stage_seconds
+from graphpipe.plans.estimates import memory_shortfall
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.verify import verify
 from graphpipe.simulate import step_seconds
 
 OPTIONS = Options(evaluate=step_seconds)

@@ -10,12 +10,12 @@ from problems import best_bottleneck, cluster, random_problem, table, towers
 
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph, Op
-from graphpipe.plan.bounds import bottleneck_seconds, estimated_step_seconds, memory_shortfall
-from graphpipe.plan.verify import verify
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS, planner
 from graphpipe.planners.search.size_settings import micro_batch_sizes
+from graphpipe.plans.estimates import bottleneck_seconds, estimated_step_seconds, memory_shortfall
+from graphpipe.plans.verify import verify
 from graphpipe.simulate import step_seconds
 
 graphpipe, spp = PLANNERS["graphpipe"], PLANNERS["spp"]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import graphpipe as gp
 from graphpipe.model import DagModule
 from graphpipe.model.capture import Method
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 
 BATCH = 8

@@ -19,8 +19,8 @@ from graphpipe.model import capture
 from graphpipe.model.hugging_face import TransformersModel, from_transformers
 from graphpipe.model.inputs import describe
 from graphpipe.model.own_loss import own_loss
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.by_hand import HandStage
+from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.tree import leaves
 

@@ -13,8 +13,8 @@ from graphpipe.costs import CostTable
 from graphpipe.graph import Edge, Graph, Input, Op, Origin
 from graphpipe.model import DagModule, capture
 from graphpipe.model.program import ValueSpec
-from graphpipe.plan import Plan, Stage, StageEdge
-from graphpipe.plan.in_flight import in_flight_samples
+from graphpipe.plans import Plan, Stage, StageEdge
+from graphpipe.plans.in_flight import in_flight_samples
 
 StageLine = tuple[Sequence[str], Sequence[int], int]
 """Operators, devices, micro-batch."""

@@ -15,7 +15,7 @@ from torch.nn import functional
 from graphpipe.errors import GraphPipeError
 from graphpipe.model import capture
 from graphpipe.model.zoo import zoo_model
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
 

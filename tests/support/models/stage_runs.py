@@ -13,7 +13,7 @@ from graphpipe.costs import CostTable
 from graphpipe.graph import Graph
 from graphpipe.model import StageProgram
 from graphpipe.model.torch_private import flatten
-from graphpipe.plan import Plan, Stage, StageEdge
+from graphpipe.plans import Plan, Stage, StageEdge
 
 
 def make_plan(graph: Graph, parts: Sequence[Sequence[str]]) -> Plan:

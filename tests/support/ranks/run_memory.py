@@ -7,7 +7,7 @@ import torch
 from bench.engines import adamw
 from bench.prediction_rank import peak_bytes
 from graphpipe.model.zoo import zoo_model
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 
 

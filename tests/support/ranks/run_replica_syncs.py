@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
 from graphpipe.run.engine import Engine

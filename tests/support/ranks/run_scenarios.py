@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.files.json_document import to_body
 from graphpipe.model.dag_module import DagModule
-from graphpipe.plan import Plan
+from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.channels import Channels
 

@@ -2,7 +2,7 @@
 
 from math import gcd
 
-from graphpipe.plan.plan import Plan
+from graphpipe.plans.plan import Plan
 
 
 def seconds_per_sample(plan: Plan, stage: int) -> float:

@@ -1,5 +1,5 @@
 """How it is cut: the plan, its verifier, and one file per planner."""
 
-from graphpipe.plan.plan import Plan, Prediction, Stage, StageEdge
+from graphpipe.plans.plan import Plan, Prediction, Stage, StageEdge
 
 __all__ = ["Plan", "Prediction", "Stage", "StageEdge"]

@@ -9,10 +9,10 @@ from problems import towers
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import digest
-from graphpipe.plan.plan import Plan
 from graphpipe.planners.by_hand import HandPlan, HandStage, load_hand_plan, plan_by_hand
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans.plan import Plan
 
 
 @pytest.fixture

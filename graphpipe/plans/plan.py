@@ -13,7 +13,7 @@ from graphpipe.costs import CostModel, CostTable, Recompute
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.files.json_document import digest, fingerprint, from_body, read_document, write_document
 from graphpipe.graph import Graph
-from graphpipe.plan.exchange import Exchange, exchanges_of
+from graphpipe.plans.tied_gradients import Exchange, exchanges_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Plan:
     """How one mini-batch of a graph is computed by a cluster.
 
     Holds the graph, cluster and costs it was made from, so that a plan file alone can be verified, simulated,
-    reported and run. `graphpipe.plan.verify.verify` says whether the stages are sound; construction does not.
+    reported and run. `graphpipe.plans.verify.verify` says whether the stages are sound; construction does not.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -192,7 +192,7 @@ class Plan:
         Raises:
             InvalidInput: not a plan file of this schema version, a hash does not match, or an unsound plan.
         """
-        from graphpipe.plan.verify import verify
+        from graphpipe.plans.verify import verify
 
         plan = read_document(path, "plan", lambda body: _read(body, str(path)))
         try:

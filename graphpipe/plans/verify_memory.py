@@ -2,7 +2,7 @@
 
 from graphpipe.costs import Temporaries
 from graphpipe.errors import Infeasible
-from graphpipe.plan.plan import Plan, Stage
+from graphpipe.plans.plan import Plan, Stage
 from graphpipe.units import format_bytes
 
 RELATIVE = 1e-6

@@ -9,8 +9,8 @@ from graphlib import CycleError, TopologicalSorter
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
-from graphpipe.plan.plan import Plan
-from graphpipe.plan.verify_memory import RELATIVE, check_memory, submodule
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.verify_memory import RELATIVE, check_memory, submodule
 
 _FEW = 40
 """Names that an error may list."""

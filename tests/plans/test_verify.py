@@ -15,12 +15,12 @@ from graphpipe.api import plan as find_plan
 from graphpipe.costs import Curve, OpCost, Recompute, Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
-from graphpipe.plan.bounds import memory_shortfall, needed_bytes
-from graphpipe.plan.plan import Plan, StageEdge
-from graphpipe.plan.verify import verify
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans.estimates import memory_shortfall, needed_bytes
+from graphpipe.plans.plan import Plan, StageEdge
+from graphpipe.plans.verify import verify
 from graphpipe.simulate import simulate
 
 
