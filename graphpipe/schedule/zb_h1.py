@@ -20,9 +20,9 @@ send no gradient, or have no weights, do whole backwards: nobody waits for their
 from collections.abc import Sequence
 
 from graphpipe.plans import Plan
+from graphpipe.schedule.list_scheduling.stage_work import StageWork, own_works
 from graphpipe.schedule.merge import merge
 from graphpipe.schedule.schedule import Schedule, Task
-from graphpipe.schedule.stage_work import StageWork, own_works
 
 
 def build(plan: Plan) -> Schedule:

@@ -7,7 +7,7 @@ from math import lcm
 
 from graphpipe.plans import Plan
 from graphpipe.schedule import Schedule, Task
-from graphpipe.schedule.alike import first_equal
+from graphpipe.schedule.list_scheduling.equal_stages import first_equal
 from graphpipe.schedule.schedule import Kind
 from graphpipe.schedule.tasks import TaskNumbers
 from graphpipe.simulate.activities import seconds_of

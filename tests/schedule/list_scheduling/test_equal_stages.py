@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.plans import Plan
 from graphpipe.schedule import schedule
-from graphpipe.schedule.works import works_of
+from graphpipe.schedule.list_scheduling.plan_work import works_of
 from graphpipe.simulate import simulate, step_seconds
 
 TOWERS = [(0, 1, 1.0), (2, 3, 1.0), (1, 4, 1.0), (3, 4, 1.0)]
@@ -72,7 +72,7 @@ def towers(draw: st.DrawFn) -> Plan:
 @given(towers(), st.booleans())
 def test_standing_in_changes_no_schedule(plan: Plan, roomy: bool) -> None:
     plan = replace(with_room(plan) if roomy else plan, schedule="zb-auto")
-    with patch("graphpipe.schedule.works.alike", lambda own, hops: list(range(len(plan.stages)))):
+    with patch("graphpipe.schedule.list_scheduling.plan_work.alike", lambda own, hops: list(range(len(plan.stages)))):
         apart = schedule(plan)
     assert schedule(plan) == apart
     assert step_seconds(plan) == pytest.approx(simulate(plan, apart).step_seconds, rel=1e-12)

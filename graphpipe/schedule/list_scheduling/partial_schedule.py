@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
+from graphpipe.schedule.list_scheduling.plan_work import Works
+from graphpipe.schedule.list_scheduling.stage_work import Outlet, StageWork
 from graphpipe.schedule.schedule import Kind
-from graphpipe.schedule.stage_work import Outlet, StageWork
-from graphpipe.schedule.works import Works
 
 Way = Literal["F", "B"]
 """Forward, or back: what messages there are."""

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphpipe.plans import Plan
-from graphpipe.schedule.alike import Hop, Messages, alike
-from graphpipe.schedule.stage_work import Outlet, Portions, StageWork, own_works
+from graphpipe.schedule.list_scheduling.equal_stages import Hop, Messages, alike
+from graphpipe.schedule.list_scheduling.stage_work import Outlet, Portions, StageWork, own_works
 
 
 @dataclass(frozen=True, slots=True)

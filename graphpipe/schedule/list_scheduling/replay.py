@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from graphpipe.schedule.board import Board
+from graphpipe.schedule.list_scheduling.partial_schedule import Board
+from graphpipe.schedule.list_scheduling.plan_work import Works
 from graphpipe.schedule.schedule import Schedule, Task
-from graphpipe.schedule.works import Works
 
 
 def replay(works: Works, schedule: Schedule) -> Board | None:

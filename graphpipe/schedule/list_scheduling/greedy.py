@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from graphpipe.schedule.board import Board, Seat
+from graphpipe.schedule.list_scheduling.partial_schedule import Board, Seat
+from graphpipe.schedule.list_scheduling.plan_work import Works
 from graphpipe.schedule.schedule import Kind
-from graphpipe.schedule.works import Works
 
 _ROUNDING = 1e-9
 

@@ -1,0 +1,1 @@
+"""List scheduling: orders built task by task with simulated times."""
