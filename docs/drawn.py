@@ -15,7 +15,7 @@ from graphpipe.model.zoo.registry import zoo
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.report.still import write_still
 from graphpipe.report.subject import Subject
-from graphpipe.schedule.registry import SCHEDULERS
+from graphpipe.schedule.schedulers.registry import SCHEDULERS
 
 PACKAGE = Path(gp.__file__).parent
 

@@ -10,7 +10,7 @@ from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.planners.zero_bubble import SPLIT, split_plans
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import least_step_seconds, needed_bytes
-from graphpipe.schedule import zb_auto
+from graphpipe.schedule.schedulers import zb_auto
 from graphpipe.units import format_bytes
 
 AUTO = "auto"

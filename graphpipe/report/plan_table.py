@@ -4,7 +4,7 @@ from graphpipe.planners.zero_bubble import SPLIT
 from graphpipe.plans import Plan, Prediction, Stage
 from graphpipe.report.fitting import Column, FittingTable
 from graphpipe.report.names import abbreviate, device_names, recomputed_names, recomputes
-from graphpipe.schedule.registry import build
+from graphpipe.schedule.schedulers.registry import build
 from graphpipe.units import format_bytes, format_seconds
 
 COLUMNS = (

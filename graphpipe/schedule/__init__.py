@@ -2,8 +2,8 @@
 
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
-from graphpipe.schedule.registry import SCHEDULERS, schedule
 from graphpipe.schedule.schedule import Schedule, Task
+from graphpipe.schedule.schedulers.registry import SCHEDULERS, schedule
 
 __all__ = [
     "SCHEDULERS",

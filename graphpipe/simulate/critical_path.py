@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from graphpipe.plans import Plan
 from graphpipe.schedule import Schedule
-from graphpipe.schedule.registry import build
+from graphpipe.schedule.schedulers.registry import build
 from graphpipe.schedule.verify import verify
 from graphpipe.simulate.period import KINDS, Period, Slot
 

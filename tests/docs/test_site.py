@@ -14,7 +14,7 @@ import pytest
 from browser import CHROMIUM, Browser
 
 from graphpipe.planners.registry import PLANNERS
-from graphpipe.schedule.registry import SCHEDULERS
+from graphpipe.schedule.schedulers.registry import SCHEDULERS
 
 ROOT = Path(__file__).parents[2]
 

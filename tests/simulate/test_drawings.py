@@ -6,7 +6,7 @@ import pytest
 from builders import Part, make_plan
 
 from graphpipe.plans import Plan
-from graphpipe.schedule import gpipe, kfkb, one_f_one_b
+from graphpipe.schedule.schedulers import gpipe, kfkb, one_f_one_b
 from graphpipe.simulate import simulate
 
 CASES = [

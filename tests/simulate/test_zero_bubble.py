@@ -15,7 +15,8 @@ from graphpipe.costs import Curve
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import needed_bytes
-from graphpipe.schedule import Schedule, zb_auto, zb_h1
+from graphpipe.schedule import Schedule
+from graphpipe.schedule.schedulers import zb_auto, zb_h1
 from graphpipe.simulate import simulate, step_seconds
 from graphpipe.trace import Trace
 

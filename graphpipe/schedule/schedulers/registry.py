@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.plans import Plan
-from graphpipe.schedule import gpipe, kfkb, one_f_one_b, zb_auto, zb_h1
 from graphpipe.schedule.schedule import Schedule
+from graphpipe.schedule.schedulers import gpipe, kfkb, one_f_one_b, zb_auto, zb_h1
 from graphpipe.schedule.verify import verify
 
 SCHEDULERS: Mapping[str, Callable[[Plan], Schedule]] = MappingProxyType(

@@ -13,9 +13,9 @@ A backward goes as early as it can: it frees the most memory and lets the stages
 """
 
 from graphpipe.plans import Plan
-from graphpipe.schedule import kfkb
 from graphpipe.schedule.merge import merge
 from graphpipe.schedule.schedule import Schedule
+from graphpipe.schedule.schedulers import kfkb
 
 
 def build(plan: Plan) -> Schedule:

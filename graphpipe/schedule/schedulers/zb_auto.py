@@ -22,12 +22,12 @@ from math import inf
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.schedule import one_f_one_b, zb_h1
 from graphpipe.schedule.list_scheduling.greedy import Rule, greedy
 from graphpipe.schedule.list_scheduling.partial_schedule import Board
 from graphpipe.schedule.list_scheduling.plan_work import Works, hosted_by, works_of
 from graphpipe.schedule.list_scheduling.replay import replay
 from graphpipe.schedule.schedule import Kind, Schedule, Task
+from graphpipe.schedule.schedulers import one_f_one_b, zb_h1
 
 NAME = "zb-auto"
 
