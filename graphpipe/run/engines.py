@@ -13,7 +13,7 @@ from graphpipe.run.engine_ddp import Ddp
 from graphpipe.run.placement import Placement
 from graphpipe.run.world import World
 from graphpipe.schedule import LoweredSchedule
-from graphpipe.schedule.rendezvous import standstill
+from graphpipe.schedule.deadlock import standstill
 
 
 def is_spread(placement: Placement, stage: int, program: StageProgram) -> bool:

@@ -26,8 +26,8 @@ from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.world import World
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer
-from graphpipe.schedule.ahead import AHEAD_BYTES, Ahead
-from graphpipe.schedule.taken import Taken, taken_by
+from graphpipe.schedule.acknowledged_sends import Taken, taken_by
+from graphpipe.schedule.early_receives import AHEAD_BYTES, Ahead
 
 
 class Replica(Protocol):

@@ -9,7 +9,7 @@ from graphpipe.schedule.logical_clock import Chain, Clock
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
 from graphpipe.schedule.merge import check_all_start
 from graphpipe.schedule.schedule import Schedule, Task
-from graphpipe.schedule.tasks import Flow, TaskNumbers
+from graphpipe.schedule.task_numbers import Flow, TaskNumbers
 
 Step = tuple[int, Action]
 """A device and what it does."""

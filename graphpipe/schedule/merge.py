@@ -6,7 +6,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.schedule.logical_clock import Chain, Clock
 from graphpipe.schedule.schedule import Schedule, Task
-from graphpipe.schedule.tasks import TaskNumbers
+from graphpipe.schedule.task_numbers import TaskNumbers
 
 
 def merge(name: str, plan: Plan, orders: Sequence[Sequence[Task]]) -> Schedule:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
+from graphpipe.schedule.deadlock import standstill
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
-from graphpipe.schedule.rendezvous import standstill
 from graphpipe.schedule.schedule import Schedule, Task
 
 Owner = tuple[int, int]

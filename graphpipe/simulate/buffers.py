@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from graphpipe.plans import Plan
 from graphpipe.schedule import Compute, LoweredSchedule, Receive, Send, Task, Transfer
-from graphpipe.schedule.ahead import AHEAD_BYTES, Ahead
-from graphpipe.schedule.taken import Taken, taken_by
+from graphpipe.schedule.acknowledged_sends import Taken, taken_by
+from graphpipe.schedule.early_receives import AHEAD_BYTES, Ahead
 
 
 class Moment(NamedTuple):

@@ -11,7 +11,7 @@ from run_scenarios import chain_of_two, messages_kept
 
 from graphpipe.run.placement import Placement
 from graphpipe.schedule import Action, Compute, Send, Task, lower, schedule
-from graphpipe.schedule.taken import taken_by
+from graphpipe.schedule.acknowledged_sends import taken_by
 
 
 def test_of_a_chain_by_hand() -> None:

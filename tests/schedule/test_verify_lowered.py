@@ -24,7 +24,7 @@ from graphpipe.schedule import (
     lower,
     schedule,
 )
-from graphpipe.schedule.rendezvous import standstill
+from graphpipe.schedule.deadlock import standstill
 from graphpipe.schedule.verify_lowered import verify_lowered
 
 

@@ -10,7 +10,7 @@ from graphpipe.cluster import Link
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import needed_bytes
 from graphpipe.schedule import Schedule
-from graphpipe.schedule.ahead import AHEAD_BYTES
+from graphpipe.schedule.early_receives import AHEAD_BYTES
 from graphpipe.simulate import predict, simulate
 
 LINK = Link(latency_seconds=0.0, bandwidth_bytes_per_second=4.0)

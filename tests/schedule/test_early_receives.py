@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule import Task, Transfer
-from graphpipe.schedule.ahead import Ahead
+from graphpipe.schedule.early_receives import Ahead
 
 
 def transfer(number: int) -> Transfer:
