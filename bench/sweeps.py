@@ -17,7 +17,7 @@ from graphpipe.planners.zero_bubble import SPLIT
 from graphpipe.plans.estimates import needed_bytes
 from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.plans.plan import StageEdge
-from graphpipe.simulate import predict
+from graphpipe.simulator import predict
 
 CAPTION = "**Simulated** on the analytic V100 model of the `summit` preset; nothing was measured."
 

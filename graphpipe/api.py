@@ -21,7 +21,8 @@ from graphpipe.planners.registry import planner as planner_named
 from graphpipe.planners.zero_bubble import SPLIT
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.verify import verify
-from graphpipe.simulate import predict, simulate, step_seconds
+from graphpipe.simulator import predict, step_seconds
+from graphpipe.simulator.simulate import simulate
 
 if TYPE_CHECKING:
     from graphpipe.model.capture import Captured

@@ -30,7 +30,7 @@ from graphpipe.run.placement import Placement
 from graphpipe.run.recipe import build_optimizer
 from graphpipe.run.task import Task, as_batch, load_task
 from graphpipe.run.train_config import RunSettings, TrainConfig
-from graphpipe.simulate import predict
+from graphpipe.simulator import predict
 from graphpipe.trace import Trace, compare, save_chrome
 from graphpipe.units import format_seconds
 

@@ -18,7 +18,7 @@ from graphpipe.files.json_document import to_body
 from graphpipe.graph import Graph
 from graphpipe.plans import Plan
 from graphpipe.report import timeline
-from graphpipe.simulate import simulate
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
 FIGURES = {

@@ -16,7 +16,7 @@ from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.plans.estimates import bottleneck_seconds
 from graphpipe.plans.plan import Plan
-from graphpipe.simulate import step_seconds
+from graphpipe.simulator import step_seconds
 
 SEEDS = st.integers(0, 10**9)
 NAMES = st.sampled_from(sorted(PLANNERS))

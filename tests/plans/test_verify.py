@@ -21,7 +21,7 @@ from graphpipe.planners.registry import PLANNERS
 from graphpipe.plans.estimates import memory_shortfall, needed_bytes
 from graphpipe.plans.plan import Plan, StageEdge
 from graphpipe.plans.verify import verify
-from graphpipe.simulate import simulate
+from graphpipe.simulator.simulate import simulate
 
 
 def sound() -> Plan:

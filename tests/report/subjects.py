@@ -7,7 +7,8 @@ from builders import Part, make_plan
 from graphpipe.report import Outcome, summarise
 from graphpipe.report.subject import Subject
 from graphpipe.run.train_result import Step
-from graphpipe.simulate import predict, simulate
+from graphpipe.simulator import predict
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import MemorySample, Span, Trace
 
 # Two branches joined; the join on two devices. One sample: forward 1 s, backward 2 s on one device.

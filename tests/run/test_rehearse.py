@@ -20,7 +20,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.rehearse import rehearse
 from graphpipe.run.stand_in import LEAST_TASK_SECONDS, Limits, changes, stand_in, suitable_scale
 from graphpipe.schedule import schedule
-from graphpipe.simulate import simulate
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
 LOOPBACK = Link(latency_seconds=1e-4, bandwidth_bytes_per_second=1e9)

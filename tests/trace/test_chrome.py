@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.simulate import simulate
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import MemorySample, Span, SpanKind, Trace, save_chrome, to_chrome
 
 

@@ -6,7 +6,7 @@ import pytest
 from builders import Part, chain, make_plan
 
 from graphpipe.errors import InvalidInput
-from graphpipe.simulate import simulate
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace, compare
 
 PREDICTED = simulate(make_plan([Part(), Part()], chain(2), batch_size=4))

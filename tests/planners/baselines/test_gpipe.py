@@ -11,7 +11,7 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.plans.verify import verify
-from graphpipe.simulate import predict
+from graphpipe.simulator import predict
 
 BASELINES = ["pipedream", "piper", "gpipe", "dapple", "pipedream-2bw"]
 

@@ -15,7 +15,7 @@ from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.plans import Plan
 from graphpipe.plans.verify import verify
-from graphpipe.simulate import step_seconds
+from graphpipe.simulator import step_seconds
 
 
 def seconds(plan: Plan, limit_seconds: float = inf) -> float:

@@ -21,7 +21,7 @@ from graphpipe.planners.search.size_settings import stage_seconds
 from graphpipe.plans.estimates import memory_shortfall
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.verify import verify
-from graphpipe.simulate import step_seconds
+from graphpipe.simulator import step_seconds
 
 OPTIONS = Options(evaluate=step_seconds)
 

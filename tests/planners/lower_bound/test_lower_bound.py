@@ -18,7 +18,7 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.plans.estimates import bottleneck_seconds, least_step_seconds
-from graphpipe.simulate import predict, step_seconds
+from graphpipe.simulator import predict, step_seconds
 
 
 def test_by_hand() -> None:

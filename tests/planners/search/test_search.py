@@ -16,7 +16,7 @@ from graphpipe.planners.registry import PLANNERS, planner
 from graphpipe.planners.search.size_settings import micro_batch_sizes
 from graphpipe.plans.estimates import bottleneck_seconds, estimated_step_seconds, memory_shortfall
 from graphpipe.plans.verify import verify
-from graphpipe.simulate import step_seconds
+from graphpipe.simulator import step_seconds
 
 graphpipe, spp = PLANNERS["graphpipe"], PLANNERS["spp"]
 

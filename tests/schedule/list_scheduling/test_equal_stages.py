@@ -12,7 +12,8 @@ from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.plans import Plan
 from graphpipe.schedule import schedule
 from graphpipe.schedule.list_scheduling.plan_work import works_of
-from graphpipe.simulate import simulate, step_seconds
+from graphpipe.simulator import step_seconds
+from graphpipe.simulator.simulate import simulate
 
 TOWERS = [(0, 1, 1.0), (2, 3, 1.0), (1, 4, 1.0), (3, 4, 1.0)]
 """Two towers of two stages that join."""

@@ -14,7 +14,7 @@ from graphpipe.plans import Plan
 from graphpipe.plans.estimates import needed_bytes
 from graphpipe.schedule import Compute, Reduce, Schedule, Send, Task, lower, schedule
 from graphpipe.schedule.verify import verify
-from graphpipe.simulate import step_seconds
+from graphpipe.simulator import step_seconds
 
 TWO = make_plan([Part(), Part(in_flight=2)], batch_size=2)
 

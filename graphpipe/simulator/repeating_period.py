@@ -10,7 +10,7 @@ from graphpipe.schedule import Schedule, Task
 from graphpipe.schedule.list_scheduling.equal_stages import first_equal
 from graphpipe.schedule.schedule import Kind
 from graphpipe.schedule.task_numbers import TaskNumbers
-from graphpipe.simulate.activities import seconds_of
+from graphpipe.simulator.activities import seconds_of
 
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 

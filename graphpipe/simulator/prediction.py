@@ -6,11 +6,11 @@ from graphpipe.plans import Plan, Prediction
 from graphpipe.schedule import Schedule
 from graphpipe.schedule import schedule as schedule_of
 from graphpipe.schedule.schedule import Kind
-from graphpipe.simulate.activities import seconds_of
-from graphpipe.simulate.critical_path import applies, critical_path
-from graphpipe.simulate.memory import memory_steps
-from graphpipe.simulate.period import KINDS
-from graphpipe.simulate.simulator import simulate
+from graphpipe.simulator.activities import seconds_of
+from graphpipe.simulator.critical_path import applies, critical_path
+from graphpipe.simulator.memory import memory_steps
+from graphpipe.simulator.repeating_period import KINDS
+from graphpipe.simulator.simulate import simulate
 
 
 def predict(plan: Plan) -> Prediction:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import needed_bytes
 from graphpipe.plans.sharding import sample_range
-from graphpipe.simulate import simulate
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Span, Trace
 
 

@@ -6,7 +6,7 @@ from graphpipe.costs import CostTable, TaskSeconds
 from graphpipe.plans import Plan
 from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceShared, Send, Task, Transfer
 from graphpipe.schedule.schedule import Kind
-from graphpipe.simulate.engine import Activity
+from graphpipe.simulator.engine import Activity
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.schedule import schedule
-from graphpipe.simulate import simulate, step_seconds
-from graphpipe.simulate.period import Period
+from graphpipe.simulator import step_seconds
+from graphpipe.simulator.repeating_period import Period
+from graphpipe.simulator.simulate import simulate
 
 
 @settings(max_examples=40, deadline=None)

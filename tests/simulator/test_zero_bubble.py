@@ -17,7 +17,8 @@ from graphpipe.plans import Plan
 from graphpipe.plans.estimates import needed_bytes
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedulers import zb_auto, zb_h1
-from graphpipe.simulate import simulate, step_seconds
+from graphpipe.simulator import step_seconds
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "zero-bubble" / "profiles.csv"

@@ -6,7 +6,7 @@ from graphpipe.plans import Plan
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedulers.registry import build
 from graphpipe.schedule.verify import verify
-from graphpipe.simulate.period import KINDS, Period, Slot
+from graphpipe.simulator.repeating_period import KINDS, Period, Slot
 
 Moment = tuple[int, int]
 """A task of a period by its number, and which period."""

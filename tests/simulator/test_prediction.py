@@ -5,7 +5,8 @@ from builders import plans
 from hypothesis import given, settings
 
 from graphpipe.plans import Plan
-from graphpipe.simulate import predict, simulate
+from graphpipe.simulator import predict
+from graphpipe.simulator.simulate import simulate
 
 
 @settings(max_examples=40, deadline=None)

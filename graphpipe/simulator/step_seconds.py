@@ -1,8 +1,8 @@
 """The predicted step time as a number to rank plans by."""
 
 from graphpipe.plans import Plan
-from graphpipe.simulate.critical_path import applies, critical_path
-from graphpipe.simulate.simulator import happen
+from graphpipe.simulator.critical_path import applies, critical_path
+from graphpipe.simulator.simulate import happen
 
 
 def step_seconds(plan: Plan) -> float:

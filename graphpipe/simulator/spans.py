@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from graphpipe.plans import Plan
 from graphpipe.schedule import Reduce, ReduceShared, Transfer
-from graphpipe.simulate.activities import Doing, Handling, Update
-from graphpipe.simulate.engine import Interval
+from graphpipe.simulator.activities import Doing, Handling, Update
+from graphpipe.simulator.engine import Interval
 from graphpipe.trace import Span, SpanKind
 
 Record = tuple[int, SpanKind, int, int, int, float]

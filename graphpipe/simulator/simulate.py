@@ -4,10 +4,10 @@ from graphpipe.plans import Plan
 from graphpipe.schedule import LoweredSchedule, Schedule, lower
 from graphpipe.schedule import schedule as schedule_of
 from graphpipe.schedule.verify import verify
-from graphpipe.simulate.activities import Activities, Doing
-from graphpipe.simulate.engine import Interval, run, run_shared
-from graphpipe.simulate.memory import memory_over_time
-from graphpipe.simulate.spans import spans_of
+from graphpipe.simulator.activities import Activities, Doing
+from graphpipe.simulator.engine import Interval, run, run_shared
+from graphpipe.simulator.memory import memory_over_time
+from graphpipe.simulator.spans import spans_of
 from graphpipe.trace import Trace
 
 

@@ -7,7 +7,7 @@ from operator import itemgetter
 from graphpipe.costs import task_bytes
 from graphpipe.plans import Plan
 from graphpipe.schedule import LoweredSchedule, Task
-from graphpipe.simulate.buffers import Buffers, Moment
+from graphpipe.simulator.message_buffers import Buffers, Moment
 from graphpipe.trace import MemorySample, Span
 
 Change = tuple[float, float]

@@ -11,7 +11,8 @@ from graphpipe.plans import Plan
 from graphpipe.plans.estimates import needed_bytes
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.early_receives import AHEAD_BYTES
-from graphpipe.simulate import predict, simulate
+from graphpipe.simulator import predict
+from graphpipe.simulator.simulate import simulate
 
 LINK = Link(latency_seconds=0.0, bandwidth_bytes_per_second=4.0)
 

@@ -7,7 +7,7 @@ from builders import Part, make_plan
 
 from graphpipe.plans import Plan
 from graphpipe.schedule.schedulers import gpipe, kfkb, one_f_one_b
-from graphpipe.simulate import simulate
+from graphpipe.simulator.simulate import simulate
 
 CASES = [
     (gpipe, make_plan([Part()] * 3, batch_size=4, schedule="gpipe")),

@@ -11,7 +11,8 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import bottleneck_seconds, least_step_seconds, needed_bytes, update_seconds
 from graphpipe.schedule import Schedule
-from graphpipe.simulate import predict, simulate, step_seconds
+from graphpipe.simulator import predict, step_seconds
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
 
