@@ -22,7 +22,8 @@ from graphpipe.schedule import Schedule
 from graphpipe.trace import Trace
 
 if TYPE_CHECKING:
-    from graphpipe.model import DagModule, capture
+    from graphpipe.model import DagModule
+    from graphpipe.model.capture.capture import capture
     from graphpipe.model.hugging_face import from_transformers
     from graphpipe.model.profile import profile
     from graphpipe.run import Pipeline
@@ -35,7 +36,7 @@ _WITH_TORCH = {
     "DagModule": "graphpipe.model",
     "Pipeline": "graphpipe.run",
     "Task": "graphpipe.run.task",
-    "capture": "graphpipe.model",
+    "capture": "graphpipe.model.capture.capture",
     "from_transformers": "graphpipe.model.hugging_face",
     "profile": "graphpipe.model.profile",
 }

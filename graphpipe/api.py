@@ -25,7 +25,7 @@ from graphpipe.simulator import predict, step_seconds
 from graphpipe.simulator.simulate import simulate
 
 if TYPE_CHECKING:
-    from graphpipe.model.capture import Captured
+    from graphpipe.model.capture.capture import Captured
 
 _OBJECTIVES = ("step", "bottleneck")
 

@@ -9,7 +9,7 @@ from graphpipe.graph import Graph
 from graphpipe.graph.import_common import warn_of_units
 
 if TYPE_CHECKING:
-    from graphpipe.model.capture import Captured
+    from graphpipe.model.capture.capture import Captured
     from graphpipe.run.user_code import Model
 
 MODEL_HELP = (
@@ -39,7 +39,7 @@ def find(word: str) -> Found:
         warn_of_units(graph, word)
         return Found(graph=graph)
     module, inputs = find_model(word)
-    from graphpipe.model.capture import follow
+    from graphpipe.model.capture.capture import follow
 
     captured = follow(module, inputs)
     return Found(graph=captured.graph, module=module, captured=captured)

@@ -1,9 +1,8 @@
 """PyTorch in and out: a module becomes a graph, and a plan for that graph becomes stage programs."""
 
-from graphpipe.model.capture import capture, tied
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.inputs import name_inputs
 from graphpipe.model.program import StageProgram, ValueSpec
 from graphpipe.model.split import split
 
-__all__ = ["DagModule", "StageProgram", "ValueSpec", "capture", "name_inputs", "split", "tied"]
+__all__ = ["DagModule", "StageProgram", "ValueSpec", "name_inputs", "split"]

@@ -9,7 +9,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from graphpipe.graph import Input
 from graphpipe.model.backward_graph import BackwardGraph
-from graphpipe.model.capture import Captured
+from graphpipe.model.capture.capture import Captured
 from graphpipe.model.inputs import blank
 from graphpipe.model.skeleton import fake_twin
 from graphpipe.model.split import build_stages, capture_for

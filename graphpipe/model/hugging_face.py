@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Origin
-from graphpipe.model.capture import Captured, capture_again
+from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.own_loss import OwnLoss, own_loss
 

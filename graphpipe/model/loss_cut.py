@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.capture.crossing_values import is_anchor
 from graphpipe.model.loss_rules import CROSS_ENTROPY, argument, is_mean, why_no_mean, why_not
 from graphpipe.model.skeleton import Skeleton
 from graphpipe.model.torch_private import unflatten
-from graphpipe.model.values import is_anchor
 
 BROADCAST = torch.ops.aten.broadcast_tensors.default
 IGNORED = -100

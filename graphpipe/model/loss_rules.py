@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphpipe.model.values import is_anchor
+from graphpipe.model.capture.crossing_values import is_anchor
 
 CROSS_ENTROPY = torch.ops.aten.cross_entropy_loss.default
 MEANS = {"mse_loss": 2, "l1_loss": 2, "smooth_l1_loss": 2, "binary_cross_entropy_with_logits": 4}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from graphpipe.graph import Input, Origin
-from graphpipe.model.capture import trace
+from graphpipe.model.capture.capture import trace
 from graphpipe.model.loss_cut import LossCut
 from graphpipe.model.torch_private import fake_mode
 

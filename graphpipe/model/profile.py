@@ -15,7 +15,7 @@ from graphpipe.costs import CostTable, Temporaries
 from graphpipe.costs.profiler import Effort, OpRun, one_pass, profile_ops
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.model.capture import capture
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.company import CROWD, in_company
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.model.profile_memory import temporaries

@@ -7,9 +7,9 @@ from torch import fx, nn
 from graphpipe.costs import regions
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.model.capture import Captured, capture_again
+from graphpipe.model.capture.build_ops import own_tensors
+from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.dag_module import model_name
-from graphpipe.model.operators import own_tensors
 from graphpipe.model.program import ValueSpec
 from graphpipe.model.stage_graph import stage_graph, stage_module
 from graphpipe.model.stage_program import ModuleStage

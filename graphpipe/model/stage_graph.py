@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping
 
 from torch import fx, nn
 
-from graphpipe.model.capture import Captured
-from graphpipe.model.measure import attribute
+from graphpipe.model.capture.capture import Captured
+from graphpipe.model.capture.crossing_values import free_needs, is_anchor
+from graphpipe.model.capture.shape_propagation import attribute
 from graphpipe.model.region import fold
 from graphpipe.model.torch_private import make_plain
-from graphpipe.model.values import free_needs, is_anchor
 
 _EMPTY = fx.GraphModule({}, fx.Graph())
 """Has the names that no submodule of a graph module can have."""

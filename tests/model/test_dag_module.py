@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model import DagModule, capture, name_inputs
+from graphpipe.model import DagModule, name_inputs
+from graphpipe.model.capture.capture import capture
 
 
 class Add(nn.Module):

@@ -12,7 +12,7 @@ from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostModel
 from graphpipe.costs.profiler import Effort
 from graphpipe.errors import InvalidInput
-from graphpipe.model.capture import capture
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.profile import profile
 from graphpipe.model.zoo import zoo

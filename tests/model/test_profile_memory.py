@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from graphpipe.cluster import Cluster
 from graphpipe.costs import Curve
 from graphpipe.costs.profiler import Effort, OpRun
-from graphpipe.model import capture
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.inputs import name_inputs
 from graphpipe.model.living import Living
 from graphpipe.model.profile import profile

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Origin, Shared
-from graphpipe.model import DagModule, capture, split, tied
-from graphpipe.model.capture import Captured, capture_again
+from graphpipe.model import DagModule, split
+from graphpipe.model.capture.capture import Captured, capture, capture_again, tied
 from graphpipe.model.inputs import describe
 from graphpipe.model.split import build_stages
 

@@ -13,7 +13,7 @@ from graphpipe.cluster.presets import resolve
 from graphpipe.costs import CostTable
 from graphpipe.costs.profiler import Effort
 from graphpipe.graph import Graph
-from graphpipe.model import capture
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.profile import profile
 from graphpipe.model.zoo import zoo_model
 from graphpipe.planners.by_hand import HandStage

@@ -9,7 +9,7 @@ import torch
 from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster.presets import resolve
 from graphpipe.costs import Recompute
-from graphpipe.model import capture
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.living import Living
 from graphpipe.model.zoo import zoo_model
 from graphpipe.planners.by_hand import HandStage

@@ -13,7 +13,7 @@ from run_plans import hand_split, plan_for, plan_of
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
-from graphpipe.model import capture
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.split import split
 from graphpipe.run import Pipeline

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from graphpipe.model import DagModule
-from graphpipe.model.capture import Method
+from graphpipe.model.capture.capture import Method
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 

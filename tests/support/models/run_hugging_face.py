@@ -15,7 +15,7 @@ from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 from graphpipe.api import estimate, hand_plan, plan
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.graph import Graph
-from graphpipe.model import capture
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.hugging_face import TransformersModel, from_transformers
 from graphpipe.model.inputs import describe
 from graphpipe.model.own_loss import own_loss

@@ -11,7 +11,8 @@ from graphpipe.cluster import Cluster
 from graphpipe.cluster.cluster import Device, DeviceType, Link
 from graphpipe.costs import CostTable
 from graphpipe.graph import Edge, Graph, Input, Op, Origin
-from graphpipe.model import DagModule, capture
+from graphpipe.model import DagModule
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.program import ValueSpec
 from graphpipe.plans import Plan, Stage, StageEdge
 from graphpipe.plans.in_flight import in_flight_samples

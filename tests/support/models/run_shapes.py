@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from graphpipe.errors import GraphPipeError
-from graphpipe.model import capture
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo import zoo_model
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline

@@ -10,7 +10,7 @@ from run_plans import StageLine, plan_for
 from run_splits import in_halves
 from torch import Tensor, nn
 
-from graphpipe.model import capture
+from graphpipe.model.capture.capture import capture
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
 

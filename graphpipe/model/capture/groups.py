@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from graphpipe.model.measure import Reading
-from graphpipe.model.values import Values
+from graphpipe.model.capture.crossing_values import Values
+from graphpipe.model.capture.shape_propagation import Reading
 
 Groups = tuple[tuple[fx.Node, ...], ...]
 

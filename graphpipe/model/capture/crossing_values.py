@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from graphpipe.model.measure import Reading
+from graphpipe.model.capture.shape_propagation import Reading
 from graphpipe.model.skeleton import device_of, sample_count
 from graphpipe.model.torch_private import is_random
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor, fx, nn
 
 from graphpipe.graph import Edge, Op, Shared, Work
-from graphpipe.model.grouping import Groups
-from graphpipe.model.measure import SAMPLES, Reading, attribute
+from graphpipe.model.capture.crossing_values import Values, free_needs, is_anchor
+from graphpipe.model.capture.groups import Groups
+from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, attribute
 from graphpipe.model.skeleton import Skeleton
-from graphpipe.model.values import Values, free_needs, is_anchor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

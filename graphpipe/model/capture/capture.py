@@ -10,17 +10,24 @@ from torch import fx, nn
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph, Input, Origin
+from graphpipe.model.capture.build_ops import (
+    Parts,
+    build_ops,
+    group_names,
+    needs_whole_batch,
+    own_tensors,
+    shared_parameters,
+)
+from graphpipe.model.capture.crossing_values import Values, classify
+from graphpipe.model.capture.groups import Groups, fuse_tiny, join_output, join_uncuttable
+from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, measure
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.export import quiet
-from graphpipe.model.grouping import Groups, fuse_tiny, join_output, join_uncuttable
 from graphpipe.model.hidden import warn_of_hidden
 from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
-from graphpipe.model.measure import SAMPLES, Reading, measure
-from graphpipe.model.operators import Parts, build_ops, group_names, needs_whole_batch, own_tensors, shared_parameters
 from graphpipe.model.skeleton import CannotFollow, Skeleton, fake_twin
 from graphpipe.model.torch_private import fake_mode
 from graphpipe.model.tracing import ExportFailed, cannot_trace, trace_declared, trace_exported
-from graphpipe.model.values import Values, classify
 
 Method = Literal["auto", "export", "declared"]
 _AUTO = Origin(method="auto")

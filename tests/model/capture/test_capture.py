@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.model import DagModule, capture, split
+from graphpipe.model import DagModule, split
+from graphpipe.model.capture.capture import capture
 
 
 @lru_cache

@@ -1,0 +1,1 @@
+"""A module becomes a graph of operators: `capture.capture` is the entry."""
