@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from graphpipe.model.skeleton import fake_twin
+from graphpipe.model.capture.module_graph.module_graph import fake_twin
 from graphpipe.model.torch_private import (
     OpaqueCall,
     asks_for_values,

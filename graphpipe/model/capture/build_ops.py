@@ -9,8 +9,8 @@ from torch import Tensor, fx, nn
 from graphpipe.graph import Edge, Op, Shared, Work
 from graphpipe.model.capture.crossing_values import Values, free_needs, is_anchor
 from graphpipe.model.capture.groups import Groups
+from graphpipe.model.capture.module_graph.module_graph import Skeleton
 from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, attribute
-from graphpipe.model.skeleton import Skeleton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

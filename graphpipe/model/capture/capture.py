@@ -20,14 +20,19 @@ from graphpipe.model.capture.build_ops import (
 )
 from graphpipe.model.capture.crossing_values import Values, classify
 from graphpipe.model.capture.groups import Groups, fuse_tiny, join_output, join_uncuttable
+from graphpipe.model.capture.module_graph.exported_graph import quiet
+from graphpipe.model.capture.module_graph.make_module_graph import (
+    ExportFailed,
+    cannot_trace,
+    trace_declared,
+    trace_exported,
+)
+from graphpipe.model.capture.module_graph.module_graph import CannotFollow, Skeleton, fake_twin
 from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, measure
 from graphpipe.model.dag_module import DagModule, model_name
-from graphpipe.model.export import quiet
 from graphpipe.model.hidden import warn_of_hidden
 from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
-from graphpipe.model.skeleton import CannotFollow, Skeleton, fake_twin
 from graphpipe.model.torch_private import fake_mode
-from graphpipe.model.tracing import ExportFailed, cannot_trace, trace_declared, trace_exported
 
 Method = Literal["auto", "export", "declared"]
 _AUTO = Origin(method="auto")

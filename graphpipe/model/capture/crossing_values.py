@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from graphpipe.model.capture.module_graph.module_graph import device_of, sample_count
 from graphpipe.model.capture.shape_propagation import Reading
-from graphpipe.model.skeleton import device_of, sample_count
 from graphpipe.model.torch_private import is_random
 
 

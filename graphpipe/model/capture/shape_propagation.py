@@ -11,8 +11,8 @@ from torch.utils.flop_counter import flop_registry
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input
+from graphpipe.model.capture.module_graph.module_graph import Skeleton
 from graphpipe.model.inputs import blank
-from graphpipe.model.skeleton import Skeleton
 from graphpipe.model.torch_private import DispatchMode, flatten, is_view, memory_key
 
 SAMPLES = (8, 64)

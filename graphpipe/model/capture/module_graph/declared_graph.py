@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, fx
 
-from graphpipe.model.carrier import carried
+from graphpipe.model.capture.module_graph.module_graph import Skeleton
+from graphpipe.model.capture.module_graph.rebuild_containers import carried
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.skeleton import Skeleton
 from graphpipe.model.torch_private import flatten, leaf, unflatten
 
 

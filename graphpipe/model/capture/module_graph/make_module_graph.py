@@ -9,11 +9,11 @@ from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Origin
+from graphpipe.model.capture.module_graph.declared_graph import declared_skeleton
+from graphpipe.model.capture.module_graph.exported_graph import export_skeleton, quiet
+from graphpipe.model.capture.module_graph.module_graph import CannotFollow, Skeleton
+from graphpipe.model.capture.module_graph.opaque_modules import is_container, whole_paths
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.declared import declared_skeleton
-from graphpipe.model.export import export_skeleton, quiet
-from graphpipe.model.granularity import is_container, whole_paths
-from graphpipe.model.skeleton import CannotFollow, Skeleton
 from graphpipe.model.torch_private import asks_for_values
 from graphpipe.user_frames import describe, user_place
 

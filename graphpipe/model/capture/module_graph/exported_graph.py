@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
-from graphpipe.model.skeleton import Skeleton
+from graphpipe.model.capture.module_graph.module_graph import Skeleton
+from graphpipe.model.capture.module_graph.translation import Translation
 from graphpipe.model.torch_private import is_mutable, recording
-from graphpipe.model.translate import Translation
 
 _NOISY = ("torch.fx", "torch.export", "torch._export", "torch._dynamo", "torch._subclasses")
 """Loggers that tell at length, some with a traceback, what an exception tells as well."""

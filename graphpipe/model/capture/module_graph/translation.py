@@ -12,8 +12,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_aggregate
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.model.carrier import carried
-from graphpipe.model.skeleton import CannotFollow, Skeleton, device_of, sample_count
+from graphpipe.model.capture.module_graph.module_graph import CannotFollow, Skeleton, device_of, sample_count
+from graphpipe.model.capture.module_graph.rebuild_containers import carried
 from graphpipe.model.torch_private import (
     OpaqueCall,
     TreeSpec,
