@@ -176,7 +176,7 @@ def choose_backwards(plan: Plan, module: Any, *, captured: "Captured | None" = N
     """
     if plan.schedule not in SPLIT:
         return plan
-    from graphpipe.model.backwards import whole_backwards
+    from graphpipe.model.split.whole_backwards import whole_backwards
 
     whole = whole_backwards(plan, module, captured)
     if not whole:

@@ -3,6 +3,5 @@
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.inputs import name_inputs
 from graphpipe.model.program import StageProgram, ValueSpec
-from graphpipe.model.split import split
 
-__all__ = ["DagModule", "StageProgram", "ValueSpec", "name_inputs", "split"]
+__all__ = ["DagModule", "StageProgram", "ValueSpec", "name_inputs"]

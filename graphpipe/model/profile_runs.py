@@ -13,7 +13,7 @@ from graphpipe.costs import CostTable
 from graphpipe.costs.profiler import OpRun
 from graphpipe.graph import Graph
 from graphpipe.model.program import StageProgram
-from graphpipe.model.split import split
+from graphpipe.model.split.split import split
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.plans import Plan, Stage, StageEdge
 

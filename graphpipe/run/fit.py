@@ -3,8 +3,8 @@
 from torch import nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.resplit import rebind
-from graphpipe.model.stage_program import ModuleStage
+from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.model.split.split_for_shapes import rebind
 from graphpipe.plans import Plan
 from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.replica import Form, StageReplica

@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.program import StageProgram
-from graphpipe.model.region import regions_of
+from graphpipe.model.split.recompute_region import regions_of
 from graphpipe.plans import Stage
 from graphpipe.run.rng import Generators
 from graphpipe.run.shelf import Box

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.graph import Input
-from graphpipe.model.autocast import autocast_specs
 from graphpipe.model.inputs import describe
 from graphpipe.model.program import StageProgram
-from graphpipe.model.resplit import Grouping, grouping, split_for
-from graphpipe.model.split import split
-from graphpipe.model.stage_program import ModuleStage
+from graphpipe.model.split.autocast_specs import autocast_specs
+from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.model.split.split import split
+from graphpipe.model.split.split_for_shapes import Grouping, grouping, split_for
 from graphpipe.plans import Plan
 from graphpipe.run.precision import DTYPES
 from graphpipe.run.values import EdgeSpecs, edge_specs

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from graphpipe.model.backward_graph import BackwardGraph, Edges
+from graphpipe.model.split.backward_graph import BackwardGraph, Edges
 from graphpipe.run.shelf import Shelf
 
 

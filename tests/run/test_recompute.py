@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from graphpipe.costs import Recompute
 from graphpipe.errors import InvalidInput
-from graphpipe.model.region import Region
+from graphpipe.model.split.recompute_region import Region
 from graphpipe.run import Pipeline
 from graphpipe.run.recompute import Forgetful, RegionKeeper
 

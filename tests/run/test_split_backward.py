@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from graphpipe.api import choose_backwards
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
-from graphpipe.model.backward_graph import BackwardGraph
-from graphpipe.model.backwards import whole_backwards
+from graphpipe.model.split.backward_graph import BackwardGraph
+from graphpipe.model.split.whole_backwards import whole_backwards
 from graphpipe.report import plan_table
 from graphpipe.run import Pipeline
 from graphpipe.run.shelf import Shelf

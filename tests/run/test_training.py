@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.split import split
+from graphpipe.model.split.split import split
 from graphpipe.run import Pipeline
 from graphpipe.run.train import telling_where
 from graphpipe.run.values import edge_specs, gradient_edges

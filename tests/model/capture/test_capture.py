@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.model import DagModule, split
+from graphpipe.model import DagModule
 from graphpipe.model.capture.capture import capture
+from graphpipe.model.split.split import split
 
 
 @lru_cache

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from graphpipe.model.backwards import whole_backwards
+from graphpipe.model.split.whole_backwards import whole_backwards
 
 
 class Twice(nn.Module):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from graphpipe.api import hand_plan
 from graphpipe.cluster.presets import resolve
 from graphpipe.costs import estimate
-from graphpipe.model.autocast import autocast_specs
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.split import split
+from graphpipe.model.split.autocast_specs import autocast_specs
+from graphpipe.model.split.split import split
 from graphpipe.planners.by_hand import HandStage
 
 

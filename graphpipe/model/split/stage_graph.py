@@ -7,7 +7,7 @@ from torch import fx, nn
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import free_needs, is_anchor
 from graphpipe.model.capture.shape_propagation import attribute
-from graphpipe.model.region import fold
+from graphpipe.model.split.recompute_region import fold
 from graphpipe.model.torch_private import make_plain
 
 _EMPTY = fx.GraphModule({}, fx.Graph())

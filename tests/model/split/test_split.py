@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Origin, Shared
-from graphpipe.model import DagModule, split
+from graphpipe.model import DagModule
 from graphpipe.model.capture.capture import Captured, capture, capture_again, tied
 from graphpipe.model.inputs import describe
-from graphpipe.model.split import build_stages
+from graphpipe.model.split.split import build_stages, split
 
 
 @lru_cache

@@ -11,8 +11,8 @@ from graphpipe.model.capture.build_ops import own_tensors
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.dag_module import model_name
 from graphpipe.model.program import ValueSpec
-from graphpipe.model.stage_graph import stage_graph, stage_module
-from graphpipe.model.stage_program import ModuleStage
+from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.model.split.stage_graph import stage_graph, stage_module
 from graphpipe.plans.plan import Plan, Stage
 
 

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from graphpipe.graph import Input
-from graphpipe.model.backward_graph import BackwardGraph
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.module_graph.module_graph import fake_twin
 from graphpipe.model.inputs import blank
-from graphpipe.model.split import build_stages, capture_for
-from graphpipe.model.stage_program import ModuleStage
+from graphpipe.model.split.backward_graph import BackwardGraph
+from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.model.split.split import build_stages, capture_for
 from graphpipe.model.torch_private import fake_mode, flatten, same_but_no_leaf
 from graphpipe.plans import Plan
 

@@ -14,8 +14,8 @@ from torch import fx, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input
 from graphpipe.model.capture.capture import Captured, capture_again
-from graphpipe.model.split import build_stages, capture_for
-from graphpipe.model.stage_program import ModuleStage
+from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.model.split.split import build_stages, capture_for
 from graphpipe.plans.plan import Plan
 
 Grouping = Mapping[str, tuple[str, ...]]

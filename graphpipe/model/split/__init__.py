@@ -1,0 +1,1 @@
+"""A plan cuts a captured model into stage programs: `split.split` is the entry."""
