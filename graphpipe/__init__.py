@@ -24,7 +24,7 @@ from graphpipe.trace import Trace
 if TYPE_CHECKING:
     from graphpipe.model import DagModule
     from graphpipe.model.capture.capture import capture
-    from graphpipe.model.hugging_face import from_transformers
+    from graphpipe.model.own_loss.from_transformers import from_transformers
     from graphpipe.model.profile import profile
     from graphpipe.run import Pipeline
     from graphpipe.run.checkpoint import Checkpoints
@@ -37,7 +37,7 @@ _WITH_TORCH = {
     "Pipeline": "graphpipe.run",
     "Task": "graphpipe.run.task",
     "capture": "graphpipe.model.capture.capture",
-    "from_transformers": "graphpipe.model.hugging_face",
+    "from_transformers": "graphpipe.model.own_loss.from_transformers",
     "profile": "graphpipe.model.profile",
 }
 

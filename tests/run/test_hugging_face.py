@@ -15,7 +15,7 @@ from run_ranks import run_ranks, values
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.hugging_face import from_transformers
+from graphpipe.model.own_loss.from_transformers import from_transformers
 from graphpipe.run import Pipeline
 
 pytestmark = pytest.mark.timeout(600)

@@ -16,9 +16,9 @@ from graphpipe.api import estimate, hand_plan, plan
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.hugging_face import TransformersModel, from_transformers
 from graphpipe.model.inputs import describe
-from graphpipe.model.own_loss import own_loss
+from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers
+from graphpipe.model.own_loss.own_loss import own_loss
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from graphpipe.graph import Input, Origin
 from graphpipe.model.capture.capture import trace
-from graphpipe.model.loss_cut import LossCut
+from graphpipe.model.own_loss.loss_cut import LossCut
 from graphpipe.model.torch_private import fake_mode
 
 

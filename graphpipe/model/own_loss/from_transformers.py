@@ -10,7 +10,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Origin
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.inputs import describe, input_names, name_inputs
-from graphpipe.model.own_loss import OwnLoss, own_loss
+from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
 
 LABELS = ("labels", "start_positions", "end_positions")
 """Inputs for the loss alone, unless told otherwise."""

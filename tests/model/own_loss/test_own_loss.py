@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Origin
 from graphpipe.model.inputs import describe, input_names, name_inputs
-from graphpipe.model.own_loss import OwnLoss, own_loss
+from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
 
 BATCH = 6
 PIECES = (slice(0, 1), slice(1, 4), slice(4, 6))
@@ -134,7 +134,7 @@ def test_losses_of_transformers(kind: str) -> None:
 
 
 def test_transformers_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphpipe.model.hugging_face import from_transformers
+    from graphpipe.model.own_loss.from_transformers import from_transformers
 
     monkeypatch.setitem(sys.modules, "transformers.modeling_layers", None)
     with pytest.raises(InvalidInput, match=r"transformers is not installed. .*graphpipe-torch\[transformers\]"):

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.crossing_values import is_anchor
 from graphpipe.model.capture.module_graph.module_graph import Skeleton
-from graphpipe.model.loss_rules import CROSS_ENTROPY, argument, is_mean, why_no_mean, why_not
+from graphpipe.model.own_loss.exact_losses import CROSS_ENTROPY, argument, is_mean, why_no_mean, why_not
 from graphpipe.model.torch_private import unflatten
 
 BROADCAST = torch.ops.aten.broadcast_tensors.default

@@ -1,0 +1,1 @@
+"""The loss that a model's own forward computes, made exact over micro-batches."""
