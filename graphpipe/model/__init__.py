@@ -2,6 +2,6 @@
 
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.inputs import name_inputs
-from graphpipe.model.program import StageProgram, ValueSpec
+from graphpipe.model.stage_program import StageProgram, ValueSpec
 
 __all__ = ["DagModule", "StageProgram", "ValueSpec", "name_inputs"]

@@ -12,8 +12,8 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.costs.profiler import OpRun
 from graphpipe.graph import Graph
-from graphpipe.model.program import StageProgram
 from graphpipe.model.split.split import split
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.plans import Plan, Stage, StageEdge
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
 
-from graphpipe.model.program import StageProgram
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run import share
 from graphpipe.run.channels import Channels

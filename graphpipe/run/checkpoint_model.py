@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.program import StageProgram
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.run import share
 from graphpipe.run.checkpoint_manifest import Contents
 from graphpipe.run.checkpoint_tensors import dtype_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.program import ValueSpec
+from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.plans.tied_gradients import Exchange

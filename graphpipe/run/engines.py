@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from torch import nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.program import StageProgram
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.engine import Engine
 from graphpipe.run.engine_allreduce import AllReduce

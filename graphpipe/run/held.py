@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from graphpipe.model.program import StageProgram
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.loss_scale import LossScale
 from graphpipe.run.replica import StageReplica

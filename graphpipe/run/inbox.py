@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from graphpipe.model.program import ValueSpec
+from graphpipe.model.stage_program import ValueSpec
 from graphpipe.run.channels import Message
 from graphpipe.run.lane import Lane, Mark
 from graphpipe.schedule import Task

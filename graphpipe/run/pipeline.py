@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.inputs import Inputs
-from graphpipe.model.program import StageProgram
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run import outputs, shards, share
 from graphpipe.run.agree import agree

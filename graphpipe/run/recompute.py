@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.program import StageProgram
 from graphpipe.model.split.recompute_region import regions_of
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Stage
 from graphpipe.run.rng import Generators
 from graphpipe.run.shelf import Box

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.program import StageProgram
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans.sharding import SampleRange, count_micro_batches
 from graphpipe.run.batch import Batch
 from graphpipe.run.engine import Engine

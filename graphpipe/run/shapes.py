@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from graphpipe.graph import Input
 from graphpipe.model.inputs import describe
-from graphpipe.model.program import StageProgram
 from graphpipe.model.split.autocast_specs import autocast_specs
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.split import split
 from graphpipe.model.split.split_for_shapes import Grouping, grouping, split_for
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.precision import DTYPES
 from graphpipe.run.values import EdgeSpecs, edge_specs

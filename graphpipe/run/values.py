@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.program import StageProgram, ValueSpec
+from graphpipe.model.stage_program import StageProgram, ValueSpec
 from graphpipe.model.torch_private import same_but_no_leaf
 
 EdgeSpecs = Mapping[int, tuple[ValueSpec, ...]]

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from torch import Tensor, nn
 
-from graphpipe.model.program import ValueSpec
+from graphpipe.model.stage_program import ValueSpec
 from graphpipe.model.torch_private import profiling
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run.batch import Batch

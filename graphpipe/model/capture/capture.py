@@ -30,9 +30,9 @@ from graphpipe.model.capture.module_graph.make_module_graph import (
 from graphpipe.model.capture.module_graph.module_graph import CannotFollow, Skeleton, fake_twin
 from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, measure
 from graphpipe.model.dag_module import DagModule, model_name
-from graphpipe.model.hidden import warn_of_hidden
 from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
 from graphpipe.model.torch_private import fake_mode
+from graphpipe.model.unregistered_layers import warn_of_hidden
 
 Method = Literal["auto", "export", "declared"]
 _AUTO = Origin(method="auto")

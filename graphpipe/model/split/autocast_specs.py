@@ -9,8 +9,8 @@ from torch import Tensor
 from graphpipe.graph import Input
 from graphpipe.model.capture.module_graph.module_graph import fake_twin
 from graphpipe.model.inputs import blank
-from graphpipe.model.program import ValueSpec
 from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.model.stage_program import ValueSpec
 from graphpipe.model.torch_private import fake_mode
 
 SAMPLES = 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, fx, nn
 
-from graphpipe.model.program import ValueSpec
+from graphpipe.model.stage_program import ValueSpec
 from graphpipe.model.torch_private import TreeSpec, flatten, unflatten
 
 

@@ -10,9 +10,9 @@ from graphpipe.graph import Graph
 from graphpipe.model.capture.build_ops import own_tensors
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.dag_module import model_name
-from graphpipe.model.program import ValueSpec
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.stage_graph import stage_graph, stage_module
+from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans.plan import Plan, Stage
 
 

@@ -11,9 +11,9 @@ from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster.presets import resolve
 from graphpipe.costs import Recompute
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.program import StageProgram
 from graphpipe.model.split.recompute_region import regions_of
 from graphpipe.model.split.split import split
+from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.zoo import zoo_model
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans import Plan

@@ -13,7 +13,7 @@ from graphpipe.costs import CostTable
 from graphpipe.graph import Edge, Graph, Input, Op, Origin
 from graphpipe.model import DagModule
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.program import ValueSpec
+from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans import Plan, Stage, StageEdge
 from graphpipe.plans.in_flight import in_flight_samples
 
