@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.zoo.blocks import Attention, Concat, Dense, PooledHead
-from graphpipe.model.zoo.tasks import classify_sequences
+from graphpipe.model.zoo.synthetic_tasks import classify_sequences
 from graphpipe.model.zoo.zoo_model import ZooModel, assemble, chain
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from graphpipe.model.zoo.blocks import Embedding, transformer_layer
-from graphpipe.model.zoo.tasks import arithmetic_sequences
+from graphpipe.model.zoo.synthetic_tasks import arithmetic_sequences
 from graphpipe.model.zoo.zoo_model import ZooModel, assemble, chain
 
 

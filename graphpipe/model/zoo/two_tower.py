@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.zoo.blocks import Embedding, PooledHead, transformer_layer
-from graphpipe.model.zoo.tasks import patterns
+from graphpipe.model.zoo.synthetic_tasks import patterns
 from graphpipe.model.zoo.zoo_model import Batch, ZooModel, assemble, chain
 
 
