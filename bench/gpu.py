@@ -18,9 +18,9 @@ from bench.engines import adamw
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.cluster.cluster import Device, DeviceType, Link
-from graphpipe.costs.profiler import Effort
 from graphpipe.model.zoo import gpt, mmt
 from graphpipe.model.zoo.zoo_model import ZooModel
+from graphpipe.profiler.profile_ops import Effort
 from graphpipe.run.memory_use import peak_bytes
 from graphpipe.trace.compare import compare
 

@@ -20,7 +20,7 @@ from bench.host_runs import DIGITS, TRAIN_EACH, run_of, torchrun, wait
 from bench.namespaces import hosts, why_not
 from bench.record import save
 from bench.tables import markdown
-from graphpipe.model.profile import profile
+from graphpipe.profiler.profile import profile
 from graphpipe.run.task import load_task
 from graphpipe.run.train import LOG
 from graphpipe.run.train_log import read_log

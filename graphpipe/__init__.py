@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from graphpipe.model import DagModule
     from graphpipe.model.capture.capture import capture
     from graphpipe.model.own_loss.from_transformers import from_transformers
-    from graphpipe.model.profile import profile
+    from graphpipe.profiler.profile import profile
     from graphpipe.run import Pipeline
     from graphpipe.run.checkpoint import Checkpoints
     from graphpipe.run.task import Task
@@ -38,7 +38,7 @@ _WITH_TORCH = {
     "Task": "graphpipe.run.task",
     "capture": "graphpipe.model.capture.capture",
     "from_transformers": "graphpipe.model.own_loss.from_transformers",
-    "profile": "graphpipe.model.profile",
+    "profile": "graphpipe.profiler.profile",
 }
 
 

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output(args.json)
     cluster = resolve(args.cluster)
     module, inputs = find_model(args.model)
-    from graphpipe.model.profile import profile
+    from graphpipe.profiler.profile import profile
 
     start = time.perf_counter()
     costs = profile(module, inputs, cluster)

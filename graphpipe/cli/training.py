@@ -13,9 +13,9 @@ from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import read_json
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import follow
-from graphpipe.model.profile import profile
 from graphpipe.model.split.split import split
 from graphpipe.plans import Plan
+from graphpipe.profiler.profile import profile
 from graphpipe.report import measured_table, plan_table, summarise, summary_lines
 from graphpipe.run import train as files
 from graphpipe.run.checkpoint import settle

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from bench import gpu
-from graphpipe.costs.profiler import Effort
+from graphpipe.profiler.profile_ops import Effort
 from graphpipe.run import Pipeline, clock
 from graphpipe.run.lane import Stream
 

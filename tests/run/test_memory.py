@@ -11,13 +11,13 @@ from graphpipe.api import hand_plan, plan, simulate
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.presets import resolve
 from graphpipe.costs import CostTable
-from graphpipe.costs.profiler import Effort
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.profile import profile
 from graphpipe.model.zoo import zoo_model
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans import Plan
+from graphpipe.profiler.profile import profile
+from graphpipe.profiler.profile_ops import Effort
 
 CUTS = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))
 BATCH = 32

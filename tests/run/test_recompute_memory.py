@@ -10,11 +10,11 @@ from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster.presets import resolve
 from graphpipe.costs import Recompute
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.living import Living
 from graphpipe.model.zoo import zoo_model
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
+from graphpipe.profiler.live_bytes import Living
 from graphpipe.run import Pipeline
 from graphpipe.run.batch import Batch
 from graphpipe.run.inbox import Values

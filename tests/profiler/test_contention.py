@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphpipe.model.company import in_company
+from graphpipe.profiler.contention import in_company
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux copies a process that has torch loaded")
 
@@ -63,7 +63,7 @@ def test_an_error_in_the_block_ends_the_copies() -> None:
 def test_copies_of_a_killed_process_do_not_outlive_it() -> None:
     code = """
 import sys, time
-from graphpipe.model.company import in_company
+from graphpipe.profiler.contention import in_company
 def work(between):
     between()
     time.sleep(0.01)

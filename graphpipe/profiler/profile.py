@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Temporaries
-from graphpipe.costs.profiler import Effort, OpRun, one_pass, profile_ops
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.company import CROWD, in_company
 from graphpipe.model.inputs import Inputs, name_inputs
-from graphpipe.model.profile_memory import temporaries
-from graphpipe.model.profile_runs import Criterion, op_runs
-from graphpipe.model.profile_step import profile_optimizer, profile_task_overhead
 from graphpipe.model.torch_private import flatten, unflatten
+from graphpipe.profiler.contention import CROWD, in_company
+from graphpipe.profiler.op_memory import temporaries
+from graphpipe.profiler.op_runs import Criterion, op_runs
+from graphpipe.profiler.profile_ops import Effort, OpRun, one_pass, profile_ops
+from graphpipe.profiler.step_overheads import profile_optimizer, profile_task_overhead
 
 _STRANGER_BYTES = 4 * 2**20
 """More than the caches of one core hold, less than what its neighbours share with it."""

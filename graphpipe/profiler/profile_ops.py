@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from graphpipe.costs.cost_table import Curve, OpCost
-from graphpipe.costs.fit import fit_curve, relative_error
 from graphpipe.errors import InvalidInput
+from graphpipe.profiler.fit_curve import fit_curve, relative_error
 
 WINDOW_BYTES = 64 * 2**20
 """More than caches hold."""

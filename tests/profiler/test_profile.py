@@ -10,12 +10,12 @@ from torch import nn
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostModel
-from graphpipe.costs.profiler import Effort
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.profile import profile
 from graphpipe.model.zoo import zoo
+from graphpipe.profiler.profile import profile
+from graphpipe.profiler.profile_ops import Effort
 
 QUICK = Effort(repeats=5, seconds=0.002, clock=time.thread_time)  # other processes do not lengthen it
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpipe.costs.fit import fit_curve, relative_error
-from graphpipe.costs.profiler import WINDOW_BYTES, Effort, OpRun, profile_ops
 from graphpipe.errors import InvalidInput
+from graphpipe.profiler.fit_curve import fit_curve, relative_error
+from graphpipe.profiler.profile_ops import WINDOW_BYTES, Effort, OpRun, profile_ops
 
 
 @dataclass

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import Curve
-from graphpipe.costs.profiler import Effort, OpRun
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.inputs import name_inputs
-from graphpipe.model.living import Living
-from graphpipe.model.profile import profile
-from graphpipe.model.profile_memory import temporaries
+from graphpipe.profiler.live_bytes import Living
+from graphpipe.profiler.op_memory import temporaries
+from graphpipe.profiler.profile import profile
+from graphpipe.profiler.profile_ops import Effort, OpRun
 
 WIDE, NARROW = 96, 8
 WEIGHT = 4 * WIDE * NARROW

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
-from graphpipe.costs.profiler import OpRun
 from graphpipe.graph import Graph
 from graphpipe.model.split.split import split
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.plans import Plan, Stage, StageEdge
+from graphpipe.profiler.profile_ops import OpRun
 
 
 @dataclass(frozen=True, slots=True)

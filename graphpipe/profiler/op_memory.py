@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from graphpipe.costs import Curve, Temporaries
-from graphpipe.costs.profiler import OpRun
-from graphpipe.model.living import Living
+from graphpipe.profiler.live_bytes import Living
+from graphpipe.profiler.profile_ops import OpRun
 
 
 def temporaries(run: OpRun, batch_sizes: Iterable[int], saved_bytes_per_sample: float) -> Temporaries:

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from graphpipe.costs.profiler import Effort
+from graphpipe.profiler.profile_ops import Effort
 
 _MOST_BYTES = 256 * 2**20
 
