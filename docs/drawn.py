@@ -13,8 +13,8 @@ import graphpipe as gp
 from graphpipe.cli.model_word import find
 from graphpipe.model.zoo.registry import zoo
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.report.content.subject import Subject
 from graphpipe.report.still import write_still
-from graphpipe.report.subject import Subject
 from graphpipe.schedule.schedulers.registry import SCHEDULERS
 
 PACKAGE = Path(gp.__file__).parent

@@ -7,8 +7,8 @@ from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.report_files import read_subject
 from graphpipe.errors import InvalidInput
+from graphpipe.report.content.subject import Subject
 from graphpipe.report.mermaid import mermaid
-from graphpipe.report.subject import Subject
 
 PICTURES = (".png", ".svg")
 

@@ -11,7 +11,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, read_json
 from graphpipe.plans import Plan
 from graphpipe.report import Outcome, Summary
-from graphpipe.report.subject import Subject
+from graphpipe.report.content.subject import Subject
 from graphpipe.trace import Trace
 from graphpipe.versions import PACKAGE, versions
 

@@ -2,9 +2,9 @@
 
 from graphpipe.report.comparison import Outcome, compare_table, measured_table
 from graphpipe.report.config_table import config_table
+from graphpipe.report.content.summary import Summary, summarise, summary_lines
 from graphpipe.report.findings_table import findings_table
 from graphpipe.report.plan_table import plan_table
-from graphpipe.report.summary import Summary, summarise, summary_lines
 from graphpipe.report.timeline import timeline
 
 __all__ = [

@@ -6,10 +6,10 @@ from typing import Literal
 
 from rich.table import Table
 
+from graphpipe.report.content.summary import Summary
+from graphpipe.report.content.words import KIND_WORDS, signed_seconds
 from graphpipe.report.fitting import Column, FittingTable
 from graphpipe.report.look import new_table
-from graphpipe.report.summary import Summary
-from graphpipe.report.words import KIND_WORDS, signed_seconds
 from graphpipe.trace import Comparison
 from graphpipe.units import format_bytes, format_seconds
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from graphpipe.plans import Plan
+from graphpipe.report.content.subject import Subject
 from graphpipe.report.figure import Figure
 from graphpipe.report.palette import HUES
-from graphpipe.report.subject import Subject
 from graphpipe.trace import MemorySample, Trace
 from graphpipe.units import byte_unit, format_bytes
 

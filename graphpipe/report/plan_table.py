@@ -2,8 +2,8 @@
 
 from graphpipe.planners.zero_bubble import SPLIT
 from graphpipe.plans import Plan, Prediction, Stage
+from graphpipe.report.content.wording import abbreviate, device_names, recomputed_names, recomputes
 from graphpipe.report.fitting import Column, FittingTable
-from graphpipe.report.names import abbreviate, device_names, recomputed_names, recomputes
 from graphpipe.schedule.schedulers.registry import build
 from graphpipe.units import format_bytes, format_seconds
 

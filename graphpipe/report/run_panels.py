@@ -1,9 +1,9 @@
 """The panels about what came of it: how a run went, and what other planners would have planned."""
 
 from graphpipe.report.comparison import Outcome
+from graphpipe.report.content.subject import Subject
 from graphpipe.report.page import figure, note, table
 from graphpipe.report.planners_figure import planners_figure
-from graphpipe.report.subject import Subject
 from graphpipe.report.training_figure import loss_figure, throughput_figure
 from graphpipe.units import format_bytes, format_seconds
 

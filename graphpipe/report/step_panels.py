@@ -1,11 +1,11 @@
 """The panels about one step: its timeline, what was predicted wrongly, and its memory."""
 
+from graphpipe.report.content.subject import Subject
+from graphpipe.report.content.words import KIND_WORDS, signed_seconds
 from graphpipe.report.memory_figure import PARTS, memory_figure, stage_bytes, stage_bytes_figure
 from graphpipe.report.page import figure, legend, note, table
 from graphpipe.report.palette import HUES, IDLE, colour, stage_colour
-from graphpipe.report.subject import Subject
 from graphpipe.report.timeline_figure import timeline_figure
-from graphpipe.report.words import KIND_WORDS, signed_seconds
 from graphpipe.trace import compare
 from graphpipe.units import format_bytes, format_seconds
 

@@ -9,9 +9,9 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.report.content.subject import Subject
 from graphpipe.report.palette import code, colours, ink, stage_colour
 from graphpipe.report.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
-from graphpipe.report.subject import Subject
 from graphpipe.report.timeline_rows import Columns, Row, timeline_rows
 from graphpipe.units import format_bytes
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from builders import Part, make_plan
 
 from graphpipe.report import Outcome, summarise
-from graphpipe.report.subject import Subject
+from graphpipe.report.content.subject import Subject
 from graphpipe.run.train_result import Step
 from graphpipe.simulator import predict
 from graphpipe.simulator.simulate import simulate

@@ -10,8 +10,8 @@ import pytest
 from subjects import PLAN, PREDICTED, slower, whole_subject
 
 from graphpipe.errors import InvalidInput
+from graphpipe.report.content.subject import Subject
 from graphpipe.report.html import write_html
-from graphpipe.report.subject import Subject
 
 EVERY_PANEL = [
     *("Stages", "Timeline", "Predicted against measured", "Memory", "Training", "Planners", "Model"),

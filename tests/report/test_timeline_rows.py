@@ -2,8 +2,8 @@
 
 from subjects import PLAN, PREDICTED, slower, whole_subject
 
+from graphpipe.report.content.subject import Subject
 from graphpipe.report.palette import code, colours, ink, kinds
-from graphpipe.report.subject import Subject
 from graphpipe.report.timeline_rows import timeline_rows
 from graphpipe.trace import Span, Trace
 
