@@ -14,7 +14,7 @@ from graphpipe.cli.model_word import find
 from graphpipe.model.zoo.registry import zoo
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.still import write_still
+from graphpipe.report.figures.static_figures import write_still
 from graphpipe.schedule.schedulers.registry import SCHEDULERS
 
 PACKAGE = Path(gp.__file__).parent

@@ -8,7 +8,7 @@ from graphpipe.cli.output import Output
 from graphpipe.cli.report_files import read_subject
 from graphpipe.errors import InvalidInput
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.mermaid import mermaid
+from graphpipe.report.figures.mermaid import mermaid
 
 PICTURES = (".png", ".svg")
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 def _write(subject: Subject, path: str, suffix: str) -> list[str]:
     try:
         if suffix in PICTURES:
-            from graphpipe.report.still import write_still
+            from graphpipe.report.figures.static_figures import write_still
 
             return write_still(subject, path)
         from graphpipe.report.html import write_html

@@ -8,7 +8,7 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-from graphpipe.report.figure import Figure
+from graphpipe.report.figures.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

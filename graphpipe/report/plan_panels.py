@@ -6,9 +6,9 @@ from typing import Any, cast
 from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.wording import device_names, recomputed_names, recomputes
-from graphpipe.report.operator_figure import operator_figure
+from graphpipe.report.figures.operator_figure import operator_figure
+from graphpipe.report.figures.stage_figure import stage_figure
 from graphpipe.report.page import figure, note, table
-from graphpipe.report.stage_figure import stage_figure
 from graphpipe.units import format_bytes, format_seconds
 
 

@@ -9,8 +9,8 @@ from browser import CHROMIUM, Browser
 from subjects import large_trace, whole_subject
 
 from graphpipe.report.content.subject import Subject
+from graphpipe.report.figures.palette import code
 from graphpipe.report.html import write_html
-from graphpipe.report.palette import code
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt-get install chromium)")
 FIGURE = "document.getElementById('timeline-figure')"

@@ -17,7 +17,7 @@ from graphpipe.report import (
     timeline,
 )
 from graphpipe.report.content.wording import abbreviate, span_of_names
-from graphpipe.report.mermaid import mermaid
+from graphpipe.report.figures.mermaid import mermaid
 from graphpipe.trace import Span, Trace, compare
 
 # Two branches of one second per sample forward and two backward, joined; micro-batches of 2 of 4; stage 2 twice.

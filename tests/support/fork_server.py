@@ -29,7 +29,12 @@ GRACE_SECONDS = 5.0
 _TRANSFORMERS = ("bart", "clip", "flava", "gpt2", "llava", "t5", "vilt", "vit")
 SHARED = (
     *("graphpipe.cli.training", "graphpipe.run.train", "graphpipe.model.zoo"),
-    *("graphpipe.report.still", "graphpipe.report.html", "matplotlib.backends.backend_svg", "sklearn.datasets"),
+    *(
+        "graphpipe.report.figures.static_figures",
+        "graphpipe.report.html",
+        "matplotlib.backends.backend_svg",
+        "sklearn.datasets",
+    ),
     *("torch.export._trace", "torch._dynamo.exc", "torch.fx.experimental.validator"),
     *("torch.distributed.fsdp", "torch.distributed.optim"),
     *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),

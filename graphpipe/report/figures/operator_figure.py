@@ -3,9 +3,9 @@
 import plotly.graph_objects as go
 
 from graphpipe.plans import Plan
-from graphpipe.report.figure import Figure
-from graphpipe.report.layers import layered
-from graphpipe.report.palette import stage_colour
+from graphpipe.report.figures.figure import Figure
+from graphpipe.report.figures.layers import layered
+from graphpipe.report.figures.palette import stage_colour
 from graphpipe.units import format_bytes
 
 Place = tuple[float, float]

@@ -8,7 +8,14 @@ from builders import Part, make_plan, temporaries
 from subjects import PLAN, whole_subject
 
 from graphpipe.plans.estimates import needed_bytes
-from graphpipe.report.memory_figure import MOST_POINTS, PARTS, memory_figure, stage_bytes, stage_bytes_figure, thin
+from graphpipe.report.figures.memory_figure import (
+    MOST_POINTS,
+    PARTS,
+    memory_figure,
+    stage_bytes,
+    stage_bytes_figure,
+    thin,
+)
 from graphpipe.trace import MemorySample
 
 

@@ -10,9 +10,9 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.palette import code, colours, ink, stage_colour
-from graphpipe.report.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
-from graphpipe.report.timeline_rows import Columns, Row, timeline_rows
+from graphpipe.report.figures.palette import code, colours, ink, stage_colour
+from graphpipe.report.figures.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
+from graphpipe.report.figures.timeline_rows import Columns, Row, timeline_rows
 from graphpipe.units import format_bytes
 
 MOST_LABELLED = 10_000

@@ -7,8 +7,8 @@ import plotly.graph_objects as go
 
 from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.figure import Figure
-from graphpipe.report.palette import HUES
+from graphpipe.report.figures.figure import Figure
+from graphpipe.report.figures.palette import HUES
 from graphpipe.trace import MemorySample, Trace
 from graphpipe.units import byte_unit, format_bytes
 

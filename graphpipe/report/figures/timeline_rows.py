@@ -13,7 +13,7 @@ from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.words import source_word
-from graphpipe.report.palette import code
+from graphpipe.report.figures.palette import code
 from graphpipe.trace import Span, Trace
 
 _TASKS = ("F", "B", "I", "W", "optimizer")

@@ -3,9 +3,9 @@
 import plotly.graph_objects as go
 
 from graphpipe.plans import Plan, Stage
-from graphpipe.report.figure import Figure
-from graphpipe.report.palette import ink, stage_colour
-from graphpipe.report.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
+from graphpipe.report.figures.figure import Figure
+from graphpipe.report.figures.palette import ink, stage_colour
+from graphpipe.report.figures.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
 from graphpipe.units import format_bytes
 
 ROW_PIXELS, LEAST_COLUMN_PIXELS, MOST_COLUMN_PIXELS = 112, 92, 230

@@ -6,8 +6,8 @@ flowchart TD
 """
 
 from graphpipe.plans import Plan
-from graphpipe.report.palette import ink, stage_colour
-from graphpipe.report.stage_boxes import stage_lines
+from graphpipe.report.figures.palette import ink, stage_colour
+from graphpipe.report.figures.stage_boxes import stage_lines
 from graphpipe.units import format_bytes
 
 

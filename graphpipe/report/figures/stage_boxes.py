@@ -1,7 +1,7 @@
 """The boxes of the stage graph: where they stand, how large they are, what is written in them."""
 
 from graphpipe.plans import Plan, Stage
-from graphpipe.report.layers import layered
+from graphpipe.report.figures.layers import layered
 
 HALF_WIDTH, HALF_HEIGHT = 0.43, 0.27
 """Of a box, where the middles of two neighbours are 1 apart."""

@@ -3,8 +3,8 @@
 from subjects import PLAN, PREDICTED, slower, whole_subject
 
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.palette import code, colours, ink, kinds
-from graphpipe.report.timeline_rows import timeline_rows
+from graphpipe.report.figures.palette import code, colours, ink, kinds
+from graphpipe.report.figures.timeline_rows import timeline_rows
 from graphpipe.trace import Span, Trace
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
-from graphpipe.report.figure import Figure
-from graphpipe.report.palette import HUES
+from graphpipe.report.figures.figure import Figure
+from graphpipe.report.figures.palette import HUES
 
 
 def planners_figure(samples_per_second: Mapping[str, float]) -> Figure:

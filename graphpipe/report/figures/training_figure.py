@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from graphpipe.report.figure import Figure
-from graphpipe.report.palette import HUES
+from graphpipe.report.figures.figure import Figure
+from graphpipe.report.figures.palette import HUES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

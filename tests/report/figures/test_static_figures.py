@@ -10,8 +10,8 @@ from subjects import PLAN, PREDICTED, large_trace, whole_subject
 
 from graphpipe.errors import InvalidInput
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.mermaid import mermaid
-from graphpipe.report.still import write_still
+from graphpipe.report.figures.mermaid import mermaid
+from graphpipe.report.figures.static_figures import write_still
 
 
 def test_svg_holds_the_stages_and_the_micro_batches(tmp_path: Path) -> None:

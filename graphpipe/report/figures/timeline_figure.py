@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.words import KIND_WORDS
-from graphpipe.report.figure import Figure
-from graphpipe.report.palette import colours, ink, kinds
-from graphpipe.report.timeline_rows import Row, timeline_rows
+from graphpipe.report.figures.figure import Figure
+from graphpipe.report.figures.palette import colours, ink, kinds
+from graphpipe.report.figures.timeline_rows import Row, timeline_rows
 
 TASK_HEIGHT, TRANSFER_HEIGHT, GAP = 1.0, 0.4, 0.3
 MARGIN_PIXELS = 70

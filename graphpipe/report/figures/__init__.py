@@ -1,0 +1,1 @@
+"""Figures: stage graph, operators, timeline, memory, training, planners."""
