@@ -53,7 +53,7 @@ def _write(subject: Subject, path: str, suffix: str) -> list[str]:
             from graphpipe.report.figures.static_figures import write_still
 
             return write_still(subject, path)
-        from graphpipe.report.html import write_html
+        from graphpipe.report.page.report_page import write_html
 
         return write_html(subject, path)
     except ModuleNotFoundError as error:

@@ -31,7 +31,7 @@ SHARED = (
     *("graphpipe.cli.training", "graphpipe.run.train", "graphpipe.model.zoo"),
     *(
         "graphpipe.report.figures.static_figures",
-        "graphpipe.report.html",
+        "graphpipe.report.page.report_page",
         "matplotlib.backends.backend_svg",
         "sklearn.datasets",
     ),

@@ -11,7 +11,7 @@ from subjects import PLAN, PREDICTED, slower, whole_subject
 
 from graphpipe.errors import InvalidInput
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.html import write_html
+from graphpipe.report.page.report_page import write_html
 
 EVERY_PANEL = [
     *("Stages", "Timeline", "Predicted against measured", "Memory", "Training", "Planners", "Model"),

@@ -113,4 +113,4 @@ _CONTROLS = (
 
 
 def _asset(name: str) -> str:
-    return (files("graphpipe.report") / "assets" / name).read_text(encoding="utf-8")
+    return (files("graphpipe.report.page") / "assets" / name).read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.wording import device_names, recomputed_names, recomputes
 from graphpipe.report.figures.operator_figure import operator_figure
 from graphpipe.report.figures.stage_figure import stage_figure
-from graphpipe.report.page import figure, note, table
+from graphpipe.report.page.html_page import figure, note, table
 from graphpipe.units import format_bytes, format_seconds
 
 

@@ -5,7 +5,7 @@ from graphpipe.report.content.words import KIND_WORDS, signed_seconds
 from graphpipe.report.figures.memory_figure import PARTS, memory_figure, stage_bytes, stage_bytes_figure
 from graphpipe.report.figures.palette import HUES, IDLE, colour, stage_colour
 from graphpipe.report.figures.timeline_figure import timeline_figure
-from graphpipe.report.page import figure, legend, note, table
+from graphpipe.report.page.html_page import figure, legend, note, table
 from graphpipe.trace import compare
 from graphpipe.units import format_bytes, format_seconds
 

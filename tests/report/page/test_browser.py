@@ -10,7 +10,7 @@ from subjects import large_trace, whole_subject
 
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.palette import code
-from graphpipe.report.html import write_html
+from graphpipe.report.page.report_page import write_html
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt-get install chromium)")
 FIGURE = "document.getElementById('timeline-figure')"

@@ -6,10 +6,10 @@ from pathlib import Path
 from graphpipe.files.json_document import write_text
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.words import source_word
-from graphpipe.report.page import Panel, page
-from graphpipe.report.plan_panels import operators_panel, origin_panel, stages_panel
-from graphpipe.report.run_panels import planners_panel, training_panel
-from graphpipe.report.step_panels import differences_panel, memory_panel, timeline_panel
+from graphpipe.report.page.html_page import Panel, page
+from graphpipe.report.page.plan_panels import operators_panel, origin_panel, stages_panel
+from graphpipe.report.page.run_panels import planners_panel, training_panel
+from graphpipe.report.page.step_panels import differences_panel, memory_panel, timeline_panel
 from graphpipe.units import format_bytes, format_seconds
 
 PANELS = (

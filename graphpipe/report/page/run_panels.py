@@ -4,7 +4,7 @@ from graphpipe.report.comparison import Outcome
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.planners_figure import planners_figure
 from graphpipe.report.figures.training_figure import loss_figure, throughput_figure
-from graphpipe.report.page import figure, note, table
+from graphpipe.report.page.html_page import figure, note, table
 from graphpipe.units import format_bytes, format_seconds
 
 
