@@ -1,11 +1,11 @@
 """How it looks: plans, layouts, comparisons and traces as tables and pictures for the terminal."""
 
-from graphpipe.report.comparison import Outcome, compare_table, measured_table
-from graphpipe.report.config_table import config_table
 from graphpipe.report.content.summary import Summary, summarise, summary_lines
-from graphpipe.report.findings_table import findings_table
-from graphpipe.report.plan_table import plan_table
-from graphpipe.report.timeline import timeline
+from graphpipe.report.tables.comparison import Outcome, compare_table, measured_table
+from graphpipe.report.tables.config_table import config_table
+from graphpipe.report.tables.findings_table import findings_table
+from graphpipe.report.tables.plan_table import plan_table
+from graphpipe.report.tables.text_timeline import timeline
 
 __all__ = [
     "Outcome",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.report.comparison import Outcome
+from graphpipe.report.tables.comparison import Outcome
 from graphpipe.trace import Trace
 
 if TYPE_CHECKING:

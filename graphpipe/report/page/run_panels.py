@@ -1,10 +1,10 @@
 """The panels about what came of it: how a run went, and what other planners would have planned."""
 
-from graphpipe.report.comparison import Outcome
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.planners_figure import planners_figure
 from graphpipe.report.figures.training_figure import loss_figure, throughput_figure
 from graphpipe.report.page.html_page import figure, note, table
+from graphpipe.report.tables.comparison import Outcome
 from graphpipe.units import format_bytes, format_seconds
 
 

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from graphpipe.report.look import new_table
+from graphpipe.report.tables.look import new_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from graphpipe.report.content.summary import Summary
 from graphpipe.report.content.words import KIND_WORDS, signed_seconds
-from graphpipe.report.fitting import Column, FittingTable
-from graphpipe.report.look import new_table
+from graphpipe.report.tables.look import new_table
+from graphpipe.report.tables.styled_table import Column, FittingTable
 from graphpipe.trace import Comparison
 from graphpipe.units import format_bytes, format_seconds
 

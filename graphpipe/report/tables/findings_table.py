@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphpipe.doctor import Finding
-from graphpipe.report.look import new_table
+from graphpipe.report.tables.look import new_table
 
 STYLES = {"fine": "green", "warning": "yellow", "problem": "red"}
 

@@ -3,7 +3,7 @@
 from graphpipe.planners.zero_bubble import SPLIT
 from graphpipe.plans import Plan, Prediction, Stage
 from graphpipe.report.content.wording import abbreviate, device_names, recomputed_names, recomputes
-from graphpipe.report.fitting import Column, FittingTable
+from graphpipe.report.tables.styled_table import Column, FittingTable
 from graphpipe.schedule.schedulers.registry import build
 from graphpipe.units import format_bytes, format_seconds
 

@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 
 from graphpipe.plans import Prediction
 from graphpipe.report import Outcome, compare_table, plan_table, summarise
-from graphpipe.report.fitting import Column, FittingTable
+from graphpipe.report.tables.styled_table import Column, FittingTable
 
 PLAN = make_plan([Part(micro_batch=2), Part(micro_batch=2, degree=2)], [(0, 1, 0.0)], batch_size=4)
 PREDICTION = Prediction(step_seconds=8.0, bubble_fraction=0.25, peak_bytes=(123456789.0, 2048.0, 512.0))

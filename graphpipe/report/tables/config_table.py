@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from graphpipe.report.look import new_table
+from graphpipe.report.tables.look import new_table
 
 
 def config_table(values: Mapping[str, Any], sources: Mapping[str, str]) -> Table:
