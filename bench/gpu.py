@@ -21,7 +21,7 @@ from graphpipe.cluster.cluster import Device, DeviceType, Link
 from graphpipe.model.zoo import gpt, mmt
 from graphpipe.model.zoo.zoo_model import ZooModel
 from graphpipe.profiler.profile_ops import Effort
-from graphpipe.run.memory_use import peak_bytes
+from graphpipe.run.device.memory_usage import peak_bytes
 from graphpipe.trace.compare import compare
 
 TARGET = 0.10

@@ -8,9 +8,9 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run import share
 from graphpipe.run.channels import Channels
+from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.engines import build_engine, is_spread
 from graphpipe.run.inbox import Inbox
-from graphpipe.run.lanes import Lanes
 from graphpipe.run.placement import Placement
 from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.recorder import Recorder

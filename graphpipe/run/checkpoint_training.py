@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.files.json_document import Count, from_body, read_document
 from graphpipe.run.data_position import Position
-from graphpipe.run.loss_scale import LossScale
+from graphpipe.run.device.loss_scale import LossScale
 
 TRAINING = "training.json"
 State = TypeVar("State")

@@ -13,10 +13,10 @@ from graphpipe.plans.sharding import SampleRange
 from graphpipe.plans.tied_gradients import Exchange
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
+from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.engine import Engine
 from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.inbox import Inbox, Values
-from graphpipe.run.lanes import Lanes
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder

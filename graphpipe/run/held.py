@@ -6,7 +6,7 @@ from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run.loss_scale import LossScale
+from graphpipe.run.device.loss_scale import LossScale
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.update import Update
 from graphpipe.run.worker import Worker

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.run.channels import Message
-from graphpipe.run.lane import Lane, Mark
+from graphpipe.run.device.stream import Lane, Mark
 from graphpipe.schedule import Task
 
 Values = dict[str, Tensor]

@@ -21,20 +21,20 @@ from graphpipe.run.agree import agree
 from graphpipe.run.agreement import neighbours
 from graphpipe.run.batch import Batch
 from graphpipe.run.build import align_buffers, build_worker
+from graphpipe.run.device.loss_scale import LossScale
+from graphpipe.run.device.precision import PrecisionName, check_precision, initial_scale
+from graphpipe.run.device.rng import apart
 from graphpipe.run.engine import EngineName, check_engine
 from graphpipe.run.engines import check_schedule
 from graphpipe.run.evaluate import evaluating, lower_forward
 from graphpipe.run.fault import Fault
 from graphpipe.run.held import Held
 from graphpipe.run.intake import Intake
-from graphpipe.run.loss_scale import LossScale
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.numbers import Numbers
 from graphpipe.run.pairs import talking
 from graphpipe.run.placement import Placement, RankLayout, layout
 from graphpipe.run.portions import portions
-from graphpipe.run.precision import PrecisionName, check_precision, initial_scale
-from graphpipe.run.rng import apart
 from graphpipe.run.shapes import Shapes
 from graphpipe.run.shortage import naming_shortage
 from graphpipe.run.tally import check_finite, places, tally

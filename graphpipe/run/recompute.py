@@ -23,7 +23,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.split.recompute_region import regions_of
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Stage
-from graphpipe.run.rng import Generators
+from graphpipe.run.device.rng import Generators
 from graphpipe.run.shelf import Box
 from graphpipe.run.values import enter
 

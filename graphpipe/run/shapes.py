@@ -14,7 +14,7 @@ from graphpipe.model.split.split import split
 from graphpipe.model.split.split_for_shapes import Grouping, grouping, split_for
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run.precision import DTYPES
+from graphpipe.run.device.precision import DTYPES
 from graphpipe.run.values import EdgeSpecs, edge_specs
 
 Inputs = tuple[Input, ...]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.run.lane import Lane
+from graphpipe.run.device.stream import Lane
 from graphpipe.run.recorder import Doing
 from graphpipe.schedule import Action, LoweredSchedule, Task, Transfer
 

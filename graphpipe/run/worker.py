@@ -12,10 +12,10 @@ from graphpipe.model.torch_private import profiling
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run.batch import Batch
 from graphpipe.run.channels import Channels
+from graphpipe.run.device.stage_streams import Lanes
+from graphpipe.run.device.stream import Immediate, Lane
 from graphpipe.run.engine import Engine
 from graphpipe.run.inbox import Inbox, Values
-from graphpipe.run.lane import Immediate, Lane
-from graphpipe.run.lanes import Lanes
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Doing, Recorder

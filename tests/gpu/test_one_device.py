@@ -19,8 +19,9 @@ from torch import Tensor, nn
 import graphpipe as gp
 from bench import gpu
 from graphpipe.profiler.profile_ops import Effort
-from graphpipe.run import Pipeline, clock
-from graphpipe.run.lane import Stream
+from graphpipe.run import Pipeline
+from graphpipe.run.device import device_clock as clock
+from graphpipe.run.device.stream import Stream
 
 NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GPU = "cuda:0"

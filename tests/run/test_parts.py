@@ -14,10 +14,10 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run import RankLayout, SeatLayout
+from graphpipe.run.device.rng import apart, number_of, seed
 from graphpipe.run.flat import buckets, flatten, unflatten
 from graphpipe.run.outputs import join
 from graphpipe.run.placement import Placement
-from graphpipe.run.rng import apart, number_of, seed
 from graphpipe.run.tree import describe, leaves, map_tensors, rebuild
 from graphpipe.run.world import translate_loss
 

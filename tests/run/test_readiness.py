@@ -5,7 +5,7 @@ from run_models import STAGES
 from run_scenarios import build
 
 from graphpipe.run.banner import show_banner
-from graphpipe.run.memory_use import available_bytes
+from graphpipe.run.device.memory_usage import available_bytes
 from graphpipe.run.placement import RankLayout, SeatLayout
 from graphpipe.run.readiness import Readiness, readiness, shortages
 from graphpipe.run.world import join

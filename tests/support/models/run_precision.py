@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
-from graphpipe.run.precision import DTYPES
+from graphpipe.run.device.precision import DTYPES
 
 STEPS = 4
 CUTS["whole"] = [(["stem"], [0], BATCH), (["left", "right"], [1], BATCH), (["head"], [2], BATCH)]

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graphpipe.run.lane import Lane, Mark
+from graphpipe.run.device.stream import Lane, Mark
 
 
 class Race(AssertionError):

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.run.loss_scale import LossScale
+from graphpipe.run.device.loss_scale import LossScale
 
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[str, ...] = get_args(PrecisionName)

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from graphpipe.plans import Plan
-from graphpipe.run.lane import Lane, current_lane, new_lane
+from graphpipe.run.device.stream import Lane, current_lane, new_lane
 
 Direction = Literal["forward", "backward"]
 _EVERYWHERE = -1

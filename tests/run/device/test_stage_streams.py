@@ -10,8 +10,8 @@ from run_models import fan_batch
 from run_scenarios import build
 from run_streams import Race, Yard
 
-from graphpipe.run import lanes as lanes_module
-from graphpipe.run.lane import Immediate, Stream, current_lane, new_lane
+from graphpipe.run.device import stage_streams as lanes_module
+from graphpipe.run.device.stream import Immediate, Stream, current_lane, new_lane
 from graphpipe.run.pipeline import Pipeline
 
 

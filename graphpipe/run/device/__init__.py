@@ -1,0 +1,1 @@
+"""One device: streams, clock, memory, random numbers and precision."""
