@@ -20,9 +20,9 @@ from graphpipe.graph import Graph
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint_manifest import Contents, FileEntry, TensorEntry
 from graphpipe.run.checkpoint_tensors import read_tensors
+from graphpipe.run.comm.host_address import INTERFACE, interface_of, stay_on_the_way_to
+from graphpipe.run.comm.rendezvous_store import bound_store
 from graphpipe.run.config_file import read_config
-from graphpipe.run.network import INTERFACE, interface_of, stay_on_the_way_to
-from graphpipe.run.store import bound_store
 from graphpipe.run.train_config import RunSettings, TrainConfig
 from graphpipe.trace import Trace
 

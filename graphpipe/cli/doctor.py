@@ -64,7 +64,7 @@ def _local_ranks(ranks: int, port: int) -> list[Finding]:
 
 def _check_as_rank(args: argparse.Namespace) -> int:
     from graphpipe.run.check_ranks import TIMEOUT_SECONDS, check_ranks
-    from graphpipe.run.world import join
+    from graphpipe.run.comm.world import join
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     port = args.port if os.environ.get("LOCAL_RANK", "0") == "0" else 0  # One rank of a host can listen there.

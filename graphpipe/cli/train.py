@@ -13,10 +13,10 @@ from graphpipe.report import config_table
 
 if TYPE_CHECKING:
     from graphpipe.cli.training_elastic import Met
+    from graphpipe.run.comm.world import World
     from graphpipe.run.lock import RunLock
     from graphpipe.run.task import Task
     from graphpipe.run.train_config import TrainConfig
-    from graphpipe.run.world import World
 
 FAILED = 4
 _OPTIONS = {"train.faults": "--fault", "run.elastic": "--elastic"}
@@ -118,9 +118,9 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
 
     from graphpipe.cli.training import conclude, load
     from graphpipe.cli.training_elastic import Met, continued
+    from graphpipe.run.comm.world import join
     from graphpipe.run.lock import RunLock
     from graphpipe.run.train import train
-    from graphpipe.run.world import join
 
     output = Output(args.json)
     task = load(config)
@@ -152,7 +152,7 @@ def _prepare_first(
     # What rank 0 has prepared, on every rank: profiling may take longer than a silent rank is waited for.
     from graphpipe.cli.training import prepare
     from graphpipe.cli.training_elastic import prepare_met
-    from graphpipe.run.patience import patiently
+    from graphpipe.run.comm.collective_calls import patiently
 
     problems: list[GraphPipeError] = []
 

@@ -22,11 +22,11 @@ from graphpipe.run.checkpoint import settle
 from graphpipe.run.checkpoint_folder import checkpoints_in
 from graphpipe.run.checkpoint_part import PLAN
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
+from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.fault import check_faults, parse_faults
 from graphpipe.run.lock import LOCK, RunLock
 from graphpipe.run.loggers import check_loggers
 from graphpipe.run.phases import phases_by_rank
-from graphpipe.run.placement import Placement
 from graphpipe.run.recipe import build_optimizer
 from graphpipe.run.task import Task, as_batch, load_task
 from graphpipe.run.train_config import RunSettings, TrainConfig

@@ -16,13 +16,13 @@ from graphpipe.run.checkpoint import settle
 from graphpipe.run.checkpoint_folder import checkpoints_in
 from graphpipe.run.checkpoint_part import PLAN
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.world import World
 from graphpipe.run.elastic import Supervisor
 from graphpipe.run.lock import RunLock
 from graphpipe.run.meeting import meet, note_return, run_folder
-from graphpipe.run.placement import Placement
 from graphpipe.run.task import Task
 from graphpipe.run.train_config import TrainConfig
-from graphpipe.run.world import World
 
 
 def supervise(config: TrainConfig, directory: Path, plan: Plan, output: Output, *, resume: bool) -> Plan:

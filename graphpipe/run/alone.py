@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from graphpipe.run.store import LOOPBACK
+from graphpipe.run.comm.rendezvous_store import LOOPBACK
 
 BACKEND = "graphpipe"
 """The name under which torch finds it; its endpoint is where the ranks meet, `address:port`."""

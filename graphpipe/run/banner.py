@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from graphpipe.run.placement import SeatLayout
+from graphpipe.run.comm.rank_placement import SeatLayout
 from graphpipe.run.readiness import Readiness, shortages
 from graphpipe.units import format_bytes
 

@@ -6,19 +6,19 @@ from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run import share
-from graphpipe.run.channels import Channels
+from graphpipe.run.comm import broadcast as share
+from graphpipe.run.comm.messages import Channels
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.engines import build_engine, is_spread
 from graphpipe.run.inbox import Inbox
-from graphpipe.run.placement import Placement
 from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.shared import SharedParameters, shared_parameters
 from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
-from graphpipe.run.world import World
 from graphpipe.schedule import Task
 
 

@@ -20,11 +20,11 @@ from graphpipe.run import checkpoint_folder as folders
 from graphpipe.run.checkpoint_load import load, verify_state
 from graphpipe.run.checkpoint_part import Snapshot, collect, take, write, written
 from graphpipe.run.checkpoint_training import TrainingState
+from graphpipe.run.comm.together import together
 from graphpipe.run.data_position import Position
 from graphpipe.run.held import Held
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.shortage import naming_shortage
-from graphpipe.run.together import together
 
 POLL_SECONDS, GRACE_SECONDS = 0.02, 5.0
 

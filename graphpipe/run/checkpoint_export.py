@@ -10,7 +10,7 @@ from graphpipe.run.checkpoint_folder import find, sync
 from graphpipe.run.checkpoint_manifest import MANIFEST, verify_checkpoint
 from graphpipe.run.checkpoint_model import state
 from graphpipe.run.checkpoint_tensors import copies, read_tensors, write_tensors
-from graphpipe.run.together import unusable
+from graphpipe.run.comm.together import unusable
 
 CHECKPOINTS = "checkpoints"
 """The folder of them in a run's folder."""

@@ -12,8 +12,8 @@ from graphpipe.run.checkpoint_optimizer import OptimizerState, restore, saved_wi
 from graphpipe.run.checkpoint_part import PLAN, parameter_names
 from graphpipe.run.checkpoint_tensors import read_tensors
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState, read_state
+from graphpipe.run.comm.together import together
 from graphpipe.run.held import Held
-from graphpipe.run.together import together
 
 _OPTIMIZERS = "optimizer-*.json"
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.stage_program import StageProgram
-from graphpipe.run import share
 from graphpipe.run.checkpoint_manifest import Contents
 from graphpipe.run.checkpoint_tensors import dtype_name
+from graphpipe.run.comm import broadcast as share
 from graphpipe.run.held import Held
 
 Named = dict[str, Tensor]

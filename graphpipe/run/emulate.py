@@ -12,19 +12,19 @@ from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.plans.tied_gradients import Exchange
 from graphpipe.run.batch import Batch
-from graphpipe.run.channels import Channels
+from graphpipe.run.comm.messages import Channels
+from graphpipe.run.comm.rank_placement import Placement, Seat
+from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.engine import Engine
 from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
-from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.shared import SharedParameters
 from graphpipe.run.values import EdgeSpecs
 from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
-from graphpipe.run.world import World
 from graphpipe.schedule import Task
 
 Seconds = Mapping[tuple[int, int, str], float]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from graphpipe.model.torch_private import expect_gradients
+from graphpipe.run.comm.world import World
 from graphpipe.run.engine import Engine
-from graphpipe.run.world import World
 
 
 @final

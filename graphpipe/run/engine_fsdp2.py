@@ -19,9 +19,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run import shards
+from graphpipe.run.comm.world import World
 from graphpipe.run.engine import Engine
 from graphpipe.run.reduce import sum_between_ranks
-from graphpipe.run.world import World
 
 
 @final

@@ -7,11 +7,11 @@ from torch import nn
 from graphpipe.errors import InvalidInput
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.world import World
 from graphpipe.run.engine import Engine
 from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.engine_ddp import Ddp
-from graphpipe.run.placement import Placement
-from graphpipe.run.world import World
 from graphpipe.schedule import LoweredSchedule
 from graphpipe.schedule.deadlock import standstill
 

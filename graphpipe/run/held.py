@@ -6,11 +6,11 @@ from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
+from graphpipe.run.comm.world import World
 from graphpipe.run.device.loss_scale import LossScale
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.update import Update
 from graphpipe.run.worker import Worker
-from graphpipe.run.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.model.stage_program import ValueSpec
-from graphpipe.run.channels import Message
+from graphpipe.run.comm.messages import Message
 from graphpipe.run.device.stream import Lane, Mark
 from graphpipe.schedule import Task
 

@@ -6,9 +6,9 @@ from typing import Any
 from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import Inputs, describe, name_inputs
 from graphpipe.plans import Plan
-from graphpipe.run.agreement import Agreement
 from graphpipe.run.batch import Batch, check_rows, fingerprint
 from graphpipe.run.build import match_modes
+from graphpipe.run.comm.batch_comparison import Agreement
 from graphpipe.run.fit import fit
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.shapes import Fitted, Shapes, show

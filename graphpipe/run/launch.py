@@ -18,9 +18,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.run.alone import BACKEND
 from graphpipe.run.cause import first_cause
+from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
 from graphpipe.run.lifeline import lifeline
 from graphpipe.run.reaper import Reaper
-from graphpipe.run.store import LOOPBACK, loopback_interface
 from graphpipe.run.whereabouts import WATCH
 
 SHUTDOWN_SECONDS = 2

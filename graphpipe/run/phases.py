@@ -1,7 +1,7 @@
 """The phases of a step that each rank comes to: what a fault can strike in."""
 
 from graphpipe.plans import Plan
-from graphpipe.run.placement import Placement
+from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.schedule import Compute, Receive, Reduce, ReduceShared, Send, lower, schedule
 from graphpipe.schedule.lowered import Action
 

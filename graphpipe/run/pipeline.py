@@ -16,11 +16,16 @@ from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.inputs import Inputs
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run import outputs, shards, share
-from graphpipe.run.agree import agree
-from graphpipe.run.agreement import neighbours
+from graphpipe.run import outputs, shards
 from graphpipe.run.batch import Batch
 from graphpipe.run.build import align_buffers, build_worker
+from graphpipe.run.comm import broadcast as share
+from graphpipe.run.comm.batch_comparison import neighbours
+from graphpipe.run.comm.plan_handshake import agree
+from graphpipe.run.comm.rank_placement import Placement, RankLayout, layout
+from graphpipe.run.comm.scalar_sum import Numbers
+from graphpipe.run.comm.warm_up_pairs import talking
+from graphpipe.run.comm.world import join
 from graphpipe.run.device.loss_scale import LossScale
 from graphpipe.run.device.precision import PrecisionName, check_precision, initial_scale
 from graphpipe.run.device.rng import apart
@@ -31,9 +36,6 @@ from graphpipe.run.fault import Fault
 from graphpipe.run.held import Held
 from graphpipe.run.intake import Intake
 from graphpipe.run.losses import LossFunction
-from graphpipe.run.numbers import Numbers
-from graphpipe.run.pairs import talking
-from graphpipe.run.placement import Placement, RankLayout, layout
 from graphpipe.run.portions import portions
 from graphpipe.run.shapes import Shapes
 from graphpipe.run.shortage import naming_shortage
@@ -42,7 +44,6 @@ from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
 from graphpipe.run.values import gradient_edges
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
-from graphpipe.run.world import join
 from graphpipe.schedule import lower, schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
 from graphpipe.trace import Trace

@@ -8,9 +8,9 @@ import torch
 
 from graphpipe.files.json_document import from_body, to_body
 from graphpipe.plans import Plan
+from graphpipe.run.comm.rank_placement import Placement, RankLayout, layout
+from graphpipe.run.comm.world import World
 from graphpipe.run.device.memory_usage import available_bytes
-from graphpipe.run.placement import Placement, RankLayout, layout
-from graphpipe.run.world import World
 from graphpipe.units import format_bytes
 
 

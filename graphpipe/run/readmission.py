@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from graphpipe.run.world import World
+from graphpipe.run.comm.world import World
 
 REQUEST = "take-back"
 """A file in the run's folder: the ranks are to leave at their next checkpoint. Rank 0 removes it as they do."""

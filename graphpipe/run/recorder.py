@@ -13,9 +13,9 @@ from torch.profiler import record_function
 from graphpipe.files.json_document import from_body, to_body
 from graphpipe.model.torch_private import profiling
 from graphpipe.plans import Plan
+from graphpipe.run.comm.world import World
 from graphpipe.run.device.device_clock import Clock, Moment, clock_of
 from graphpipe.run.device.memory_usage import peak_bytes
-from graphpipe.run.world import World
 from graphpipe.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
 
 

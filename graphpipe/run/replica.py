@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans.sharding import SampleRange, count_micro_batches
 from graphpipe.run.batch import Batch
+from graphpipe.run.comm.rank_placement import Seat
 from graphpipe.run.device.precision import casting
 from graphpipe.run.device.rng import number_of, seed
 from graphpipe.run.engine import Engine
 from graphpipe.run.flight import Computed, Flight
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction, is_exact, mean_loss, sum_of
-from graphpipe.run.placement import Seat
 from graphpipe.run.recompute import Forgetful
 from graphpipe.run.shelf import Shelf
 from graphpipe.run.split_backward import WeightHalf

@@ -8,10 +8,10 @@ from torch import nn
 
 from graphpipe.plans import Plan
 from graphpipe.plans.tied_gradients import Exchange
-from graphpipe.run import share
-from graphpipe.run.placement import Placement
+from graphpipe.run.comm import broadcast as share
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.world import World
 from graphpipe.run.reduce import sum_between_ranks, sum_copies
-from graphpipe.run.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

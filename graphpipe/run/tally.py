@@ -11,7 +11,7 @@ from torch import Tensor
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.model.torch_private import end_to_end, norms
 from graphpipe.plans import Plan
-from graphpipe.run.numbers import Numbers
+from graphpipe.run.comm.scalar_sum import Numbers
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.shards import counted
 

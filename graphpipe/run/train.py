@@ -17,19 +17,19 @@ from graphpipe.plans import Plan
 from graphpipe.run.banner import show_banner
 from graphpipe.run.checkpoint import Checkpoints
 from graphpipe.run.checkpoint_export import CHECKPOINTS, save_weights
+from graphpipe.run.comm.collective_calls import patiently
+from graphpipe.run.comm.together import together
 from graphpipe.run.data_position import Position, Reader
 from graphpipe.run.fault import parse_faults
 from graphpipe.run.faults import LOG as FAULTS
 from graphpipe.run.losses import kind_of
 from graphpipe.run.observer import METRICS_LOG, Observer, observing
-from graphpipe.run.patience import patiently
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
 from graphpipe.run.recipe import build_optimizer, scheduler_factory
 from graphpipe.run.recovery import go_on, read_recoveries
 from graphpipe.run.task import Task, check_first, load_task
-from graphpipe.run.together import together
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log
 from graphpipe.run.train_result import Step, TrainResult, train_result

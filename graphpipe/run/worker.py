@@ -11,20 +11,20 @@ from graphpipe.model.stage_program import ValueSpec
 from graphpipe.model.torch_private import profiling
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run.batch import Batch
-from graphpipe.run.channels import Channels
+from graphpipe.run.comm.messages import Channels
+from graphpipe.run.comm.rank_placement import Placement, Seat
+from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.device.stream import Immediate, Lane
 from graphpipe.run.engine import Engine
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
-from graphpipe.run.placement import Placement, Seat
 from graphpipe.run.recorder import Doing, Recorder
 from graphpipe.run.shared import SharedParameters
 from graphpipe.run.turn import Learnt, Turn
 from graphpipe.run.values import check_message
 from graphpipe.run.watch import Watch
 from graphpipe.run.whereabouts import EVERYBODY
-from graphpipe.run.world import World
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer
 from graphpipe.schedule.acknowledged_sends import Taken, taken_by
 from graphpipe.schedule.early_receives import AHEAD_BYTES, Ahead

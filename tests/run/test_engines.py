@@ -23,8 +23,8 @@ from run_replica_syncs import (
 )
 
 from graphpipe.errors import InvalidInput
+from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.engines import check_schedule
-from graphpipe.run.placement import Placement
 from graphpipe.schedule import Schedule, lower
 
 RANKS = {"replicas": 4, "both": 4, "four": 4, "overlap": 3}

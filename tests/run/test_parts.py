@@ -14,12 +14,12 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run import RankLayout, SeatLayout
+from graphpipe.run.comm.buckets import buckets, flatten, unflatten
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.world import translate_loss
 from graphpipe.run.device.rng import apart, number_of, seed
-from graphpipe.run.flat import buckets, flatten, unflatten
 from graphpipe.run.outputs import join
-from graphpipe.run.placement import Placement
 from graphpipe.run.tree import describe, leaves, map_tensors, rebuild
-from graphpipe.run.world import translate_loss
 
 trees = st.recursive(
     st.sampled_from([torch.zeros(2, 3), torch.ones(1, dtype=torch.int64), None, 3, "word"]),

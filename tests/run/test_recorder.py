@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from graphpipe.run.comm.world import World
 from graphpipe.run.recorder import Doing, Recorder
-from graphpipe.run.world import World
 
 
 def recorder(*, on: bool) -> Recorder:

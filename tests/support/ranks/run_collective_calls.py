@@ -11,8 +11,8 @@ from run_checkpoints import resume
 
 from graphpipe.errors import PeerStalled
 from graphpipe.run import checkpoint
-from graphpipe.run.patience import patiently
-from graphpipe.run.world import join
+from graphpipe.run.comm.collective_calls import patiently
+from graphpipe.run.comm.world import join
 
 LIMIT = 2.0
 

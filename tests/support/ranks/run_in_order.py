@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphpipe.run.channels import Channels, Message
-from graphpipe.run.pairs import rounds, warm_up
-from graphpipe.run.ways import Ways
-from graphpipe.run.world import World, join
+from graphpipe.run.comm.messages import Channels, Message
+from graphpipe.run.comm.p2p_groups import Ways
+from graphpipe.run.comm.warm_up_pairs import rounds, warm_up
+from graphpipe.run.comm.world import World, join
 
 
 def train(cut: str, options: dict[str, Any], blocking: bool) -> dict[str, Any]:

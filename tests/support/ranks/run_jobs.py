@@ -15,7 +15,7 @@ sys.path += [str(Path(__file__).parents[3]), str(Path(__file__).parents[1] / "mo
 
 from bench.listeners import listeners
 from graphpipe.errors import InvalidInput
-from graphpipe.run.world import join
+from graphpipe.run.comm.world import join
 
 
 def steps(folder: str) -> None:

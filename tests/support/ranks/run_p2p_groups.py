@@ -3,8 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from graphpipe.run.ways import Ways
-from graphpipe.run.world import join
+from graphpipe.run.comm.p2p_groups import Ways
+from graphpipe.run.comm.world import join
 
 MESSAGES = 3
 

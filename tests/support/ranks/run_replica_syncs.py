@@ -19,12 +19,12 @@ from graphpipe.model import DagModule
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.comm.world import join
 from graphpipe.run.engine import Engine
 from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.engine_ddp import Ddp
 from graphpipe.run.engine_fsdp2 import Fsdp2
 from graphpipe.run.shards import own, whole
-from graphpipe.run.world import join
 from graphpipe.run.zero import holder
 
 CUTS: dict[str, list[StageLine]] = {

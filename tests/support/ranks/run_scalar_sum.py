@@ -3,8 +3,8 @@
 import random
 import time
 
-from graphpipe.run.numbers import Numbers
-from graphpipe.run.world import join
+from graphpipe.run.comm.scalar_sum import Numbers
+from graphpipe.run.comm.world import join
 
 STEPS = 6
 

@@ -19,7 +19,7 @@ from graphpipe.files.json_document import to_body
 from graphpipe.model.dag_module import DagModule
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
-from graphpipe.run.channels import Channels
+from graphpipe.run.comm.messages import Channels
 
 
 def build(

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from graphpipe.run.network import own_address
+from graphpipe.run.comm.host_address import own_address
 
 PATIENCE_SECONDS = 2.0
 _KNOCKS = 1024

@@ -8,10 +8,10 @@ import torch
 from run_ranks import run_ranks, values
 from run_scalar_sum import STEPS, add_up
 
+from graphpipe.run.comm.scalar_sum import Numbers
+from graphpipe.run.comm.world import join
 from graphpipe.run.losses import is_exact, sum_of
-from graphpipe.run.numbers import Numbers
 from graphpipe.run.tally import total_norm
-from graphpipe.run.world import join
 
 
 @pytest.mark.parametrize("root", [0, 2])

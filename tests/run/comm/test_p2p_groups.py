@@ -10,7 +10,7 @@ import pytest
 from run_p2p_groups import MESSAGES, talk
 from run_ranks import run_ranks, values
 
-from graphpipe.run.world import join
+from graphpipe.run.comm.world import join
 
 
 def test_messages_come_whole_and_the_two_directions_of_a_pair_share_no_connection(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from run_models import STAGES
 from run_ranks import run_ranks, values
 from run_scenarios import train
 
-from graphpipe.run.pairs import Pair, rounds, talking
-from graphpipe.run.placement import Placement
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.warm_up_pairs import Pair, rounds, talking
 from graphpipe.schedule import lower, schedule
 
 PAIRS = st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] < pair[1]))

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphpipe.run.world import World
+from graphpipe.run.comm.world import World
 
 _TAG = 1
 """Other messages between ranks have tag 0."""

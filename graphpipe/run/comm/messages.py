@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch import Tensor
 
-from graphpipe.run.agreement import Agreement
-from graphpipe.run.pairs import Pair, rounds, warm_up
-from graphpipe.run.world import World
+from graphpipe.run.comm.batch_comparison import Agreement
+from graphpipe.run.comm.warm_up_pairs import Pair, rounds, warm_up
+from graphpipe.run.comm.world import World
 from graphpipe.schedule import Transfer
 
 

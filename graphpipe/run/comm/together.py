@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput
-from graphpipe.run.patience import patiently
-from graphpipe.run.world import World
+from graphpipe.run.comm.collective_calls import patiently
+from graphpipe.run.comm.world import World
 
 Result = TypeVar("Result")
 _KINDS = {kind.__name__: kind for kind in (GraphPipeError, InvalidInput, CheckpointCorrupt)}

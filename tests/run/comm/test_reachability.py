@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from graphpipe.errors import PeerStalled
-from graphpipe.run.network import own_address
-from graphpipe.run.reach import Place, Reach
-from graphpipe.run.world import translate_loss
+from graphpipe.run.comm.host_address import own_address
+from graphpipe.run.comm.reachability import Place, Reach
+from graphpipe.run.comm.world import translate_loss
 
 GONE, GONE_TOO = ("192.0.2.1", 9), ("192.0.2.2", 9)
 
@@ -60,7 +60,9 @@ def test_a_stall_names_the_host() -> None:
 def test_one_rank_of_a_host_listens_where_the_ranks_meet(
     rank: str, listens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphpipe.run.reach.ip_address", lambda address: SimpleNamespace(is_loopback=False))
+    monkeypatch.setattr(
+        "graphpipe.run.comm.reachability.ip_address", lambda address: SimpleNamespace(is_loopback=False)
+    )
     monkeypatch.setenv("LOCAL_RANK", rank)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     reach = Reach.open()

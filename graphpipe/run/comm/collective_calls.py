@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graphpipe.run.world import World
+from graphpipe.run.comm.world import World
 
 _STILL_AT_IT = "still at it"
 _WITHIN_LIMIT = 4

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run.placement import Placement
-from graphpipe.run.world import World
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.world import World
 from graphpipe.schedule import LoweredSchedule, Send
 
 _TAG = 2

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
-from graphpipe.run.network import stay_on_the_way_to
-from graphpipe.run.reach import Reach
-from graphpipe.run.store import bound_store, is_address
-from graphpipe.run.ways import Ways
+from graphpipe.run.comm.host_address import stay_on_the_way_to
+from graphpipe.run.comm.p2p_groups import Ways
+from graphpipe.run.comm.reachability import Reach
+from graphpipe.run.comm.rendezvous_store import bound_store, is_address
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from itertools import chain
 
 import torch
 
-from graphpipe.run.placement import Placement
-from graphpipe.run.world import World
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.world import World
 from graphpipe.schedule import LoweredSchedule, Send
 
 Pair = tuple[int, int]

@@ -6,10 +6,10 @@ from hashlib import sha256
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run.placement import Placement
-from graphpipe.run.reach import Reach
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.reachability import Reach
+from graphpipe.run.comm.world import World
 from graphpipe.run.values import EdgeSpecs
-from graphpipe.run.world import World
 
 _REMEDIES = {
     "plan": "Give every rank the same plan file.",

@@ -6,8 +6,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from graphpipe.run.flat import buckets, flatten, unflatten
-from graphpipe.run.world import World
+from graphpipe.run.comm.buckets import buckets, flatten, unflatten
+from graphpipe.run.comm.world import World
 
 
 def state(module: nn.Module) -> list[Tensor]:

@@ -9,7 +9,7 @@ from run_plans import plan_of
 from run_ranks import run_ranks, values
 from run_scenarios import chain_of_two, messages_kept
 
-from graphpipe.run.placement import Placement
+from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.schedule import Action, Compute, Send, Task, lower, schedule
 from graphpipe.schedule.acknowledged_sends import taken_by
 
