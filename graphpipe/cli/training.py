@@ -23,10 +23,10 @@ from graphpipe.run.checkpoint_folder import checkpoints_in
 from graphpipe.run.checkpoint_part import PLAN
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
 from graphpipe.run.comm.rank_placement import Placement
-from graphpipe.run.fault import check_faults, parse_faults
+from graphpipe.run.faults.fault import check_faults, parse_faults
+from graphpipe.run.faults.phases import phases_by_rank
 from graphpipe.run.lock import LOCK, RunLock
 from graphpipe.run.loggers import check_loggers
-from graphpipe.run.phases import phases_by_rank
 from graphpipe.run.recipe import build_optimizer
 from graphpipe.run.task import Task, as_batch, load_task
 from graphpipe.run.train_config import RunSettings, TrainConfig

@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe import errors
 from graphpipe.errors import GraphPipeError
-from graphpipe.run.whereabouts import NOBODY, last_seen
+from graphpipe.run.faults.rank_status import NOBODY, last_seen
 from graphpipe.user_frames import user_place_in
 
 _LOST, _STALLED = "PeerLost", "PeerStalled"

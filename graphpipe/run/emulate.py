@@ -18,12 +18,12 @@ from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.engine import Engine
 from graphpipe.run.engine_allreduce import AllReduce
+from graphpipe.run.faults.status_reporter import Watch
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.recorder import Recorder
 from graphpipe.run.shared import SharedParameters
 from graphpipe.run.values import EdgeSpecs
-from graphpipe.run.watch import Watch
 from graphpipe.run.worker import Worker
 from graphpipe.schedule import Task
 

@@ -9,10 +9,10 @@ from graphpipe.plans import Plan
 from graphpipe.run.batch import Batch, check_rows, fingerprint
 from graphpipe.run.build import match_modes
 from graphpipe.run.comm.batch_comparison import Agreement
+from graphpipe.run.faults.rank_status import EVERYBODY
 from graphpipe.run.fit import fit
 from graphpipe.run.replica import StageReplica
 from graphpipe.run.shapes import Fitted, Shapes, show
-from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.run.worker import Worker
 
 

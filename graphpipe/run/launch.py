@@ -19,9 +19,9 @@ from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.run.alone import BACKEND
 from graphpipe.run.cause import first_cause
 from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
+from graphpipe.run.faults.rank_status import WATCH
 from graphpipe.run.lifeline import lifeline
 from graphpipe.run.reaper import Reaper
-from graphpipe.run.whereabouts import WATCH
 
 SHUTDOWN_SECONDS = 2
 """How long a rank that is told to stop may take: none of them has anything left to do."""

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+from graphpipe.run.faults.rank_status import WATCH
 from graphpipe.run.lock import acquire, release
-from graphpipe.run.whereabouts import WATCH
 
 _FILE = "launcher"
 """In the folder that `WATCH` names; holds the launcher's process number."""

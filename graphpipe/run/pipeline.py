@@ -32,18 +32,18 @@ from graphpipe.run.device.rng import apart
 from graphpipe.run.engine import EngineName, check_engine
 from graphpipe.run.engines import check_schedule
 from graphpipe.run.evaluate import evaluating, lower_forward
-from graphpipe.run.fault import Fault
+from graphpipe.run.faults.fault import Fault
+from graphpipe.run.faults.out_of_memory import naming_shortage
+from graphpipe.run.faults.rank_status import EVERYBODY
+from graphpipe.run.faults.status_reporter import Watch
 from graphpipe.run.held import Held
 from graphpipe.run.intake import Intake
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.portions import portions
 from graphpipe.run.shapes import Shapes
-from graphpipe.run.shortage import naming_shortage
 from graphpipe.run.tally import check_finite, places, tally
 from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
 from graphpipe.run.values import gradient_edges
-from graphpipe.run.watch import Watch
-from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.schedule import lower, schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
 from graphpipe.trace import Trace

@@ -13,7 +13,7 @@ from typing import Self
 
 import psutil
 
-from graphpipe.run.whereabouts import all_seen
+from graphpipe.run.faults.rank_status import all_seen
 
 GRACE_SECONDS, POLL_SECONDS = 2.0, 0.2
 

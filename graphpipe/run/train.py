@@ -20,8 +20,9 @@ from graphpipe.run.checkpoint_export import CHECKPOINTS, save_weights
 from graphpipe.run.comm.collective_calls import patiently
 from graphpipe.run.comm.together import together
 from graphpipe.run.data_position import Position, Reader
-from graphpipe.run.fault import parse_faults
-from graphpipe.run.faults import LOG as FAULTS
+from graphpipe.run.faults.fault import parse_faults
+from graphpipe.run.faults.injector import LOG as FAULTS
+from graphpipe.run.faults.rank_status import WATCH
 from graphpipe.run.losses import kind_of
 from graphpipe.run.observer import METRICS_LOG, Observer, observing
 from graphpipe.run.pipeline import Pipeline
@@ -33,7 +34,6 @@ from graphpipe.run.task import Task, check_first, load_task
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
-from graphpipe.run.whereabouts import WATCH
 from graphpipe.trace import Trace
 
 CONFIG, PLAN, COSTS = "config.json", "plan.json", "costs.json"

@@ -12,7 +12,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, read_document, write_document
 from graphpipe.run.device.precision import PrecisionName
 from graphpipe.run.engine import EngineName, check_engine
-from graphpipe.run.fault import parse_faults
+from graphpipe.run.faults.fault import parse_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class TrainSettings:
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where loss, throughput and memory go besides metrics.jsonl; each needs the extra of its name."""
     faults: tuple[str, ...] = ()
-    """To be injected, such as `kill@rank2:step3:phase=send` (see `graphpipe.run.faults`); by default none."""
+    """To be injected, such as `kill@rank2:step3:phase=send` (see `graphpipe.run.faults.injector`); by default none."""
 
     def __post_init__(self) -> None:
         _at_least_one("train.batch_size", self.batch_size)

@@ -17,14 +17,14 @@ from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.device.stream import Immediate, Lane
 from graphpipe.run.engine import Engine
+from graphpipe.run.faults.rank_status import EVERYBODY
+from graphpipe.run.faults.status_reporter import Watch
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.recorder import Doing, Recorder
 from graphpipe.run.shared import SharedParameters
 from graphpipe.run.turn import Learnt, Turn
 from graphpipe.run.values import check_message
-from graphpipe.run.watch import Watch
-from graphpipe.run.whereabouts import EVERYBODY
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer
 from graphpipe.schedule.acknowledged_sends import Taken, taken_by
 from graphpipe.schedule.early_receives import AHEAD_BYTES, Ahead

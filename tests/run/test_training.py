@@ -17,9 +17,9 @@ from graphpipe.model.capture.capture import capture
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.split.split import split
 from graphpipe.run import Pipeline
+from graphpipe.run.faults.rank_status import WATCH
 from graphpipe.run.train import telling_where
 from graphpipe.run.values import edge_specs, gradient_edges
-from graphpipe.run.whereabouts import WATCH
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

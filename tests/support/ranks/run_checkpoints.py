@@ -19,10 +19,10 @@ from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
 from graphpipe.run.data_position import Position
-from graphpipe.run.fault import parse_faults
+from graphpipe.run.faults.fault import parse_faults
+from graphpipe.run.faults.rank_status import WATCH, last_seen
 from graphpipe.run.recipe import scheduler_factory
 from graphpipe.run.train_config import ScheduleSettings
-from graphpipe.run.whereabouts import WATCH, last_seen
 
 STEPS = 7
 COSINE = scheduler_factory(ScheduleSettings(name="cosine", warmup_steps=2), STEPS)

@@ -47,7 +47,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.fault import Fault
+from graphpipe.run.faults.fault import Fault
 
 LOG = "faults.jsonl"
 _TOO_MANY_BYTES = 2**60

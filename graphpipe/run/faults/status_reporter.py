@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from graphpipe.run.fault import Fault
-from graphpipe.run.faults import Injector
-from graphpipe.run.whereabouts import NOBODY, Notebook, Whereabouts
+from graphpipe.run.faults.fault import Fault
+from graphpipe.run.faults.injector import Injector
+from graphpipe.run.faults.rank_status import NOBODY, Notebook, Whereabouts
 
 
 @dataclass(slots=True, kw_only=True)

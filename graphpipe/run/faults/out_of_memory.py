@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from graphpipe.errors import OutOfMemory
-from graphpipe.run.watch import Watch
+from graphpipe.run.faults.status_reporter import Watch
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from graphpipe.errors import InvalidInput
 from graphpipe.run import launch
 from graphpipe.run.cause import RankFailed, first_cause
 from graphpipe.run.checkpoint import Checkpoints
-from graphpipe.run.fault import KINDS, PHASES, check_faults, parse_fault, parse_faults
-from graphpipe.run.faults import LOG
-from graphpipe.run.phases import phases_by_rank
+from graphpipe.run.faults.fault import KINDS, PHASES, check_faults, parse_fault, parse_faults
+from graphpipe.run.faults.injector import LOG
+from graphpipe.run.faults.phases import phases_by_rank
 
-RANK_FUNCTIONS = Path(__file__).parents[1] / "support" / "ranks"
+RANK_FUNCTIONS = Path(__file__).parents[2] / "support" / "ranks"
 CUT, RANKS, OUTPUT_RANK = "four", 4, 3
 
 
