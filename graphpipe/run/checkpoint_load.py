@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError
-from graphpipe.run import zero
 from graphpipe.run.checkpoint_manifest import MANIFEST, Contents, verify_checkpoint
 from graphpipe.run.checkpoint_model import ModelTensors, fill
 from graphpipe.run.checkpoint_optimizer import OptimizerState, restore, saved_with, slot
@@ -14,6 +13,7 @@ from graphpipe.run.checkpoint_tensors import read_tensors
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState, read_state
 from graphpipe.run.comm.together import together
 from graphpipe.run.held import Held
+from graphpipe.run.weights import zero1 as zero
 
 _OPTIMIZERS = "optimizer-*.json"
 

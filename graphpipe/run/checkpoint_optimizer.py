@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import Count
-from graphpipe.run import zero
 from graphpipe.run.plain import like, plain
-from graphpipe.run.shards import in_shards
+from graphpipe.run.weights import zero1 as zero
+from graphpipe.run.weights.sharded_tensors import in_shards
 
 PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 """In the state of a learning-rate schedule: lists with an entry per parameter group."""

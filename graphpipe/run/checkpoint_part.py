@@ -8,7 +8,6 @@ from torch import Tensor
 
 from graphpipe.files.json_document import write_document
 from graphpipe.plans import Plan
-from graphpipe.run import shards, zero
 from graphpipe.run.checkpoint_folder import sync
 from graphpipe.run.checkpoint_manifest import Contents, TensorEntry, measure
 from graphpipe.run.checkpoint_model import ModelTensors
@@ -16,6 +15,8 @@ from graphpipe.run.checkpoint_optimizer import OptimizerState, describe
 from graphpipe.run.checkpoint_tensors import copies, write_tensors
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
 from graphpipe.run.held import Held
+from graphpipe.run.weights import sharded_tensors as shards
+from graphpipe.run.weights import zero1 as zero
 
 PLAN = "plan.json"
 

@@ -16,14 +16,14 @@ from graphpipe.run.comm.messages import Channels
 from graphpipe.run.comm.rank_placement import Placement, Seat
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
-from graphpipe.run.engine import Engine
-from graphpipe.run.engine_allreduce import AllReduce
 from graphpipe.run.faults.status_reporter import Watch
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.recorder import Recorder
-from graphpipe.run.shared import SharedParameters
 from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.weights.replica_sync import Engine
+from graphpipe.run.weights.sync_allreduce import AllReduce
+from graphpipe.run.weights.tied_parameters import SharedParameters
 from graphpipe.run.worker import Worker
 from graphpipe.schedule import Task
 

@@ -9,7 +9,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.recompute import Forgetful, keep_regions
 from graphpipe.run.replica import Form, StageReplica
 from graphpipe.run.shapes import Fitted, show
-from graphpipe.run.shards import is_sharded
+from graphpipe.run.weights.sharded_tensors import is_sharded
 from graphpipe.run.worker import Worker
 
 

@@ -9,7 +9,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.loss_scale import LossScale
 from graphpipe.run.replica import StageReplica
-from graphpipe.run.update import Update
+from graphpipe.run.weights.weight_update import Update
 from graphpipe.run.worker import Worker
 
 

@@ -16,7 +16,7 @@ from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.inputs import Inputs
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run import outputs, shards
+from graphpipe.run import outputs
 from graphpipe.run.batch import Batch
 from graphpipe.run.build import align_buffers, build_worker
 from graphpipe.run.comm import broadcast as share
@@ -29,8 +29,6 @@ from graphpipe.run.comm.world import join
 from graphpipe.run.device.loss_scale import LossScale
 from graphpipe.run.device.precision import PrecisionName, check_precision, initial_scale
 from graphpipe.run.device.rng import apart
-from graphpipe.run.engine import EngineName, check_engine
-from graphpipe.run.engines import check_schedule
 from graphpipe.run.evaluate import evaluating, lower_forward
 from graphpipe.run.faults.fault import Fault
 from graphpipe.run.faults.out_of_memory import naming_shortage
@@ -42,8 +40,11 @@ from graphpipe.run.losses import LossFunction
 from graphpipe.run.portions import portions
 from graphpipe.run.shapes import Shapes
 from graphpipe.run.tally import check_finite, places, tally
-from graphpipe.run.update import OptimizerFactory, SchedulerFactory, Update
 from graphpipe.run.values import gradient_edges
+from graphpipe.run.weights import sharded_tensors as shards
+from graphpipe.run.weights.build_sync import check_schedule
+from graphpipe.run.weights.replica_sync import EngineName, check_engine
+from graphpipe.run.weights.weight_update import OptimizerFactory, SchedulerFactory, Update
 from graphpipe.schedule import lower, schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
 from graphpipe.trace import Trace

@@ -3,9 +3,9 @@
 import torch
 
 from graphpipe.run.replica import StageReplica
-from graphpipe.run.shards import is_sharded
-from graphpipe.run.shared import apart
-from graphpipe.run.update import Portion
+from graphpipe.run.weights.sharded_tensors import is_sharded
+from graphpipe.run.weights.tied_parameters import apart
+from graphpipe.run.weights.weight_update import Portion
 from graphpipe.run.worker import Worker
 
 Key = tuple[tuple[int, ...], torch.dtype | None]

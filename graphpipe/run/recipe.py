@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from graphpipe.run.train_config import OptimizerSettings, ScheduleSettings
-from graphpipe.run.update import SchedulerFactory
+from graphpipe.run.weights.weight_update import SchedulerFactory
 
 
 def build_optimizer(settings: OptimizerSettings, parameters: Sequence[Tensor]) -> Optimizer:

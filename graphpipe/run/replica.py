@@ -14,7 +14,6 @@ from graphpipe.run.batch import Batch
 from graphpipe.run.comm.rank_placement import Seat
 from graphpipe.run.device.precision import casting
 from graphpipe.run.device.rng import number_of, seed
-from graphpipe.run.engine import Engine
 from graphpipe.run.faults.status_reporter import Watch
 from graphpipe.run.flight import Computed, Flight
 from graphpipe.run.inbox import Inbox, Values
@@ -23,6 +22,7 @@ from graphpipe.run.recompute import Forgetful
 from graphpipe.run.shelf import Shelf
 from graphpipe.run.split_backward import WeightHalf
 from graphpipe.run.values import check_outputs, enter
+from graphpipe.run.weights.replica_sync import Engine
 from graphpipe.schedule import Task
 
 _ROUNDING = 1e-6

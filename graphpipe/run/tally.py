@@ -13,7 +13,7 @@ from graphpipe.model.torch_private import end_to_end, norms
 from graphpipe.plans import Plan
 from graphpipe.run.comm.scalar_sum import Numbers
 from graphpipe.run.replica import StageReplica
-from graphpipe.run.shards import counted
+from graphpipe.run.weights.sharded_tensors import counted
 
 _FEW = 2**18
 """Elements of all gradients of a stage that are copied into one vector sooner than they are looked at one by one."""

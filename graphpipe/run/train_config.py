@@ -11,8 +11,8 @@ from pydantic import ConfigDict
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, read_document, write_document
 from graphpipe.run.device.precision import PrecisionName
-from graphpipe.run.engine import EngineName, check_engine
 from graphpipe.run.faults.fault import parse_faults
+from graphpipe.run.weights.replica_sync import EngineName, check_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,15 +16,15 @@ from graphpipe.run.comm.rank_placement import Placement, Seat
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.device.stream import Immediate, Lane
-from graphpipe.run.engine import Engine
 from graphpipe.run.faults.rank_status import EVERYBODY
 from graphpipe.run.faults.status_reporter import Watch
 from graphpipe.run.inbox import Inbox, Values
 from graphpipe.run.losses import LossFunction
 from graphpipe.run.recorder import Doing, Recorder
-from graphpipe.run.shared import SharedParameters
 from graphpipe.run.turn import Learnt, Turn
 from graphpipe.run.values import check_message
+from graphpipe.run.weights.replica_sync import Engine
+from graphpipe.run.weights.tied_parameters import SharedParameters
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer
 from graphpipe.schedule.acknowledged_sends import Taken, taken_by
 from graphpipe.schedule.early_receives import AHEAD_BYTES, Ahead

@@ -20,12 +20,12 @@ from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint import Checkpoints
 from graphpipe.run.comm.world import join
-from graphpipe.run.engine import Engine
-from graphpipe.run.engine_allreduce import AllReduce
-from graphpipe.run.engine_ddp import Ddp
-from graphpipe.run.engine_fsdp2 import Fsdp2
-from graphpipe.run.shards import own, whole
-from graphpipe.run.zero import holder
+from graphpipe.run.weights.replica_sync import Engine
+from graphpipe.run.weights.sharded_tensors import own, whole
+from graphpipe.run.weights.sync_allreduce import AllReduce
+from graphpipe.run.weights.sync_ddp import Ddp
+from graphpipe.run.weights.sync_fsdp2 import Fsdp2
+from graphpipe.run.weights.zero1 import holder
 
 CUTS: dict[str, list[StageLine]] = {
     "replicas": STAGES["replicas"],

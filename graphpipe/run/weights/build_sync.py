@@ -9,9 +9,9 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
-from graphpipe.run.engine import Engine
-from graphpipe.run.engine_allreduce import AllReduce
-from graphpipe.run.engine_ddp import Ddp
+from graphpipe.run.weights.replica_sync import Engine
+from graphpipe.run.weights.sync_allreduce import AllReduce
+from graphpipe.run.weights.sync_ddp import Ddp
 from graphpipe.schedule import LoweredSchedule
 from graphpipe.schedule.deadlock import standstill
 
@@ -48,7 +48,7 @@ def build_engine(
         if name == "ddp":
             return Ddp(world, ranks, parameters[0])
         if name == "fsdp2":
-            from graphpipe.run.engine_fsdp2 import Fsdp2  # which takes 0.1 s to import, and few need it
+            from graphpipe.run.weights.sync_fsdp2 import Fsdp2  # which takes 0.1 s to import, and few need it
 
             return Fsdp2(world, ranks, replicas[0].module, program.module, parameters[0], title)
     return AllReduce(world=world, ranks=ranks, copies=[*zip(*parameters, strict=True)], stage=title)

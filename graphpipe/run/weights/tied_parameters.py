@@ -11,7 +11,7 @@ from graphpipe.plans.tied_gradients import Exchange
 from graphpipe.run.comm import broadcast as share
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
-from graphpipe.run.reduce import sum_between_ranks, sum_copies
+from graphpipe.run.weights.gradient_sum import sum_between_ranks, sum_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

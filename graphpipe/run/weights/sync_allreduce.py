@@ -8,8 +8,8 @@ from typing import final
 from torch import Tensor, nn
 
 from graphpipe.run.comm.world import World
-from graphpipe.run.engine import Engine
-from graphpipe.run.reduce import sum_between_ranks, sum_copies
+from graphpipe.run.weights.gradient_sum import sum_between_ranks, sum_copies
+from graphpipe.run.weights.replica_sync import Engine
 
 
 @final

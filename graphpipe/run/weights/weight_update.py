@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.zero import share_out
+from graphpipe.run.weights.zero1 import share_out
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 """Takes the trainable parameters a rank hosts; not called on a rank that has none. Where optimizer state is sharded it

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from graphpipe.model.torch_private import expect_gradients
 from graphpipe.run.comm.world import World
-from graphpipe.run.engine import Engine
+from graphpipe.run.weights.replica_sync import Engine
 
 
 @final

@@ -24,7 +24,7 @@ from run_replica_syncs import (
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.rank_placement import Placement
-from graphpipe.run.engines import check_schedule
+from graphpipe.run.weights.build_sync import check_schedule
 from graphpipe.schedule import Schedule, lower
 
 RANKS = {"replicas": 4, "both": 4, "four": 4, "overlap": 3}

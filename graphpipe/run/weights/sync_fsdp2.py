@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run import shards
 from graphpipe.run.comm.world import World
-from graphpipe.run.engine import Engine
-from graphpipe.run.reduce import sum_between_ranks
+from graphpipe.run.weights import sharded_tensors as shards
+from graphpipe.run.weights.gradient_sum import sum_between_ranks
+from graphpipe.run.weights.replica_sync import Engine
 
 
 @final
