@@ -11,16 +11,16 @@ from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.plans.tied_gradients import Exchange
-from graphpipe.run.batch import Batch
 from graphpipe.run.comm.messages import Channels
 from graphpipe.run.comm.rank_placement import Placement, Seat
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.faults.status_reporter import Watch
-from graphpipe.run.inbox import Inbox, Values
-from graphpipe.run.losses import LossFunction
 from graphpipe.run.recorder import Recorder
-from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.stage.edge_values import EdgeSpecs
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.mini_batch import Batch
+from graphpipe.run.stage.receive_buffers import Inbox, Values
 from graphpipe.run.weights.replica_sync import Engine
 from graphpipe.run.weights.sync_allreduce import AllReduce
 from graphpipe.run.weights.tied_parameters import SharedParameters

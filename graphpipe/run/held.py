@@ -8,7 +8,7 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.loss_scale import LossScale
-from graphpipe.run.replica import StageReplica
+from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.weights.weight_update import Update
 from graphpipe.run.worker import Worker
 

@@ -6,13 +6,13 @@ from typing import Any
 from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import Inputs, describe, name_inputs
 from graphpipe.plans import Plan
-from graphpipe.run.batch import Batch, check_rows, fingerprint
 from graphpipe.run.build import match_modes
 from graphpipe.run.comm.batch_comparison import Agreement
 from graphpipe.run.faults.rank_status import EVERYBODY
 from graphpipe.run.fit import fit
-from graphpipe.run.replica import StageReplica
 from graphpipe.run.shapes import Fitted, Shapes, show
+from graphpipe.run.stage.mini_batch import Batch, check_rows, fingerprint
+from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.worker import Worker
 
 

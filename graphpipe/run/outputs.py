@@ -9,7 +9,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.world import World
-from graphpipe.run.tree import describe, leaves, map_tensors, rebuild, stranger
+from graphpipe.run.stage.tensor_tree import describe, leaves, map_tensors, rebuild, stranger
 
 Piece = tuple[SampleRange, Any]
 """Samples, and the model's output (a tree of tensors) for them."""

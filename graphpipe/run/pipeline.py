@@ -17,7 +17,6 @@ from graphpipe.model.inputs import Inputs
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run import outputs
-from graphpipe.run.batch import Batch
 from graphpipe.run.build import align_buffers, build_worker
 from graphpipe.run.comm import broadcast as share
 from graphpipe.run.comm.batch_comparison import neighbours
@@ -36,11 +35,12 @@ from graphpipe.run.faults.rank_status import EVERYBODY
 from graphpipe.run.faults.status_reporter import Watch
 from graphpipe.run.held import Held
 from graphpipe.run.intake import Intake
-from graphpipe.run.losses import LossFunction
 from graphpipe.run.portions import portions
 from graphpipe.run.shapes import Shapes
+from graphpipe.run.stage.edge_values import gradient_edges
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.mini_batch import Batch
 from graphpipe.run.tally import check_finite, places, tally
-from graphpipe.run.values import gradient_edges
 from graphpipe.run.weights import sharded_tensors as shards
 from graphpipe.run.weights.build_sync import check_schedule
 from graphpipe.run.weights.replica_sync import EngineName, check_engine

@@ -2,7 +2,7 @@
 
 import torch
 
-from graphpipe.run.replica import StageReplica
+from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.weights.sharded_tensors import is_sharded
 from graphpipe.run.weights.tied_parameters import apart
 from graphpipe.run.weights.weight_update import Portion

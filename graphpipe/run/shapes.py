@@ -15,7 +15,7 @@ from graphpipe.model.split.split_for_shapes import Grouping, grouping, split_for
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.device.precision import DTYPES
-from graphpipe.run.values import EdgeSpecs, edge_specs
+from graphpipe.run.stage.edge_values import EdgeSpecs, edge_specs
 
 Inputs = tuple[Input, ...]
 _Key = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]

@@ -12,7 +12,7 @@ from graphpipe.errors import NonFiniteLoss
 from graphpipe.model.torch_private import end_to_end, norms
 from graphpipe.plans import Plan
 from graphpipe.run.comm.scalar_sum import Numbers
-from graphpipe.run.replica import StageReplica
+from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.weights.sharded_tensors import counted
 
 _FEW = 2**18

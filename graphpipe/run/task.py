@@ -11,8 +11,8 @@ from torch import nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import Inputs, input_names, name_inputs
-from graphpipe.run.batch import check_rows
-from graphpipe.run.losses import LossFunction
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.mini_batch import check_rows
 from graphpipe.run.user_code import call
 
 Batch = tuple[Inputs, Any]

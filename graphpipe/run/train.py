@@ -23,13 +23,13 @@ from graphpipe.run.data_position import Position, Reader
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.injector import LOG as FAULTS
 from graphpipe.run.faults.rank_status import WATCH
-from graphpipe.run.losses import kind_of
 from graphpipe.run.observer import METRICS_LOG, Observer, observing
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
 from graphpipe.run.recipe import build_optimizer, scheduler_factory
 from graphpipe.run.recovery import go_on, read_recoveries
+from graphpipe.run.stage.loss import kind_of
 from graphpipe.run.task import Task, check_first, load_task
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log

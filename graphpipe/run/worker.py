@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.model.torch_private import profiling
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.run.batch import Batch
 from graphpipe.run.comm.messages import Channels
 from graphpipe.run.comm.rank_placement import Placement, Seat
 from graphpipe.run.comm.world import World
@@ -18,11 +17,12 @@ from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.device.stream import Immediate, Lane
 from graphpipe.run.faults.rank_status import EVERYBODY
 from graphpipe.run.faults.status_reporter import Watch
-from graphpipe.run.inbox import Inbox, Values
-from graphpipe.run.losses import LossFunction
 from graphpipe.run.recorder import Doing, Recorder
+from graphpipe.run.stage.edge_values import check_message
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.mini_batch import Batch
+from graphpipe.run.stage.receive_buffers import Inbox, Values
 from graphpipe.run.turn import Learnt, Turn
-from graphpipe.run.values import check_message
 from graphpipe.run.weights.replica_sync import Engine
 from graphpipe.run.weights.tied_parameters import SharedParameters
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer

@@ -18,8 +18,8 @@ from graphpipe.model.dag_module import DagModule
 from graphpipe.model.split.split import split
 from graphpipe.run import Pipeline
 from graphpipe.run.faults.rank_status import WATCH
+from graphpipe.run.stage.edge_values import edge_specs, gradient_edges
 from graphpipe.run.train import telling_where
-from graphpipe.run.values import edge_specs, gradient_edges
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

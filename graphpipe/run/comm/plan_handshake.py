@@ -9,7 +9,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.reachability import Reach
 from graphpipe.run.comm.world import World
-from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.stage.edge_values import EdgeSpecs
 
 _REMEDIES = {
     "plan": "Give every rank the same plan file.",

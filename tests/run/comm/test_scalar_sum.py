@@ -10,7 +10,7 @@ from run_scalar_sum import STEPS, add_up
 
 from graphpipe.run.comm.scalar_sum import Numbers
 from graphpipe.run.comm.world import join
-from graphpipe.run.losses import is_exact, sum_of
+from graphpipe.run.stage.loss import is_exact, sum_of
 from graphpipe.run.tally import total_norm
 
 

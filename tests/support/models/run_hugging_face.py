@@ -22,7 +22,7 @@ from graphpipe.model.own_loss.own_loss import own_loss
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline
-from graphpipe.run.tree import leaves
+from graphpipe.run.stage.tensor_tree import leaves
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 from declared_transformers import llava as declare_llava

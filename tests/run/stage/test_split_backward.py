@@ -23,8 +23,8 @@ from graphpipe.model.split.backward_graph import BackwardGraph
 from graphpipe.model.split.whole_backwards import whole_backwards
 from graphpipe.report import plan_table
 from graphpipe.run import Pipeline
-from graphpipe.run.shelf import Shelf
-from graphpipe.run.split_backward import WeightHalf, input_half
+from graphpipe.run.stage.releasable_tensors import Shelf
+from graphpipe.run.stage.split_backward import WeightHalf, input_half
 from graphpipe.schedule import schedule
 from graphpipe.schedule.verify import verify
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from graphpipe.run.inbox import Values
-from graphpipe.run.recompute import Forgetful
-from graphpipe.run.shelf import Shelf
-from graphpipe.run.split_backward import WeightHalf, input_half
-from graphpipe.run.values import gradient_of
+from graphpipe.run.stage.edge_values import gradient_of
+from graphpipe.run.stage.receive_buffers import Values
+from graphpipe.run.stage.recompute import Forgetful
+from graphpipe.run.stage.releasable_tensors import Shelf
+from graphpipe.run.stage.split_backward import WeightHalf, input_half
 
 Around = Callable[[list[Tensor]], AbstractContextManager[None]]
 

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans.sharding import SampleRange, count_micro_batches
-from graphpipe.run.batch import Batch
 from graphpipe.run.comm.rank_placement import Seat
 from graphpipe.run.device.precision import casting
 from graphpipe.run.device.rng import number_of, seed
 from graphpipe.run.faults.status_reporter import Watch
-from graphpipe.run.flight import Computed, Flight
-from graphpipe.run.inbox import Inbox, Values
-from graphpipe.run.losses import LossFunction, is_exact, mean_loss, sum_of
-from graphpipe.run.recompute import Forgetful
-from graphpipe.run.shelf import Shelf
-from graphpipe.run.split_backward import WeightHalf
-from graphpipe.run.values import check_outputs, enter
+from graphpipe.run.stage.edge_values import check_outputs, enter
+from graphpipe.run.stage.loss import LossFunction, is_exact, mean_loss, sum_of
+from graphpipe.run.stage.micro_batch import Computed, Flight
+from graphpipe.run.stage.mini_batch import Batch
+from graphpipe.run.stage.receive_buffers import Inbox, Values
+from graphpipe.run.stage.recompute import Forgetful
+from graphpipe.run.stage.releasable_tensors import Shelf
+from graphpipe.run.stage.split_backward import WeightHalf
 from graphpipe.run.weights.replica_sync import Engine
 from graphpipe.schedule import Task
 

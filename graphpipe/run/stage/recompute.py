@@ -24,8 +24,8 @@ from graphpipe.model.split.recompute_region import regions_of
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Stage
 from graphpipe.run.device.rng import Generators
-from graphpipe.run.shelf import Box
-from graphpipe.run.values import enter
+from graphpipe.run.stage.edge_values import enter
+from graphpipe.run.stage.releasable_tensors import Box
 
 Result = TypeVar("Result")
 

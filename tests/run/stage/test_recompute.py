@@ -20,7 +20,7 @@ from graphpipe.costs import Recompute
 from graphpipe.errors import InvalidInput
 from graphpipe.model.split.recompute_region import Region
 from graphpipe.run import Pipeline
-from graphpipe.run.recompute import Forgetful, RegionKeeper
+from graphpipe.run.stage.recompute import Forgetful, RegionKeeper
 
 REPLICATED = [(["a"], [0, 1], 4), (["b", "c"], [2, 3], 4), (["d"], [0], 8)]
 TOGETHER = [(["a", "b", "c"], [0], 2), (["d"], [1], 2)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from graphpipe.model.split.backward_graph import BackwardGraph, Edges
-from graphpipe.run.shelf import Shelf
+from graphpipe.run.stage.releasable_tensors import Shelf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

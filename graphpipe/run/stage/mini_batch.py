@@ -10,8 +10,8 @@ from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.run.tree import leaves, map_tensors
-from graphpipe.run.values import EdgeSpecs
+from graphpipe.run.stage.edge_values import EdgeSpecs
+from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.profiler.live_bytes import Living
 from graphpipe.run import Pipeline
-from graphpipe.run.batch import Batch
-from graphpipe.run.inbox import Values
-from graphpipe.run.replica import StageReplica
-from graphpipe.run.values import edge_specs
+from graphpipe.run.stage.edge_values import edge_specs
+from graphpipe.run.stage.mini_batch import Batch
+from graphpipe.run.stage.receive_buffers import Values
+from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.schedule import Task
 
 BATCH, MICRO = 8, 4

@@ -1,0 +1,1 @@
+"""One replica of a stage, which computes."""
