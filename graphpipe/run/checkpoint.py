@@ -23,8 +23,8 @@ from graphpipe.run.checkpoint_training import TrainingState
 from graphpipe.run.comm.together import together
 from graphpipe.run.data_position import Position
 from graphpipe.run.faults.out_of_memory import naming_shortage
-from graphpipe.run.held import Held
 from graphpipe.run.pipeline import Pipeline
+from graphpipe.run.step.pipeline_state import Held
 
 POLL_SECONDS, GRACE_SECONDS = 0.02, 5.0
 

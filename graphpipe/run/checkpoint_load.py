@@ -12,7 +12,7 @@ from graphpipe.run.checkpoint_part import PLAN, parameter_names
 from graphpipe.run.checkpoint_tensors import read_tensors
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState, read_state
 from graphpipe.run.comm.together import together
-from graphpipe.run.held import Held
+from graphpipe.run.step.pipeline_state import Held
 from graphpipe.run.weights import zero1 as zero
 
 _OPTIMIZERS = "optimizer-*.json"

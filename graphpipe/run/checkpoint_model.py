@@ -11,7 +11,7 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.run.checkpoint_manifest import Contents
 from graphpipe.run.checkpoint_tensors import dtype_name
 from graphpipe.run.comm import broadcast as share
-from graphpipe.run.held import Held
+from graphpipe.run.step.pipeline_state import Held
 
 Named = dict[str, Tensor]
 

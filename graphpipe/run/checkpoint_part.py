@@ -14,7 +14,7 @@ from graphpipe.run.checkpoint_model import ModelTensors
 from graphpipe.run.checkpoint_optimizer import OptimizerState, describe
 from graphpipe.run.checkpoint_tensors import copies, write_tensors
 from graphpipe.run.checkpoint_training import TRAINING, TrainingState
-from graphpipe.run.held import Held
+from graphpipe.run.step.pipeline_state import Held
 from graphpipe.run.weights import sharded_tensors as shards
 from graphpipe.run.weights import zero1 as zero
 

@@ -16,15 +16,15 @@ from graphpipe.run.comm.rank_placement import Placement, Seat
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.faults.status_reporter import Watch
-from graphpipe.run.recorder import Recorder
 from graphpipe.run.stage.edge_values import EdgeSpecs
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import Batch
 from graphpipe.run.stage.receive_buffers import Inbox, Values
+from graphpipe.run.step.recorder import Recorder
+from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.replica_sync import Engine
 from graphpipe.run.weights.sync_allreduce import AllReduce
 from graphpipe.run.weights.tied_parameters import SharedParameters
-from graphpipe.run.worker import Worker
 from graphpipe.schedule import Task
 
 Seconds = Mapping[tuple[int, int, str], float]

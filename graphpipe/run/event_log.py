@@ -13,7 +13,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, to_body
 from graphpipe.files.json_lines import end_line
 from graphpipe.run.event import VERSION, Event, FailureEvent, Line
-from graphpipe.run.recorder import Doing
+from graphpipe.run.step.recorder import Doing
 
 EVENTS = "events"
 _KINDS = {next(f.default for f in fields(kind) if f.name == "event") for kind in get_args(Event)}

@@ -15,10 +15,10 @@ from graphpipe.files.json_document import to_body
 from graphpipe.run.device.memory_usage import held_bytes, peak_bytes
 from graphpipe.run.event import CheckpointEvent, EndEvent, MemoryEvent, StartEvent, StepEvent
 from graphpipe.run.event_log import EventLog, failure, open_events
-from graphpipe.run.held import Held
 from graphpipe.run.loggers import open_loggers
 from graphpipe.run.metric_logger import MetricLogger
 from graphpipe.run.progress import TrainProgress
+from graphpipe.run.step.pipeline_state import Held
 from graphpipe.run.torch_profile import profiled
 from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import write_log

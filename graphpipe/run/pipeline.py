@@ -16,8 +16,6 @@ from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.inputs import Inputs
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run import outputs
-from graphpipe.run.build import align_buffers, build_worker
 from graphpipe.run.comm import broadcast as share
 from graphpipe.run.comm.batch_comparison import neighbours
 from graphpipe.run.comm.plan_handshake import agree
@@ -28,19 +26,21 @@ from graphpipe.run.comm.world import join
 from graphpipe.run.device.loss_scale import LossScale
 from graphpipe.run.device.precision import PrecisionName, check_precision, initial_scale
 from graphpipe.run.device.rng import apart
-from graphpipe.run.evaluate import evaluating, lower_forward
 from graphpipe.run.faults.fault import Fault
 from graphpipe.run.faults.out_of_memory import naming_shortage
 from graphpipe.run.faults.rank_status import EVERYBODY
 from graphpipe.run.faults.status_reporter import Watch
-from graphpipe.run.held import Held
-from graphpipe.run.intake import Intake
-from graphpipe.run.portions import portions
-from graphpipe.run.shapes import Shapes
 from graphpipe.run.stage.edge_values import gradient_edges
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import Batch
-from graphpipe.run.tally import check_finite, places, tally
+from graphpipe.run.step import gather_outputs as outputs
+from graphpipe.run.step.batch_preparer import Intake
+from graphpipe.run.step.build_worker import align_buffers, build_worker
+from graphpipe.run.step.evaluation import evaluating, lower_forward
+from graphpipe.run.step.optimizer_groups import portions
+from graphpipe.run.step.pipeline_state import Held
+from graphpipe.run.step.programs_by_shape import Shapes
+from graphpipe.run.step.step_summary import check_finite, places, tally
 from graphpipe.run.weights import sharded_tensors as shards
 from graphpipe.run.weights.build_sync import check_schedule
 from graphpipe.run.weights.replica_sync import EngineName, check_engine

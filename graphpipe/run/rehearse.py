@@ -20,13 +20,13 @@ import torch.distributed as dist
 
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run.build import open_groups
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.rendezvous_store import loopback_interface
 from graphpipe.run.comm.world import join
 from graphpipe.run.emulate import Seconds, emulated_specs, emulated_worker, sleep
-from graphpipe.run.recorder import assemble
 from graphpipe.run.stage.mini_batch import Batch
+from graphpipe.run.step.build_worker import open_groups
+from graphpipe.run.step.recorder import assemble
 from graphpipe.schedule import Schedule, lower
 from graphpipe.trace import Trace
 

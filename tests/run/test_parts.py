@@ -18,8 +18,8 @@ from graphpipe.run.comm.buckets import buckets, flatten, unflatten
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import translate_loss
 from graphpipe.run.device.rng import apart, number_of, seed
-from graphpipe.run.outputs import join
 from graphpipe.run.stage.tensor_tree import describe, leaves, map_tensors, rebuild
+from graphpipe.run.step.gather_outputs import join
 
 trees = st.recursive(
     st.sampled_from([torch.zeros(2, 3), torch.ones(1, dtype=torch.int64), None, 3, "word"]),

@@ -11,7 +11,7 @@ from run_scalar_sum import STEPS, add_up
 from graphpipe.run.comm.scalar_sum import Numbers
 from graphpipe.run.comm.world import join
 from graphpipe.run.stage.loss import is_exact, sum_of
-from graphpipe.run.tally import total_norm
+from graphpipe.run.step.step_summary import total_norm
 
 
 @pytest.mark.parametrize("root", [0, 2])

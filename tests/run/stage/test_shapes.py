@@ -55,7 +55,7 @@ def test_lengths_change_under_autocast_too() -> None:
 def test_a_length_that_comes_again_is_not_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, _ = build("two")
     pipeline.step(*batch(LENGTHS[1], 0))
-    monkeypatch.setattr("graphpipe.run.shapes.split_for", None)
+    monkeypatch.setattr("graphpipe.run.step.programs_by_shape.split_for", None)
     pipeline.step(*batch(LENGTHS[0], 1))
     pipeline.step(*batch(LENGTHS[1], 2))
     with pytest.raises(TypeError):

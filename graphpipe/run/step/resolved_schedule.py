@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.device.stream import Lane
-from graphpipe.run.recorder import Doing
+from graphpipe.run.step.recorder import Doing
 from graphpipe.schedule import Action, LoweredSchedule, Task, Transfer
 
 AnyReplica = TypeVar("AnyReplica")

@@ -12,13 +12,13 @@ from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.faults.status_reporter import Watch
-from graphpipe.run.recorder import Recorder
 from graphpipe.run.stage.receive_buffers import Inbox
 from graphpipe.run.stage.recompute import Forgetful, keep_regions
 from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.step.recorder import Recorder
+from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.build_sync import build_engine, is_spread
 from graphpipe.run.weights.tied_parameters import SharedParameters, shared_parameters
-from graphpipe.run.worker import Worker
 from graphpipe.schedule import Task
 
 

@@ -3,10 +3,10 @@
 import torch
 
 from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.sharded_tensors import is_sharded
 from graphpipe.run.weights.tied_parameters import apart
 from graphpipe.run.weights.weight_update import Portion
-from graphpipe.run.worker import Worker
 
 Key = tuple[tuple[int, ...], torch.dtype | None]
 """The ranks that share parameters, none if this rank updates them alone; and their dtype, where it matters."""

@@ -6,14 +6,14 @@ from typing import Any
 from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import Inputs, describe, name_inputs
 from graphpipe.plans import Plan
-from graphpipe.run.build import match_modes
 from graphpipe.run.comm.batch_comparison import Agreement
 from graphpipe.run.faults.rank_status import EVERYBODY
-from graphpipe.run.fit import fit
-from graphpipe.run.shapes import Fitted, Shapes, show
 from graphpipe.run.stage.mini_batch import Batch, check_rows, fingerprint
 from graphpipe.run.stage.stage_replica import StageReplica
-from graphpipe.run.worker import Worker
+from graphpipe.run.step.build_worker import match_modes
+from graphpipe.run.step.programs_by_shape import Fitted, Shapes, show
+from graphpipe.run.step.refit_replicas import fit
+from graphpipe.run.step.worker import Worker
 
 
 @dataclass(slots=True, kw_only=True)

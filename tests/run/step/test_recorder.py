@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from graphpipe.run.comm.world import World
-from graphpipe.run.recorder import Doing, Recorder
+from graphpipe.run.step.recorder import Doing, Recorder
 
 
 def recorder(*, on: bool) -> Recorder:

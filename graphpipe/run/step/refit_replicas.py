@@ -6,11 +6,11 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.split_for_shapes import rebind
 from graphpipe.plans import Plan
-from graphpipe.run.shapes import Fitted, show
 from graphpipe.run.stage.recompute import Forgetful, keep_regions
 from graphpipe.run.stage.stage_replica import Form, StageReplica
+from graphpipe.run.step.programs_by_shape import Fitted, show
+from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.sharded_tensors import is_sharded
-from graphpipe.run.worker import Worker
 
 
 def fit(worker: Worker[StageReplica], plan: Plan, first: Fitted, wanted: Fitted) -> None:

@@ -17,12 +17,12 @@ from graphpipe.run.device.stage_streams import Lanes
 from graphpipe.run.device.stream import Immediate, Lane
 from graphpipe.run.faults.rank_status import EVERYBODY
 from graphpipe.run.faults.status_reporter import Watch
-from graphpipe.run.recorder import Doing, Recorder
 from graphpipe.run.stage.edge_values import check_message
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import Batch
 from graphpipe.run.stage.receive_buffers import Inbox, Values
-from graphpipe.run.turn import Learnt, Turn
+from graphpipe.run.step.recorder import Doing, Recorder
+from graphpipe.run.step.resolved_schedule import Learnt, Turn
 from graphpipe.run.weights.replica_sync import Engine
 from graphpipe.run.weights.tied_parameters import SharedParameters
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer

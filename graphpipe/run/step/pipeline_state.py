@@ -9,8 +9,8 @@ from graphpipe.plans import Plan
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.loss_scale import LossScale
 from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.weight_update import Update
-from graphpipe.run.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""One mini-batch on one rank."""
