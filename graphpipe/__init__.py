@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from graphpipe.model.own_loss.from_transformers import from_transformers
     from graphpipe.profiler.profile import profile
     from graphpipe.run import Pipeline
-    from graphpipe.run.checkpoint import Checkpoints
+    from graphpipe.run.checkpoint.checkpoints import Checkpoints
     from graphpipe.run.task import Task
 
 # What needs torch is imported when it is first used: planning alone starts in a fraction of a second.
 _WITH_TORCH = {
-    "Checkpoints": "graphpipe.run.checkpoint",
+    "Checkpoints": "graphpipe.run.checkpoint.checkpoints",
     "DagModule": "graphpipe.model",
     "Pipeline": "graphpipe.run",
     "Task": "graphpipe.run.task",

@@ -18,8 +18,8 @@ from graphpipe.costs import CostTable
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.plans import Plan
-from graphpipe.run.checkpoint_manifest import Contents, FileEntry, TensorEntry
-from graphpipe.run.checkpoint_tensors import read_tensors
+from graphpipe.run.checkpoint.manifest import Contents, FileEntry, TensorEntry
+from graphpipe.run.checkpoint.safetensors_files import read_tensors
 from graphpipe.run.comm.host_address import INTERFACE, interface_of, stay_on_the_way_to
 from graphpipe.run.comm.rendezvous_store import bound_store
 from graphpipe.run.config_file import read_config

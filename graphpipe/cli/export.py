@@ -21,7 +21,7 @@ def add(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export."""
-    from graphpipe.run.checkpoint_export import export
+    from graphpipe.run.checkpoint.export_weights import export
 
     output = Output(args.json)
     checkpoint = export(args.checkpoint, args.output)

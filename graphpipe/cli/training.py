@@ -18,10 +18,10 @@ from graphpipe.plans import Plan
 from graphpipe.profiler.profile import profile
 from graphpipe.report import measured_table, plan_table, summarise, summary_lines
 from graphpipe.run import train as files
-from graphpipe.run.checkpoint import settle
-from graphpipe.run.checkpoint_folder import checkpoints_in
-from graphpipe.run.checkpoint_part import PLAN
-from graphpipe.run.checkpoint_training import TRAINING, TrainingState
+from graphpipe.run.checkpoint.checkpoints import settle
+from graphpipe.run.checkpoint.folder import checkpoints_in
+from graphpipe.run.checkpoint.snapshot import PLAN
+from graphpipe.run.checkpoint.training_state import TRAINING, TrainingState
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.faults.fault import check_faults, parse_faults
 from graphpipe.run.faults.phases import phases_by_rank

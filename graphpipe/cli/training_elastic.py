@@ -12,10 +12,10 @@ from graphpipe.cluster.presets import resolve
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run import train as files
-from graphpipe.run.checkpoint import settle
-from graphpipe.run.checkpoint_folder import checkpoints_in
-from graphpipe.run.checkpoint_part import PLAN
-from graphpipe.run.checkpoint_training import TRAINING, TrainingState
+from graphpipe.run.checkpoint.checkpoints import settle
+from graphpipe.run.checkpoint.folder import checkpoints_in
+from graphpipe.run.checkpoint.snapshot import PLAN
+from graphpipe.run.checkpoint.training_state import TRAINING, TrainingState
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
 from graphpipe.run.elastic import Supervisor

@@ -7,7 +7,7 @@ from itertools import islice
 from pydantic import ConfigDict
 
 from graphpipe.files.json_document import Count
-from graphpipe.run.random_state import RandomState
+from graphpipe.run.checkpoint.random_state import RandomState
 from graphpipe.run.task import Batch, Task, as_batch
 
 

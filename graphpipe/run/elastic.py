@@ -44,8 +44,8 @@ from pathlib import Path
 from graphpipe.cluster import Cluster
 from graphpipe.plans import Plan
 from graphpipe.run.cause import RankFailed
-from graphpipe.run.checkpoint_export import CHECKPOINTS
-from graphpipe.run.checkpoint_folder import checkpoints_in
+from graphpipe.run.checkpoint.export_weights import CHECKPOINTS
+from graphpipe.run.checkpoint.folder import checkpoints_in
 from graphpipe.run.launch import launch
 from graphpipe.run.readmission import Readmission
 from graphpipe.run.recovery import Pending, stand_still

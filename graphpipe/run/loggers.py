@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.run.checkpoint.random_state import RandomState
 from graphpipe.run.metric_logger import MetricLogger
-from graphpipe.run.random_state import RandomState
 
 
 def check_loggers(names: Sequence[str]) -> None:

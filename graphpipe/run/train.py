@@ -15,8 +15,8 @@ from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import to_body, write_text
 from graphpipe.plans import Plan
 from graphpipe.run.banner import show_banner
-from graphpipe.run.checkpoint import Checkpoints
-from graphpipe.run.checkpoint_export import CHECKPOINTS, save_weights
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
+from graphpipe.run.checkpoint.export_weights import CHECKPOINTS, save_weights
 from graphpipe.run.comm.collective_calls import patiently
 from graphpipe.run.comm.together import together
 from graphpipe.run.data_position import Position, Reader

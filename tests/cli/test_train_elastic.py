@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from uninterrupted import unbroken
 
 from graphpipe.plans import Plan
-from graphpipe.run.checkpoint_folder import find
+from graphpipe.run.checkpoint.folder import find
 from graphpipe.run.train_config import TrainConfig
 
 STAGES = {

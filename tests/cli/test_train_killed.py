@@ -11,7 +11,7 @@ import pytest
 from cli_cases import Run
 from processes import below, still_there
 
-from graphpipe.run.checkpoint_folder import checkpoints_in, find
+from graphpipe.run.checkpoint.folder import checkpoints_in, find
 
 CHECKPOINTS = Path("runs/tiny-1/checkpoints")
 WORDS = ("train.checkpoint_every=2", "train.keep=1000000")

@@ -15,7 +15,7 @@ from uninterrupted import unbroken
 import graphpipe as gp
 from bench.host_runs import DIGITS, TRAIN, TRAIN_EACH, run_of, torchrun, wait
 from bench.namespaces import hosts, why_not
-from graphpipe.run.checkpoint_export import CHECKPOINTS
+from graphpipe.run.checkpoint.export_weights import CHECKPOINTS
 from graphpipe.run.config_file import read_config
 from graphpipe.run.recovery import read_recoveries
 from graphpipe.run.train import LOG, METRICS, WEIGHTS

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from graphpipe.errors import InvalidInput
 from graphpipe.run import launch
 from graphpipe.run.cause import RankFailed, first_cause
-from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.faults.fault import KINDS, PHASES, check_faults, parse_fault, parse_faults
 from graphpipe.run.faults.injector import LOG
 from graphpipe.run.faults.phases import phases_by_rank

@@ -9,8 +9,8 @@ from run_ranks import run_ranks, values
 from run_shared import CUTS, batch, build, resume, save, train, train_apart, train_plainly
 from safetensors.torch import load_file
 
-from graphpipe.run.checkpoint_export import export
-from graphpipe.run.checkpoint_folder import find
+from graphpipe.run.checkpoint.export_weights import export
+from graphpipe.run.checkpoint.folder import find
 
 TIED = "source.weight"
 

@@ -9,7 +9,7 @@ from run_replica_syncs import CUTS, model_of, pipeline_of
 from torch import Tensor
 
 from graphpipe.run import Pipeline
-from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.device.precision import DTYPES
 
 STEPS = 4

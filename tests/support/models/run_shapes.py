@@ -17,7 +17,7 @@ from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo import zoo_model
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
-from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
 
 BATCH, WORDS = 12, 32
 LENGTHS = (16, 24, 16)

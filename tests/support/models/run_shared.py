@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.capture.capture import capture
 from graphpipe.run import Pipeline
-from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
 
 BATCH, WORDS = 12, 13
 

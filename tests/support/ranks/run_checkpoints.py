@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from graphpipe.errors import PeerStalled
 from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
-from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.data_position import Position
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.rank_status import WATCH, last_seen

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from run_checkpoints import resume
 
 from graphpipe.errors import PeerStalled
-from graphpipe.run import checkpoint
+from graphpipe.run.checkpoint import checkpoints as checkpoint
 from graphpipe.run.comm.collective_calls import patiently
 from graphpipe.run.comm.world import join
 

@@ -18,7 +18,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
-from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.comm.world import join
 from graphpipe.run.weights.replica_sync import Engine
 from graphpipe.run.weights.sharded_tensors import own, whole

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.run.checkpoint_manifest import TensorEntry
+from graphpipe.run.checkpoint.manifest import TensorEntry
 
 
 def dtype_name(tensor: Tensor) -> str:

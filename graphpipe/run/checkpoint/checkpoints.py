@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Self
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run import checkpoint_folder as folders
-from graphpipe.run.checkpoint_load import load, verify_state
-from graphpipe.run.checkpoint_part import Snapshot, collect, take, write, written
-from graphpipe.run.checkpoint_training import TrainingState
+from graphpipe.run.checkpoint import folder as folders
+from graphpipe.run.checkpoint.restore import load, verify_state
+from graphpipe.run.checkpoint.snapshot import Snapshot, collect, take, write, written
+from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.comm.together import together
 from graphpipe.run.data_position import Position
 from graphpipe.run.faults.out_of_memory import naming_shortage

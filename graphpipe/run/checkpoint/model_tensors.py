@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.stage_program import StageProgram
-from graphpipe.run.checkpoint_manifest import Contents
-from graphpipe.run.checkpoint_tensors import dtype_name
+from graphpipe.run.checkpoint.manifest import Contents
+from graphpipe.run.checkpoint.safetensors_files import dtype_name
 from graphpipe.run.comm import broadcast as share
 from graphpipe.run.step.pipeline_state import Held
 

@@ -25,13 +25,13 @@ from safetensors.torch import load_file, save_file
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.files.json_document import digest, to_body
-from graphpipe.run import checkpoint as saving
-from graphpipe.run.checkpoint import Checkpoints, settle
-from graphpipe.run.checkpoint_export import export
-from graphpipe.run.checkpoint_folder import checkpoints_in, find
-from graphpipe.run.checkpoint_load import verify_state
-from graphpipe.run.checkpoint_manifest import MANIFEST, Contents, measure, verify_checkpoint
-from graphpipe.run.random_state import RandomState
+from graphpipe.run.checkpoint import checkpoints as saving
+from graphpipe.run.checkpoint.checkpoints import Checkpoints, settle
+from graphpipe.run.checkpoint.export_weights import export
+from graphpipe.run.checkpoint.folder import checkpoints_in, find
+from graphpipe.run.checkpoint.manifest import MANIFEST, Contents, measure, verify_checkpoint
+from graphpipe.run.checkpoint.random_state import RandomState
+from graphpipe.run.checkpoint.restore import verify_state
 
 MODEL = "model-00.safetensors"
 OPTIMIZER, TRAINING = "optimizer-00.json", "training.json"

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError
-from graphpipe.run.checkpoint_manifest import MANIFEST, Contents, verify_checkpoint
-from graphpipe.run.checkpoint_model import ModelTensors, fill
-from graphpipe.run.checkpoint_optimizer import OptimizerState, restore, saved_with, slot
-from graphpipe.run.checkpoint_part import PLAN, parameter_names
-from graphpipe.run.checkpoint_tensors import read_tensors
-from graphpipe.run.checkpoint_training import TRAINING, TrainingState, read_state
+from graphpipe.run.checkpoint.manifest import MANIFEST, Contents, verify_checkpoint
+from graphpipe.run.checkpoint.model_tensors import ModelTensors, fill
+from graphpipe.run.checkpoint.optimizer_state import OptimizerState, restore, saved_with, slot
+from graphpipe.run.checkpoint.safetensors_files import read_tensors
+from graphpipe.run.checkpoint.snapshot import PLAN, parameter_names
+from graphpipe.run.checkpoint.training_state import TRAINING, TrainingState, read_state
 from graphpipe.run.comm.together import together
 from graphpipe.run.step.pipeline_state import Held
 from graphpipe.run.weights import zero1 as zero

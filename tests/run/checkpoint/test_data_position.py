@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from graphpipe.files.json_document import from_body, to_body
+from graphpipe.run.checkpoint.random_state import RandomState
 from graphpipe.run.data_position import Position, Reader
-from graphpipe.run.random_state import RandomState
 from graphpipe.run.task import Batch, Task
 
 BATCHES = 3

@@ -8,7 +8,7 @@ import torch
 from run_checkpoints import resume, tied_pipeline, train_and_save, train_tied, unbroken
 from run_ranks import run_ranks, values
 
-from graphpipe.run.checkpoint import Checkpoints
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
 
 SAVED = [2, 4]
 

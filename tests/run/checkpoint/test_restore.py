@@ -19,9 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, SequentialLR
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
-from graphpipe.run.checkpoint import Checkpoints
-from graphpipe.run.checkpoint_optimizer import describe, restore
-from graphpipe.run.plain import like, plain
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
+from graphpipe.run.checkpoint.json_values import like, plain
+from graphpipe.run.checkpoint.optimizer_state import describe, restore
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from graphpipe.files.json_document import write_document
 from graphpipe.plans import Plan
-from graphpipe.run.checkpoint_folder import sync
-from graphpipe.run.checkpoint_manifest import Contents, TensorEntry, measure
-from graphpipe.run.checkpoint_model import ModelTensors
-from graphpipe.run.checkpoint_optimizer import OptimizerState, describe
-from graphpipe.run.checkpoint_tensors import copies, write_tensors
-from graphpipe.run.checkpoint_training import TRAINING, TrainingState
+from graphpipe.run.checkpoint.folder import sync
+from graphpipe.run.checkpoint.manifest import Contents, TensorEntry, measure
+from graphpipe.run.checkpoint.model_tensors import ModelTensors
+from graphpipe.run.checkpoint.optimizer_state import OptimizerState, describe
+from graphpipe.run.checkpoint.safetensors_files import copies, write_tensors
+from graphpipe.run.checkpoint.training_state import TRAINING, TrainingState
 from graphpipe.run.step.pipeline_state import Held
 from graphpipe.run.weights import sharded_tensors as shards
 from graphpipe.run.weights import zero1 as zero

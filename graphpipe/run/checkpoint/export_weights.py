@@ -6,10 +6,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from graphpipe.run.checkpoint_folder import find, sync
-from graphpipe.run.checkpoint_manifest import MANIFEST, verify_checkpoint
-from graphpipe.run.checkpoint_model import state
-from graphpipe.run.checkpoint_tensors import copies, read_tensors, write_tensors
+from graphpipe.run.checkpoint.folder import find, sync
+from graphpipe.run.checkpoint.manifest import MANIFEST, verify_checkpoint
+from graphpipe.run.checkpoint.model_tensors import state
+from graphpipe.run.checkpoint.safetensors_files import copies, read_tensors, write_tensors
 from graphpipe.run.comm.together import unusable
 
 CHECKPOINTS = "checkpoints"

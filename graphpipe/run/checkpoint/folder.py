@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.run.checkpoint_manifest import MANIFEST, Contents, verify_checkpoint
+from graphpipe.run.checkpoint.manifest import MANIFEST, Contents, verify_checkpoint
 
 # A checkpoint of the same step is put aside while its successor takes its name.
 _NAME = re.compile(r"step-(\d{8,})(\.replaced)?")

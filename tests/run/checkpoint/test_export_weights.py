@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.run.checkpoint_export import export, save_weights
-from graphpipe.run.checkpoint_folder import find
+from graphpipe.run.checkpoint.export_weights import export, save_weights
+from graphpipe.run.checkpoint.folder import find
 
 
 @pytest.fixture(scope="module")

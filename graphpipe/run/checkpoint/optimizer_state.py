@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import Count
-from graphpipe.run.plain import like, plain
+from graphpipe.run.checkpoint.json_values import like, plain
 from graphpipe.run.weights import zero1 as zero
 from graphpipe.run.weights.sharded_tensors import in_shards
 

@@ -1,0 +1,1 @@
+"""Checkpoints: one folder per saved step, written by all ranks while training continues."""
