@@ -16,7 +16,7 @@ from graphpipe.costs import Curve
 from graphpipe.costs.cost_table import OpCost
 from graphpipe.graph import Edge
 from graphpipe.model import DagModule
-from graphpipe.run.emulate import sleep
+from graphpipe.run.rehearse.emulated_replica import sleep
 
 SECONDS_PER_SAMPLE = 5e-3
 """Of a layer's forward; its backward takes twice that, half of it for either gradient."""

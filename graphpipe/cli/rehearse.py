@@ -52,8 +52,8 @@ def add(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rehearse, show and save."""
-    from graphpipe.run.rehearse import rehearse
-    from graphpipe.run.stand_in import Limits, changes, stand_in, suitable_scale
+    from graphpipe.run.rehearse.rehearse import rehearse
+    from graphpipe.run.rehearse.scaled_plan import Limits, changes, stand_in, suitable_scale
 
     output = Output(args.json)
     plan = Plan.load(args.plan)

@@ -17,8 +17,8 @@ from graphpipe.cli import main
 from graphpipe.cluster.cluster import Cluster, Link
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run.rehearse import rehearse
-from graphpipe.run.stand_in import LEAST_TASK_SECONDS, Limits, changes, stand_in, suitable_scale
+from graphpipe.run.rehearse.rehearse import rehearse
+from graphpipe.run.rehearse.scaled_plan import LEAST_TASK_SECONDS, Limits, changes, stand_in, suitable_scale
 from graphpipe.schedule import schedule
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace

@@ -23,7 +23,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.rendezvous_store import loopback_interface
 from graphpipe.run.comm.world import join
-from graphpipe.run.emulate import Seconds, emulated_specs, emulated_worker, sleep
+from graphpipe.run.rehearse.emulated_replica import Seconds, emulated_specs, emulated_worker, sleep
 from graphpipe.run.stage.mini_batch import Batch
 from graphpipe.run.step.build_worker import open_groups
 from graphpipe.run.step.recorder import assemble
@@ -94,7 +94,7 @@ def rehearse(
 def _run(job: Job, size: int) -> list[list[dict[str, Any]]]:
     """Return what every rank recorded of every step."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["graphpipe.run.rehearse"])
+    context.set_forkserver_preload(["graphpipe.run.rehearse.rehearse"])
     processes = [context.Process(target=_rank, args=(job, rank, size), daemon=True) for rank in range(size)]
     try:
         for process in processes:

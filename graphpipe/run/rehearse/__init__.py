@@ -1,0 +1,1 @@
+"""Rehearsals: real processes and messages, emulated computation."""
