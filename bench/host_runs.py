@@ -15,7 +15,7 @@ from graphpipe.run.train import CONFIG, PLAN, work
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.toml"
 TRAIN = ("graphpipe", "train", DIGITS, "plan.costs=estimate")
 """The digits example; the costs need no measuring where the plan is given."""
-TRAIN_EACH = ("graphpipe.run.entry", "bench.host_runs:train_each")
+TRAIN_EACH = ("graphpipe.launch.rank_main", "bench.host_runs:train_each")
 _PORT = 29_500
 """Where the agents meet: every network has all its ports free."""
 

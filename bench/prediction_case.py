@@ -13,9 +13,9 @@ import graphpipe as gp
 from bench.pace import Calm, pace
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
+from graphpipe.launch.launcher import launch
 from graphpipe.model.zoo import ZooModel, zoo_model
 from graphpipe.plans import Plan
-from graphpipe.run.launch import launch
 from graphpipe.trace import Trace
 
 BATCH, MICRO_BATCH = 64, 8

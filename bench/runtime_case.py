@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.alternate import paired_ratio, slowest, summary
+from graphpipe.launch.launcher import launch
 from graphpipe.plans import Plan
-from graphpipe.run.launch import launch
 
 
 def run_case(

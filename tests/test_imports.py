@@ -88,6 +88,6 @@ def test_the_scan_tells_eager_imports_from_lazy_ones() -> None:
 def test_a_rank_starts_without_what_few_ranks_need() -> None:
     # These took every rank more than a second to import, on one core.
     heavy = ("sympy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor")
-    code = f"import sys, graphpipe.run.entry; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, graphpipe.launch.rank_main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -90,8 +90,8 @@ def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: li
 def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
     from graphpipe.cli.training import conclude, how_to_go_on, load, prepare
     from graphpipe.cli.training_elastic import supervise
+    from graphpipe.launch.launcher import check_port, launch
     from graphpipe.run.elastic import WORK
-    from graphpipe.run.launch import check_port, launch
     from graphpipe.run.lock import RunLock
 
     output = Output(args.json)

@@ -14,8 +14,8 @@ from torch.cuda import nccl
 from graphpipe.doctor import Finding
 from graphpipe.errors import GraphPipeError
 from graphpipe.files.json_document import from_body, to_body
+from graphpipe.launch.launcher import launch
 from graphpipe.run.comm.world import World, join
-from graphpipe.run.launch import launch
 from graphpipe.units import format_seconds
 from graphpipe.versions import PACKAGE, versions
 

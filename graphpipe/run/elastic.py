@@ -42,11 +42,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphpipe.cluster import Cluster
+from graphpipe.launch.first_failure import RankFailed
+from graphpipe.launch.launcher import launch
 from graphpipe.plans import Plan
-from graphpipe.run.cause import RankFailed
 from graphpipe.run.checkpoint.export_weights import CHECKPOINTS
 from graphpipe.run.checkpoint.folder import checkpoints_in
-from graphpipe.run.launch import launch
 from graphpipe.run.readmission import Readmission
 from graphpipe.run.recovery import Pending, stand_still
 from graphpipe.run.train import LOG, METRICS

@@ -5,7 +5,7 @@ It is a process of its own: a device that hangs, hangs it alone.
 
 import torch
 
-from graphpipe.run.lifeline import end_with_launcher
+from graphpipe.launch.parent_watch import end_with_launcher
 
 
 def main() -> None:

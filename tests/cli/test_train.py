@@ -106,7 +106,7 @@ def test_an_interrupted_training_says_how_to_go_on(
             Path("runs/tiny-1/checkpoints/step-00000003").mkdir(parents=True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("graphpipe.run.launch"), "launch", interrupt)
+    monkeypatch.setattr(import_module("graphpipe.launch.launcher"), "launch", interrupt)
     ran = run("train", config)
     assert ran.code == 130
     assert ran.err.splitlines()[-1] == "graphpipe: interrupted"

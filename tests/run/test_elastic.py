@@ -11,9 +11,9 @@ from run_plans import plan_of
 
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
+from graphpipe.launch.first_failure import RankFailed
 from graphpipe.plans import Plan
 from graphpipe.run import elastic
-from graphpipe.run.cause import RankFailed
 from graphpipe.run.elastic import Supervisor
 from graphpipe.run.meeting import devices_of, note_return, run_folder
 from graphpipe.run.readmission import REQUEST, Readmission

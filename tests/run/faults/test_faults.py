@@ -13,8 +13,8 @@ from run_scenarios import die, fail_and_linger, fail_in_loss, not_a_number, stal
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run import launch
-from graphpipe.run.cause import RankFailed, first_cause
+from graphpipe.launch.first_failure import RankFailed, first_cause
+from graphpipe.launch.launcher import launch
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.faults.fault import KINDS, PHASES, check_faults, parse_fault, parse_faults
 from graphpipe.run.faults.injector import LOG

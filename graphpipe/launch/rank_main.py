@@ -1,4 +1,4 @@
-"""What runs in a rank: `python -m graphpipe.run.entry package.module:function ARGUMENT...`."""
+"""What runs in a rank: `python -m graphpipe.launch.rank_main package.module:function ARGUMENT...`."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from graphpipe.errors import GraphPipeError
-from graphpipe.run.lifeline import end_with_launcher
+from graphpipe.launch.parent_watch import end_with_launcher
 from graphpipe.user_frames import describe
 
 

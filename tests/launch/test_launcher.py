@@ -15,9 +15,8 @@ from run_scenarios import build
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe.errors import GraphPipeError, InvalidInput
-from graphpipe.run import launch
-from graphpipe.run.cause import first_cause
-from graphpipe.run.launch import check_port
+from graphpipe.launch.first_failure import first_cause
+from graphpipe.launch.launcher import check_port, launch
 
 RANKS = Path(__file__).parents[1] / "support" / "ranks"
 WAITING = """

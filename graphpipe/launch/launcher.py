@@ -16,12 +16,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
-from graphpipe.run.alone import BACKEND
-from graphpipe.run.cause import first_cause
+from graphpipe.launch.first_failure import first_cause
+from graphpipe.launch.kill_hung_ranks import Reaper
+from graphpipe.launch.local_rendezvous import BACKEND
+from graphpipe.launch.parent_watch import lifeline
 from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
 from graphpipe.run.faults.rank_status import WATCH
-from graphpipe.run.lifeline import lifeline
-from graphpipe.run.reaper import Reaper
 
 SHUTDOWN_SECONDS = 2
 """How long a rank that is told to stop may take: none of them has anything left to do."""
@@ -43,8 +43,8 @@ def launch(
 
     Args:
         entry: the command, or `package.module:function`, which is called with the arguments as strings. The command
-            should run its work in `graphpipe.run.entry.as_rank`, so that it ends with this process, and its errors
-            come with their text.
+            should run its work in `graphpipe.launch.rank_main.as_rank`, so that it ends with this process, and its
+            errors come with their text.
         nproc: number of ranks.
         arguments: appended to the command, or given to the function.
         port: where the ranks meet; 0 is any free one, on the loopback interface only.
@@ -55,7 +55,7 @@ def launch(
         RankFailed: a rank failed; names the first and its error. The other ranks have been stopped.
         GraphPipeError: this process was told to stop.
     """
-    command = [sys.executable, "-m", "graphpipe.run.entry", entry] if isinstance(entry, str) else list(entry)
+    command = [sys.executable, "-m", "graphpipe.launch.rank_main", entry] if isinstance(entry, str) else list(entry)
     check_port(port)
     with (
         tempfile.TemporaryDirectory(prefix="graphpipe") as logs,

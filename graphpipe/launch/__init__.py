@@ -1,0 +1,1 @@
+"""Start the ranks of one machine, watch them, and report why they failed."""
