@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.doctor import Finding
-from graphpipe.doctor.extras import check_extras
-from graphpipe.doctor.machine import check_machine
-from graphpipe.doctor.network import check_network
+from graphpipe.doctor.check_extras import check_extras
+from graphpipe.doctor.check_machine import check_machine
+from graphpipe.doctor.check_network import check_network
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, to_body
 from graphpipe.report import findings_table
@@ -48,7 +48,7 @@ def _check_here(ranks: int, port: int) -> list[Finding]:
 
 def _check_torch() -> list[Finding]:
     try:
-        from graphpipe.run.check_torch import check_torch
+        from graphpipe.doctor.check_torch import check_torch
     except (ImportError, OSError) as error:  # a package that is missing, or a library that cannot be loaded
         first = next(iter(str(error).splitlines()), "")
         remedy = "Install torch again for this Python and this system: pytorch.org/get-started."
@@ -57,13 +57,13 @@ def _check_torch() -> list[Finding]:
 
 
 def _local_ranks(ranks: int, port: int) -> list[Finding]:
-    from graphpipe.run.check_ranks import check_local_ranks
+    from graphpipe.doctor.check_ranks import check_local_ranks
 
     return check_local_ranks(ranks, port)
 
 
 def _check_as_rank(args: argparse.Namespace) -> int:
-    from graphpipe.run.check_ranks import TIMEOUT_SECONDS, check_ranks
+    from graphpipe.doctor.check_ranks import TIMEOUT_SECONDS, check_ranks
     from graphpipe.run.comm.world import join
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

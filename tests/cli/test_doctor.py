@@ -9,10 +9,9 @@ import pytest
 from cli_cases import Run
 
 from graphpipe.cli import doctor
-from graphpipe.doctor import Finding
-from graphpipe.doctor.machine import check_python
+from graphpipe.doctor import Finding, check_ranks
+from graphpipe.doctor.check_machine import check_python
 from graphpipe.errors import GraphPipeError
-from graphpipe.run import check_ranks
 
 CHECKS = {
     *("python", "cores", "memory", "shared memory", "temporary files", "clock", "torch", "gloo", "GPUs"),
@@ -41,7 +40,7 @@ def test_a_problem_is_told_with_its_remedy_and_exit_code_2(run: Run) -> None:
 
 
 def test_a_torch_that_cannot_be_imported_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "graphpipe.run.check_torch", None)
+    monkeypatch.setitem(sys.modules, "graphpipe.doctor.check_torch", None)
     ran = run("doctor", "--ranks", 2, "--json")
     assert ran.code == 2
     found = {finding["name"]: finding for finding in ran.json["findings"]}

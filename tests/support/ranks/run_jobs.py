@@ -88,7 +88,7 @@ def poison(folder: str, port: str) -> None:
 
 def check_ranks_with(torch_version: str) -> list[tuple[str, str, str]]:
     """Return what `doctor` says of these ranks when rank 1 has this version of torch."""
-    from graphpipe.run import check_ranks
+    from graphpipe.doctor import check_ranks
 
     world = join("cpu", 30.0)
     if world.rank == 1:

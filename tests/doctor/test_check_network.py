@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from graphpipe.doctor.network import check_host_name, check_loopback, check_network
+from graphpipe.doctor.check_network import check_host_name, check_loopback, check_network
 
 
 def test_this_machine_can_talk_to_itself() -> None:

@@ -7,8 +7,8 @@ import torch
 from run_jobs import check_ranks_with
 from run_ranks import run_ranks, values
 
-from graphpipe.run.check_ranks import differences, environment
-from graphpipe.run.check_torch import check_torch, check_version
+from graphpipe.doctor.check_ranks import differences, environment
+from graphpipe.doctor.check_torch import check_torch, check_version
 
 OWN = environment(torch.device("cpu"))
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from graphpipe import host_memory
-from graphpipe.doctor import Finding, machine
-from graphpipe.doctor.machine import (
+from graphpipe.doctor import Finding
+from graphpipe.doctor import check_machine as machine
+from graphpipe.doctor.check_machine import (
     check_clock,
     check_cores,
     check_machine,

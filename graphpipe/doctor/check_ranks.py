@@ -34,7 +34,7 @@ def check_local_ranks(ranks: int, port: int) -> list[Finding]:
     """
     with tempfile.TemporaryDirectory(prefix="graphpipe") as folder:
         try:
-            launch("graphpipe.run.check_ranks:work", ranks, arguments=[folder], port=port)
+            launch("graphpipe.doctor.check_ranks:work", ranks, arguments=[folder], port=port)
         except GraphPipeError as error:
             remedy = error.remedy or "Look at the other findings first."
             what = f"{error.where}: {error.what}" if error.where else error.what

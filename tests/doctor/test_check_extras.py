@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graphpipe.doctor import extras
-from graphpipe.doctor.extras import EXTRAS, check_extras
+from graphpipe.doctor import check_extras as extras
+from graphpipe.doctor.check_extras import EXTRAS, check_extras
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
