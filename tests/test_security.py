@@ -22,9 +22,9 @@ from graphpipe.run.checkpoint.manifest import Contents, FileEntry, TensorEntry
 from graphpipe.run.checkpoint.safetensors_files import read_tensors
 from graphpipe.run.comm.host_address import INTERFACE, interface_of, stay_on_the_way_to
 from graphpipe.run.comm.rendezvous_store import bound_store
-from graphpipe.run.config_file import read_config
-from graphpipe.run.train_config import RunSettings, TrainConfig
 from graphpipe.trace import Trace
+from graphpipe.training.config.from_toml import read_config
+from graphpipe.training.config.settings import RunSettings, TrainConfig
 
 PACKAGE = Path(__file__).parent.parent / "graphpipe"
 UNPICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graphpipe.run.comm.world import World
     from graphpipe.run.lock import RunLock
     from graphpipe.run.task import Task
-    from graphpipe.run.train_config import TrainConfig
+    from graphpipe.training.config.settings import TrainConfig
 
 FAILED = 4
 _OPTIONS = {"train.faults": "--fault", "run.elastic": "--elastic"}
@@ -53,8 +53,8 @@ def add(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or only show the configuration."""
-    from graphpipe.run.config_file import read_config
-    from graphpipe.run.train_config import with_options
+    from graphpipe.training.config.from_toml import read_config
+    from graphpipe.training.config.settings import with_options
 
     overrides = [*args.overrides, *_profiler_override(args.torch_profiler)]
     config = with_options(read_config(args.config, overrides), faults=args.fault, elastic=args.elastic)
@@ -76,7 +76,7 @@ def _profiler_override(text: str | None) -> list[str]:
 
 
 def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: list[str]) -> int:
-    from graphpipe.run.config_sources import leaves, value_sources
+    from graphpipe.training.config.sources import leaves, value_sources
 
     output = Output(args.json)
     sources = value_sources(config, args.config, overrides)

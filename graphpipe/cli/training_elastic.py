@@ -22,7 +22,7 @@ from graphpipe.run.elastic import Supervisor
 from graphpipe.run.lock import RunLock
 from graphpipe.run.meeting import meet, note_return, run_folder
 from graphpipe.run.task import Task
-from graphpipe.run.train_config import TrainConfig
+from graphpipe.training.config.settings import TrainConfig
 
 
 def supervise(config: TrainConfig, directory: Path, plan: Plan, output: Output, *, resume: bool) -> Plan:

@@ -50,9 +50,9 @@ from graphpipe.run.checkpoint.folder import checkpoints_in
 from graphpipe.run.readmission import Readmission
 from graphpipe.run.recovery import Pending, stand_still
 from graphpipe.run.train import LOG, METRICS
-from graphpipe.run.train_config import RunSettings
 from graphpipe.run.train_log import read_log
 from graphpipe.run.visible import visible
+from graphpipe.training.config.settings import RunSettings
 
 WORK = "graphpipe.run.train:work"
 HOPELESS = ("InvalidInput", "Infeasible", "NonFiniteLoss", "OutOfMemory", "CheckpointCorrupt")

@@ -13,8 +13,8 @@ from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.world import World
 from graphpipe.run.recovery import Pending, stand_still
 from graphpipe.run.train import LOG, METRICS
-from graphpipe.run.train_config import RunSettings
 from graphpipe.run.train_log import read_log
+from graphpipe.training.config.settings import RunSettings
 
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 

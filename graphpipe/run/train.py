@@ -27,14 +27,14 @@ from graphpipe.run.observer import METRICS_LOG, Observer, observing
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
-from graphpipe.run.recipe import build_optimizer, scheduler_factory
 from graphpipe.run.recovery import go_on, read_recoveries
 from graphpipe.run.stage.loss import kind_of
 from graphpipe.run.task import Task, check_first, load_task
-from graphpipe.run.train_config import TrainConfig
 from graphpipe.run.train_log import read_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
 from graphpipe.trace import Trace
+from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
+from graphpipe.training.config.settings import TrainConfig
 
 CONFIG, PLAN, COSTS = "config.json", "plan.json", "costs.json"
 PREDICTED, MEASURED, CHROME = "trace-predicted.json", "trace-measured.json", "trace-chrome.json"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.config_file import read_config
-from graphpipe.run.config_sources import key_lines, leaves
+from graphpipe.training.config.from_toml import read_config
+from graphpipe.training.config.sources import key_lines, leaves
 
 TEXT = """\
 task = "tiny.py:task"   # a comment

@@ -7,9 +7,9 @@ import torch
 from cli_cases import CONFIG
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.config_file import read_config
-from graphpipe.run.recipe import build_optimizer, scheduler_factory
-from graphpipe.run.train_config import OptimizerSettings, ScheduleSettings, TrainConfig
+from graphpipe.training.config.from_toml import read_config
+from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
+from graphpipe.training.config.settings import OptimizerSettings, ScheduleSettings, TrainConfig
 
 
 @pytest.fixture

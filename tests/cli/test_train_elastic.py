@@ -12,7 +12,7 @@ from uninterrupted import unbroken
 
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import find
-from graphpipe.run.train_config import TrainConfig
+from graphpipe.training.config.settings import TrainConfig
 
 STAGES = {
     "graphpipe": "stages",

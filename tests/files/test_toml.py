@@ -8,7 +8,7 @@ import pytest
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.files.toml import DEEPEST, read_toml
-from graphpipe.run.config_file import read_config
+from graphpipe.training.config.from_toml import read_config
 
 
 @pytest.mark.parametrize("load", [read_toml, read_config, Cluster.load])

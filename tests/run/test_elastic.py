@@ -19,7 +19,7 @@ from graphpipe.run.meeting import devices_of, note_return, run_folder
 from graphpipe.run.readmission import REQUEST, Readmission
 from graphpipe.run.recovery import RECOVERIES, Pending, go_on, read_recoveries, stand_still
 from graphpipe.run.train import METRICS
-from graphpipe.run.train_config import RunSettings
+from graphpipe.training.config.settings import RunSettings
 
 
 def failed(

@@ -21,8 +21,8 @@ from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.data_position import Position
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.rank_status import WATCH, last_seen
-from graphpipe.run.recipe import scheduler_factory
-from graphpipe.run.train_config import ScheduleSettings
+from graphpipe.training.config.optimizers import scheduler_factory
+from graphpipe.training.config.settings import ScheduleSettings
 
 STEPS = 7
 COSINE = scheduler_factory(ScheduleSettings(name="cosine", warmup_steps=2), STEPS)

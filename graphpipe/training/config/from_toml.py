@@ -10,7 +10,7 @@ from typing import Any, cast
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.files.json_document import from_body
 from graphpipe.files.toml import parse_toml, read_toml
-from graphpipe.run.train_config import TrainConfig
+from graphpipe.training.config.settings import TrainConfig
 
 PREFIX = "GRAPHPIPE__"
 """Of environment variables: GRAPHPIPE__TRAIN__STEPS=50 stands for train.steps=50."""

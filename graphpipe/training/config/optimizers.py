@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from graphpipe.run.train_config import OptimizerSettings, ScheduleSettings
 from graphpipe.run.weights.weight_update import SchedulerFactory
+from graphpipe.training.config.settings import OptimizerSettings, ScheduleSettings
 
 
 def build_optimizer(settings: OptimizerSettings, parameters: Sequence[Tensor]) -> Optimizer:

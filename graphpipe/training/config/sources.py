@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from graphpipe.files.json_document import to_body
 from graphpipe.files.toml import read_toml
-from graphpipe.run.config_file import read_settings
-from graphpipe.run.train_config import TrainConfig
+from graphpipe.training.config.from_toml import read_settings
+from graphpipe.training.config.settings import TrainConfig
 
 Key = tuple[str, ...]
 

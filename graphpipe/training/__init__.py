@@ -1,0 +1,1 @@
+"""A whole training, from a configuration to a run's folder."""

@@ -1,0 +1,1 @@
+"""The configuration of a training: settings, their sources and optimizers."""
