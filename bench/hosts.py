@@ -21,9 +21,9 @@ from bench.namespaces import hosts, why_not
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.profiler.profile import profile
-from graphpipe.run.task import load_task
 from graphpipe.run.train import LOG
 from graphpipe.run.train_log import read_log
+from graphpipe.training.task.task import load_task
 
 MEGABITS = (10, 30, 100)
 """Per second."""

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from graphpipe.profiler.profile import profile
     from graphpipe.run import Pipeline
     from graphpipe.run.checkpoint.checkpoints import Checkpoints
-    from graphpipe.run.task import Task
+    from graphpipe.training.task.task import Task
 
 # What needs torch is imported when it is first used: planning alone starts in a fraction of a second.
 _WITH_TORCH = {
     "Checkpoints": "graphpipe.run.checkpoint.checkpoints",
     "DagModule": "graphpipe.model",
     "Pipeline": "graphpipe.run",
-    "Task": "graphpipe.run.task",
+    "Task": "graphpipe.training.task.task",
     "capture": "graphpipe.model.capture.capture",
     "from_transformers": "graphpipe.model.own_loss.from_transformers",
     "profile": "graphpipe.profiler.profile",

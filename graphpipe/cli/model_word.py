@@ -10,7 +10,7 @@ from graphpipe.graph.import_common import warn_of_units
 
 if TYPE_CHECKING:
     from graphpipe.model.capture.capture import Captured
-    from graphpipe.run.user_code import Model
+    from graphpipe.training.task.user_function import Model
 
 MODEL_HELP = (
     "a zoo name (mmt, dlrm, candle-uno, case-study, gpt, two-tower; mmt-small and so on for a laptop), "
@@ -52,7 +52,7 @@ def find_model(word: str) -> "Model":
         InvalidInput: no such model (the nearest is named), a graph file, or a function that does not return a model.
     """
     if ":" in word and not word.endswith(":small"):
-        from graphpipe.run.user_code import call_for_model
+        from graphpipe.training.task.user_function import call_for_model
 
         return call_for_model(word)
     if Path(word).suffix:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from graphpipe.cli.training_elastic import Met
     from graphpipe.run.comm.world import World
     from graphpipe.run.lock import RunLock
-    from graphpipe.run.task import Task
     from graphpipe.training.config.settings import TrainConfig
+    from graphpipe.training.task.task import Task
 
 FAILED = 4
 _OPTIONS = {"train.faults": "--fault", "run.elastic": "--elastic"}

@@ -27,11 +27,11 @@ from graphpipe.run.faults.fault import check_faults, parse_faults
 from graphpipe.run.faults.phases import phases_by_rank
 from graphpipe.run.lock import LOCK, RunLock
 from graphpipe.run.loggers import check_loggers
-from graphpipe.run.task import Task, as_batch, load_task
 from graphpipe.simulator import predict
 from graphpipe.trace import Trace, compare, save_chrome
 from graphpipe.training.config.optimizers import build_optimizer
 from graphpipe.training.config.settings import RunSettings, TrainConfig
+from graphpipe.training.task.task import Task, as_batch, load_task
 from graphpipe.units import format_seconds
 
 

@@ -21,8 +21,8 @@ from graphpipe.run.comm.world import World
 from graphpipe.run.elastic import Supervisor
 from graphpipe.run.lock import RunLock
 from graphpipe.run.meeting import meet, note_return, run_folder
-from graphpipe.run.task import Task
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.task.task import Task
 
 
 def supervise(config: TrainConfig, directory: Path, plan: Plan, output: Output, *, resume: bool) -> Plan:

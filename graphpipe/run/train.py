@@ -19,7 +19,6 @@ from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.checkpoint.export_weights import CHECKPOINTS, save_weights
 from graphpipe.run.comm.collective_calls import patiently
 from graphpipe.run.comm.together import together
-from graphpipe.run.data_position import Position, Reader
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.injector import LOG as FAULTS
 from graphpipe.run.faults.rank_status import WATCH
@@ -29,12 +28,13 @@ from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
 from graphpipe.run.recovery import go_on, read_recoveries
 from graphpipe.run.stage.loss import kind_of
-from graphpipe.run.task import Task, check_first, load_task
 from graphpipe.run.train_log import read_log
 from graphpipe.run.train_result import Step, TrainResult, train_result
 from graphpipe.trace import Trace
 from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.task.data_reader import Position, Reader
+from graphpipe.training.task.task import Task, check_first, load_task
 
 CONFIG, PLAN, COSTS = "config.json", "plan.json", "costs.json"
 PREDICTED, MEASURED, CHROME = "trace-predicted.json", "trace-measured.json", "trace-chrome.json"

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from graphpipe.plans import Plan
 from graphpipe.run import train as training
-from graphpipe.run.task import load_task
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.task.task import load_task
 
 
 def unbroken(config: TrainConfig, folder: Path, plans: Iterable[tuple[Plan, int]]) -> dict[str, torch.Tensor]:

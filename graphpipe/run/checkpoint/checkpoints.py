@@ -21,10 +21,10 @@ from graphpipe.run.checkpoint.restore import load, verify_state
 from graphpipe.run.checkpoint.snapshot import Snapshot, collect, take, write, written
 from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.comm.together import together
-from graphpipe.run.data_position import Position
 from graphpipe.run.faults.out_of_memory import naming_shortage
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.step.pipeline_state import Held
+from graphpipe.training.task.data_reader import Position
 
 POLL_SECONDS, GRACE_SECONDS = 0.02, 5.0
 

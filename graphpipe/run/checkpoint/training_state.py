@@ -8,8 +8,8 @@ from pydantic import ConfigDict
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.files.json_document import Count, from_body, read_document
-from graphpipe.run.data_position import Position
 from graphpipe.run.device.loss_scale import LossScale
+from graphpipe.training.task.data_reader import Position
 
 TRAINING = "training.json"
 State = TypeVar("State")

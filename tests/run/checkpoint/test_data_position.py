@@ -11,8 +11,8 @@ from torch import nn
 
 from graphpipe.files.json_document import from_body, to_body
 from graphpipe.run.checkpoint.random_state import RandomState
-from graphpipe.run.data_position import Position, Reader
-from graphpipe.run.task import Batch, Task
+from graphpipe.training.task.data_reader import Position, Reader
+from graphpipe.training.task.task import Batch, Task
 
 BATCHES = 3
 

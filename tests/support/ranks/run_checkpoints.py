@@ -18,11 +18,11 @@ from graphpipe.errors import PeerStalled
 from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
-from graphpipe.run.data_position import Position
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.rank_status import WATCH, last_seen
 from graphpipe.training.config.optimizers import scheduler_factory
 from graphpipe.training.config.settings import ScheduleSettings
+from graphpipe.training.task.data_reader import Position
 
 STEPS = 7
 COSINE = scheduler_factory(ScheduleSettings(name="cosine", warmup_steps=2), STEPS)

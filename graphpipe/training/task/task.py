@@ -13,7 +13,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import Inputs, input_names, name_inputs
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import check_rows
-from graphpipe.run.user_code import call
+from graphpipe.training.task.user_function import call
 
 Batch = tuple[Inputs, Any]
 """Inputs and targets of some samples, as `Pipeline.step` takes them."""

@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 
 from graphpipe.files.json_document import Count
 from graphpipe.run.checkpoint.random_state import RandomState
-from graphpipe.run.task import Batch, Task, as_batch
+from graphpipe.training.task.task import Batch, Task, as_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

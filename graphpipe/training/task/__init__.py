@@ -1,0 +1,1 @@
+"""The user's task: model, data and loss."""
