@@ -22,7 +22,7 @@ from bench.record import save
 from bench.tables import markdown
 from graphpipe.profiler.profile import profile
 from graphpipe.run.train import LOG
-from graphpipe.run.train_log import read_log
+from graphpipe.training.run_folder.metrics_log import read_log
 from graphpipe.training.task.task import load_task
 
 MEGABITS = (10, 30, 100)

@@ -16,7 +16,7 @@ from graphpipe.trace import Trace
 from graphpipe.versions import PACKAGE, versions
 
 if TYPE_CHECKING:
-    from graphpipe.run.train_result import Step
+    from graphpipe.training.run_folder.train_result import Step
 
 PROGRAMS = (PACKAGE, "torch", "numpy", "plotly", "matplotlib")
 
@@ -78,7 +78,7 @@ def _run_parts(directory: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _steps(path: Path) -> "Iterator[Step]":
-    from graphpipe.run.train_result import Step
+    from graphpipe.training.run_folder.train_result import Step
 
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):

@@ -14,8 +14,8 @@ from graphpipe.report import config_table
 if TYPE_CHECKING:
     from graphpipe.cli.training_elastic import Met
     from graphpipe.run.comm.world import World
-    from graphpipe.run.lock import RunLock
     from graphpipe.training.config.settings import TrainConfig
+    from graphpipe.training.run_folder.run_lock import RunLock
     from graphpipe.training.task.task import Task
 
 FAILED = 4
@@ -92,7 +92,7 @@ def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
     from graphpipe.cli.training_elastic import supervise
     from graphpipe.launch.launcher import check_port, launch
     from graphpipe.run.elastic import WORK
-    from graphpipe.run.lock import RunLock
+    from graphpipe.training.run_folder.run_lock import RunLock
 
     output = Output(args.json)
     check_port(config.run.port)
@@ -119,8 +119,8 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
     from graphpipe.cli.training import conclude, load
     from graphpipe.cli.training_elastic import Met, continued
     from graphpipe.run.comm.world import join
-    from graphpipe.run.lock import RunLock
     from graphpipe.run.train import train
+    from graphpipe.training.run_folder.run_lock import RunLock
 
     output = Output(args.json)
     task = load(config)

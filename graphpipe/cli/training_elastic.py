@@ -19,9 +19,9 @@ from graphpipe.run.checkpoint.training_state import TRAINING, TrainingState
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
 from graphpipe.run.elastic import Supervisor
-from graphpipe.run.lock import RunLock
 from graphpipe.run.meeting import meet, note_return, run_folder
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.task import Task
 
 

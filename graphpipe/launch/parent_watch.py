@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 
 from graphpipe.run.faults.rank_status import WATCH
-from graphpipe.run.lock import acquire, release
+from graphpipe.training.run_folder.run_lock import acquire, release
 
 _FILE = "launcher"
 """In the folder that `WATCH` names; holds the launcher's process number."""

@@ -48,11 +48,11 @@ from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.export_weights import CHECKPOINTS
 from graphpipe.run.checkpoint.folder import checkpoints_in
 from graphpipe.run.readmission import Readmission
-from graphpipe.run.recovery import Pending, stand_still
 from graphpipe.run.train import LOG, METRICS
-from graphpipe.run.train_log import read_log
 from graphpipe.run.visible import visible
 from graphpipe.training.config.settings import RunSettings
+from graphpipe.training.run_folder.metrics_log import read_log
+from graphpipe.training.run_folder.recoveries import Pending, stand_still
 
 WORK = "graphpipe.run.train:work"
 HOPELESS = ("InvalidInput", "Infeasible", "NonFiniteLoss", "OutOfMemory", "CheckpointCorrupt")

@@ -20,9 +20,9 @@ from graphpipe.run.metric_logger import MetricLogger
 from graphpipe.run.progress import TrainProgress
 from graphpipe.run.step.pipeline_state import Held
 from graphpipe.run.torch_profile import profiled
-from graphpipe.run.train_log import write_log
-from graphpipe.run.train_result import Step, TrainResult
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.run_folder.metrics_log import write_log
+from graphpipe.training.run_folder.train_result import Step, TrainResult
 from graphpipe.versions import PACKAGE, versions
 
 METRICS_LOG = "metrics.jsonl"

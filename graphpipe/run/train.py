@@ -26,13 +26,13 @@ from graphpipe.run.observer import METRICS_LOG, Observer, observing
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
-from graphpipe.run.recovery import go_on, read_recoveries
 from graphpipe.run.stage.loss import kind_of
-from graphpipe.run.train_log import read_log
-from graphpipe.run.train_result import Step, TrainResult, train_result
 from graphpipe.trace import Trace
 from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.run_folder.metrics_log import read_log
+from graphpipe.training.run_folder.recoveries import go_on, read_recoveries
+from graphpipe.training.run_folder.train_result import Step, TrainResult, train_result
 from graphpipe.training.task.data_reader import Position, Reader
 from graphpipe.training.task.task import Task, check_first, load_task
 

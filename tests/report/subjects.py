@@ -6,10 +6,10 @@ from builders import Part, make_plan
 
 from graphpipe.report import Outcome, summarise
 from graphpipe.report.content.subject import Subject
-from graphpipe.run.train_result import Step
 from graphpipe.simulator import predict
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import MemorySample, Span, Trace
+from graphpipe.training.run_folder.train_result import Step
 
 # Two branches joined; the join on two devices. One sample: forward 1 s, backward 2 s on one device.
 PLAN = make_plan(

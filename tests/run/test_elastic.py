@@ -17,9 +17,9 @@ from graphpipe.run import elastic
 from graphpipe.run.elastic import Supervisor
 from graphpipe.run.meeting import devices_of, note_return, run_folder
 from graphpipe.run.readmission import REQUEST, Readmission
-from graphpipe.run.recovery import RECOVERIES, Pending, go_on, read_recoveries, stand_still
 from graphpipe.run.train import METRICS
 from graphpipe.training.config.settings import RunSettings
+from graphpipe.training.run_folder.recoveries import RECOVERIES, Pending, go_on, read_recoveries, stand_still
 
 
 def failed(

@@ -10,7 +10,7 @@ from graphpipe.report.tables.comparison import Outcome
 from graphpipe.trace import Trace
 
 if TYPE_CHECKING:
-    from graphpipe.run.train_result import Step
+    from graphpipe.training.run_folder.train_result import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from graphpipe.report.figures.palette import HUES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from graphpipe.run.train_result import Step
+    from graphpipe.training.run_folder.train_result import Step
 
 MOST_POINTS = 4_000
 

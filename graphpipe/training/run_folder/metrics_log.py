@@ -9,7 +9,7 @@ from typing import TextIO
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, to_body, write_text
 from graphpipe.files.json_lines import read_lines
-from graphpipe.run.train_result import Step
+from graphpipe.training.run_folder.train_result import Step
 
 
 def read_log(path: Path) -> list[Step]:

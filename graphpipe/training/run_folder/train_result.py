@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from graphpipe.plans import Plan
-from graphpipe.run.recovery import Recovery
+from graphpipe.training.run_folder.recoveries import Recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

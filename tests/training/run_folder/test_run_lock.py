@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run import lock as module
-from graphpipe.run.lock import LOCK, RunLock
+from graphpipe.training.run_folder import run_lock as module
+from graphpipe.training.run_folder.run_lock import LOCK, RunLock
 
 # Takes a folder, starts a process that outlives it, says so, and waits to be killed.
 OWNER = """
 import subprocess, sys, time
 from pathlib import Path
-from graphpipe.run.lock import RunLock
+from graphpipe.training.run_folder.run_lock import RunLock
 with RunLock() as lock:
     lock.take(Path(sys.argv[1]))
     subprocess.Popen(["sleep", "20"], stdout=subprocess.DEVNULL)
