@@ -25,13 +25,13 @@ from graphpipe.run.checkpoint.training_state import TRAINING, TrainingState
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.faults.fault import check_faults, parse_faults
 from graphpipe.run.faults.phases import phases_by_rank
-from graphpipe.run.loggers import check_loggers
 from graphpipe.simulator import predict
 from graphpipe.trace import Trace, compare, save_chrome
 from graphpipe.training.config.optimizers import build_optimizer
 from graphpipe.training.config.settings import RunSettings, TrainConfig
 from graphpipe.training.run_folder.run_lock import LOCK, RunLock
 from graphpipe.training.task.task import Task, as_batch, load_task
+from graphpipe.training.telemetry.loggers import check_loggers
 from graphpipe.units import format_seconds
 
 

@@ -14,7 +14,6 @@ from typing import cast
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import to_body, write_text
 from graphpipe.plans import Plan
-from graphpipe.run.banner import show_banner
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.checkpoint.export_weights import CHECKPOINTS, save_weights
 from graphpipe.run.comm.collective_calls import patiently
@@ -22,9 +21,7 @@ from graphpipe.run.comm.together import together
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.injector import LOG as FAULTS
 from graphpipe.run.faults.rank_status import WATCH
-from graphpipe.run.observer import METRICS_LOG, Observer, observing
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.run.readiness import readiness
 from graphpipe.run.readmission import Leave
 from graphpipe.run.stage.loss import kind_of
 from graphpipe.trace import Trace
@@ -35,6 +32,9 @@ from graphpipe.training.run_folder.recoveries import go_on, read_recoveries
 from graphpipe.training.run_folder.train_result import Step, TrainResult, train_result
 from graphpipe.training.task.data_reader import Position, Reader
 from graphpipe.training.task.task import Task, check_first, load_task
+from graphpipe.training.telemetry.banner import show_banner
+from graphpipe.training.telemetry.readiness import readiness
+from graphpipe.training.telemetry.telemetry import METRICS_LOG, Observer, observing
 
 CONFIG, PLAN, COSTS = "config.json", "plan.json", "costs.json"
 PREDICTED, MEASURED, CHROME = "trace-predicted.json", "trace-measured.json", "trace-chrome.json"

@@ -17,9 +17,16 @@ import pytest
 from cli_cases import CONFIG, TASK, Run
 
 from graphpipe.plans import Plan
-from graphpipe.run import loggers
-from graphpipe.run.event import CheckpointEvent, EndEvent, FailureEvent, MemoryEvent, StartEvent, StepEvent
-from graphpipe.run.event_log import read_events
+from graphpipe.training.telemetry import loggers
+from graphpipe.training.telemetry.event import (
+    CheckpointEvent,
+    EndEvent,
+    FailureEvent,
+    MemoryEvent,
+    StartEvent,
+    StepEvent,
+)
+from graphpipe.training.telemetry.event_log import read_events
 
 STEPS, PROFILED = 7, 3
 WORDS = (

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.event import EndEvent, FailureEvent, Line, StepEvent
-from graphpipe.run.event_log import events_file, failure, open_events, read_events
 from graphpipe.run.step.recorder import Doing
+from graphpipe.training.telemetry.event import EndEvent, FailureEvent, Line, StepEvent
+from graphpipe.training.telemetry.event_log import events_file, failure, open_events, read_events
 
 STEP = StepEvent(step=1, loss=0.5, seconds=0.25, samples_per_second=64.0)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import wandb
 
-from graphpipe.run.metric_logger import MetricLogger
+from graphpipe.training.telemetry.metric_logger import MetricLogger
 
 
 class WandbLogger(MetricLogger):

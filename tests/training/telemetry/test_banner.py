@@ -4,11 +4,11 @@ import pytest
 from run_models import STAGES
 from run_scenarios import build
 
-from graphpipe.run.banner import show_banner
 from graphpipe.run.comm.rank_placement import RankLayout, SeatLayout
 from graphpipe.run.comm.world import join
 from graphpipe.run.device.memory_usage import available_bytes
-from graphpipe.run.readiness import Readiness, readiness, shortages
+from graphpipe.training.telemetry.banner import show_banner
+from graphpipe.training.telemetry.readiness import Readiness, readiness, shortages
 
 
 def rank(number: int, place: str, predicted: float | None, available: float) -> Readiness:

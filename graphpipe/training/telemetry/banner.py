@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from graphpipe.run.comm.rank_placement import SeatLayout
-from graphpipe.run.readiness import Readiness, shortages
+from graphpipe.training.telemetry.readiness import Readiness, shortages
 from graphpipe.units import format_bytes
 
 WIDTH = 160

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from graphpipe.run.progress import LINES, TrainProgress
+from graphpipe.training.telemetry.progress import LINES, TrainProgress
 
 
 class Terminal(io.StringIO):

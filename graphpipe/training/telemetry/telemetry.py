@@ -13,16 +13,16 @@ import torch
 
 from graphpipe.files.json_document import to_body
 from graphpipe.run.device.memory_usage import held_bytes, peak_bytes
-from graphpipe.run.event import CheckpointEvent, EndEvent, MemoryEvent, StartEvent, StepEvent
-from graphpipe.run.event_log import EventLog, failure, open_events
-from graphpipe.run.loggers import open_loggers
-from graphpipe.run.metric_logger import MetricLogger
-from graphpipe.run.progress import TrainProgress
 from graphpipe.run.step.pipeline_state import Held
-from graphpipe.run.torch_profile import profiled
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.run_folder.metrics_log import write_log
 from graphpipe.training.run_folder.train_result import Step, TrainResult
+from graphpipe.training.telemetry.event import CheckpointEvent, EndEvent, MemoryEvent, StartEvent, StepEvent
+from graphpipe.training.telemetry.event_log import EventLog, failure, open_events
+from graphpipe.training.telemetry.loggers import open_loggers
+from graphpipe.training.telemetry.metric_logger import MetricLogger
+from graphpipe.training.telemetry.progress import TrainProgress
+from graphpipe.training.telemetry.torch_profile import profiled
 from graphpipe.versions import PACKAGE, versions
 
 METRICS_LOG = "metrics.jsonl"

@@ -12,8 +12,8 @@ from typing import Any, TextIO, cast, get_args
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_document import from_body, to_body
 from graphpipe.files.json_lines import end_line
-from graphpipe.run.event import VERSION, Event, FailureEvent, Line
 from graphpipe.run.step.recorder import Doing
+from graphpipe.training.telemetry.event import VERSION, Event, FailureEvent, Line
 
 EVENTS = "events"
 _KINDS = {next(f.default for f in fields(kind) if f.name == "event") for kind in get_args(Event)}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from graphpipe.run.metric_logger import MetricLogger
+from graphpipe.training.telemetry.metric_logger import MetricLogger
 
 
 class TensorBoardLogger(MetricLogger):

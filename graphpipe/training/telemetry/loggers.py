@@ -8,7 +8,7 @@ from pathlib import Path
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.run.checkpoint.random_state import RandomState
-from graphpipe.run.metric_logger import MetricLogger
+from graphpipe.training.telemetry.metric_logger import MetricLogger
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ def open_loggers(
 
 # Each imports its package when it is made.
 def _tensorboard(directory: Path, settings: Mapping[str, object], first_step: int) -> MetricLogger:
-    from graphpipe.run.tensorboard_logger import TensorBoardLogger
+    from graphpipe.training.telemetry.tensorboard_logger import TensorBoardLogger
 
     return TensorBoardLogger(directory, first_step)
 
@@ -64,7 +64,7 @@ def _tensorboard(directory: Path, settings: Mapping[str, object], first_step: in
 def _wandb(directory: Path, settings: Mapping[str, object], first_step: int) -> MetricLogger:
     if not (online := os.environ.get("WANDB_MODE") == "online"):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # Its service would send its errors to its makers.
-    from graphpipe.run.wandb_logger import WandbLogger
+    from graphpipe.training.telemetry.wandb_logger import WandbLogger
 
     return WandbLogger(directory, settings, online=online)
 
