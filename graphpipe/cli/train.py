@@ -91,7 +91,7 @@ def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
     from graphpipe.cli.training import conclude, how_to_go_on, load, prepare
     from graphpipe.cli.training_elastic import supervise
     from graphpipe.launch.launcher import check_port, launch
-    from graphpipe.run.elastic import WORK
+    from graphpipe.training.elastic.supervisor import WORK
     from graphpipe.training.run_folder.run_lock import RunLock
 
     output = Output(args.json)

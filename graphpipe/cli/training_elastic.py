@@ -18,9 +18,9 @@ from graphpipe.run.checkpoint.snapshot import PLAN
 from graphpipe.run.checkpoint.training_state import TRAINING, TrainingState
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
-from graphpipe.run.elastic import Supervisor
-from graphpipe.run.meeting import meet, note_return, run_folder
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.elastic.membership import meet, note_return, run_folder
+from graphpipe.training.elastic.supervisor import Supervisor
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.task import Task
 

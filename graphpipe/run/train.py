@@ -22,11 +22,11 @@ from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.injector import LOG as FAULTS
 from graphpipe.run.faults.rank_status import WATCH
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.run.readmission import Leave
 from graphpipe.run.stage.loss import kind_of
 from graphpipe.trace import Trace
 from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.elastic.readmission import Leave
 from graphpipe.training.run_folder.metrics_log import read_log
 from graphpipe.training.run_folder.recoveries import go_on, read_recoveries
 from graphpipe.training.run_folder.train_result import Step, TrainResult, train_result

@@ -133,7 +133,7 @@ class RunSettings:
     profile_steps: int = 0
     """Steps that torch's profiler records on every rank; `--torch-profiler steps=3` sets it."""
     elastic: bool = False
-    """Go on with the devices that are left when a rank is lost (see `graphpipe.run.elastic`)."""
+    """Go on with the devices that are left when a rank is lost (see `graphpipe.training.elastic.supervisor`)."""
     most_recoveries: int = 10
     """After so many an elastic run gives up."""
     readmit_seconds: float = 60.0

@@ -84,7 +84,7 @@ class Readmission:
 
     def _answers(self, name: str) -> bool:
         environment = os.environ | dict(self.environment(name))
-        command = [sys.executable, "-m", "graphpipe.run.probe"]
+        command = [sys.executable, "-m", "graphpipe.training.elastic.device_probe"]
         probe = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         end = time.monotonic() + PROBE_SECONDS
         while probe.poll() is None and time.monotonic() < end and not self._over.wait(POLL_SECONDS):

@@ -1,4 +1,4 @@
-"""Whether a device answers: `python -m graphpipe.run.probe` multiplies two small matrices on it.
+"""Whether a device answers: `python -m graphpipe.training.elastic.device_probe` multiplies two small matrices on it.
 
 It is a process of its own: a device that hangs, hangs it alone.
 """

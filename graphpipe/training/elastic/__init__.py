@@ -1,0 +1,1 @@
+"""Training that continues when ranks are lost or come back."""
