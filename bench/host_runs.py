@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench.namespaces import Host
 from graphpipe.plans import Plan
-from graphpipe.run.train import CONFIG, PLAN, work
 from graphpipe.training.config.from_toml import read_config
+from graphpipe.training.train_rank import CONFIG, PLAN, work
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.toml"
 TRAIN = ("graphpipe", "train", DIGITS, "plan.costs=estimate")

@@ -21,9 +21,9 @@ from bench.namespaces import hosts, why_not
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.profiler.profile import profile
-from graphpipe.run.train import LOG
 from graphpipe.training.run_folder.metrics_log import read_log
 from graphpipe.training.task.task import load_task
+from graphpipe.training.train_rank import LOG
 
 MEGABITS = (10, 30, 100)
 """Per second."""

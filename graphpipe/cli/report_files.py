@@ -59,7 +59,7 @@ def _file_part(path: str) -> Iterator[tuple[str, Any]]:
 
 def _run_parts(directory: Path) -> Iterator[tuple[str, Any]]:
     """Yield what there is in a run's folder: a run that was cut short has no measured trace."""
-    from graphpipe.run import train as files
+    from graphpipe.training import train_rank as files
 
     if not (directory / files.PLAN).exists():
         raise InvalidInput(f"has no {files.PLAN}", where=str(directory), remedy="Give the folder of a training run.")

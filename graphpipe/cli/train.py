@@ -12,9 +12,9 @@ from graphpipe.plans import Plan
 from graphpipe.report import config_table
 
 if TYPE_CHECKING:
-    from graphpipe.cli.training_elastic import Met
     from graphpipe.run.comm.world import World
     from graphpipe.training.config.settings import TrainConfig
+    from graphpipe.training.prepare_elastic import Met
     from graphpipe.training.run_folder.run_lock import RunLock
     from graphpipe.training.task.task import Task
 
@@ -88,10 +88,10 @@ def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: li
 
 
 def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
-    from graphpipe.cli.training import conclude, how_to_go_on, load, prepare
-    from graphpipe.cli.training_elastic import supervise
     from graphpipe.launch.launcher import check_port, launch
     from graphpipe.training.elastic.supervisor import WORK
+    from graphpipe.training.prepare import conclude, how_to_go_on, load, prepare
+    from graphpipe.training.prepare_elastic import supervise
     from graphpipe.training.run_folder.run_lock import RunLock
 
     output = Output(args.json)
@@ -116,11 +116,11 @@ def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
     """Rank 0 prepares and tells the others, which wait; then all train."""
     from pathlib import Path
 
-    from graphpipe.cli.training import conclude, load
-    from graphpipe.cli.training_elastic import Met, continued
     from graphpipe.run.comm.world import join
-    from graphpipe.run.train import train
+    from graphpipe.training.prepare import conclude, load
+    from graphpipe.training.prepare_elastic import Met, continued
     from graphpipe.training.run_folder.run_lock import RunLock
+    from graphpipe.training.train_rank import train
 
     output = Output(args.json)
     task = load(config)
@@ -150,9 +150,9 @@ def _prepare_first(
     lock: "RunLock",
 ) -> dict[str, Any] | None:
     # What rank 0 has prepared, on every rank: profiling may take longer than a silent rank is waited for.
-    from graphpipe.cli.training import prepare
-    from graphpipe.cli.training_elastic import prepare_met
     from graphpipe.run.comm.collective_calls import patiently
+    from graphpipe.training.prepare import prepare
+    from graphpipe.training.prepare_elastic import prepare_met
 
     problems: list[GraphPipeError] = []
 

@@ -19,7 +19,7 @@ from graphpipe.model.split.split import split
 from graphpipe.run import Pipeline
 from graphpipe.run.faults.rank_status import WATCH
 from graphpipe.run.stage.edge_values import edge_specs, gradient_edges
-from graphpipe.run.train import telling_where
+from graphpipe.training.train_rank import telling_where
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

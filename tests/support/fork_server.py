@@ -28,7 +28,7 @@ from runpy import run_module, run_path
 GRACE_SECONDS = 5.0
 _TRANSFORMERS = ("bart", "clip", "flava", "gpt2", "llava", "t5", "vilt", "vit")
 SHARED = (
-    *("graphpipe.cli.training", "graphpipe.run.train", "graphpipe.model.zoo"),
+    *("graphpipe.training.prepare", "graphpipe.training.train_rank", "graphpipe.model.zoo"),
     *(
         "graphpipe.report.figures.static_figures",
         "graphpipe.report.page.report_page",

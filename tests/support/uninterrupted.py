@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from graphpipe.plans import Plan
-from graphpipe.run import train as training
+from graphpipe.training import train_rank as training
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.task.task import load_task
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.world import World
-from graphpipe.run.train import LOG, METRICS
 from graphpipe.training.config.settings import RunSettings
 from graphpipe.training.run_folder.metrics_log import read_log
 from graphpipe.training.run_folder.recoveries import Pending, stand_still
+from graphpipe.training.train_rank import LOG, METRICS
 
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 

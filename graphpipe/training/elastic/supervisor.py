@@ -47,14 +47,14 @@ from graphpipe.launch.launcher import launch
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.export_weights import CHECKPOINTS
 from graphpipe.run.checkpoint.folder import checkpoints_in
-from graphpipe.run.train import LOG, METRICS
 from graphpipe.training.config.settings import RunSettings
 from graphpipe.training.elastic.readmission import Readmission
 from graphpipe.training.elastic.visible_gpus import visible
 from graphpipe.training.run_folder.metrics_log import read_log
 from graphpipe.training.run_folder.recoveries import Pending, stand_still
+from graphpipe.training.train_rank import LOG, METRICS
 
-WORK = "graphpipe.run.train:work"
+WORK = "graphpipe.training.train_rank:work"
 HOPELESS = ("InvalidInput", "Infeasible", "NonFiniteLoss", "OutOfMemory", "CheckpointCorrupt")
 """Kinds of errors that would come again."""
 

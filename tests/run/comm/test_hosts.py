@@ -16,10 +16,10 @@ import graphpipe as gp
 from bench.host_runs import DIGITS, TRAIN, TRAIN_EACH, run_of, torchrun, wait
 from bench.namespaces import hosts, why_not
 from graphpipe.run.checkpoint.export_weights import CHECKPOINTS
-from graphpipe.run.train import LOG, METRICS, WEIGHTS
 from graphpipe.training.config.from_toml import read_config
 from graphpipe.training.run_folder.metrics_log import read_log
 from graphpipe.training.run_folder.recoveries import read_recoveries
+from graphpipe.training.train_rank import LOG, METRICS, WEIGHTS
 
 pytest.importorskip("sklearn", reason="the digits come from scikit-learn: pip install graphpipe-torch[demo]")
 pytestmark = pytest.mark.skipif(bool(WHY := why_not()), reason=WHY)

@@ -13,13 +13,13 @@ from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.launch.first_failure import RankFailed
 from graphpipe.plans import Plan
-from graphpipe.run.train import METRICS
 from graphpipe.training.config.settings import RunSettings
 from graphpipe.training.elastic import supervisor as elastic
 from graphpipe.training.elastic.membership import devices_of, note_return, run_folder
 from graphpipe.training.elastic.readmission import REQUEST, Readmission
 from graphpipe.training.elastic.supervisor import Supervisor
 from graphpipe.training.run_folder.recoveries import RECOVERIES, Pending, go_on, read_recoveries, stand_still
+from graphpipe.training.train_rank import METRICS
 
 
 def failed(

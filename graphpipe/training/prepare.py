@@ -17,7 +17,6 @@ from graphpipe.model.split.split import split
 from graphpipe.plans import Plan
 from graphpipe.profiler.profile import profile
 from graphpipe.report import measured_table, plan_table, summarise, summary_lines
-from graphpipe.run import train as files
 from graphpipe.run.checkpoint.checkpoints import settle
 from graphpipe.run.checkpoint.folder import checkpoints_in
 from graphpipe.run.checkpoint.snapshot import PLAN
@@ -27,6 +26,7 @@ from graphpipe.run.faults.fault import check_faults, parse_faults
 from graphpipe.run.faults.phases import phases_by_rank
 from graphpipe.simulator import predict
 from graphpipe.trace import Trace, compare, save_chrome
+from graphpipe.training import train_rank as files
 from graphpipe.training.config.optimizers import build_optimizer
 from graphpipe.training.config.settings import RunSettings, TrainConfig
 from graphpipe.training.run_folder.run_lock import LOCK, RunLock

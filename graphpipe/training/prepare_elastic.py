@@ -6,21 +6,21 @@ from functools import partial
 from pathlib import Path
 
 from graphpipe.cli.output import Output
-from graphpipe.cli.training import load_plan, make_plan, plan_for, save_plan
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.presets import resolve
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run import train as files
 from graphpipe.run.checkpoint.checkpoints import settle
 from graphpipe.run.checkpoint.folder import checkpoints_in
 from graphpipe.run.checkpoint.snapshot import PLAN
 from graphpipe.run.checkpoint.training_state import TRAINING, TrainingState
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
+from graphpipe.training import train_rank as files
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.membership import meet, note_return, run_folder
 from graphpipe.training.elastic.supervisor import Supervisor
+from graphpipe.training.prepare import load_plan, make_plan, plan_for, save_plan
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.task import Task
 
