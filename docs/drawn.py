@@ -10,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import graphpipe as gp
-from graphpipe.cli.model_word import find
+from graphpipe.cli.model_argument import find
 from graphpipe.model.zoo.registry import zoo
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.report.content.subject import Subject

@@ -4,7 +4,7 @@ import argparse
 from textwrap import indent
 from typing import TypeAlias
 
-from graphpipe.cli.model_word import MODEL_HELP
+from graphpipe.cli.model_argument import MODEL_HELP
 from graphpipe.planners.choose_schedule import CHOICES
 
 # argparse has no public name for it.

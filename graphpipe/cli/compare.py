@@ -13,7 +13,7 @@ from graphpipe.api import plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
-from graphpipe.cli.race import End, race
+from graphpipe.cli.run_in_parallel import End, race
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput
 from graphpipe.files.json_document import to_body
 from graphpipe.planners.problem.partition import Problem

@@ -3,7 +3,7 @@
 import argparse
 
 from graphpipe.api import estimate
-from graphpipe.cli.model_word import Found, find
+from graphpipe.cli.model_argument import Found, find
 from graphpipe.cluster.presets import resolve
 from graphpipe.costs import CostModel, CostTable
 from graphpipe.costs.check_units import warn_of_units

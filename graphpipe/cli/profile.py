@@ -4,7 +4,7 @@ import argparse
 import time
 
 from graphpipe.cli.arguments import Subparsers, add_verb
-from graphpipe.cli.model_word import MODEL_HELP, find_model
+from graphpipe.cli.model_argument import MODEL_HELP, find_model
 from graphpipe.cli.output import Output
 from graphpipe.cluster.presets import resolve
 from graphpipe.units import format_seconds

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from parallel_work import work
 
-from graphpipe.cli.race import race
+from graphpipe.cli.run_in_parallel import race
 
 
 def test_every_piece_of_work_ends_alone_and_in_its_own_way() -> None:
