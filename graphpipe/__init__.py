@@ -3,49 +3,74 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from graphpipe.api import choose_backwards, estimate, hand_plan, plan, simulate
-from graphpipe.cluster import Cluster
-from graphpipe.costs import CostTable
-from graphpipe.errors import (
-    CheckpointCorrupt,
-    GraphPipeError,
-    Infeasible,
-    InvalidInput,
-    NonFiniteLoss,
-    PeerLost,
-    PeerStalled,
-)
-from graphpipe.graph import Graph
-from graphpipe.planners.by_hand import HandStage
-from graphpipe.plans.plan import Plan
-from graphpipe.schedule import Schedule
-from graphpipe.trace import Trace
-
 if TYPE_CHECKING:
+    from graphpipe.api import choose_backwards, estimate, hand_plan, plan, simulate
+    from graphpipe.cluster import Cluster
+    from graphpipe.costs import CostTable
+    from graphpipe.errors import (
+        CheckpointCorrupt,
+        GraphPipeError,
+        Infeasible,
+        InvalidInput,
+        NonFiniteLoss,
+        PeerLost,
+        PeerStalled,
+    )
+    from graphpipe.graph import Graph
     from graphpipe.model import DagModule
     from graphpipe.model.capture.capture import capture
     from graphpipe.model.own_loss.from_transformers import from_transformers
+    from graphpipe.planners.by_hand import HandStage
+    from graphpipe.plans.plan import Plan
     from graphpipe.profiler.profile import profile
-    from graphpipe.run import Pipeline
+    from graphpipe.run import Pipeline, PipelineOptions
     from graphpipe.run.checkpoint.checkpoints import Checkpoints
+    from graphpipe.schedule import Schedule
+    from graphpipe.trace import Trace
     from graphpipe.training.task.task import Task
+    from graphpipe.training.train import train
 
-# What needs torch is imported when it is first used: planning alone starts in a fraction of a second.
-_WITH_TORCH = {
+# A name is imported when it is first used: a rank then starts without the planners, and planning without torch.
+_HOMES = {
+    "CheckpointCorrupt": "graphpipe.errors",
     "Checkpoints": "graphpipe.run.checkpoint.checkpoints",
+    "Cluster": "graphpipe.cluster",
+    "CostTable": "graphpipe.costs",
     "DagModule": "graphpipe.model",
+    "Graph": "graphpipe.graph",
+    "GraphPipeError": "graphpipe.errors",
+    "HandStage": "graphpipe.planners.by_hand",
+    "Infeasible": "graphpipe.errors",
+    "InvalidInput": "graphpipe.errors",
+    "NonFiniteLoss": "graphpipe.errors",
+    "PeerLost": "graphpipe.errors",
+    "PeerStalled": "graphpipe.errors",
     "Pipeline": "graphpipe.run",
+    "PipelineOptions": "graphpipe.run",
+    "Plan": "graphpipe.plans.plan",
+    "Schedule": "graphpipe.schedule",
     "Task": "graphpipe.training.task.task",
+    "Trace": "graphpipe.trace",
     "capture": "graphpipe.model.capture.capture",
+    "choose_backwards": "graphpipe.api",
+    "estimate": "graphpipe.api",
     "from_transformers": "graphpipe.model.own_loss.from_transformers",
+    "hand_plan": "graphpipe.api",
+    "plan": "graphpipe.api",
     "profile": "graphpipe.profiler.profile",
+    "simulate": "graphpipe.api",
+    "train": "graphpipe.training.train",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WITH_TORCH:
-        return getattr(import_module(_WITH_TORCH[name]), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'graphpipe' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 __version__ = "0.1.0"
@@ -64,6 +89,7 @@ __all__ = [
     "PeerLost",
     "PeerStalled",
     "Pipeline",
+    "PipelineOptions",
     "Plan",
     "Schedule",
     "Task",
@@ -76,4 +102,5 @@ __all__ = [
     "plan",
     "profile",
     "simulate",
+    "train",
 ]

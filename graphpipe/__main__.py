@@ -2,7 +2,7 @@
 
 import sys
 
-from graphpipe.cli import main
+from graphpipe.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())
