@@ -1,4 +1,4 @@
-"""What can go wrong, said so that a reader knows what, where, and what to do about it."""
+"""The exceptions of this package. Each message says what is wrong, where, and what to do about it."""
 
 
 class GraphPipeError(Exception):
@@ -6,8 +6,8 @@ class GraphPipeError(Exception):
 
     Args:
         what: one sentence without a full stop: the fact, with both sides of a mismatch.
-        where: the file, field, stage or rank it was found in; empty when the call itself says it.
-        remedy: what the reader can do, as a sentence; empty when nothing can be done.
+        where: the file, field, stage or rank where it was found; empty if that is clear from the call.
+        remedy: what the reader can do, as a sentence; empty if nothing can be done.
     """
 
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
@@ -19,19 +19,19 @@ class GraphPipeError(Exception):
 
 
 class InvalidInput(GraphPipeError, ValueError):
-    """The user gave something that cannot be used; the message names it and the remedy."""
+    """The user gave a value that cannot be used. The message names it and the remedy."""
 
 
 class Infeasible(GraphPipeError, ValueError):
-    """No plan satisfies the constraints; the message names the stage and by how much it misses."""
+    """No plan satisfies the constraints. The message names the stage that does not fit, and by how much."""
 
 
 class NonFiniteLoss(GraphPipeError, ArithmeticError):
-    """The loss or a gradient of a step is NaN or infinite; raised before the optimizer changes any weight."""
+    """The loss or a gradient of a step is NaN or infinite. It is raised before the optimizer changes any weight."""
 
 
 class OutOfMemory(GraphPipeError, MemoryError):
-    """A rank's device has no more memory; the message names the stage and what it was doing."""
+    """A device ran out of memory. The message names the stage and the task."""
 
 
 class PeerLost(GraphPipeError, RuntimeError):

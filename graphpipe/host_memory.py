@@ -1,4 +1,4 @@
-"""Memory of this machine, or of the container it is."""
+"""The free memory of this machine, or of the container that this process runs in."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_host_bytes() -> float:
-    """Return what may still be allocated by all processes of this machine, or of this container, together."""
+    """Return the bytes that all processes of this machine or container together may still allocate."""
     return float(min(psutil.virtual_memory().available, _container_bytes(CGROUP)))
 
 
 def _container_bytes(folder: Path) -> float:
-    # What a container (cgroup v2) leaves of its limit; file pages can be dropped, and do not count.
+    # The unused part of a container's limit (cgroup v2). Cached file pages can be dropped, so they count as unused.
     try:
         limit = (folder / "memory.max").read_text().strip()
         used = float((folder / "memory.current").read_text())

@@ -1,4 +1,4 @@
-"""Seconds, bytes and rates: parsed from what people write, printed as people read them."""
+"""Seconds, bytes and rates: parsed from text with units, and formatted for people."""
 
 import math
 import re
@@ -95,7 +95,7 @@ def format_bytes(count: float) -> str:
 
 
 def byte_unit(largest: float) -> tuple[str, float]:
-    """Return the unit for an axis up to `largest` bytes, and its bytes: GiB, or MiB below half of one."""
+    """Return the unit for an axis up to `largest` bytes, and its size: GiB, or MiB below half a GiB."""
     return ("GiB", 2.0**30) if largest >= 2.0**29 else ("MiB", 2.0**20)
 
 

@@ -1,4 +1,4 @@
-"""Where in the user's own code an error comes from: what somebody who trains a model can mend."""
+"""The line of the user's own code that an error comes from."""
 
 import re
 import sysconfig
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _LINE = re.compile(r'^ *File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
-_NOT_THEIRS = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")))
+_OTHER_CODE = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")))
 
 
 def user_place(error: BaseException) -> str:
@@ -17,11 +17,11 @@ def user_place(error: BaseException) -> str:
 
 
 def user_place_in(text: str) -> str:
-    """Return what `user_place` would have, from a traceback as text."""
+    """Return the same as `user_place`, from the text of a traceback."""
     return _innermost((file, int(line), name) for file, line, name in _LINE.findall(text))
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error as one line: its type, the first line of its text, and the place in the user's files."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -30,15 +30,15 @@ def describe(error: BaseException) -> str:
 
 
 def _innermost(frames: Iterable[tuple[str, int, str]]) -> str:
-    theirs = [(Path(file).name, line, name) for file, line, name in frames if _is_users(file)]
-    if not theirs:
+    places = [(Path(file).name, line, name) for file, line, name in frames if _is_user_file(file)]
+    if not places:
         return ""
-    file, line, name = theirs[-1]
+    file, line, name = places[-1]
     return f"{file}, line {line}" + (f", in {name}" if name.isidentifier() else "")
 
 
-def _is_users(file: str) -> bool:
-    # Not generated code, an installed package, Python's own library, or ours.
+def _is_user_file(file: str) -> bool:
+    # User files are not generated, not installed, and not part of Python or of this package.
     path = Path(file)
     installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return path.suffix == ".py" and not installed and not any(path.is_relative_to(place) for place in _NOT_THEIRS)
+    return path.suffix == ".py" and not installed and not any(path.is_relative_to(place) for place in _OTHER_CODE)

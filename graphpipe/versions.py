@@ -1,4 +1,4 @@
-"""Versions of the programs that a result depends on."""
+"""Versions of Python and of installed packages."""
 
 import platform
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ PACKAGE = "graphpipe-torch"
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of Python and of installed packages; "not installed" for one that is not."""
+    """Return the versions of Python and of installed packages; "not installed" if a package is missing."""
     return {"python": platform.python_version()} | {package: _version(package) for package in packages}
 
 

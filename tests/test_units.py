@@ -1,4 +1,4 @@
-"""Units: what people write, and what they read."""
+"""Units: parsing and formatting."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ def test_bytes(text: str | float, count: float) -> None:
     ("text", "rate"),
     [("25 GB/s", 25e9), ("100 Gb/s", 12.5e9), ("1 GiB/s", 2**30), ("8 b/s", 1), ("3 B/s", 3), ("5", 5), (5, 5)],
 )
-def test_rates_tell_bits_from_bytes(text: str | float, rate: float) -> None:
+def test_rates_distinguish_bits_from_bytes(text: str | float, rate: float) -> None:
     assert parse_rate(text) == rate
 
 
@@ -58,7 +58,7 @@ def test_seconds(text: str | float, seconds: float) -> None:
         (parse_seconds, ""),
     ],
 )
-def test_what_is_no_unit_is_refused_and_the_field_named(parse: type, text: str) -> None:
+def test_an_invalid_unit_is_refused_and_the_field_is_named(parse: type, text: str) -> None:
     with pytest.raises(InvalidInput, match="the field"):
         parse(text, "the field")
 

@@ -1,4 +1,4 @@
-"""Files of JSON lines that grow while a run goes on, and may end in half a line where it was killed."""
+"""JSON-lines files that a run appends to. If the run was killed, the last line may be incomplete."""
 
 import json
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from pathlib import Path
 from graphpipe.errors import InvalidInput
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield what every line holds and where it is, up to a line that was not finished; nothing if there is no file.
+def read_json_lines(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield the place and the content of every complete line. A missing file has no lines.
 
     Raises:
         InvalidInput: the file cannot be read, or a line before the last is not JSON.
@@ -28,8 +28,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, object]]:
         yield where, body
 
 
-def end_line(path: Path) -> None:
-    """Take half a line from the end of a file, which the next line must not continue."""
+def remove_partial_line(path: Path) -> None:
+    """Remove an incomplete last line, so that the next line is not appended to it."""
     if path.exists() and path.stat().st_size:
         with path.open("r+b") as file:
             file.seek(-1, 2)

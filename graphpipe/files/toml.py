@@ -1,27 +1,23 @@
-"""TOML files as this program reads them: less than TOML allows, because some of it breaks whoever reads on."""
+"""TOML files, without the parts of TOML that would break the code that uses the values."""
 
 import tomllib
 from pathlib import Path
 from typing import Any, cast
 
 from graphpipe.errors import InvalidInput
+from graphpipe.files.text_file import read_text
 
 DEEPEST = 64
-"""Tables and lists within each other; no file of ours has more than four."""
+"""The deepest nesting of tables and lists. Valid files need at most four levels."""
 
 
 def read_toml(path: str | Path) -> tuple[str, dict[str, Any]]:
-    """Return the text of a TOML file, and what it says.
+    """Return the text of a TOML file, and its content.
 
     Raises:
-        InvalidInput: unreadable, not TOML (the line is named), or nothing that `parse_toml` takes.
+        InvalidInput: the file is unreadable, is not TOML (the line is named), or is refused by `parse_toml`.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"cannot read: {error.strerror}", where=str(path)) from None
-    except UnicodeDecodeError:
-        raise InvalidInput("not a text file", where=str(path), remedy="Give a file in UTF-8.") from None
+    text = read_text(path)
     try:
         return text, parse_toml(text, str(path))
     except tomllib.TOMLDecodeError as error:
@@ -29,11 +25,11 @@ def read_toml(path: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Return what a TOML text says.
+    """Return the content of a TOML text.
 
     Raises:
         TOMLDecodeError: it is not TOML.
-        InvalidInput: it holds a whole number of more than 64 bits, a NUL character, or tables too deep.
+        InvalidInput: it holds a whole number of more than 64 bits, a NUL character, or tables nested too deep.
     """
     try:
         content = tomllib.loads(text)
@@ -41,8 +37,8 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         return content
     except tomllib.TOMLDecodeError:
         raise
-    except (ValueError, RecursionError) as error:  # as `_check` raises them, and the parser itself
-        what = f"holds what this program does not read: {error}"
+    except (ValueError, RecursionError) as error:  # raised by `_check` and by the parser
+        what = f"holds a value that this program does not read: {error}"
         raise InvalidInput(what, where=where, remedy="Mend it there.") from None
 
 

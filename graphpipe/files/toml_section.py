@@ -1,4 +1,4 @@
-"""One table of a TOML file, read key by key; each error names the key."""
+"""`Section`: one table of a TOML file, read key by key. Each error names the key."""
 
 import math
 from collections.abc import Callable
@@ -8,21 +8,22 @@ from typing import Any
 from graphpipe.errors import InvalidInput, nearest
 
 Parse = Callable[[str | float, str], float]
-"""Takes a value and where it stands."""
+"""Takes a value and the place of its key, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table and where it stands.
+    """A table of a TOML file.
 
     Every method raises InvalidInput for a key that is missing without a default, of another type, or out of range.
     """
 
     table: dict[str, Any]
     where: str
+    """The file and the name of the table, for errors."""
 
     def at(self, key: str) -> str:
-        """Return where a key stands."""
+        """Return the place of a key, for errors."""
         return f"{self.where}, {key}" if self.where.endswith(".toml") else f"{self.where}.{key}"
 
     def only(self, *known: str) -> None:
@@ -36,7 +37,7 @@ class Section:
         return Section(self._value(key, dict, "a table"), self.at(key))
 
     def sections(self, key: str) -> list["Section"]:
-        """Return the tables of an array of tables; none when the key is absent."""
+        """Return the tables of an array of tables. If the key is missing, the list is empty."""
         entries = self._value(key, list, "an array of tables", [])
         numbered = Section({f"{key}[{number}]": entry for number, entry in enumerate(entries)}, self.where)
         return [numbered.section(name) for name in numbered.table]
@@ -57,7 +58,7 @@ class Section:
         return number
 
     def quantity(self, key: str, parse: Parse, *, default: float | None = None, zero: bool = False) -> float:
-        """Return a number with a unit (a string) or in base units (a number): positive, or `zero` too."""
+        """Return a number with a unit (a string) or in base units (a number): positive, or also 0 if `zero`."""
         value = self._value(key, (str, int, float), "a number, or a string such as '5 us'", default)
         amount = parse(value, self.at(key))
         if not math.isfinite(amount) or amount < 0 or (amount == 0 and not zero):

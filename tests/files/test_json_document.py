@@ -1,4 +1,4 @@
-"""Documents: saved whole, loaded exactly, refused with a sentence."""
+"""JSON documents are saved completely and load as an equal value. Damaged ones are refused with a clear message."""
 
 import json
 from dataclasses import dataclass
@@ -8,7 +8,9 @@ import pytest
 from pydantic import ConfigDict
 
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import fingerprint, from_body, read_document, read_json, write_document, write_text
+from graphpipe.files.json_body import fingerprint, from_body
+from graphpipe.files.json_document import read_document, read_json, write_document
+from graphpipe.files.text_file import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ def load(path: Path) -> Point:
     return read_document(path, "point", lambda body: from_body(Point, body, str(path)))
 
 
-def test_a_saved_value_loads_equal(tmp_path: Path) -> None:
+def test_a_saved_value_loads_as_an_equal_value(tmp_path: Path) -> None:
     point = Point(x=0.1, names=("ü", "b"))
     write_document(tmp_path / "deep" / "point.json", "point", point)
     assert load(tmp_path / "deep" / "point.json") == point
@@ -51,15 +53,15 @@ HEAD = '{"graphpipe": "point", "schema_version": 1, '
         ('{"graphpipe": "plan", "schema_version": 1}', "is a graphpipe plan file, not a point file"),
         ('{"graphpipe": "point", "schema_version": 99}', "has schema version 99, this graphpipe reads version 1"),
         (HEAD + '"x": NaN}', "NaN is not a JSON number"),
-        (HEAD + '"x": ' + "9" * 5000 + "}", "holds what this program does not read"),
-        ("[" * 100_000, "holds what this program does not read"),
+        (HEAD + '"x": ' + "9" * 5000 + "}", "holds a value that this program does not read"),
+        ("[" * 100_000, "holds a value that this program does not read"),
         (HEAD + '"x": "much"}', r"field x: .* \(found 'much'\)"),
         (HEAD + '"y": 2, "x": 1}', "field y"),
         (HEAD + '"names": []}', "field x"),
         (HEAD + '"x": -1}', "x: is -1.0, must not be negative. Use 0."),
     ],
 )
-def test_a_bad_file_is_refused_by_its_name_and_with_the_fault(tmp_path: Path, content: str, sentence: str) -> None:
+def test_a_damaged_file_is_refused_with_its_name_and_the_reason(tmp_path: Path, content: str, sentence: str) -> None:
     path = tmp_path / "point.json"
     path.write_text(content)
     with pytest.raises(InvalidInput, match=sentence) as raised:
@@ -67,7 +69,7 @@ def test_a_bad_file_is_refused_by_its_name_and_with_the_fault(tmp_path: Path, co
     assert str(path) in str(raised.value)
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidInput, match="not a text file"):
         read_json(tmp_path / "binary")
@@ -77,7 +79,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_json(tmp_path)
 
 
-def test_what_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_is_named_and_does_not_leave_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     with pytest.raises(InvalidInput, match="cannot write"):
         write_text(tmp_path / "file" / "inside.json", "new")
@@ -87,7 +89,7 @@ def test_what_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_a_document_says_what_it_is(tmp_path: Path) -> None:
+def test_a_document_holds_its_kind_and_schema_version(tmp_path: Path) -> None:
     write_document(tmp_path / "point.json", "point", Point(x=1))
     head = json.loads((tmp_path / "point.json").read_text())
     assert (head["graphpipe"], head["schema_version"]) == ("point", 1)

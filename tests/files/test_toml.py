@@ -1,4 +1,4 @@
-"""TOML that is made to break its reader is refused with a sentence, wherever TOML is read."""
+"""Every reader of TOML refuses text that would crash the parser, and names the file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,17 +26,17 @@ from graphpipe.training.config.from_toml import read_config
     ],
     ids=["lists", "tables", "dots", "deep", "digits", "hexadecimal", "65 bits", "NUL"],
 )
-def test_what_would_break_a_reader_is_refused_by_the_files_name(
+def test_a_file_that_would_crash_the_parser_is_refused_by_name(
     load: Callable[[Path], object], text: str, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(InvalidInput) as caught:
         load(tmp_path / "bad.toml")
-    assert str(caught.value).startswith(f"{tmp_path}/bad.toml: holds what this program does not read: ")
+    assert str(caught.value).startswith(f"{tmp_path}/bad.toml: holds a value that this program does not read: ")
     assert len(str(caught.value)) < 500
 
 
-def test_what_other_readers_take_is_read(tmp_path: Path) -> None:
+def test_values_at_the_limits_are_read(tmp_path: Path) -> None:
     text = f"least = {-(2**63)}\nmost = {2**63 - 1}\ndeep = {'[' * (DEEPEST - 2)}1{']' * (DEEPEST - 2)}\n"
     (tmp_path / "good.toml").write_text(text)
     said, content = read_toml(tmp_path / "good.toml")
@@ -45,7 +45,7 @@ def test_what_other_readers_take_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [read_config, Cluster.load])
-def test_no_text_and_no_file(load: Callable[[Path], object], tmp_path: Path) -> None:
+def test_a_binary_file_and_a_missing_file_are_named(load: Callable[[Path], object], tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidInput, match=r"bad\.toml: not a text file"):
         load(tmp_path / "bad.toml")

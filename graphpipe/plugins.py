@@ -1,0 +1,31 @@
+"""What installed packages add to GraphPipe: the objects that they declare as entry points."""
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from graphpipe.errors import InvalidInput
+
+T = TypeVar("T")
+
+
+def load_plugins(group: str, kind: type[T]) -> Iterator[T]:
+    """Import and yield the objects of one group of entry points.
+
+    Args:
+        group: of entry points, such as `graphpipe.schedulers`.
+        kind: the type of every object in it.
+
+    Raises:
+        InvalidInput: an entry point cannot be imported, or is an object of another type.
+    """
+    for point in entry_points(group=group):
+        where, remedy = f"entry point '{point.name}' of {group}", "Repair or uninstall the package that declares it."
+        try:
+            found = point.load()
+        except (ImportError, AttributeError) as error:
+            raise InvalidInput(f"'{point.value}' cannot be imported: {error}", where=where, remedy=remedy) from None
+        if not isinstance(found, kind):
+            what = f"'{point.value}' is a {type(found).__name__}, must be a {kind.__name__}"
+            raise InvalidInput(what, where=where, remedy=remedy)
+        yield found
