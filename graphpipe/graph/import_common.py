@@ -1,4 +1,4 @@
-"""What importers of other tools' profiles share: checks that name the file, and the check of units."""
+"""Shared by the importers of other tools' profiles: checks that name the file, and the check of units."""
 
 import math
 import warnings
@@ -10,7 +10,7 @@ from graphpipe.graph.operator import Edge, Op
 from graphpipe.graph.operator_graph import Graph
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-3, 20.0
-"""Forward and backward of one batch of any model worth planning take a time between these."""
+"""Plausible seconds, least and most, of forward and backward of one batch."""
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -53,10 +53,10 @@ def check_amount(amount: float, where: str) -> float:
 
 
 def build(path: str | Path, ops: Iterable[Op], edges: Iterable[Edge]) -> Graph:
-    """Return the graph, named after its file; warn when its times look like another unit's.
+    """Return the graph, named after its file. Warn if its times seem to be in another unit.
 
     Raises:
-        InvalidInput: not a graph (a cycle, an unknown operator); the file is named.
+        InvalidInput: not a graph (a cycle, an unknown operator). The file is named.
     """
     try:
         graph = Graph(name=Path(path).name.split(".")[0], ops=tuple(ops), edges=tuple(edges))
@@ -67,18 +67,18 @@ def build(path: str | Path, ops: Iterable[Op], edges: Iterable[Edge]) -> Graph:
 
 
 def warn_of_units(graph: Graph, path: str | Path) -> None:
-    """Warn, with the figure, when the times that came with a graph look like another unit's."""
+    """Warn if the times that came with a graph seem to be in another unit. The warning gives the sum of the times."""
     measured = [op.measured for op in graph.ops if op.measured]
     seconds = sum(times.forward_seconds + times.backward_seconds for times in measured)
     if measured and not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
         warnings.warn(
-            f"{path}: forward and backward of one batch sum to {seconds:.3g} s; are the times in another unit?",
+            f"{path}: forward and backward of one batch sum to {seconds:.3g} s. Are the times in another unit?",
             stacklevel=3,
         )
 
 
 def without(dropped: Collection[str], ops: Iterable[Op], edges: Iterable[Edge]) -> tuple[list[Op], list[Edge]]:
-    """Return the operators and edges that are left; what a dropped one joined stays joined, by its incoming edge."""
+    """Return the remaining operators and edges. Neighbours of a dropped operator stay joined, by its incoming edge."""
     kept: dict[tuple[str, str], Edge] = {(edge.source, edge.target): edge for edge in edges}
     for name in dropped:
         inward = [edge for edge in kept.values() if edge.target == name]

@@ -21,13 +21,13 @@ def read_pipedream(path: str | Path, *, samples: int = 128) -> Graph:
 parameter_size=256.000
         <tab>node4 -- node5
 
-    Times are milliseconds of one mini-batch, sizes bytes of one mini-batch; several outputs are summed. Output and
-    saved bytes are both the activation size. `Input` nodes (their times are the data loader's) and `__getitem__`
-    nodes that nothing reads are dropped.
+    Times are milliseconds of one mini-batch, and sizes are bytes of one mini-batch. Several outputs are summed. Output
+    and saved bytes are both the activation size. Dropped are `Input` nodes, whose times belong to the data loader, and
+    `__getitem__` nodes that no other node reads.
 
     Args:
         path: the text file.
-        samples: samples of the profiled mini-batch, which the file does not tell.
+        samples: samples of the profiled mini-batch, which the file does not record.
 
     Raises:
         InvalidInput: unreadable or empty, a malformed line, an unknown or missing key, a bad number, an edge to an
@@ -51,8 +51,8 @@ parameter_size=256.000
     for pair, where in pairs.items():
         for name in pair:
             if name not in ops:
-                what = f"the edge names '{name}', which no line describes"
-                raise InvalidInput(what, where=where, remedy="Add the node, or take the edge out.")
+                what = f"the edge names '{name}', which is not listed as a node"
+                raise InvalidInput(what, where=where, remedy="Add the node, or remove the edge.")
     edges = [Edge(source=a, target=b, bytes_per_sample=ops[a].output_bytes_per_sample) for a, b in pairs]
     return build(path, *without(_unused(ops, edges), ops.values(), edges))
 
@@ -67,7 +67,7 @@ def _edge(line: str, where: str) -> tuple[str, str]:
 def _node(line: str, samples: int, where: str) -> Op:
     parts = [part.strip() for part in line.split(" -- ")]
     if len(parts) != 3:
-        remedy = "A node reads: node1 -- description -- key=value, ...; an edge begins with a tab."
+        remedy = "A node reads: node1 -- description -- key=value, ... An edge begins with a tab."
         raise InvalidInput(f"'{line.strip()[:40]}' is not a node", where=where, remedy=remedy)
     name, description, costs = parts
     amounts = _amounts(costs, where)

@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import ConfigDict
 
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import from_body, read_json
+from graphpipe.files.json_body import from_body
+from graphpipe.files.json_document import read_json
 from graphpipe.graph.import_common import build, check_amount, check_samples
 from graphpipe.graph.operator import Edge, Measured, Op, Work
 from graphpipe.graph.operator_graph import Graph
@@ -15,7 +16,7 @@ from graphpipe.graph.operator_graph import Graph
 _FORBID = ConfigDict(extra="forbid")
 
 
-# The fields of the file keep its spelling.
+# The fields are spelled as in the file.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
     __pydantic_config__ = _FORBID
@@ -62,15 +63,15 @@ class _File:
 def read_piper(path: str | Path, *, samples: int = 1) -> Graph:
     """Return the graph of a Piper input.
 
-    Reads the variant `vanilla` (no recomputation) without tensor parallelism (TMPC 1). `timePerSample` is forward
-    and backward of one micro-batch in seconds: a third counts as forward, two thirds as backward, the proportion of
-    matrix products. memoryUsageA (bytes kept per micro-batch in flight) becomes saved bytes; memoryUsageB (bytes
-    kept once) is left out, since the optimizer's state follows from the parameters. Devices, memory and bandwidth
-    belong to the cluster and are left out too.
+    Reads the variant `vanilla` (without recomputation) without tensor parallelism (TMPC 1). `timePerSample` is the
+    seconds of forward and backward of one micro-batch. A third counts as forward and two thirds as backward, which is
+    the proportion of matrix products. memoryUsageA (bytes kept per micro-batch in flight) becomes saved bytes.
+    memoryUsageB (bytes kept once) is left out, because the optimizer's state follows from the parameters. Devices,
+    memory and bandwidth are left out, because they belong to the cluster.
 
     Args:
         path: the JSON file.
-        samples: samples of one micro-batch, which the file does not tell.
+        samples: samples of one micro-batch, which the file does not record.
 
     Raises:
         InvalidInput: unreadable or not JSON (with the line), an unknown, missing or bad field (its key is named), an
@@ -84,7 +85,7 @@ def read_piper(path: str | Path, *, samples: int = 1) -> Graph:
     file = from_body(_File, read_json(path), str(path))
     names = {node.id: f"{node.name}.{node.id}" for node in file.nodes}
     if len(names) < len(file.nodes):
-        raise InvalidInput("two nodes have the same id", where=f"{path}, nodes", remedy="Number them anew.")
+        raise InvalidInput("two nodes have the same id", where=f"{path}, nodes", remedy="Give each node its own id.")
     edges = [_edge(edge, names, samples, f"{path}, edges.{at}") for at, edge in enumerate(file.edges)]
     output: dict[str, float] = {}
     for edge in edges:
@@ -100,7 +101,7 @@ def _edge(edge: _Connection, names: Mapping[int, str], samples: int, where: str)
     for field, end in (("sourceId", edge.sourceId), ("destId", edge.destId)):
         if end not in names:
             what = f"names node {end}, which is not in nodes"
-            raise InvalidInput(what, where=f"{where}.{field}", remedy="Add the node, or take the edge out.")
+            raise InvalidInput(what, where=f"{where}.{field}", remedy="Add the node, or remove the edge.")
     count = check_amount(edge.communicationCost, f"{where}.communicationCost")
     return Edge(source=names[edge.sourceId], target=names[edge.destId], bytes_per_sample=count / samples)
 

@@ -1,4 +1,4 @@
-"""What edge reductions leave over: edges that say nothing new, complete bipartite joins, irreducible cores."""
+"""Reduce what edge reductions cannot: transitive edges, complete bipartite joins, irreducible cores."""
 
 import heapq
 from collections.abc import Collection, Mapping, Sequence
@@ -8,9 +8,9 @@ from graphpipe.graph.reduction import Branches, Network
 
 
 def drop_transitive_edges(net: Network) -> None:
-    """Remove each empty edge whose ends another path joins too: what reaches what stays the same.
+    """Remove each empty edge whose ends are also joined by another path. Reachability stays the same.
 
-    Bit sets over the vertices that are left: quadratic in them, with a small constant.
+    Uses bit sets over the remaining vertices, so it is quadratic in their number, with a small constant.
     """
     order = net.order()
     bit = {vertex: 1 << position for position, vertex in enumerate(reversed(order))}
@@ -28,12 +28,12 @@ def drop_transitive_edges(net: Network) -> None:
 
 
 def contract_bicliques(net: Network) -> None:
-    """Lead empty edges from all of U to all of V (and no others there) through one new vertex.
+    """Replace the edges of each complete bipartite join of empty edges by edges through one new vertex.
 
         u1 -> v1, u1 -> v2                 u1 -> o,  o -> v1
         u2 -> v1, u2 -> v2     becomes     u2 -> o,  o -> v2
 
-    With transitive edges gone, edge reductions then finish every series-parallel partial order.
+    Without transitive edges, edge reductions then reduce every series-parallel partial order to one edge.
 
     References:
         Valdes, Tarjan, Lawler: The recognition of series parallel digraphs. SIAM J. Comput. 11 (1982), section 4.
@@ -59,7 +59,7 @@ def _is_biclique(net: Network, sources: Collection[int], targets: Collection[int
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """A part of the network that hangs on two vertices only."""
+    """A part of the network that is connected to the rest only through two vertices."""
 
     source: int
     sink: int
@@ -67,10 +67,10 @@ class _Core:
 
 
 def collapse_cores(net: Network) -> None:
-    """Replace the smallest two-terminal cores of a network that has no reduction left by one edge each.
+    """Replace each of the smallest two-terminal cores of a network that cannot be reduced further by one edge.
 
-    A core is cut into layers, one after the other, each with its edges side by side: this orders operators
-    that were free before (some parallelism is lost), and keeps every order that was there (validity is not).
+    A core is cut into layers, one after the other, each with its edges side by side. Every existing order is kept, so
+    the result is valid. Some operators that were independent become ordered, so some parallelism is lost.
 
         x3 must precede y7         --x1..x3-->o--x4..x9-->         layer 1: x1..x3 beside y1..y6
                                                `-.                 layer 2: x4..x9 beside y7..y9
@@ -87,8 +87,8 @@ def collapse_cores(net: Network) -> None:
 
 
 def _find_cores(net: Network, position: Mapping[int, int]) -> list[_Core]:
-    # The first vertex of a core, in any topological order, has the core's source as its only predecessor, and
-    # the core's sink stands on every path from it to the end: the nearest such vertex that closes the core is it.
+    # In any topological order, the first vertex of a core has the core's source as its only predecessor. The core's
+    # sink is on every path from that vertex to the end: it is the nearest such vertex that closes the core.
     meeting = _meeting_points(net, list(position))
     cores: list[_Core] = []
     found: dict[tuple[int, int], set[int]] = {}
@@ -125,11 +125,11 @@ def _meeting_points(net: Network, order: Sequence[int]) -> Mapping[int, int]:
 
 
 def _between(net: Network, start: int, source: int, sink: int, position: Mapping[int, int]) -> frozenset[int] | None:
-    """Return the vertices connected with `start` when source and sink are taken out; None if that is no core."""
+    """Return the vertices connected with `start` when source and sink are removed. None if they do not form a core."""
     found = {start}
     reached = [(position[start], start)]
     while reached:
-        # The earliest first: a vertex that does not belong turns up soonest there.
+        # The earliest vertex first, because a vertex outside the core is found soonest there.
         _, vertex = heapq.heappop(reached)
         for other in (*net.before[vertex], *net.after[vertex]):
             if other not in found and other not in (source, sink):

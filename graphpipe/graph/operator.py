@@ -1,4 +1,4 @@
-"""Operators and what lies between them: the values that a graph is made of."""
+"""The values that a graph consists of: operators, edges, shared parameters and inputs."""
 
 from dataclasses import dataclass, field
 
@@ -12,30 +12,30 @@ class Work:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     flops_per_sample: float = 0.0
-    """Floating-point operations of the forward pass; input and weight gradient cost as much each."""
+    """Floating-point operations of the forward pass. Input and weight gradient each cost the same."""
     traffic_bytes_per_sample: float = 0.0
-    """Bytes the forward pass reads and writes to device memory, parameters apart."""
+    """Bytes the forward pass reads from and writes to device memory, without parameters."""
     saved_bytes_per_sample: float = 0.0
-    """Bytes the forward pass keeps for the backward pass (unique storages, parameters apart)."""
+    """Bytes the forward pass keeps for the backward pass (unique storages, without parameters)."""
     kernels: int = 1
     """Kernel launches of the forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Times that came with an imported graph, on its own, unrecorded device."""
+    """Times that came with an imported graph, measured on a device that is not recorded."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     forward_seconds: float
     backward_seconds: float
     samples: int
-    """Samples in the batch the times were taken with; other batch sizes are scaled linearly."""
+    """Samples in the measured batch. Other batch sizes are scaled linearly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One node: a call of one of the user's submodules, or a piece of glue between them."""
+    """One node: a call of one of the user's submodules, or operations between them."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -48,11 +48,11 @@ class Op:
     work: Work = field(default_factory=Work)
     measured: Measured | None = None
     model_inputs: tuple[str, ...] = ()
-    """Names of the model inputs this operator reads (they are at hand on every rank)."""
+    """Names of the model inputs this operator reads (every rank has them)."""
     trainable: bool = True
-    """False when every parameter is frozen; operators without parameters do not matter."""
+    """False if every parameter is frozen. Ignored for operators without parameters."""
     whole_batch: bool = False
-    """True when the operator needs the whole mini-batch at once (contrastive losses)."""
+    """Whether the operator needs the whole mini-batch at once (contrastive losses)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class Shared:
     """As in `Op.parameters`."""
     bytes: float
     trainable: bool = True
-    """Then the stages that hold it sum its gradient, if they are several."""
+    """If true, the stages that hold the parameter sum its gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """One tensor the model takes; its first dimension is samples."""
+    """One input tensor of the model. Its first dimension is samples."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -103,10 +103,10 @@ class Origin:
     split: tuple[str, ...] = ()
     """Submodules whose own operators were split out."""
     opaque: tuple[str, ...] = ()
-    """Submodules kept whole against the default granularity."""
+    """Submodules kept whole that are split by default."""
     whole_batch: tuple[str, ...] = ()
     """Submodules or operators that need the whole mini-batch."""
     arguments: tuple[tuple[str, bool | int | float | str], ...] = ()
-    """What the forward was given by name besides tensors."""
+    """Arguments of the forward that are not tensors, by name."""
     outputs: tuple[str, ...] = ()
-    """Which entries of what the forward returns are the model's output; empty for all of it."""
+    """Which entries of the forward's result are the model's output; empty for all of it."""

@@ -1,13 +1,16 @@
-"""The operator graph: what a model computes, checked on construction."""
+"""The operator graph of a model, checked on construction."""
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from pydantic import ConfigDict
 
-from graphpipe.files.json_document import fingerprint, from_body, read_document, write_document
-from graphpipe.graph.checks import check_graph
+from graphpipe.errors import InvalidInput
+from graphpipe.files.json_body import fingerprint, from_body
+from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph.operator import Edge, Input, Op, Origin, Shared
 
 
@@ -17,8 +20,8 @@ class Graph:
     """A directed acyclic graph of operators.
 
     Raises:
-        InvalidInput: no operators, a duplicate name, an edge to an unknown operator, a duplicate edge, a cycle
-            (one is spelled out), a negative, infinite or NaN cost, or a shared parameter that fewer than two
+        InvalidInput: a graph without operators, a duplicate name, an edge to an unknown operator, a duplicate edge, a
+            cycle (one is spelled out), a negative, infinite or NaN cost, or a shared parameter that fewer than two
             operators hold.
     """
 
@@ -28,14 +31,14 @@ class Graph:
     ops: tuple[Op, ...]
     edges: tuple[Edge, ...]
     inputs: tuple[Input, ...] = ()
-    """What the model takes; empty for an imported graph."""
+    """The inputs of the model; empty for an imported graph."""
     origin: Origin | None = None
-    """None for a graph that no module stands behind (imported, or written by hand)."""
+    """None for a graph without a module (imported, or written by hand)."""
     shared: tuple[Shared, ...] = ()
-    """Parameters of more than one operator. One that is not listed must stay in one stage."""
+    """Parameters of more than one operator. All operators of an unlisted one must be in the same stage."""
 
     def __post_init__(self) -> None:
-        check_graph(self)
+        _check_graph(self)
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -59,10 +62,10 @@ class Graph:
 
     @cached_property
     def differentiable(self) -> frozenset[str]:
-        """Names of the operators to whose outputs a gradient comes back: they or operators before them train.
+        """Names of the operators whose outputs get a gradient, because they or operators before them train.
 
-        An operator trains if it has parameters that are not all frozen. A graph that tells of no parameters at all
-        (written by hand) trains everywhere.
+        An operator trains if it has parameters that are not all frozen. If a graph does not list any parameters
+        (written by hand), all of its operators train.
         """
         silent = not any(op.parameters or op.parameter_bytes for op in self.ops)
         found: set[str] = set()
@@ -127,3 +130,88 @@ def _topological_order(graph: Graph) -> tuple[str, ...]:
             if not missing[successor]:
                 stack.append(successor)
     return tuple(order)
+
+
+def _check_graph(graph: Graph) -> None:
+    """Check a graph.
+
+    Raises:
+        InvalidInput: see `Graph`.
+    """
+    if not graph.ops:
+        remedy = "A graph needs at least one. Check the program that wrote it."
+        raise InvalidInput("the graph has no operators", where=f"graph '{graph.name}'", remedy=remedy)
+    _check_names(graph)
+    for op in graph.ops:
+        _check_costs(op)
+    for edge in graph.edges:
+        _check_amount(edge.bytes_per_sample, f"edge {edge.source} -> {edge.target}, bytes_per_sample")
+    _check_shared(graph)
+    if len(graph.order) < len(graph.ops):
+        cycle = " -> ".join(_find_cycle(graph))
+        where = f"graph '{graph.name}'"
+        raise InvalidInput(f"the graph has a cycle: {cycle}", where=where, remedy="Remove one of these edges.")
+
+
+def _check_names(graph: Graph) -> None:
+    where = f"graph '{graph.name}'"
+    for name, count in Counter(op.name for op in graph.ops).items():
+        if count > 1:
+            raise InvalidInput(f"{count} operators are named '{name}'", where=where, remedy="Names must be unique.")
+    for (source, target), count in Counter((edge.source, edge.target) for edge in graph.edges).items():
+        for end in (source, target):
+            if end not in graph.index:
+                what = f"edge {source} -> {target} names '{end}', which is not an operator"
+                raise InvalidInput(what, where=where, remedy="Add the operator, or remove the edge.")
+        if count > 1:
+            raise InvalidInput(
+                f"edge {source} -> {target} is listed {count} times", where=where, remedy="List it once."
+            )
+
+
+def _check_shared(graph: Graph) -> None:
+    for each in graph.shared:
+        where = f"shared parameter '{each.name}'"
+        _check_amount(each.bytes, f"{where}, bytes")
+        if len(graph.holders[each.name]) < 2:
+            holders = ", ".join(graph.holders[each.name]) or "none"
+            raise InvalidInput(f"is held by fewer than two operators ({holders})", where=where)
+        if sum(other.name == each.name for other in graph.shared) > 1:
+            raise InvalidInput("is listed twice", where=where)
+
+
+def _check_costs(op: Op) -> None:
+    amounts = {
+        "parameter_bytes": op.parameter_bytes,
+        "output_bytes_per_sample": op.output_bytes_per_sample,
+        "work.flops_per_sample": op.work.flops_per_sample,
+        "work.traffic_bytes_per_sample": op.work.traffic_bytes_per_sample,
+        "work.saved_bytes_per_sample": op.work.saved_bytes_per_sample,
+        "work.kernels": op.work.kernels,
+    }
+    if op.measured is not None:
+        amounts["measured.forward_seconds"] = op.measured.forward_seconds
+        amounts["measured.backward_seconds"] = op.measured.backward_seconds
+        if op.measured.samples < 1:
+            raise InvalidInput(f"is {op.measured.samples}, must be at least 1", where=f"op {op.name}, measured.samples")
+    for name, amount in amounts.items():
+        _check_amount(amount, f"op {op.name}, {name}")
+
+
+def _check_amount(amount: float, where: str) -> None:
+    if not (math.isfinite(amount) and amount >= 0):
+        raise InvalidInput(
+            f"is {amount}, must be finite and not negative", where=where, remedy="Give 0 where it is unknown."
+        )
+
+
+def _find_cycle(graph: Graph) -> list[str]:
+    # Every operator outside the topological order has a predecessor that is also outside it, so walk back.
+    left = set(graph.index) - set(graph.order)
+    name = min(left)
+    seen: list[str] = []
+    while name not in seen:
+        seen.append(name)
+        name = next(before for before in graph.predecessors[name] if before in left)
+    cycle = seen[seen.index(name) :]
+    return [name, *reversed(cycle)]

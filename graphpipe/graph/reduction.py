@@ -1,4 +1,4 @@
-"""Edge reductions: a two-terminal graph shrinks to one edge, which then holds its series-parallel tree."""
+"""Edge reductions: reduce a two-terminal graph to one edge, which then carries its series-parallel tree."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,15 +7,15 @@ from graphpipe.graph.operator_graph import Graph
 from graphpipe.graph.tree import Leaf, Parallel, Series
 
 Parts = deque[Leaf | Parallel]
-"""What will be a Series."""
+"""The parts of a future Series."""
 Branches = list[Parts]
-"""What stands side by side on one edge: none on an edge that only orders its ends, otherwise none is empty."""
+"""The parallel branches on one edge, each non-empty. An edge that only orders its ends does not carry any."""
 
 
 class Network:
     """A directed acyclic graph with one source and one sink whose edges carry operators, reduced in place.
 
-    Each operator is an edge from an in-vertex to an out-vertex of its own; each dependency is an empty edge:
+    Each operator is an edge from its own in-vertex to its own out-vertex. Each dependency is an empty edge:
 
         a -> b, a -> c        source --> o --a--> o --> o --b--> o --> sink
                                                   `---> o --c--> o ----^
@@ -24,9 +24,9 @@ class Network:
     def __init__(self, graph: Graph) -> None:
         self._rank = graph.index
         self.after: list[dict[int, Branches]] = []
-        """By vertex: what its out-edges carry, by target."""
+        """By vertex: the branches on its out-edges, by target."""
         self.before: list[dict[int, Branches]] = []
-        """By vertex: what its in-edges carry, by source (the same objects as in `after`)."""
+        """By vertex: the branches on its in-edges, by source (the same objects as in `after`)."""
         self.source, self.sink = self.new_vertex(), self.new_vertex()
         ends = {op.name: (self.new_vertex(), self.new_vertex()) for op in graph.ops}
         for name, (enter, leave) in ends.items():
@@ -40,11 +40,11 @@ class Network:
 
     @property
     def is_one_edge(self) -> bool:
-        """True when nothing is left to reduce."""
+        """Whether the network is fully reduced."""
         return self.after[self.source].keys() == {self.sink} and self.before[self.sink].keys() == {self.source}
 
     def tree(self) -> Series:
-        """Return the tree on the one edge that is left."""
+        """Return the tree on the one remaining edge."""
         return Series(tuple(self._line(self.after[self.source][self.sink])))
 
     def new_vertex(self) -> int:
@@ -54,16 +54,16 @@ class Network:
         return len(self.after) - 1
 
     def remove(self, source: int, target: int) -> None:
-        """Take an edge away."""
+        """Remove an edge."""
         del self.after[source][target], self.before[target][source]
 
     def add(self, source: int, target: int, branches: Branches) -> None:
-        """Add an edge; beside an edge that is there already, both become one (the parallel reduction)."""
+        """Add an edge. It is merged with an existing edge between the same vertices (the parallel reduction)."""
         both = _merged(self.after[source].get(target, []), branches)
         self.after[source][target] = self.before[target][source] = both
 
     def reduce(self) -> None:
-        """Replace each vertex with one edge in and one edge out by an edge (the series reduction), till none is left.
+        """Replace vertices with one edge in and one edge out by an edge (the series reduction), until none remains.
 
         Reduces every two-terminal series-parallel graph to one edge, in time near linear in its size.
 
@@ -82,7 +82,7 @@ class Network:
                 work += [source, target]
 
     def in_series(self, edges: Iterable[Branches]) -> Branches:
-        """Return what edges carry one after the other; an edge that carries nothing changes nothing."""
+        """Return the branches of consecutive edges joined in series. Empty edges are skipped."""
         carried = [branches for branches in edges if branches]
         if len(carried) < 2:
             return carried[0] if carried else []
@@ -92,7 +92,7 @@ class Network:
         return [line]
 
     def order(self) -> list[int]:
-        """Return the vertices that still have edges, in a topological order from source to sink."""
+        """Return the vertices that have edges, in a topological order from source to sink."""
         missing = [len(before) for before in self.before]
         order = [self.source]
         for vertex in order:

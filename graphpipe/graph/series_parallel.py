@@ -11,18 +11,18 @@ __all__ = ["Leaf", "Parallel", "Series", "decompose"]
 def decompose(graph: Graph) -> Series:
     """Return the series-parallel tree of a graph.
 
-    What counts is which operator reaches which: a skip connection adds nothing to the path it skips.
+    Only reachability counts, so a skip connection beside a path does not change the tree.
 
         stem -> a1 -> a2 -> join      Series(Leaf(stem), Parallel(Series(a1, a2), Series(b)), Leaf(join))
         stem -> b --------> join
         stem -------------> join
 
-    Several sources (sinks) hang on a virtual one that does not appear. Branches stand in order of their first
-    operators in `graph.ops`. Two-terminal series-parallel graphs take time near linear in their size. Every
-    series-parallel partial order (one in which no a < c > b < d, with the other pairs unordered, occurs) is
-    decomposed exactly, into its only such tree. In any other graph the smallest irreducible cores are cut into
-    layers one after the other: the tree then orders more operators than the graph does, never fewer, so all that is
-    convex in the tree is convex in the graph.
+    Several sources (sinks) are joined by a virtual one that is not in the tree. Branches are in order of their first
+    operators in `graph.ops`. Two-terminal series-parallel graphs take time near linear in their size. A partial order
+    is series-parallel if it does not contain a < c > b < d with the other pairs unordered. It has exactly one such
+    tree, which is returned. In any other graph the smallest irreducible cores are cut into layers, one after the other.
+    The tree then orders more operators than the graph does, never fewer. So every set that is convex in the tree is
+    convex in the graph.
     """
     net = Network(graph)
     net.reduce()

@@ -1,4 +1,4 @@
-"""The series-parallel tree: which operators follow one another and which stand side by side."""
+"""The series-parallel tree: which operators are in sequence and which are side by side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Parts one after the other: no path leads from a part to an earlier one. No part is itself a Series."""
+    """Parts one after the other. A path never leads from a part to an earlier one. A part is never a Series."""
 
     parts: tuple[Leaf | Parallel, ...]
 
@@ -32,9 +32,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Two or more branches side by side: no path joins two of them. Fork and join stand outside.
+    """Two or more branches side by side, not joined by any path. Fork and join are outside.
 
-    No branch is a lone Parallel, and none is empty.
+    A branch is never empty, and never consists of a single Parallel.
     """
 
     branches: tuple[Series, ...]

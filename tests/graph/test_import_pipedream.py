@@ -37,7 +37,7 @@ def test_units_kinds_and_several_outputs(tmp_path: Path) -> None:
     assert [edge.bytes_per_sample for edge in graph.edges] == [128, 160]
 
 
-def test_inputs_and_unread_items_are_dropped_and_what_they_joined_stays_joined(tmp_path: Path) -> None:
+def test_inputs_and_unread_items_are_dropped_and_their_neighbours_stay_joined(tmp_path: Path) -> None:
     kinds = {1: "Input0", 2: "Linear(1, 1)", 3: "__getitem__(0)", 4: "__getitem__(1)", 5: "Add", 6: "InputStub"}
     nodes = "".join(f"node{number} -- {kind} -- {COSTS}\n" for number, kind in kinds.items())
     edges = "".join(f"\tnode{pair[0]} -- node{pair[1]}\n" for pair in ("12", "23", "24", "35", "26", "65"))
@@ -56,7 +56,7 @@ def test_inputs_and_unread_items_are_dropped_and_what_they_joined_stays_joined(t
         ("", r"tiny\.graph\.txt: the file is empty"),
         (NODE + "node2\n", "line 2: 'node2' is not a node"),
         (NODE + "\tnode1\n", "line 2: 'node1' is not an edge"),
-        (NODE + "\tnode1 -- node9\n", "line 2: the edge names 'node9', which no line describes"),
+        (NODE + "\tnode1 -- node9\n", "line 2: the edge names 'node9', which is not listed as a node"),
         (NODE + NODE, "line 2: node 'node1' is listed twice"),
         (
             NODE + NODE.replace("node1", "node2") + "\tnode1 -- node2\n\tnode2 -- node1\n",
@@ -90,8 +90,8 @@ def test_bad_samples_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("factor", "figure"), [("e-3", "9e-06 s"), ("e4", "90 s")])
-def test_times_in_another_unit_are_warned_of_with_the_figure(tmp_path: Path, factor: str, figure: str) -> None:
-    with pytest.warns(UserWarning, match=f"sum to {figure}; are the times in another unit"):
+def test_times_in_another_unit_give_a_warning_with_their_sum(tmp_path: Path, factor: str, figure: str) -> None:
+    with pytest.warns(UserWarning, match=f"sum to {figure}. Are the times in another unit"):
         read(tmp_path, NODE.replace("3.0,", f"3.0{factor},").replace("6.0,", f"6.0{factor},"))
 
 
@@ -123,7 +123,9 @@ def test_published_profiles(name: str, ops: int, seconds: float, widths: list[in
 @needs_data
 def test_inception_v3_keeps_its_second_sink_and_the_splits_inside_branches() -> None:
     tree = decompose(read_pipedream(DATA / "inception_v3.graph.txt"))
-    auxiliary, main = tree.parts[-1].branches if isinstance(tree.parts[-1], Parallel) else ()
+    last = tree.parts[-1]
+    assert isinstance(last, Parallel)
+    auxiliary, main = last.branches
     assert auxiliary.ops[0] == "node230"
     assert main.parts[-1] == Leaf("node326")
     assert parallel_widths(main) == [3, 4, 4]
@@ -132,7 +134,7 @@ def test_inception_v3_keeps_its_second_sink_and_the_splits_inside_branches() -> 
 
 
 @needs_data
-def test_gnmt_which_is_not_series_parallel_keeps_its_chain_and_what_stands_beside_it() -> None:
+def test_gnmt_which_is_not_series_parallel_keeps_its_chain_and_parallel_parts() -> None:
     tree = decompose(read_pipedream(DATA / "gnmt.graph.txt", samples=1536))
     encoder, items, attention, *_ = tree.parts
     assert isinstance(encoder, Parallel)

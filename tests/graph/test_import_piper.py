@@ -91,11 +91,11 @@ def test_truncated_and_empty_files_are_refused_with_line_and_column(tmp_path: Pa
         read_piper(path)
 
 
-def test_milliseconds_are_warned_of_with_the_figure(tmp_path: Path) -> None:
+def test_milliseconds_give_a_warning_with_their_sum(tmp_path: Path) -> None:
     def in_milliseconds(body: dict[str, Any]) -> None:
         vanilla(body).update(timePerSample=300.0)
 
-    with pytest.warns(UserWarning, match="sum to 301 s; are the times in another unit"):
+    with pytest.warns(UserWarning, match="sum to 301 s. Are the times in another unit"):
         read_piper(write(tmp_path, in_milliseconds))
 
 

@@ -1,7 +1,8 @@
-"""The operator graph: what it derives, and what it refuses."""
+"""The operator graph: derived values and refused inputs."""
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +27,12 @@ def test_neighbours_and_order() -> None:
     assert diamond["c"] is C
 
 
-def test_a_gradient_comes_back_to_what_trains_and_all_behind_it() -> None:
+def test_outputs_get_a_gradient_if_the_operator_or_one_before_it_trains() -> None:
     frozen = Op(name="frozen", parameter_bytes=4, trainable=False)
     trained, glue, after = Op(name="trained", parameters=("w",)), Op(name="glue"), replace(frozen, name="after")
     towers = graph(glue, frozen, trained, after, edges="glue>frozen frozen>after trained>after")
     assert towers.differentiable == {"trained", "after"}
-    assert graph(A, B, edges="a>b").differentiable == {"a", "b"}  # it tells of no parameters
+    assert graph(A, B, edges="a>b").differentiable == {"a", "b"}  # the graph does not list any parameters
     assert graph(A, frozen, edges="a>frozen").differentiable == frozenset()
 
 
@@ -73,13 +74,13 @@ def test_a_saved_graph_loads_equal_and_has_the_same_fingerprint(tmp_path: Path) 
     [
         ((), "", "graph 'g': the graph has no operators"),
         ((A, A), "", "2 operators are named 'a'. Names must be unique"),
-        ((A,), "a>x", "edge a -> x names 'x', which is no operator"),
+        ((A,), "a>x", "edge a -> x names 'x', which is not an operator"),
         ((A, B), "a>b a>b", "edge a -> b is listed 2 times"),
         ((A,), "a>a", "the graph has a cycle: a -> a"),
         ((A, B, C), "a>b b>c c>b", "the graph has a cycle: b -> c -> b"),
     ],
 )
-def test_what_is_no_graph_is_refused(ops: tuple[Op, ...], edges: str, sentence: str) -> None:
+def test_an_invalid_graph_is_refused(ops: tuple[Op, ...], edges: str, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         graph(*ops, edges=edges)
 
@@ -106,7 +107,7 @@ def test_the_cycle_is_spelled_out_along_its_edges() -> None:
         ),
     ],
 )
-def test_impossible_costs_are_refused(field: str, build: type[Op], amount: float) -> None:
+def test_impossible_costs_are_refused(field: str, build: Callable[[float], Op], amount: float) -> None:
     with pytest.raises(InvalidInput, match=f"op a, {field}: is {amount}, must be finite and not negative"):
         graph(build(amount))
 

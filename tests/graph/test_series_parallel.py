@@ -66,18 +66,18 @@ def test_small_graphs(edges: str, tree: Series) -> None:
     assert decompose(graph_of(edges)) == tree
 
 
-def test_branches_stand_in_graph_order() -> None:
+def test_branches_are_in_graph_order() -> None:
     graph = graph_from(["c", "join", "a", "b"], [("b", "join"), ("a", "join"), ("c", "join")])
     assert decompose(graph) == series(parallel("c", "a", "b"), "join")
 
 
-def test_a_core_inside_a_branch_leaves_the_other_branches_alone() -> None:
+def test_a_core_inside_a_branch_does_not_change_the_other_branches() -> None:
     # An N between s and t (a>c, b>c, b>d) beside a long branch e>f.
     tree = decompose(graph_of("s>a>c>t, s>b>c, b>d>t, s>e>f>t"))
     assert tree == series("s", parallel(series(parallel("a", "b"), parallel("c", "d")), "ef"), "t")
 
 
-def test_cores_in_sequence_stay_apart() -> None:
+def test_cores_in_sequence_stay_separate() -> None:
     one, two = "s>a>c>m, s>b>c, b>d>m", "m>e>g>t, m>f>g, f>h>t"
     assert decompose(graph_of(f"{one}, {two}")) == series(
         "s", parallel("a", "b"), parallel("c", "d"), "m", parallel("e", "f"), parallel("g", "h"), "t"

@@ -48,7 +48,7 @@ def numbers(tree: Series | Parallel | Leaf) -> list[int]:
 
 
 def is_series_parallel(count: int, reach: Pairs) -> bool:
-    """Say whether no four operators are ordered a < c > b < d and otherwise not at all (Valdes et al., theorem)."""
+    """Return whether no four operators are ordered exactly a < c > b < d (theorem of Valdes et al.)."""
     for some in itertools.combinations(range(count), 4):
         pairs = {pair for pair in reach if pair[0] in some and pair[1] in some}
         for a, b, c, d in itertools.permutations(some):
@@ -75,13 +75,13 @@ def dags(draw: st.DrawFn) -> tuple[int, Pairs]:
 
 @settings(max_examples=300, deadline=None)
 @given(dags())
-def test_every_graph_gets_a_valid_tree_and_series_parallel_orders_their_own(dag: tuple[int, Pairs]) -> None:
+def test_every_tree_is_valid_and_exact_for_series_parallel_orders(dag: tuple[int, Pairs]) -> None:
     count, edges = dag
     tree = decompose(graph_from(count, edges))
     order, reach = numbers(tree), closure(count, edges)
     assert sorted(order) == list(range(count))
     assert is_normal(tree)
-    # All that the graph orders, the tree orders; a series-parallel order is told exactly.
+    # The tree keeps every order of the graph. It is exact if the order is series-parallel.
     assert reach <= ordered_by(tree)
     if is_series_parallel(count, reach):
         assert reach == ordered_by(tree)
@@ -106,7 +106,7 @@ def shares(random: random.Random, size: int, least: int) -> list[int]:
 
 
 def ends(tree: Series | Parallel | Leaf, *, first: bool) -> list[str]:
-    """Return the operators of a tree with nothing before (after) them."""
+    """Return the first (last) operators of a tree."""
     if isinstance(tree, Leaf):
         return [tree.op]
     if isinstance(tree, Series):
@@ -163,7 +163,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("edges", LARGE.values(), ids=LARGE.keys())
-def test_five_thousand_operators_take_a_moment(edges: Pairs) -> None:
+def test_five_thousand_operators_take_less_than_three_seconds(edges: Pairs) -> None:
     count = 1 + max(max(edge) for edge in edges)
     graph = graph_from(count, edges)
     assert len(graph.order) == count
@@ -171,4 +171,4 @@ def test_five_thousand_operators_take_a_moment(edges: Pairs) -> None:
     tree = decompose(graph)
     seconds = time.process_time() - begin
     assert sorted(numbers(tree)) == list(range(count))
-    assert seconds < 3.0  # about one; more where other processes share the core
+    assert seconds < 3.0  # takes about one second, or more if other processes share the core
