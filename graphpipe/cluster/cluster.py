@@ -2,75 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from pydantic import ConfigDict
 
+from graphpipe.cluster.cluster_file import file_fields
+from graphpipe.cluster.device import Device, DeviceType, Link, PairLink
+from graphpipe.cluster.presets import preset_fields
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import fingerprint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A connection: a message of n bytes takes `latency_seconds + n / bandwidth_bytes_per_second`."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    latency_seconds: float
-    bandwidth_bytes_per_second: float
-    processor_seconds: float = 0.0
-    """What each message takes of the device at each of its two ends, beside its way: where devices are processes that
-    send and receive themselves."""
-
-    def seconds(self, count: float) -> float:
-        """Return the seconds that `count` bytes take; nothing takes no time."""
-        return self.latency_seconds + count / self.bandwidth_bytes_per_second if count else 0.0
-
-
-def slowest_seconds(links: Iterable[Link | None], count: float) -> float:
-    """Return the seconds that `count` bytes take over the slowest of some links; over None, inside a device, none."""
-    return max(link.seconds(count) if link else 0.0 for link in links)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceType:
-    """What one kind of device can do."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    name: str
-    memory_bytes: float
-    peak_flops_per_second: float
-    memory_bytes_per_second: float
-    launch_seconds: float
-    """Fixed cost of one kernel."""
-    half_peak_flops: float
-    """Size of a kernel, in FLOPs, that reaches half of the peak: larger kernels come nearer to it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """One accelerator (or one process on a CPU), on one node."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    name: str
-    type: str
-    node: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairLink:
-    """A link between two named devices, both ways, that differs from its level's."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    first: str
-    second: str
-    link: Link
+from graphpipe.files.json_body import fingerprint
 
 
 # No slots: the derived look-ups below are cached properties.
@@ -79,8 +22,8 @@ class Cluster:
     """Devices and how they are connected: one level inside a node, one between nodes, and named exceptions.
 
     Raises:
-        InvalidInput: no devices, duplicate names, an unknown device type, a memory, speed or bandwidth that is not
-            positive and finite, or a negative latency.
+        InvalidInput: a cluster without devices, duplicate names, an unknown device type, a memory, speed or bandwidth
+            that is not positive and finite, or a negative latency.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -92,9 +35,9 @@ class Cluster:
     inter_node: Link
     pair_links: tuple[PairLink, ...] = ()
     overlap: bool = True
-    """True when transfers go on while the device computes; False when a device waits for them."""
+    """True if transfers run while the device computes. False if a device waits for them."""
     cores_per_node: int | None = None
-    """Tasks a node runs at full speed at once (CPU processes share cores); None when every device has its own."""
+    """Tasks that a node runs at full speed at once, if CPU processes share cores. None: each device has its own."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -103,6 +46,10 @@ class Cluster:
     def types(self) -> dict[str, DeviceType]:
         """Device types by name."""
         return {kind.name: kind for kind in self.device_types}
+
+    def type_of(self, device: int) -> DeviceType:
+        """Return the type of a device (a position in `devices`)."""
+        return self.types[self.devices[device].type]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -133,7 +80,7 @@ class Cluster:
         return {}
 
     def links(self, sources: tuple[int, ...], targets: tuple[int, ...]) -> frozenset[Link | None]:
-        """Return the links between two groups of devices, each once; None stands for no link, inside one device."""
+        """Return the links between two groups of devices, each once. None is for a pair inside one device."""
         key = sources, targets
         if (known := self._links.get(key)) is None:
             known = self._links[key] = frozenset(self.link(one, other) for one in sources for other in targets)
@@ -155,7 +102,7 @@ class Cluster:
         return min(links, key=lambda link: (link.bandwidth_bytes_per_second, -link.latency_seconds), default=None)
 
     def without(self, names: Collection[str]) -> "Cluster":
-        """Return the cluster that is left when these devices are gone.
+        """Return the cluster without these devices.
 
         Raises:
             InvalidInput: no device is left.
@@ -163,10 +110,10 @@ class Cluster:
         return self.only([device.name for device in self.devices if device.name not in names])
 
     def only(self, names: Sequence[str]) -> "Cluster":
-        """Return the cluster of these of its devices, in this order; itself if that changes nothing.
+        """Return the cluster with only these devices, in this order. Returns itself if it already has exactly these.
 
         Raises:
-            InvalidInput: no names, or one that is none of its devices'.
+            InvalidInput: empty `names`, or a name that is not one of its devices.
         """
         if tuple(names) == tuple(device.name for device in self.devices):
             return self
@@ -187,9 +134,7 @@ class Cluster:
         Raises:
             InvalidInput: an unknown preset (the nearest name is given) or a malformed size.
         """
-        from graphpipe.cluster.presets import preset
-
-        return preset(spec)
+        return Cluster(**preset_fields(spec))
 
     @staticmethod
     def load(path: str | Path) -> "Cluster":
@@ -198,9 +143,20 @@ class Cluster:
         Raises:
             InvalidInput: unreadable, not TOML, an unknown key, or a value out of range (the key is named).
         """
-        from graphpipe.cluster.cluster_file import load
+        try:
+            return Cluster(**file_fields(path))
+        except InvalidInput as error:
+            where = error.where if error.where.startswith(str(path)) else f"{path}, {error.where}"
+            raise InvalidInput(error.what, where=where, remedy=error.remedy) from None
 
-        return load(path)
+    @staticmethod
+    def resolve(text: str) -> "Cluster":
+        """Return the cluster of a TOML file if `text` ends in `.toml`, otherwise of a preset.
+
+        Raises:
+            InvalidInput: as `load` and `preset` do.
+        """
+        return Cluster.load(text) if text.endswith(".toml") else Cluster.preset(text)
 
 
 def _check(cluster: Cluster) -> None:

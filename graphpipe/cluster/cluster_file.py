@@ -1,13 +1,13 @@
 """Clusters from TOML files.
 
 name = "two kinds"
-overlap = true                      # optional: transfers go on while a device computes
+overlap = true                      # optional: transfers run while a device computes
 cores_per_node = 8                  # optional: when the devices are processes that share a node's cores
 
 [intra_node]
 latency = "5 us"
 bandwidth = "50 GB/s"
-processor = "0 us"                  # optional: what a message takes of a device at each end (CPU processes)
+processor = "0 us"                  # optional: work per message of the device at each end (CPU processes)
 
 [inter_node]                        # optional with one node
 latency = "15 us"
@@ -39,20 +39,21 @@ bandwidth = "25 GB/s"
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphpipe.cluster.cluster import Cluster, Device, DeviceType, Link, PairLink
+from graphpipe.cluster.device import ClusterFields, Device, DeviceType, Link, PairLink
 from graphpipe.errors import InvalidInput
 from graphpipe.files.toml import read_toml
 from graphpipe.files.toml_section import Section
 from graphpipe.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 
 LAUNCH_SECONDS = 5e-6
-"""Assumed for a device type whose file does not tell."""
+"""Assumed if the file does not give `launch`."""
 HALF_PEAK_SECONDS = 64e-6
-"""Time at peak of a kernel that reaches half of it: assumed, as in the presets, where the file does not tell."""
+"""Time at peak of a kernel that reaches half of the peak. Assumed, as in the presets, if the file does not give
+`half_peak_flops`."""
 
 
-def load(path: str | Path) -> Cluster:
-    """Read a cluster from a TOML file.
+def file_fields(path: str | Path) -> ClusterFields:
+    """Return the fields of the cluster in a TOML file.
 
     Raises:
         InvalidInput: unreadable, not TOML, an unknown key (the nearest is given), a missing key, or a value of the
@@ -61,22 +62,18 @@ def load(path: str | Path) -> Cluster:
     root = Section(read_toml(path)[1], str(path))
     root.only("name", "overlap", "cores_per_node", "intra_node", "inter_node", "device_types", "nodes", "pair_links")
     types = root.section("device_types")
-    try:
-        nodes = root.sections("nodes")
-        needs_inter = "inter_node" in root.table or len(nodes) > 1 or any("count" in node.table for node in nodes)
-        return Cluster(
-            name=root.text("name", Path(path).stem),
-            device_types=tuple(_device_type(name, types.section(name)) for name in types.table),
-            devices=tuple(device for node in nodes for device in _devices(node, list(types.table))),
-            intra_node=_link(root.section("intra_node")),
-            inter_node=_link(root.section("inter_node" if needs_inter else "intra_node")),
-            pair_links=tuple(_pair_link(pair) for pair in root.sections("pair_links")),
-            overlap=root.flag("overlap", True),
-            cores_per_node=root.count("cores_per_node") if "cores_per_node" in root.table else None,
-        )
-    except InvalidInput as error:
-        where = error.where if error.where.startswith(str(path)) else f"{path}, {error.where}"
-        raise InvalidInput(error.what, where=where, remedy=error.remedy) from None
+    nodes = root.sections("nodes")
+    needs_inter = "inter_node" in root.table or len(nodes) > 1 or any("count" in node.table for node in nodes)
+    return ClusterFields(
+        name=root.text("name", Path(path).stem),
+        device_types=tuple(_device_type(name, types.section(name)) for name in types.table),
+        devices=tuple(device for node in nodes for device in _devices(node, list(types.table))),
+        intra_node=_link(root.section("intra_node")),
+        inter_node=_link(root.section("inter_node" if needs_inter else "intra_node")),
+        pair_links=tuple(_pair_link(pair) for pair in root.sections("pair_links")),
+        overlap=root.flag("overlap", True),
+        cores_per_node=root.count("cores_per_node") if "cores_per_node" in root.table else None,
+    )
 
 
 def _link(section: Section) -> Link:

@@ -4,10 +4,8 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from graphpipe.cluster.cluster import Cluster, Device, DeviceType, Link
-from graphpipe.cluster.cluster_file import load
+from graphpipe.cluster.device import ClusterFields, Device, DeviceType, Link
 from graphpipe.errors import InvalidInput, nearest
 
 MOST_DEVICES = 65_536
@@ -22,12 +20,13 @@ class _Machine:
     inter_node: Link
 
 
-# Peak and memory size are the vendors' figures (FP32 on V100, dense TF32 on A100 and H100). Bandwidths are nominal
-# times about 0.85, what copy benchmarks reach: memory 900, 2039 and 3350 GB/s; NVLink per direction between two
-# devices 50 (two bricks on Summit), 300 and 450 GB/s; network per device 100, 200 and 400 Gb/s. Latencies and
-# launch times are common figures for NCCL and CUDA. half_peak_flops is an assumption about matrix products: a V100
-# reaches two thirds of its peak with 1024 x 1024 x 1024 (2.1 GFLOP), and faster devices need products larger in the
-# same proportion (64 us at peak). None of these figures was fitted to published results of any planner.
+# Peak and memory size are the vendors' figures (FP32 on V100, dense TF32 on A100 and H100). Bandwidths are about 0.85
+# of the nominal ones, which is what copy benchmarks reach. The nominal bandwidths of memory are 900, 2039 and 3350
+# GB/s, of NVLink (per direction between two devices) 50 (two bricks on Summit), 300 and 450 GB/s, and of the network
+# (per device) 100, 200 and 400 Gb/s. Latencies and launch times are common figures for NCCL and CUDA. half_peak_flops
+# is an assumption about matrix products: a V100 reaches two thirds of its peak with 1024 x 1024 x 1024 (2.1 GFLOP),
+# and faster devices need products larger in the same proportion (64 us at peak). These figures were not fitted to the
+# published results of any planner.
 _MACHINES = {
     "summit": _Machine(
         device=DeviceType(
@@ -68,8 +67,8 @@ _MACHINES = {
 }
 
 
-def preset(spec: str) -> Cluster:
-    """Return the cluster of a preset: `local:PROCESSES`, or `NAME:NODESxDEVICES`.
+def preset_fields(spec: str) -> ClusterFields:
+    """Return the fields of the cluster of a preset: `local:PROCESSES`, or `NAME:NODESxDEVICES`.
 
     Raises:
         InvalidInput: an unknown preset (the nearest name is given), or a malformed size.
@@ -81,22 +80,13 @@ def preset(spec: str) -> Cluster:
         raise InvalidInput(f"unknown cluster preset '{name}'", remedy=nearest(name, ["local", *_MACHINES]))
     sizes = _sizes(spec, size, r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", f"{name}:NODESxDEVICES, such as {name}:2x4")
     machine = _MACHINES[name]
-    return Cluster(
+    return ClusterFields(
         name=spec,
         device_types=(machine.device,),
         devices=_devices(machine.device.name, *sizes),
         intra_node=machine.intra_node,
         inter_node=machine.inter_node,
     )
-
-
-def resolve(text: str) -> Cluster:
-    """Return the cluster of a TOML file when `text` ends in `.toml`, otherwise of a preset.
-
-    Raises:
-        InvalidInput: as `Cluster.load` and `Cluster.preset` do.
-    """
-    return load(Path(text)) if text.endswith(".toml") else preset(text)
 
 
 def _sizes(spec: str, size: str, pattern: str, form: str) -> list[int]:
@@ -106,7 +96,7 @@ def _sizes(spec: str, size: str, pattern: str, form: str) -> list[int]:
     sizes = [int(number) for number in match.groups()]
     if math.prod(sizes) > MOST_DEVICES:
         raise InvalidInput(
-            f"'{spec}' has {math.prod(sizes):,} devices, at most {MOST_DEVICES:,} are read", where="cluster"
+            f"'{spec}' has {math.prod(sizes):,} devices, but the limit is {MOST_DEVICES:,}", where="cluster"
         )
     return sizes
 
@@ -119,9 +109,9 @@ def _devices(kind: str, nodes: int, each: int) -> tuple[Device, ...]:
     )
 
 
-def _local(spec: str, processes: int) -> Cluster:
-    # Nominal figures of one CPU core in FP32, and of messages through the loopback interface, with all that sends,
-    # moves and takes them; `profile` measures operators.
+def _local(spec: str, processes: int) -> ClusterFields:
+    # Nominal figures of one CPU core in FP32, and of messages through the loopback interface, from the sender's call to
+    # the receiver's. `profile` measures operators.
     core = DeviceType(
         name="cpu",
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / processes,
@@ -131,7 +121,7 @@ def _local(spec: str, processes: int) -> Cluster:
         half_peak_flops=1e6,
     )
     loopback = Link(latency_seconds=50e-6, bandwidth_bytes_per_second=1.5e9, processor_seconds=250e-6)
-    return Cluster(
+    return ClusterFields(
         name=spec,
         device_types=(core,),
         devices=_devices("cpu", 1, processes),

@@ -1,4 +1,4 @@
-"""The cluster: which link joins two devices, and what is refused."""
+"""The cluster: links between devices, and refused inputs."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link, PairLink
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import from_body, to_body
+from graphpipe.files.json_body import from_body, to_body
 
 NEAR = Link(latency_seconds=1.0, bandwidth_bytes_per_second=100.0)
 FAR = Link(latency_seconds=10.0, bandwidth_bytes_per_second=10.0)
@@ -31,7 +31,7 @@ CLUSTER = Cluster(
 )
 
 
-def test_a_message_takes_latency_and_bytes_over_bandwidth_and_nothing_takes_no_time() -> None:
+def test_a_message_takes_latency_and_bytes_over_bandwidth_and_zero_bytes_take_zero() -> None:
     assert FAR.seconds(50) == 15
     assert FAR.seconds(0) == 0
 
@@ -50,7 +50,7 @@ def test_the_slowest_link_of_a_ring() -> None:
     assert CLUSTER.slowest_link((0, 1, 2, 3)) is ODD
 
 
-def test_a_cluster_survives_its_plain_form_with_its_fingerprint() -> None:
+def test_a_cluster_restored_from_json_has_the_same_fingerprint() -> None:
     again = from_body(Cluster, to_body(CLUSTER), "here")
     assert again == CLUSTER
     assert again.fingerprint == CLUSTER.fingerprint != replace(CLUSTER, overlap=False).fingerprint
@@ -72,12 +72,12 @@ def test_a_cluster_survives_its_plain_form_with_its_fingerprint() -> None:
         ({"cores_per_node": 0}, "cores_per_node: is 0, must be positive"),
     ],
 )
-def test_what_is_no_cluster_is_refused(change: dict[str, object], sentence: str) -> None:
+def test_an_invalid_cluster_is_refused(change: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         replace(CLUSTER, **change)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_lazy_ways_in_reach_presets_and_files(tmp_path: Path) -> None:
+def test_clusters_are_made_from_presets_and_files(tmp_path: Path) -> None:
     assert len(Cluster.preset("local:3").devices) == 3
     with pytest.raises(InvalidInput, match="cannot read"):
         Cluster.load(tmp_path / "missing.toml")

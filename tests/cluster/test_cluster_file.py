@@ -1,6 +1,7 @@
 """Cluster files: read with units, refused by key."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,11 @@ processor = "30 us"
 """
 
 
+def near(value: float) -> Any:
+    """Return an approximate value that a typed field accepts."""
+    return pytest.approx(value)
+
+
 def load(tmp_path: Path, text: str) -> Cluster:
     (tmp_path / "mine.toml").write_text(text)
     return Cluster.load(tmp_path / "mine.toml")
@@ -58,14 +64,14 @@ def load(tmp_path: Path, text: str) -> Cluster:
 def test_everything_is_read_in_base_units(tmp_path: Path) -> None:
     cluster = load(tmp_path, TEXT)
     assert (cluster.name, cluster.overlap, cluster.cores_per_node) == ("mine", False, 6)
-    assert cluster.intra_node == Link(latency_seconds=pytest.approx(5e-6), bandwidth_bytes_per_second=50e9)
+    assert cluster.intra_node == Link(latency_seconds=near(5e-6), bandwidth_bytes_per_second=50e9)
     assert cluster.inter_node == Link(latency_seconds=0, bandwidth_bytes_per_second=12.5e9)
     assert cluster.types["v100"] == DeviceType(
         name="v100",
         memory_bytes=16e9,
         peak_flops_per_second=15.7e12,
         memory_bytes_per_second=900e9,
-        launch_seconds=pytest.approx(4e-6),
+        launch_seconds=near(4e-6),
         half_peak_flops=2e9,
     )
     assert cluster.devices == (
@@ -80,9 +86,9 @@ def test_everything_is_read_in_base_units(tmp_path: Path) -> None:
             first="n/v100-0",
             second="n/v100-1",
             link=Link(
-                latency_seconds=pytest.approx(2e-6),
+                latency_seconds=near(2e-6),
                 bandwidth_bytes_per_second=25e9,
-                processor_seconds=pytest.approx(30e-6),
+                processor_seconds=near(30e-6),
             ),
         ),
     )
@@ -144,7 +150,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
         load(tmp_path, text)
 
 
-def test_one_node_needs_no_link_between_nodes(tmp_path: Path) -> None:
+def test_one_node_does_not_need_a_link_between_nodes(tmp_path: Path) -> None:
     head, _, rest = TEXT.partition("[inter_node]")
     types, _, _ = rest.partition("[[nodes]]")
     body = head + types[types.index("[device_types") :]

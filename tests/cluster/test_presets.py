@@ -1,4 +1,4 @@
-"""Presets: their sizes, and figures that make sense together."""
+"""Presets: sizes and plausible figures."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from graphpipe.cluster import Cluster
-from graphpipe.cluster.presets import preset, resolve
 from graphpipe.errors import InvalidInput
 
 
@@ -14,7 +13,7 @@ from graphpipe.errors import InvalidInput
     ("spec", "nodes", "each"), [("summit:8x4", 8, 4), ("dgx-a100:2x8", 2, 8), ("dgx-h100:4x8", 4, 8), ("local:4", 1, 4)]
 )
 def test_sizes(spec: str, nodes: int, each: int) -> None:
-    cluster = preset(spec)
+    cluster = Cluster.preset(spec)
     assert cluster.name == spec
     assert len(cluster.devices) == nodes * each
     assert [len([d for d in cluster.devices if d.node == f"node{n}"]) for n in range(nodes)] == [each] * nodes
@@ -26,13 +25,13 @@ def test_sizes(spec: str, nodes: int, each: int) -> None:
     [("summit:1x1", 16e9, 15.7e12), ("dgx-a100:1x1", 80e9, 156e12), ("dgx-h100:1x1", 80e9, 495e12)],
 )
 def test_published_figures_of_the_devices(spec: str, memory: float, peak: float) -> None:
-    (kind,) = preset(spec).device_types
+    (kind,) = Cluster.preset(spec).device_types
     assert (kind.memory_bytes, kind.peak_flops_per_second) == (memory, peak)
 
 
 @pytest.mark.parametrize("spec", ["summit:2x2", "dgx-a100:2x2", "dgx-h100:2x2"])
 def test_memory_is_faster_than_a_node_and_a_node_than_the_network(spec: str) -> None:
-    cluster = preset(spec)
+    cluster = Cluster.preset(spec)
     (kind,) = cluster.device_types
     inside, between = cluster.intra_node, cluster.inter_node
     assert kind.memory_bytes_per_second > inside.bandwidth_bytes_per_second > between.bandwidth_bytes_per_second
@@ -40,13 +39,13 @@ def test_memory_is_faster_than_a_node_and_a_node_than_the_network(spec: str) -> 
 
 
 def test_a_v100_reaches_two_thirds_of_its_peak_with_a_product_of_1024_cubed() -> None:
-    (kind,) = preset("summit:1x1").device_types
+    (kind,) = Cluster.preset("summit:1x1").device_types
     work = 2 * 1024**3
     assert work / (work + kind.half_peak_flops) == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_local_processes_share_memory_and_cores() -> None:
-    one, four = preset("local:1"), preset("local:4")
+    one, four = Cluster.preset("local:1"), Cluster.preset("local:4")
     assert four.device_types[0].memory_bytes * 4 == one.device_types[0].memory_bytes
     assert four.cores_per_node == os.cpu_count()
 
@@ -65,15 +64,15 @@ def test_local_processes_share_memory_and_cores() -> None:
         ("summit:2x-4", "has no size of the form"),
         ("local", "'local' has no size of the form local:PROCESSES, such as local:4"),
         ("local:2x2", "has no size of the form local:PROCESSES"),
-        ("local:99999999", "has 99,999,999 devices, at most 65,536 are read"),
+        ("local:99999999", "has 99,999,999 devices, but the limit is 65,536"),
     ],
 )
-def test_what_is_no_preset_is_refused_with_the_expected_form(spec: str, sentence: str) -> None:
+def test_an_invalid_preset_is_refused_with_the_expected_form(spec: str, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence.replace("?", r"\?")):
-        preset(spec)
+        Cluster.preset(spec)
 
 
-def test_resolve_tells_files_from_presets(tmp_path: Path) -> None:
-    assert resolve("summit:1x2") == Cluster.preset("summit:1x2")
+def test_resolve_distinguishes_files_from_presets(tmp_path: Path) -> None:
+    assert Cluster.resolve("summit:1x2") == Cluster.preset("summit:1x2")
     with pytest.raises(InvalidInput, match=r"missing\.toml: cannot read"):
-        resolve(str(tmp_path / "missing.toml"))
+        Cluster.resolve(str(tmp_path / "missing.toml"))

@@ -1,0 +1,80 @@
+"""Devices, their types, and the links between them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
+
+from pydantic import ConfigDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A connection. A message of n bytes takes `latency_seconds + n / bandwidth_bytes_per_second`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+    processor_seconds: float = 0.0
+    """Seconds of work that each message costs the device at each end, besides its transfer. Positive if devices are
+    processes that send and receive messages themselves."""
+
+    def seconds(self, count: float) -> float:
+        """Return the seconds that `count` bytes take; 0 for 0 bytes."""
+        return self.latency_seconds + count / self.bandwidth_bytes_per_second if count else 0.0
+
+
+def slowest_seconds(links: Iterable[Link | None], count: float) -> float:
+    """Return the seconds that `count` bytes take over the slowest of some links. None, inside a device, takes 0."""
+    return max(link.seconds(count) if link else 0.0 for link in links)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceType:
+    """Memory and speed of one kind of device."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    memory_bytes: float
+    peak_flops_per_second: float
+    memory_bytes_per_second: float
+    launch_seconds: float
+    """Fixed cost of one kernel."""
+    half_peak_flops: float
+    """Size in FLOPs of a kernel that reaches half of the peak. Larger kernels come closer to the peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator (or one process on a CPU), on one node."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    type: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairLink:
+    """A link between two named devices, in both directions, that differs from the link of its level."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    first: str
+    second: str
+    link: Link
+
+
+class ClusterFields(TypedDict):
+    """The fields of a cluster, as a preset or a file gives them."""
+
+    name: str
+    device_types: tuple[DeviceType, ...]
+    devices: tuple[Device, ...]
+    intra_node: Link
+    inter_node: Link
+    pair_links: NotRequired[tuple[PairLink, ...]]
+    overlap: NotRequired[bool]
+    cores_per_node: NotRequired[int | None]
