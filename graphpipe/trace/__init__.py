@@ -1,7 +1,7 @@
-"""What happened: spans and memory over time, predicted or measured; their comparison and export."""
+"""Traces: spans and memory over time, predicted or measured, with their comparison and export."""
 
 from graphpipe.trace.chrome import save_chrome, to_chrome
-from graphpipe.trace.compare import Comparison, Difference, compare
+from graphpipe.trace.compare import Comparison, Difference
 from graphpipe.trace.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "Span",
     "SpanKind",
     "Trace",
-    "compare",
     "save_chrome",
     "to_chrome",
 ]

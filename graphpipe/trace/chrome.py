@@ -1,8 +1,8 @@
 """Traces in the Chrome trace-event format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
-A process per trace, so that a prediction stands above its measurement; in it a thread per device for what it computes,
-one for every direction in which it transfers, one for its reductions, and a counter of its memory. An arrow (a flow)
-leads from every send to its receive.
+Each trace is a process, so that a prediction is shown above its measurement. A process has for each device a thread of
+computation, a thread for each direction of transfers, a thread of reductions, and a counter of memory. An arrow (a
+flow) connects every send to its receive.
 
 The format: "Trace Event Format", Google, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graphpipe.files.json_document import write_text
+from graphpipe.files.text_file import write_text
 from graphpipe.trace.trace import Span, Trace
 
 Event = dict[str, Any]
-Lane = tuple[int, int, int]
+Thread = tuple[int, int, int]
 """Device, then 0 to compute, 1 to send, 2 to receive, 3 to reduce, then the peer."""
-_LANES = {"send": 1, "receive": 2, "reduce": 3}
+_DIRECTIONS = {"send": 1, "receive": 2, "reduce": 3}
 
 
 def to_chrome(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Return the JSON object of these traces, in the "JSON object format"; times are in microseconds."""
+    """Return the JSON object of these traces, in the "JSON object format". Times are in microseconds."""
     events = [event for process, trace in enumerate(traces) for event in _trace_events(process, trace)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
@@ -37,17 +37,24 @@ def save_chrome(path: str | Path, traces: Sequence[Trace]) -> None:
 
 
 def _trace_events(process: int, trace: Trace) -> list[Event]:
-    lanes = sorted({_lane(span) for span in trace.spans})
-    thread = {lane: number for number, lane in enumerate(lanes, start=1)}
+    threads = sorted({_thread_of(span) for span in trace.spans})
+    number_of = {thread: number for number, thread in enumerate(threads, start=1)}
     name = f"{trace.source}: {trace.step_seconds * 1e3:.3g} ms, {trace.batch_size} samples"
     events = [_name("process_name", process, 0, name)]
     events.append(_event("M", "process_sort_index", process, 0, args={"sort_index": process}))
-    for lane in lanes:
-        events.append(_name("thread_name", process, thread[lane], _lane_name(trace, lane)))
-        events.append(_event("M", "thread_sort_index", process, thread[lane], args={"sort_index": thread[lane]}))
-    events += [_span_event(process, thread[_lane(span)], span) for span in trace.spans]
+    for thread in threads:
+        events.append(_name("thread_name", process, number_of[thread], _thread_name(trace, thread)))
+        events.append(
+            _event("M", "thread_sort_index", process, number_of[thread], args={"sort_index": number_of[thread]})
+        )
+    events += [_span_event(process, number_of[_thread_of(span)], span) for span in trace.spans]
     for number, (send, receive) in enumerate(_transfers(trace)):
-        events += _arrow(f"{process}.{number}", process, (thread[_lane(send)], send), (thread[_lane(receive)], receive))
+        events += _arrow(
+            f"{process}.{number}",
+            process,
+            (number_of[_thread_of(send)], send),
+            (number_of[_thread_of(receive)], receive),
+        )
     for sample in trace.memory:
         counter = f"memory of {trace.device_names[sample.device]}"
         events.append(_event("C", counter, process, 0, ts=sample.seconds * 1e6, args={"bytes": sample.bytes}))
@@ -55,7 +62,7 @@ def _trace_events(process: int, trace: Trace) -> list[Event]:
 
 
 def _transfers(trace: Trace) -> list[tuple[Span, Span]]:
-    """Return every send with its receive: between two devices, messages arrive in the order they are sent."""
+    """Return every send with its receive. Between two devices, messages arrive in the order in which they are sent."""
     sent: dict[tuple[int, int], list[Span]] = {}
     received: dict[tuple[int, int], list[Span]] = {}
     for span in trace.spans:
@@ -66,7 +73,7 @@ def _transfers(trace: Trace) -> list[tuple[Span, Span]]:
     pairs: list[tuple[Span, Span]] = []
     for channel, sends in sent.items():
         receives = received.get(channel, [])
-        if len(receives) == len(sends):  # Else one side was not recorded, and who belongs to whom cannot be told.
+        if len(receives) == len(sends):  # Otherwise one side was not recorded, and messages cannot be matched.
             pairs += zip(sorted(sends, key=_end), sorted(receives, key=_end), strict=True)
     return pairs
 
@@ -76,7 +83,7 @@ def _end(span: Span) -> tuple[float, float]:
 
 
 def _arrow(name: str, process: int, tail: tuple[int, Span], head: tuple[int, Span]) -> list[Event]:
-    # An end is tied to the span that its thread is in at its time, and an arrow does not point into the past.
+    # A viewer attaches each end to the span of its thread at that time. An arrow must not point back in time.
     (from_thread, send), (to_thread, receive) = tail, head
     start = send.start_seconds
     end = min(max(start, receive.start_seconds), receive.end_seconds)
@@ -87,13 +94,13 @@ def _arrow(name: str, process: int, tail: tuple[int, Span], head: tuple[int, Spa
     ]
 
 
-def _lane(span: Span) -> Lane:
-    # Spans of one thread must not overlap: one direction between two devices carries one transfer at a time.
-    return span.device, _LANES.get(span.kind, 0), span.peer
+def _thread_of(span: Span) -> Thread:
+    # Spans of one thread must not overlap. One direction between two devices carries one transfer at a time.
+    return span.device, _DIRECTIONS.get(span.kind, 0), span.peer
 
 
-def _lane_name(trace: Trace, lane: Lane) -> str:
-    device, what, peer = lane
+def _thread_name(trace: Trace, thread: Thread) -> str:
+    device, what, peer = thread
     name = trace.device_names[device]
     other = trace.device_names[peer] if peer >= 0 else "?"
     return (name, f"{name} to {other}", f"{name} from {other}", f"{name} reduce")[what]

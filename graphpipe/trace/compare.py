@@ -1,4 +1,4 @@
-"""Predicted against measured."""
+"""Comparison of a predicted with a measured trace."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from graphpipe.trace.trace import SpanKind, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How long one kind of work of one stage takes in both traces: means over micro-batches and replicas."""
+    """Seconds of one kind of work of one stage in both traces: means over micro-batches and replicas."""
 
     stage: int
     kind: SpanKind
@@ -36,7 +36,7 @@ class Comparison:
 
     @property
     def step_error(self) -> float:
-        """Relative error of the prediction: 0.1 when it is 10 % too long, -0.1 when 10 % too short."""
+        """Relative error of the prediction: 0.1 if it is 10 % too long, -0.1 if it is 10 % too short."""
         return self.predicted_step_seconds / self.measured_step_seconds - 1.0 if self.measured_step_seconds else 0.0
 
 
@@ -48,7 +48,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     """
     if predicted.plan_fingerprint != measured.plan_fingerprint:
         raise InvalidInput(
-            f"the predicted trace is of plan {predicted.plan_fingerprint[:12]}, "
+            f"the predicted trace is of plan {predicted.plan_fingerprint[:12]}, but "
             f"the measured one of plan {measured.plan_fingerprint[:12]}",
             remedy="Simulate the plan that was run.",
         )

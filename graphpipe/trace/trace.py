@@ -1,4 +1,4 @@
-"""The trace: what every device did when, predicted or measured."""
+"""The trace: the timed work of every device, predicted or measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from graphpipe.files.json_document import from_body, read_document, write_document
+from graphpipe.files.json_body import from_body
+from graphpipe.files.json_document import read_document, write_document
 
 SpanKind = Literal["F", "B", "I", "W", "send", "receive", "reduce", "optimizer"]
 SPAN_WORDS: Mapping[SpanKind, str] = {
@@ -20,12 +21,12 @@ SPAN_WORDS: Mapping[SpanKind, str] = {
     "reduce": "reduction of gradients",
     "optimizer": "optimizer",
 }
-"""What kinds of spans are called."""
+"""The name of each kind of span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One thing one device did. Seconds count from the start of the step."""
+    """One piece of work of one device. Seconds count from the start of the step."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -33,7 +34,7 @@ class Span:
     kind: SpanKind
     stage: int
     micro_batch: int
-    """-1 for what concerns the whole mini-batch (reduce, optimizer)."""
+    """-1 for the whole mini-batch (reduce, optimizer)."""
     start_seconds: float
     end_seconds: float
     peer: int = -1
@@ -44,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySample:
-    """Bytes held by a device from this moment on."""
+    """Bytes held by a device from this time on."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -55,7 +56,7 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One step of training as it was predicted, emulated or measured."""
+    """One predicted, emulated or measured training step."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -91,7 +92,7 @@ class Trace:
 
     @property
     def peak_bytes(self) -> tuple[float, ...]:
-        """Largest memory of each device of the cluster; 0 where none was recorded."""
+        """Peak memory of each device of the cluster; 0 if it was not recorded."""
         peak = [0.0] * len(self.device_names)
         for sample in self.memory:
             peak[sample.device] = max(peak[sample.device], sample.bytes)

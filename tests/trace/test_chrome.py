@@ -1,4 +1,4 @@
-"""The Chrome export: what the viewers need, nothing overlapping within a thread."""
+"""The Chrome export: the events that viewers need, without overlaps within a thread."""
 
 import json
 from collections import Counter
@@ -113,10 +113,10 @@ REQUIRED = {
     "s": {"ts", "id", "cat"},
     "f": {"ts", "id", "cat", "bp"},
 }
-"""What the trace event format asks of every phase, beside ph, name, pid and tid.
+"""The fields that the trace event format requires for every phase, besides ph, name, pid and tid.
 
-Perfetto's own trace processor does not read the traces here: its Python package is only a client that downloads the
-program when it is first used, and tests need no network.
+Perfetto's own trace processor is not used here. Its Python package downloads the program on first use, and the tests
+run without a network.
 """
 
 
@@ -142,7 +142,7 @@ def check_format(document: dict[str, Any]) -> None:
         found.sort()
         assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(found))
     for event in document["traceEvents"]:
-        if event["ph"] in "sf":  # A flow ends in a slice, or it is not shown.
+        if event["ph"] in "sf":  # A flow that does not end in a slice is not shown.
             inside = slices[event["pid"], event["tid"]]
             assert any(start - 1e-6 <= event["ts"] <= end + 1e-6 for start, end in inside)
             assert event.get("bp", "e") == "e"
@@ -193,7 +193,7 @@ def test_the_file_is_the_object(tmp_path: Path):
     assert json.loads((tmp_path / "trace.json").read_text()) == to_chrome([TRACE])
 
 
-def test_a_path_that_cannot_be_written_is_said(tmp_path: Path):
+def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="cannot write"):
         save_chrome(tmp_path / "file" / "trace.json", [TRACE])

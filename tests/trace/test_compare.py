@@ -1,4 +1,4 @@
-"""Predicted against measured."""
+"""Comparison of predicted with measured traces."""
 
 from dataclasses import replace
 
@@ -7,7 +7,8 @@ from builders import Part, chain, make_plan
 
 from graphpipe.errors import InvalidInput
 from graphpipe.simulator.simulate import simulate
-from graphpipe.trace import Trace, compare
+from graphpipe.trace import Trace
+from graphpipe.trace.compare import compare
 
 PREDICTED = simulate(make_plan([Part(), Part()], chain(2), batch_size=4))
 
@@ -20,7 +21,7 @@ def slower(trace: Trace, stage: int, kind: str, seconds: float) -> Trace:
     return replace(trace, source="measured", spans=spans, step_seconds=trace.step_seconds + 4 * seconds)
 
 
-def test_a_trace_compared_with_itself_differs_in_nothing():
+def test_a_trace_does_not_differ_from_itself():
     found = compare(PREDICTED, PREDICTED)
     assert found.step_error == 0
     assert all(one.total_seconds == 0 for one in found.differences)
