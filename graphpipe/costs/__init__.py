@@ -1,10 +1,18 @@
-"""What it costs: the cluster, the cost table, the analytic model and the profiler."""
+"""Costs: what operators, messages and stages take.
+
+`cost_table` holds what was estimated (`analytic`), measured or imported. `cost_model` is the one look-up of every cost:
+seconds of tasks, messages and all-reduces, and bytes of stages. `op_bytes`, `parameter_bytes` and `activation_bytes`
+are its parts; `stage_memory` is the one formula of a stage's memory.
+"""
 
 from graphpipe.costs.analytic import estimate
-from graphpipe.costs.cost_model import CostModel, TaskSeconds
-from graphpipe.costs.cost_table import CostTable, Curve, OpCost, Temporaries
+from graphpipe.costs.cost_model import CostModel
+from graphpipe.costs.cost_table import CostTable
+from graphpipe.costs.op_cost import Curve, OpCost, Temporaries
 from graphpipe.costs.recompute_regions import Recompute, regions
-from graphpipe.costs.task_memory import TaskBytes, task_bytes
+from graphpipe.costs.stage_memory import StageMemory
+from graphpipe.costs.task_memory import TaskMemory
+from graphpipe.costs.task_seconds import TaskSeconds
 
 __all__ = [
     "CostModel",
@@ -12,10 +20,10 @@ __all__ = [
     "Curve",
     "OpCost",
     "Recompute",
-    "TaskBytes",
+    "StageMemory",
+    "TaskMemory",
     "TaskSeconds",
     "Temporaries",
     "estimate",
     "regions",
-    "task_bytes",
 ]

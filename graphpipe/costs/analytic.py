@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
-from graphpipe.cluster.cluster import Cluster, DeviceType
-from graphpipe.costs.cost_table import CostTable, Curve, OpCost
+from graphpipe.cluster.cluster import Cluster
+from graphpipe.cluster.device import DeviceType
+from graphpipe.costs.cost_table import CostTable
+from graphpipe.costs.op_cost import Curve, OpCost
 from graphpipe.graph import Graph, Measured, Op
 
 COMPUTE_SHARE = 3
-"""One kernel in this many does an operator's FLOPs (a matrix product between element-wise kernels); at least one."""
+"""One kernel in this many, but at least one, does an operator's FLOPs (a matrix product among element-wise kernels)."""
 OPTIMIZER_TRAFFIC = 7.0
 """An AdamW step reads parameter, gradient and two moments, and writes parameter and moments."""
 
@@ -19,7 +21,7 @@ class _Need:
     input_gradient: bool
     """Some operator upstream has trainable parameters."""
     weight_gradient: bool
-    """It has trainable parameters itself."""
+    """The operator itself has trainable parameters."""
 
 
 def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: float = 4.0) -> CostTable:
@@ -32,16 +34,16 @@ def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: 
 
     The first line is a kernel of w FLOPs running at w / (w + half) of the peak: (w + half) / peak seconds, affine
     in the samples. Input and weight gradient take as many FLOPs and as much traffic as the forward. An operator
-    without FLOPs (a table look-up) touches only the parameters its traffic tells of, yet its weight gradient is as
-    large as its parameters. The input gradient is left out where no operator upstream has trainable parameters, the
-    weight gradient where the operator itself has none.
+    without FLOPs (a table look-up) reads only the parameters counted in its traffic, but its weight gradient is as
+    large as its parameters. The input gradient is counted only if an operator upstream has trainable parameters, and
+    the weight gradient only if the operator itself has trainable parameters.
 
-    Imported times hold as they are on every device type, linear in the samples; their backward is halved between
-    the two gradients where both are needed.
+    Imported times are used unchanged on every device type, linear in the samples. If both gradients are needed, each
+    takes half of the backward.
 
     Args:
-        graph: its operators' `work`, or `measured` times, are used.
-        cluster: its device types.
+        graph: the operators' `work`, or their `measured` times, are used.
+        cluster: the device types are used.
         state_bytes_per_parameter_byte: parameters, gradients and optimizer state in units of the parameters
             (AdamW in fp32: 4; SGD without momentum: 2).
 

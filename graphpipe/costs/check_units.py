@@ -1,15 +1,15 @@
-"""Whether times look like another unit's."""
+"""Warn of times that may be in another unit."""
 
 import warnings
 
 from graphpipe.costs.cost_model import CostModel
 
 LONGEST_SECONDS = 20.0
-"""Forward and backward of one sample of any model worth planning take less, alone on one device."""
+"""Plausible seconds, at most, of forward and backward of one sample on one device."""
 
 
 def warn_of_units(model: CostModel, where: str) -> None:
-    """Warn, with the figure, when one sample takes longer than any would.
+    """Warn if one sample takes implausibly long. The warning gives the seconds.
 
     Args:
         model: of a file's costs.
@@ -19,7 +19,7 @@ def warn_of_units(model: CostModel, where: str) -> None:
         seconds = float(sum(part.sum() for part in model.seconds(device_type, 1.0)))
         if seconds > LONGEST_SECONDS:
             warnings.warn(
-                f"{where}: forward and backward of one sample sum to {seconds:.3g} s on {device_type}; "
-                "are the times in another unit?",
+                f"{where}: forward and backward of one sample sum to {seconds:.3g} s on {device_type}. "
+                "Are the times in another unit?",
                 stacklevel=2,
             )

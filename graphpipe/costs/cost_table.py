@@ -1,73 +1,22 @@
-"""The cost table: how long each operator takes on each device type, and where each number came from."""
+"""The cost table: the costs of each operator on each device type, and the source of each number."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ConfigDict
 
+from graphpipe.costs.op_cost import OpCost
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import fingerprint, from_body, read_document, write_document
+from graphpipe.files.json_body import fingerprint, from_body
+from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph import Graph
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Seconds (of temporaries: bytes) as a function of samples n >= 1: the largest of the lines `fixed + slope * n`.
-
-    One line is a kernel whose efficiency saturates (half-peak work is the fixed part); two are a roofline.
-    No lines: the operator takes none.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    lines: tuple[tuple[float, float], ...] = ()
-
-    def __call__(self, samples: float) -> float:
-        """Return what `samples` samples take; none take nothing."""
-        return max((fixed + slope * samples for fixed, slope in self.lines), default=0.0) if samples else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Temporaries:
-    """Bytes that one operator holds only while it runs, and what the loss after it keeps."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    forward: Curve
-    """The most that is held in a forward beyond what there is at its end: outputs, and what the backward reads."""
-    backward: Curve
-    """The most that is held in a backward beyond what there was at its beginning: gradients of values, and those of
-    parameters before they are added to the others. What it frees meanwhile counts against it; gradients that arrive
-    do not count."""
-    loss_bytes_per_sample: float = 0.0
-    """What the loss function keeps for the backward, where the operator puts out the model's result."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpCost:
-    """Costs of one operator on one device type."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    op: str
-    device_type: str
-    forward: Curve
-    input_gradient: Curve
-    weight_gradient: Curve
-    source: Literal["analytic", "profiled", "imported"]
-    """Analytic: computed from FLOPs and bytes. Profiled: measured here. Imported: came with the graph."""
-    error: float | None = None
-    """Profiled only: largest relative error of the fitted curve on its measurements (0.05 is 5 %)."""
-    temporaries: Temporaries | None = None
-    """Profiled only: what is held while the operator runs; None where it is not known."""
 
 
 # No slots: the derived look-ups below are cached properties.
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """One row per operator and device type, and what the optimizer costs.
+    """One row per operator and device type, and the costs of the optimizer.
 
     Raises:
         InvalidInput: a row is listed twice, or a cost is negative or not finite.
@@ -82,10 +31,11 @@ class CostTable:
     optimizer_seconds_per_parameter_byte: float = 0.0
     """Time of the optimizer step."""
     task_overhead_seconds: float = 0.0
-    """What the runtime itself costs per task on this machine."""
+    """Overhead of the runtime per task on this machine."""
     kept_for_weight_gradient: float = 1.0
-    """Where the backward is split: share of a sample's activations that stays from the end of the input gradient to the
-    end of the weight gradient. 1, the safe side, frees nothing early; inputs must stay, attention scores need not."""
+    """If the backward is split, the share of a sample's activations that is kept from the end of the input gradient to
+    the end of the weight gradient. 1 is the safe value and frees nothing early. Inputs must be kept, attention scores
+    need not."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -106,12 +56,17 @@ class CostTable:
             if (row.op, row.device_type) in seen:
                 raise InvalidInput("is listed twice", where=f"cost of op {row.op} on {row.device_type}")
             seen.add((row.op, row.device_type))
-            _check_lines(row)
+            row.check()
 
     @cached_property
     def by_op(self) -> dict[tuple[str, str], OpCost]:
         """Rows by (operator, device type)."""
         return {(row.op, row.device_type): row for row in self.rows}
+
+    @cached_property
+    def look_ups(self) -> dict[tuple[int, int], object]:
+        """The cost models made from this table, by the ids of graph and cluster (see `CostModel.of`)."""
+        return {}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -127,7 +82,7 @@ class CostTable:
         if self.graph_fingerprint != graph.fingerprint:
             raise InvalidInput(
                 f"the cost table was made for graph {self.graph_fingerprint[:12]}, "
-                f"this graph '{graph.name}' is {graph.fingerprint[:12]}",
+                f"but graph '{graph.name}' is {graph.fingerprint[:12]}",
                 remedy="Estimate or profile the costs of this graph.",
             )
         for kind in sorted(device_types):
@@ -147,15 +102,3 @@ class CostTable:
             InvalidInput: the file is not a valid cost table of this schema version.
         """
         return read_document(path, "costs", lambda body: from_body(CostTable, body, str(path)))
-
-
-def _check_lines(row: OpCost) -> None:
-    held = row.temporaries or Temporaries(forward=Curve(), backward=Curve())
-    curves = {"forward": row.forward, "input_gradient": row.input_gradient, "weight_gradient": row.weight_gradient}
-    curves |= {"temporaries.forward": held.forward, "temporaries.backward": held.backward}
-    curves["temporaries.loss_bytes_per_sample"] = Curve(lines=((0.0, held.loss_bytes_per_sample),))
-    for name, curve in curves.items():
-        for fixed, slope in curve.lines:
-            if not (0 <= fixed < float("inf") and 0 <= slope < float("inf")):
-                where = f"cost of op {row.op} on {row.device_type}, {name}"
-                raise InvalidInput(f"is {fixed} + {slope} n, must be finite and not negative", where=where)

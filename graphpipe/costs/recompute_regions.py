@@ -1,8 +1,8 @@
-"""What a stage recomputes: which of its operators forget what they saved, and compute again when the backward comes.
+"""The operators that a stage recomputes: they free what they saved, and are computed again in the backward.
 
-    none        everything that the operators saved stays, for every sample in flight
-    full        the stage is one region: only what it received stays
-    names       each operator or submodule is a region of its own: what it read stays, what it saved inside does not
+    none        everything that the operators saved is kept, for every sample in flight
+    full        the stage is one region: only what it received is kept
+    names       each operator or submodule is its own region: its inputs are kept, what it saved inside is freed
 
 Chen et al., Training Deep Nets with Sublinear Memory Cost (2016).
 """
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import Literal
 
 Recompute = Literal["none", "full"] | tuple[str, ...]
-"""Names are those of operators, or of submodules: `layers.3` stands for all operators `layers.3.*` together."""
+"""Names of operators or submodules. `layers.3` means all operators `layers.3.*` together."""
 
 
 def regions(ops: Iterable[str], recompute: Recompute) -> tuple[tuple[str, ...], ...]:
-    """Return the operators of every region of a stage of `ops`, in order of the names; none without recomputation."""
+    """Return the operators of every region of a stage of `ops`, in order of the names; empty without recomputation."""
     if recompute == "none":
         return ()
     inside = tuple(ops)

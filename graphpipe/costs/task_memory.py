@@ -1,50 +1,57 @@
-"""What the tasks of a stage hold only while they run, from what its operators do."""
+"""The memory that the tasks of a stage hold only while they run."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from graphpipe.costs.cost_model import CostModel
+from graphpipe.costs.op_bytes import OpBytes
 from graphpipe.costs.recompute_regions import Recompute
 
 
 @dataclass(frozen=True, slots=True)
-class TaskBytes:
+class TaskMemory:
     """The most bytes that a task needs beyond what is kept of its micro-batch between forward and backward."""
 
     forward: float = 0.0
     first_backward: float = 0.0
-    """Of a mini-batch: beyond what there is without the gradients of the stage's parameters, which come in it."""
+    """The first backward of a mini-batch. It allocates the parameters' gradients, which are counted separately."""
     backward: float = 0.0
-    """Of those that follow, and add to these gradients."""
+    """Later backwards, which add to these gradients."""
 
+    @staticmethod
+    def of(each: OpBytes, ops: Collection[str], samples: float, recompute: Recompute = "none") -> "TaskMemory":
+        """Return the memory of the tasks of a stage; 0 if the cost table does not record temporaries.
 
-def task_bytes(model: CostModel, ops: Collection[str], samples: float, recompute: Recompute = "none") -> TaskBytes:
-    """Return what the tasks of a stage of these operators need for `samples` samples; 0 where the table knows nothing.
+        Everything kept of a micro-batch counts as held from the start of its forward to the end of its backward (see
+        `StageMemory`). An operator's temporaries are added to it, less what is not allocated yet or already freed:
 
-    All that is kept of a micro-batch counts as held from the start of its forward to the end of its backward (see
-    `CostModel.activation_bytes`, and `recomputed_bytes`). So an operator's temporaries come on top of it less what is
-    not yet, or no more, there:
+            forward    a > b > [c]   d      temporaries of c, less what d will save
+            backward   a   b   [c] < d      temporaries of c and the gradient from d, less what d had saved
 
-        forward    a > b > [c]   d      what c holds, less what d will save
-        backward   a   b   [c] < d      what c holds, and the gradient that came from d, less what d had saved
+        If a stage recomputes only some of its operators, nothing counts as freed early.
 
-    Where a stage recomputes some of its operators nothing is taken to be freed early.
-    """
-    if not model.knows_temporaries:
-        return TaskBytes()
-    inside = frozenset(ops)
-    forward = first = backward = 0.0
-    freed = grown = 0.0  # of the operators that follow: what they save, and the gradients of their parameters
-    for name in (name for name in reversed(model.graph.order) if name in inside):
-        at = model.graph.index[name]
-        rows = model.temporaries[at]
-        there = max((row.forward(samples) for row in rows), default=0.0)
-        handed_on = not inside.isdisjoint(model.graph.successors[name])
-        arrived = model.gradient_bytes_per_sample[name] * samples if handed_on else 0.0  # else it is in a buffer
-        back = max((row.backward(samples) for row in rows), default=0.0) + arrived
-        forward = max(forward, there - freed)
-        first = max(first, back - freed + grown)
-        backward = max(backward, back - freed)
-        freed += float(model.saved_bytes[at]) * samples if recompute in ("none", "full") else 0.0
-        grown += float(model.trainable_bytes[at])
-    return TaskBytes(forward, first, backward)
+        Args:
+            each: bytes of every operator.
+            ops: of the stage.
+            samples: of one micro-batch on one device.
+            recompute: what the stage recomputes.
+        """
+        if not each.has_temporaries:
+            return TaskMemory()
+        inside, graph = frozenset(ops), each.graph
+        forward = first = backward = 0.0
+        freed = grown = 0.0  # bytes that later operators save, and bytes of their parameters' gradients
+        for name in (name for name in reversed(graph.order) if name in inside):
+            at = graph.index[name]
+            rows = each.temporaries[at]
+            passing = max((row.forward(samples) for row in rows), default=0.0)
+            handed_on = not inside.isdisjoint(graph.successors[name])
+            arrived = (
+                each.returned_gradient[name] * samples if handed_on else 0.0
+            )  # otherwise it is in a message buffer
+            returning = max((row.backward(samples) for row in rows), default=0.0) + arrived
+            forward = max(forward, passing - freed)
+            first = max(first, returning - freed + grown)
+            backward = max(backward, returning - freed)
+            freed += float(each.saved[at]) * samples if recompute in ("none", "full") else 0.0
+            grown += float(each.trainable[at])
+        return TaskMemory(forward, first, backward)

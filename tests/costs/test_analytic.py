@@ -1,4 +1,4 @@
-"""The analytic model: its lines by hand arithmetic, and which gradients it counts."""
+"""The analytic model: hand-computed lines, and which gradients it counts."""
 
 import itertools
 from dataclasses import replace
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
-from graphpipe.cluster.presets import preset
 from graphpipe.costs import OpCost, estimate
 from graphpipe.graph import Edge, Graph, Measured, Op, Work
 
@@ -76,7 +75,7 @@ def test_gradients_are_counted_where_training_needs_them() -> None:
     trained = Op(name="trained", parameter_bytes=4, work=work)
     frozen = Op(name="frozen", parameter_bytes=4, work=work, trainable=False)
     glue, glue2 = Op(name="glue", work=work), Op(name="glue2", work=work)
-    # Nothing trainable upstream: no input gradient; frozen below a trained one still passes the gradient on.
+    # An input gradient needs trainable operators upstream. A frozen operator after a trained one still has it.
     assert gradients(glue, trained, glue2, frozen) == ["", "W", "I", "I"]
     assert gradients(frozen, glue, trained) == ["", "", "W"]
     assert gradients(trained, Op(name="next", parameter_bytes=4, work=work)) == ["W", "IW"]
@@ -116,11 +115,11 @@ def test_every_device_type_has_its_rows_and_the_slowest_memory_paces_the_optimiz
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e9), st.floats(0, 1e10), st.integers(0, 40), st.integers(1, 4096))
-def test_no_pass_beats_the_peaks_of_the_device(
+def test_every_pass_stays_below_the_peaks_of_the_device(
     flops: float, traffic: float, parameters: float, kernels: int, samples: int
 ) -> None:
     work = Work(flops_per_sample=flops, traffic_bytes_per_sample=traffic, kernels=kernels)
-    summit = preset("summit:1x1")
+    summit = Cluster.preset("summit:1x1")
     (kind,) = summit.device_types
     (row,) = estimate(chain(Op(name="a", parameter_bytes=parameters, work=work)), summit).rows
     seconds = row.forward(samples) * (1 + 1e-12)  # rounding

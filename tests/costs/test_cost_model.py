@@ -1,11 +1,11 @@
-"""The cost look-up: costs 1, 10, 100, ... so that each sum names what went into it."""
+"""The cost look-up: costs 1, 10, 100, ... so that the digits of each sum show its terms."""
 
 from dataclasses import replace
 
 import pytest
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
-from graphpipe.costs import CostModel, CostTable, Curve, OpCost, regions
+from graphpipe.costs import CostModel, CostTable, Curve, OpCost, Recompute, regions
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 
@@ -91,9 +91,9 @@ def test_a_ring_all_reduce_takes_twice_degree_minus_one_steps_over_the_slowest_l
     assert MODEL.all_reduce_seconds(0, (0, 1)) == 0
 
 
-def test_frozen_parameters_have_no_optimizer_state_and_no_optimizer_step() -> None:
+def test_frozen_parameters_have_neither_optimizer_state_nor_optimizer_step() -> None:
     assert MODEL.optimizer_seconds(("a", "b", "c", "d")) == 110 * 0.25
-    assert MODEL.state_bytes(("a", "b", "c", "d")) == 4 * 110 + 1000
+    assert MODEL.parameter_bytes.state(("a", "b", "c", "d")) == 4 * 110 + 1000
 
 
 def test_a_shared_parameter_counts_once_among_operators_and_again_at_every_other_holder() -> None:
@@ -101,36 +101,40 @@ def test_a_shared_parameter_counts_once_among_operators_and_again_at_every_other
     ops = (*ops[:3], replace(ops[3], parameter_bytes=10.0))
     graph = replace(GRAPH, ops=ops, shared=(Shared(name="tied", bytes=10.0),))
     model = CostModel(graph, replace(TABLE, graph_fingerprint=graph.fingerprint), CLUSTER)
-    assert model.gradient_bytes(("a", "b", "c", "d")) == 100
-    assert model.gradient_bytes(("a", "b")) == 100
-    assert model.gradient_bytes(("d",)) == 10
-    assert model.gradient_bytes(("a", "b"), without=("tied",)) == 90
-    assert model.gradient_bytes(("c",), without=("tied",)) == 0
-    assert model.state_bytes(("a", "b", "c", "d")) == 4 * 100 + 1000
-    assert model.state_bytes(("a", "b")) + model.state_bytes(("c", "d")) == 4 * 100 + 1000 + 4 * 10
+    assert model.parameter_bytes.gradients(("a", "b", "c", "d")) == 100
+    assert model.parameter_bytes.gradients(("a", "b")) == 100
+    assert model.parameter_bytes.gradients(("d",)) == 10
+    assert model.parameter_bytes.gradients(("a", "b"), without=("tied",)) == 90
+    assert model.parameter_bytes.gradients(("c",), without=("tied",)) == 0
+    assert model.parameter_bytes.state(("a", "b", "c", "d")) == 4 * 100 + 1000
+    assert model.parameter_bytes.state(("a", "b")) + model.parameter_bytes.state(("c", "d")) == 4 * 100 + 1000 + 4 * 10
     assert model.optimizer_seconds(("a", "d")) == 10 * 0.25
 
 
-def test_activations_are_what_is_saved_and_what_is_received_once() -> None:
-    assert MODEL.activation_bytes(("a",)) == 1
-    # a's output is read by b and c (5 and 7 bytes of it): it comes once.
-    assert MODEL.activation_bytes(("b", "c")) == 110 + 7
-    assert MODEL.activation_bytes(("d",)) == 1000 + 550
-    assert MODEL.activation_bytes(("a", "b", "c", "d")) == 1111
+def kept_per_sample(ops: tuple[str, ...], recompute: Recompute = "none") -> float:
+    return MODEL.stage_memory(ops, 1.0, recompute).per_sample
 
 
-def test_a_stage_that_recomputes_in_full_keeps_what_it_received_and_pays_its_forward_twice() -> None:
-    assert MODEL.activation_bytes(("b", "c"), "full") == 7
-    assert MODEL.recomputed_bytes(("b", "c"), "full") == 110
+def test_activations_are_the_saved_bytes_and_the_received_bytes_counted_once() -> None:
+    assert kept_per_sample(("a",)) == 1
+    # a's output is read by b and c (5 and 7 bytes of it) but is received once.
+    assert kept_per_sample(("b", "c")) == 110 + 7
+    assert kept_per_sample(("d",)) == 1000 + 550
+    assert kept_per_sample(("a", "b", "c", "d")) == 1111
+
+
+def test_a_stage_that_recomputes_in_full_keeps_its_inputs_and_runs_its_forward_twice() -> None:
+    assert kept_per_sample(("b", "c"), "full") == 7
+    assert MODEL.activation_bytes.recomputed(("b", "c"), "full") == 110
     none, full = (MODEL.task_seconds(("a", "c"), 1, 2, how) for how in ("none", "full"))
     assert (full.forward, full.weight_gradient) == (none.forward, none.weight_gradient)
     assert full.backward == none.backward + 2 * 101
 
 
-def test_regions_pay_for_themselves_alone() -> None:
+def test_recomputation_takes_the_seconds_and_bytes_of_its_regions_only() -> None:
     none, some = (MODEL.task_seconds(("a", "b", "c"), 1, 2, how) for how in ("none", ("a", "c")))
     assert some.backward == none.backward + 2 * 101
-    assert MODEL.recomputed_bytes(("a", "b", "c"), ("a", "c")) == 100
+    assert MODEL.activation_bytes.recomputed(("a", "b", "c"), ("a", "c")) == 100
 
 
 @pytest.mark.parametrize(
@@ -144,13 +148,13 @@ def test_regions_pay_for_themselves_alone() -> None:
         (("a", "b", "c", "d"), 7 + 50 + 500),
     ],
 )
-def test_regions_keep_what_others_read(recompute: tuple[str, ...], kept: float) -> None:
-    assert MODEL.activation_bytes(("a", "b", "c", "d"), recompute) == kept
+def test_regions_keep_the_outputs_that_others_read(recompute: tuple[str, ...], kept: float) -> None:
+    assert kept_per_sample(("a", "b", "c", "d"), recompute) == kept
 
 
 def test_an_output_that_leaves_the_stage_is_held_for_its_gradient() -> None:
-    assert MODEL.activation_bytes(("b",), ("b",)) == 50 + 5
-    assert MODEL.activation_bytes(("b",), "full") == 5
+    assert kept_per_sample(("b",), ("b",)) == 50 + 5
+    assert kept_per_sample(("b",), "full") == 5
 
 
 def test_a_submodule_is_one_region() -> None:
@@ -159,7 +163,7 @@ def test_a_submodule_is_one_region() -> None:
     assert regions(("a", "b"), "none") == ()
 
 
-def test_what_no_gradient_passes_is_not_computed_again() -> None:
+def test_regions_without_a_gradient_are_not_recomputed() -> None:
     frozen = Graph(
         name="f",
         ops=(replace(GRAPH.ops[0], trainable=False), *GRAPH.ops[1:]),

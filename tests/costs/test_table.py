@@ -1,4 +1,4 @@
-"""The cost table: curves, and what is refused."""
+"""The cost table: curves and refused inputs."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def test_a_saved_table_loads_equal(tmp_path: Path) -> None:
     assert CostTable.load(tmp_path / "costs.json").fingerprint == table.fingerprint
 
 
-def test_a_table_from_before_temporaries_were_known_loads(tmp_path: Path) -> None:
+def test_a_table_written_before_temporaries_existed_loads(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     CostTable(graph_fingerprint=GRAPH.fingerprint, rows=(row("a"), row("b"))).save(path)
     written = json.loads(path.read_text())
@@ -86,5 +86,5 @@ def test_a_table_for_another_graph_or_device_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no row for op 'b' on device type 'cpu'"):
         table.check_for(GRAPH, {"gpu", "cpu"})
     other = Graph(name="other", ops=(Op(name="a"),), edges=())
-    with pytest.raises(InvalidInput, match=f"made for graph {GRAPH.fingerprint[:12]}, this graph 'other' is"):
+    with pytest.raises(InvalidInput, match=f"made for graph {GRAPH.fingerprint[:12]}, but graph 'other' is"):
         table.check_for(other, {"gpu"})

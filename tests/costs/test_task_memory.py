@@ -1,15 +1,15 @@
-"""What tasks hold only while they run, of a chain of three operators, by hand."""
+"""Memory that tasks hold only while they run: hand-computed for a chain of three operators."""
 
 import pytest
 from problems import KIND, cluster
 
-from graphpipe.costs import CostModel, CostTable, Curve, OpCost, TaskBytes, Temporaries, task_bytes
+from graphpipe.costs import CostModel, CostTable, Curve, OpCost, TaskMemory, Temporaries
 from graphpipe.graph import Edge, Graph, Op, Work
 
 OPS = ("a", "b", "c")
 SAVED = {"a": 100.0, "b": 10.0, "c": 1.0}
 HELD = {"a": (4.0, 50.0), "b": (7.0, 30.0), "c": (2.0, 20.0)}
-"""Forward and backward bytes per sample; the backward holds 1000 more, whatever the samples."""
+"""Forward and backward bytes per sample. The backward holds 1000 more for any number of samples."""
 GRAPH = Graph(
     name="chain",
     ops=tuple(
@@ -43,35 +43,35 @@ def model(*, known: bool = True, loss: float = 0.0) -> CostModel:
     return CostModel(GRAPH, CostTable(graph_fingerprint=GRAPH.fingerprint, rows=rows), cluster(1))
 
 
-def test_an_operator_comes_on_top_of_what_those_that_follow_have_not_yet_or_no_more() -> None:
+def test_temporaries_are_added_to_what_later_operators_hold_at_that_time() -> None:
     # Of 2 samples. Forward: c 4; b 14 - 2; a 8 - 22. Backward: c 1000 + 40; b 1000 + 60 + 12 that came from c - 2;
-    # a 1000 + 100 + 6 - 22. In the first one, with the gradients of those that follow: 5 of c, 10 of b and c.
-    assert task_bytes(model(), OPS, 2) == TaskBytes(forward=12, first_backward=1094, backward=1084)
+    # a 1000 + 100 + 6 - 22. The first backward adds the gradients of later operators: 5 of c, 10 of b and c.
+    assert TaskMemory.of(model().op_bytes, OPS, 2) == TaskMemory(forward=12, first_backward=1094, backward=1084)
 
 
 def test_a_gradient_from_another_stage_is_in_a_buffer() -> None:
-    assert task_bytes(model(), ("a", "b"), 2) == TaskBytes(
+    assert TaskMemory.of(model().op_bytes, ("a", "b"), 2) == TaskMemory(
         forward=14, first_backward=1000 + 100 + 6 - 20 + 5, backward=1000 + 100 + 6 - 20
     )
 
 
-def test_pieces_that_are_computed_again_are_not_counted_as_freed() -> None:
-    found = task_bytes(model(), OPS, 2, ("a", "b"))
+def test_recomputed_operators_are_not_counted_as_freed() -> None:
+    found = TaskMemory.of(model().op_bytes, OPS, 2, ("a", "b"))
     assert (found.forward, found.backward) == (14, 1000 + 100 + 6)
 
 
 def test_planners_count_the_operator_that_holds_most_and_all_of_its_gradient() -> None:
-    assert model().temporary_bytes(2).tolist() == [1000 + 100 + 6, 1000 + 60 + 12, 1000 + 40]
+    assert model().op_bytes.temporary(2).tolist() == [1000 + 100 + 6, 1000 + 60 + 12, 1000 + 40]
 
 
 def test_the_loss_keeps_as_an_operator_does() -> None:
-    assert model(loss=8.0).activation_bytes(OPS) == model().activation_bytes(OPS) + 8
-    assert model(loss=8.0).recomputed_bytes(("c",), "full") == 1 + 8
+    assert model(loss=8.0).activation_bytes.saved(OPS) == model().activation_bytes.saved(OPS) + 8
+    assert model(loss=8.0).activation_bytes.recomputed(("c",), "full") == 1 + 8
 
 
 @pytest.mark.parametrize("samples", [1, 7])
-def test_a_table_that_does_not_know_says_nothing(samples: float) -> None:
+def test_a_table_without_temporaries_gives_zero(samples: float) -> None:
     unknown = model(known=False)
-    assert not unknown.knows_temporaries
-    assert task_bytes(unknown, OPS, samples) == TaskBytes(0, 0, 0)
-    assert unknown.temporary_bytes(samples).tolist() == [0, 0, 0]
+    assert not unknown.op_bytes.has_temporaries
+    assert TaskMemory.of(unknown.op_bytes, OPS, samples) == TaskMemory(0, 0, 0)
+    assert unknown.op_bytes.temporary(samples).tolist() == [0, 0, 0]

@@ -1,0 +1,110 @@
+"""The bytes of every operator, as arrays in the order of `graph.ops`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpipe.costs.cost_table import CostTable
+from graphpipe.costs.op_cost import Temporaries
+from graphpipe.graph import Graph
+
+Array = NDArray[np.float64]
+
+
+# No slots: the arrays are cached.
+@dataclass(frozen=True)
+class OpBytes:
+    """Bytes that each operator holds, from the cost table and the graph."""
+
+    graph: Graph
+    table: CostTable
+    device_types: tuple[str, ...]
+    """The types of the cluster's devices, in order of their names."""
+
+    def positions(self, ops: Iterable[str]) -> NDArray[np.intp]:
+        """Return the positions of the operators in `graph.ops`."""
+        return np.array([self.graph.index[name] for name in ops], dtype=np.intp)
+
+    @cached_property
+    def parameters(self) -> Array:
+        """Bytes of parameters."""
+        return np.array([op.parameter_bytes for op in self.graph.ops])
+
+    @cached_property
+    def trainable(self) -> Array:
+        """Bytes of parameters that have a gradient to synchronise."""
+        return np.array([op.parameter_bytes if op.trainable else 0.0 for op in self.graph.ops])
+
+    @cached_property
+    def least_trainable(self) -> Array:
+        """`trainable`, with every shared parameter counted at one of its operators.
+
+        The sum over any operators is a lower bound on the gradients of a stage that holds them.
+        """
+        found = self.trainable.copy()
+        for each in (each for each in self.graph.shared if each.trainable):
+            found[self.positions(self.graph.holders[each.name][1:])] -= each.bytes
+        return found
+
+    @cached_property
+    def state(self) -> Array:
+        """Bytes of parameters, gradients and optimizer state."""
+        frozen = self.parameters - self.trainable
+        return self.trainable * self.table.state_bytes_per_parameter_byte + frozen
+
+    @cached_property
+    def least_state(self) -> Array:
+        """`state`, with every shared parameter counted at one of its operators."""
+        repeated = self.trainable - self.least_trainable
+        return self.state - repeated * self.table.state_bytes_per_parameter_byte
+
+    @cached_property
+    def saved(self) -> Array:
+        """Bytes that each operator keeps per sample in flight.
+
+        At the operator that computes the model's result, what the loss function keeps is included.
+        """
+        loss = [max((row.loss_bytes_per_sample for row in rows), default=0.0) for rows in self.temporaries]
+        return np.array([op.work.saved_bytes_per_sample for op in self.graph.ops]) + np.array(loss)
+
+    @cached_property
+    def returned_gradient(self) -> dict[str, float]:
+        """By operator: bytes per sample of the gradient of those outputs that other operators read."""
+        found = {op.name: 0.0 for op in self.graph.ops}
+        for edge in self.graph.edges:
+            if edge.source in self.graph.differentiable:
+                found[edge.source] = max(found[edge.source], edge.bytes_per_sample)
+        return found
+
+    @cached_property
+    def temporaries(self) -> list[list[Temporaries]]:
+        """What each operator holds while it runs, one row per device type; empty if it was not measured."""
+        rows = [[self.table.by_op[op.name, kind].temporaries for kind in self.device_types] for op in self.graph.ops]
+        return [[each for each in found if each is not None] for found in rows]
+
+    @cached_property
+    def has_temporaries(self) -> bool:
+        """Whether the table records what operators hold while they run. Profiled tables do."""
+        return any(self.temporaries)
+
+    def temporary(self, samples: float) -> Array:
+        """Return the most bytes that each operator holds only while its forward or backward runs; 0 if unknown.
+
+        The gradient that arrives is included. With several device types, the largest value counts. A device runs one
+        task at a time, so it needs at most the bytes of the operator that holds most (see `TaskMemory`).
+        """
+        if samples not in self._temporary:
+            rows = zip(self.graph.ops, self.temporaries, strict=True)
+            found = [max((self._largest(op.name, each, samples) for each in held), default=0.0) for op, held in rows]
+            self._temporary[samples] = np.array(found)
+        return self._temporary[samples]
+
+    @cached_property
+    def _temporary(self) -> dict[float, Array]:
+        return {}
+
+    def _largest(self, op: str, held: Temporaries, samples: float) -> float:
+        return max(held.forward(samples), held.backward(samples) + self.returned_gradient[op] * samples)

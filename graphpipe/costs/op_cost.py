@@ -1,0 +1,80 @@
+"""The costs of one operator on one device type: seconds and temporary bytes, as functions of the samples."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from graphpipe.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds (for temporaries, bytes) of n >= 1 samples: the largest of the lines `fixed + slope * n`.
+
+    One line is a kernel whose efficiency saturates, where half-peak work is the fixed part. Two lines are a roofline.
+    Without lines the value is 0.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    lines: tuple[tuple[float, float], ...] = ()
+
+    def __call__(self, samples: float) -> float:
+        """Return the value for `samples` samples; 0 for 0 samples."""
+        return max((fixed + slope * samples for fixed, slope in self.lines), default=0.0) if samples else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Temporaries:
+    """Bytes that one operator holds only while it runs, and that the loss after it keeps."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    forward: Curve
+    """Peak of the forward beyond what remains at its end, which is the outputs and what the backward reads."""
+    backward: Curve
+    """Peak of the backward beyond what was held at its start: gradients of values, and gradients of parameters before
+    they are accumulated. What the backward frees meanwhile is subtracted. Gradients that arrive do not count."""
+    loss_bytes_per_sample: float = 0.0
+    """What the loss function keeps for the backward, if the operator computes the model's result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCost:
+    """Costs of one operator on one device type."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    op: str
+    device_type: str
+    forward: Curve
+    input_gradient: Curve
+    weight_gradient: Curve
+    source: Literal["analytic", "profiled", "imported"]
+    """Analytic: computed from FLOPs and bytes. Profiled: measured here. Imported: came with the graph."""
+    error: float | None = None
+    """Profiled only: largest relative error of the fitted curve on its measurements (0.05 is 5 %)."""
+    temporaries: Temporaries | None = None
+    """Profiled only: what is held while the operator runs; None if it was not measured."""
+
+    def check(self) -> None:
+        """Check that no cost is negative or infinite.
+
+        Raises:
+            InvalidInput: names the curve and its values.
+        """
+        held = self.temporaries or Temporaries(forward=Curve(), backward=Curve())
+        curves = {
+            "forward": self.forward,
+            "input_gradient": self.input_gradient,
+            "weight_gradient": self.weight_gradient,
+            "temporaries.forward": held.forward,
+            "temporaries.backward": held.backward,
+            "temporaries.loss_bytes_per_sample": Curve(lines=((0.0, held.loss_bytes_per_sample),)),
+        }
+        for name, curve in curves.items():
+            for fixed, slope in curve.lines:
+                if not (0 <= fixed < float("inf") and 0 <= slope < float("inf")):
+                    where = f"cost of op {self.op} on {self.device_type}, {name}"
+                    raise InvalidInput(f"is {fixed} + {slope} n, must be finite and not negative", where=where)

@@ -1,0 +1,79 @@
+"""The memory of a stage: one formula for planners, simulator and reports.
+
+The verifier counts the same bytes with its own formula (`plans/verify_memory.py`), so an error in either is detected.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Bytes = TypeVar("Bytes", float, Array)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory(Generic[Bytes]):
+    """Bytes on each device of one stage, or arrays of bytes for many stages or operators at once.
+
+        total(n) = state + (saved + received) * n + recomputed + temporary
+
+    n is the number of samples that the device keeps in flight. The last two terms are held only while a task runs. A
+    device runs one task at a time, so it needs the largest sum of these two among all stages that it hosts.
+    """
+
+    state: Bytes
+    """Parameters, gradients and optimizer state, which every replica holds in full."""
+    saved: Bytes
+    """Per sample in flight: what the operators keep for the backward pass."""
+    received: Bytes | float = 0.0
+    """Per sample in flight: what other stages sent."""
+    recomputed: Bytes | float = 0.0
+    """What a backward recomputes, for the samples of one micro-batch."""
+    temporary: Bytes | float = 0.0
+    """The most that one operator holds while it runs; 0 if costs were not profiled."""
+
+    @staticmethod
+    def summed(
+        state: Bytes,
+        saved: Bytes,
+        *,
+        recompute: Literal["none", "full"],
+        samples: Bytes | float,
+        received: Bytes | float = 0.0,
+        temporary: Bytes | float = 0.0,
+    ) -> "StageMemory[Bytes]":
+        """Return the memory of stages from sums over their operators.
+
+        Args:
+            state: parameters, gradients and optimizer state.
+            saved: per sample, what the operators save for the backward pass.
+            recompute: `full`: the stages keep nothing of `saved` in flight, but hold it for one micro-batch.
+            samples: of one micro-batch on one device.
+            received: per sample, what other stages send.
+            temporary: what one operator holds while it runs.
+        """
+        if recompute == "none":
+            return StageMemory(state=state, saved=saved, received=received, temporary=temporary)
+        return StageMemory(
+            state=state, saved=saved * 0.0, received=received, recomputed=saved * samples, temporary=temporary
+        )
+
+    @property
+    def per_sample(self) -> Bytes:
+        """What each sample in flight keeps, from the start of its forward to the end of its backward."""
+        return self.saved + self.received
+
+    @property
+    def transient(self) -> Bytes | float:
+        """What the stage holds only while one of its tasks runs."""
+        return self.recomputed + self.temporary
+
+    def resident(self, in_flight: Bytes | float) -> Bytes:
+        """Return what the stage holds between tasks, with this many samples in flight on each device."""
+        return self.state + self.per_sample * in_flight
+
+    def total(self, in_flight: Bytes | float) -> Bytes:
+        """Return the most that the stage holds, with this many samples in flight on each device."""
+        return self.resident(in_flight) + self.transient
