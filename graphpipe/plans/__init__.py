@@ -1,5 +1,7 @@
-"""How it is cut: the plan, its verifier, and one file per planner."""
+"""Plans, which cut a graph into stages: the value, its file, its estimates and its verifier."""
 
-from graphpipe.plans.plan import Plan, Prediction, Stage, StageEdge
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.prediction import Prediction
+from graphpipe.plans.stage import Stage, StageEdge
 
 __all__ = ["Plan", "Prediction", "Stage", "StageEdge"]

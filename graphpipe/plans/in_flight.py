@@ -6,14 +6,14 @@ from collections.abc import Sequence
 def in_flight_samples(
     batch_size: int, micro_batches: Sequence[int], bursts: Sequence[int], successors: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """Return the samples in flight of every stage; stages are given in topological order.
+    """Return the samples in flight of every stage. Stages are given in topological order.
 
-    Algorithm 2 goes from the last stages to the first: a sink holds one burst; any other stage must have forwarded
-    one burst more than its neediest successor before that successor's first backward can reach it:
+    Algorithm 2 visits the last stages first. A sink holds one burst. Any other stage must have forwarded one burst more
+    than its successor with the most samples in flight, before that successor's first backward can reach it:
 
         in_flight(x) = max over successors y of in_flight(y) + max(k_x b_x, k_y b_y)
 
-    rounded up to whole micro-batches of x, and never more than the mini-batch.
+    The result is rounded up to whole micro-batches of x, and is at most the mini-batch.
 
         b = 1 -> 2 -> 4 (figure 5):      4 + 4 = 8 <- 4 ... the sink holds 4, its producer 8, the source 10
     """

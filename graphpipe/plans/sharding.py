@@ -1,4 +1,4 @@
-"""Which samples of a mini-batch a replica of a stage holds in a micro-batch: arithmetic alone.
+"""Which samples of a mini-batch a replica of a stage computes in each micro-batch.
 
 mini-batch of 8, micro_batch 4, degree 2        samples  0 1 | 2 3 | 4 5 | 6 7
                                                 replica   0  |  1  |  0  |  1
@@ -25,16 +25,16 @@ class SampleRange:
 
 
 def count_micro_batches(batch_size: int, micro_batch: int) -> int:
-    """Return the number of micro-batches; the last one is short when `micro_batch` does not divide."""
+    """Return the number of micro-batches. The last one is short if `micro_batch` does not divide `batch_size`."""
     return -(-batch_size // micro_batch)
 
 
-@lru_cache(maxsize=65536)  # every step of a training asks for the same
+@lru_cache(maxsize=65536)  # every training step uses the same ranges
 def sample_range(batch_size: int, micro_batch: int, degree: int, index: int, replica: int) -> SampleRange:
     """Return the samples of micro-batch `index` that `replica` of a stage of this degree computes.
 
-    A micro-batch is cut into `degree` contiguous ranges of equal length; a short last micro-batch (evaluation
-    only) into ranges whose lengths differ by at most one.
+    A micro-batch is cut into `degree` contiguous ranges of equal length. A short last micro-batch (only in evaluation)
+    is cut into ranges whose lengths differ by at most one.
     """
     first = index * micro_batch
     length = min(micro_batch, batch_size - first)

@@ -1,4 +1,4 @@
-"""Gradients that stages exchange: of parameters they share, such as an embedding and the projection tied to it."""
+"""The gradients of parameters that several stages share, such as an embedding and the projection tied to it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,26 +7,25 @@ from graphpipe.graph import Graph, Shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class TiedGradients:
     """The trainable parameters that the same stages share.
 
-    Each of these stages has a copy on each of its devices. Once all of them have done their last backward, the
-    gradients are summed in one all-reduce over all these devices, in place of the all-reduce of each stage: every
-    replica of every stage contributes the samples it has seen, whatever the data-parallel degrees. Then all copies
-    make the same optimizer step.
+    Each of these stages has a copy on each of its devices. After the last backward of all of them, one all-reduce over
+    all these devices sums the gradients. It replaces the all-reduce of each stage. Every replica contributes the
+    gradients of its own samples, so the data-parallel degrees may differ. Then all copies make the same optimizer step.
     """
 
     stages: tuple[int, ...]
-    """Ascending. The first one's copy is saved, and counts in the norm of the gradients."""
+    """Ascending. The copy of the first stage is saved and counts in the gradient norm."""
     devices: tuple[int, ...]
-    """Of all these stages, each once, ascending."""
+    """The devices of all these stages, each once, ascending."""
     parameters: tuple[str, ...]
-    """Their names, in order of `Graph.shared`."""
+    """Names of the parameters, in order of `Graph.shared`."""
     bytes: float
 
 
-def exchanges_of(graph: Graph, stages: Sequence[tuple[Iterable[str], Iterable[int]]]) -> tuple[Exchange, ...]:
-    """Return what stages, given as operators and devices, must exchange; nothing if none share a parameter."""
+def tied_gradients_of(graph: Graph, stages: Sequence[tuple[Iterable[str], Iterable[int]]]) -> tuple[TiedGradients, ...]:
+    """Return the tied gradients of stages, given as operators and devices; empty if stages do not share parameters."""
     if not graph.shared:
         return ()
     stage_of = {op: number for number, (ops, _) in enumerate(stages) for op in ops}
@@ -36,7 +35,7 @@ def exchanges_of(graph: Graph, stages: Sequence[tuple[Iterable[str], Iterable[in
         if each.trainable and len(holders) > 1:
             held.setdefault(holders, []).append(each)
     return tuple(
-        Exchange(
+        TiedGradients(
             stages=holders,
             devices=tuple(sorted({device for number in holders for device in stages[number][1]})),
             parameters=tuple(each.name for each in some),

@@ -1,6 +1,6 @@
-"""The verifier of plans: derives every constraint and every byte again, from graph, cluster and cost table alone.
+"""Verify a plan. Every constraint and every byte is derived only from graph, cluster and cost table.
 
-It shares no code with the planners and none with the cost look-up they use, so that an error in either shows.
+The verifier shares no code with the planners or their cost look-up, so an error in either is detected.
 Constraints C1 to C4 are those of GraphPipe (section 3).
 """
 
@@ -9,19 +9,19 @@ from graphlib import CycleError, TopologicalSorter
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
-from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import PlanFields
 from graphpipe.plans.verify_memory import RELATIVE, check_memory, submodule
 
 _FEW = 40
 """Names that an error may list."""
 
 
-def verify(plan: Plan) -> None:
-    """Check a plan, wherever it came from.
+def verify(plan: PlanFields) -> None:
+    """Check a plan from any source.
 
     Raises:
         InvalidInput: a constraint is violated; the stage and both sides of the mismatch are named.
-        Infeasible: a device's stages need more memory than it has; says how many bytes short.
+        Infeasible: the stages of a device need more memory than it has. The missing bytes are given.
     """
     plan.costs.check_for(plan.graph, {device.type for device in plan.cluster.devices})
     stage_of = _check_partition(plan)
@@ -35,7 +35,7 @@ def verify(plan: Plan) -> None:
     check_memory(plan)
 
 
-def _check_partition(plan: Plan) -> dict[str, int]:
+def _check_partition(plan: PlanFields) -> dict[str, int]:
     """C1, first half: the stages partition the operators."""
     if not plan.stages:
         raise InvalidInput("the plan has no stages")
@@ -48,18 +48,18 @@ def _check_partition(plan: Plan) -> dict[str, int]:
             raise InvalidInput("has no operators", where=f"stage '{stage.name}'")
         for name in stage.ops:
             if name not in plan.graph.index:
-                raise InvalidInput(f"lists '{name}', which is no operator", where=f"stage '{stage.name}'")
+                raise InvalidInput(f"lists '{name}', which is not an operator", where=f"stage '{stage.name}'")
             if name in stage_of:
                 other = plan.stages[stage_of[name]].name
                 raise InvalidInput(f"operator '{name}' is also in stage '{other}'", where=f"stage '{stage.name}'")
             stage_of[name] = position
     left = [op.name for op in plan.graph.ops if op.name not in stage_of]
     if left:
-        raise InvalidInput(f"{len(left)} operators are in no stage, first '{left[0]}'")
+        raise InvalidInput(f"{len(left)} operators are not in any stage, first '{left[0]}'")
     return stage_of
 
 
-def _check_batches(plan: Plan) -> None:
+def _check_batches(plan: PlanFields) -> None:
     if plan.batch_size < 1:
         raise InvalidInput(f"is {plan.batch_size}, must be at least 1", where="batch_size")
     for stage in plan.stages:
@@ -80,8 +80,8 @@ def _check_batches(plan: Plan) -> None:
             )
 
 
-def _check_devices(plan: Plan) -> None:
-    """C3: known devices, each once in a stage. A device may host several stages: their memory adds up."""
+def _check_devices(plan: PlanFields) -> None:
+    """C3: devices of the cluster, each at most once in a stage. The memory of several stages on a device is summed."""
     for stage in plan.stages:
         where = f"stage '{stage.name}'"
         if not stage.devices:
@@ -91,13 +91,14 @@ def _check_devices(plan: Plan) -> None:
         for device in stage.devices:
             if not 0 <= device < len(plan.cluster.devices):
                 raise InvalidInput(
-                    f"uses device {device}, cluster '{plan.cluster.name}' has 0 to {len(plan.cluster.devices) - 1}",
+                    f"uses device {device}, but cluster '{plan.cluster.name}' has devices "
+                    f"0 to {len(plan.cluster.devices) - 1}",
                     where=where,
                 )
 
 
-def _check_convex(plan: Plan, stage_of: dict[str, int]) -> None:
-    """C1, second half: no path leaves a stage and comes back."""
+def _check_convex(plan: PlanFields, stage_of: dict[str, int]) -> None:
+    """C1, second half: no path leaves a stage and returns to it."""
     for position, stage in enumerate(plan.stages):
         outside = _reach(plan.graph, set(stage.ops), forward=True)
         back = outside & _reach(plan.graph, set(stage.ops), forward=False)
@@ -105,13 +106,13 @@ def _check_convex(plan: Plan, stage_of: dict[str, int]) -> None:
             name = min(back)
             raise InvalidInput(
                 f"is not convex: a path leaves it, passes '{name}' "
-                f"of stage '{plan.stages[stage_of[name]].name}' and comes back",
+                f"of stage '{plan.stages[stage_of[name]].name}' and returns",
                 where=f"stage '{plan.stages[position].name}'",
             )
 
 
 def _reach(graph: Graph, start: set[str], *, forward: bool) -> set[str]:
-    """Operators outside `start` on a path from it (or to it)."""
+    """Return the operators outside `start` on a path from it (or to it)."""
     following: dict[str, list[str]] = {op.name: [] for op in graph.ops}
     for edge in graph.edges:
         here, there = (edge.source, edge.target) if forward else (edge.target, edge.source)
@@ -126,8 +127,8 @@ def _reach(graph: Graph, start: set[str], *, forward: bool) -> set[str]:
     return found
 
 
-def _check_edges(plan: Plan, stage_of: dict[str, int]) -> None:
-    """C2: stage edges are those the operators' edges imply, and the stages are in topological order."""
+def _check_edges(plan: PlanFields, stage_of: dict[str, int]) -> None:
+    """C2: the stage edges follow from the operators' edges, and the stages are in topological order."""
     for edge in plan.edges:
         for end in (edge.source, edge.target):
             if not 0 <= end < len(plan.stages):
@@ -153,13 +154,13 @@ def _check_edges(plan: Plan, stage_of: dict[str, int]) -> None:
         expected = sum(sent.get((edge.source, edge.target), {}).values())
         if abs(edge.bytes_per_sample - expected) > RELATIVE * max(1.0, expected):
             raise InvalidInput(
-                f"says {edge.bytes_per_sample:.0f} bytes per sample, its operators send {expected:.0f}",
+                f"has {edge.bytes_per_sample:.0f} bytes per sample, but its operators send {expected:.0f}",
                 where=f"stage edge {edge.source} -> {edge.target}",
             )
 
 
-def _check_tied(plan: Plan, stage_of: dict[str, int]) -> None:
-    """Stages may share a parameter if the graph says how large it is, which decides what its gradient costs."""
+def _check_tied(plan: PlanFields, stage_of: dict[str, int]) -> None:
+    """Stages may share a parameter if the graph lists it with its size, because its gradient is summed."""
     known = {each.name for each in plan.graph.shared}
     owner: dict[str, int] = {}
     for op in plan.graph.ops:
@@ -173,30 +174,30 @@ def _check_tied(plan: Plan, stage_of: dict[str, int]) -> None:
                 )
 
 
-def _check_whole_batch(plan: Plan, stage_of: dict[str, int]) -> None:
+def _check_whole_batch(plan: PlanFields, stage_of: dict[str, int]) -> None:
     for op in plan.graph.ops:
         if not op.whole_batch:
             continue
         stage = plan.stages[stage_of[op.name]]
         if stage.micro_batch != plan.batch_size or stage.degree != 1:
             raise InvalidInput(
-                f"operator '{op.name}' needs the whole mini-batch of {plan.batch_size} on one device, the stage has "
-                f"micro_batch {stage.micro_batch} on {stage.degree}",
+                f"operator '{op.name}' needs the whole mini-batch of {plan.batch_size} on one device, but the stage "
+                f"has micro_batch {stage.micro_batch} on {stage.degree}",
                 where=f"stage '{stage.name}'",
             )
 
 
-def _check_recompute(plan: Plan) -> None:
-    """What is recomputed is in its stage, once, and needs nothing that depends on itself."""
+def _check_recompute(plan: PlanFields) -> None:
+    """Recomputed submodules are in their stage, each once, and do not depend on each other in a cycle."""
     for stage in plan.stages:
         where = f"stage '{stage.name}', recompute"
         if not stage.recompute:
-            raise InvalidInput("lists nothing", where=where, remedy="Leave it out, or say 'none'.")
+            raise InvalidInput("lists nothing", where=where, remedy="Leave it out, or write 'none'.")
         names = () if isinstance(stage.recompute, str) else stage.recompute
         for name in names:
             if not any(submodule(op, (name,)) for op in stage.ops):
                 raise InvalidInput(
-                    f"'{name}' is no operator of the stage, nor a submodule with operators there",
+                    f"'{name}' is not an operator of the stage, nor a submodule with operators there",
                     where=where,
                     remedy=nearest(name, list(stage.ops)) if len(stage.ops) < _FEW else "",
                 )
@@ -207,8 +208,8 @@ def _check_recompute(plan: Plan) -> None:
         _check_regions(plan, {op: within[0] if within else op for op, within in homes.items()}, where)
 
 
-def _check_regions(plan: Plan, home: dict[str, str], where: str) -> None:
-    # A stage is convex: a way out of a region and back into it stays inside the stage.
+def _check_regions(plan: PlanFields, home: dict[str, str], where: str) -> None:
+    # A stage is convex, so a path out of a region and back into it stays inside the stage.
     before: dict[str, set[str]] = {name: set() for name in home.values()}
     for edge in plan.graph.edges:
         if edge.source in home and edge.target in home and home[edge.source] != home[edge.target]:
@@ -218,7 +219,7 @@ def _check_regions(plan: Plan, home: dict[str, str], where: str) -> None:
     except CycleError as error:
         names = " -> ".join(f"'{name}'" for name in error.args[1])
         raise InvalidInput(
-            f"cannot be computed again piece by piece, as the pieces feed each other: {names}",
+            f"cannot be computed again piece by piece, because the pieces feed each other: {names}",
             where=where,
             remedy="Name a submodule that holds all of them, or smaller ones.",
         ) from None

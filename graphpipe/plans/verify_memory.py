@@ -1,29 +1,29 @@
-"""The verifier of plans, its part on memory: every byte derived again, from graph, cluster and cost table alone."""
+"""Verify a plan's memory. Every byte is derived only from graph, cluster and cost table."""
 
 from graphpipe.costs import Temporaries
 from graphpipe.errors import Infeasible
-from graphpipe.plans.plan import Plan, Stage
+from graphpipe.plans.stage import PlanFields, Stage
 from graphpipe.units import format_bytes
 
 RELATIVE = 1e-6
-"""By so much two figures may differ."""
+"""Largest relative difference between two figures that count as equal."""
 
 
-def check_memory(plan: Plan) -> None:
+def check_memory(plan: PlanFields) -> None:
     """Check that the stages of every device fit.
 
     Raises:
-        Infeasible: they need more than it has; says how many bytes short.
+        Infeasible: they need more than it has. The missing bytes are given.
     """
     needs: dict[int, list[tuple[float, str]]] = {}
-    again: dict[int, float] = {}
+    transient: dict[int, float] = {}
     for stage in plan.stages:
         need, once = _stage_bytes(plan, stage)
         for device in stage.devices:
             needs.setdefault(device, []).append((need, stage.name))
-            again[device] = max(again.get(device, 0.0), once)
+            transient[device] = max(transient.get(device, 0.0), once)
     for device, items in sorted(needs.items()):
-        total = sum(need for need, _ in items) + again[device]
+        total = sum(need for need, _ in items) + transient[device]
         capacity = plan.cluster.types[plan.cluster.devices[device].type].memory_bytes
         if total > capacity * (1 + RELATIVE):
             names = " and ".join(f"'{name}'" for _, name in sorted(items, reverse=True))
@@ -35,8 +35,8 @@ def check_memory(plan: Plan) -> None:
             )
 
 
-def _stage_bytes(plan: Plan, stage: Stage) -> tuple[float, float]:
-    """Bytes on each device: with all samples in flight, and what a task holds of one micro-batch only while it runs."""
+def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
+    """Return the bytes on each device with all samples in flight, and the bytes held only while a task runs."""
     inside = set(stage.ops)
     weights = saved = 0.0
     shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
@@ -53,31 +53,31 @@ def _stage_bytes(plan: Plan, stage: Stage) -> tuple[float, float]:
     for edge in plan.graph.edges:
         if edge.target in inside and edge.source not in inside:
             received[edge.source] = max(received.get(edge.source, 0.0), edge.bytes_per_sample)
-    again = 0.0
+    recomputed = 0.0
     if stage.recompute == "full":
-        saved, again = 0.0, saved
+        saved, recomputed = 0.0, saved
     elif stage.recompute != "none":
         saved = sum(_kept_bytes(plan, name, inside, stage.recompute) for name in stage.ops)
-        again = max((_saved_under(plan, name, inside) for name in stage.recompute), default=0.0)
+        recomputed = max((_saved_under(plan, name, inside) for name in stage.recompute), default=0.0)
     replica = stage.micro_batch / stage.degree
-    once = replica * again + _temporary_bytes(plan, inside, replica)
+    once = replica * recomputed + _temporary_bytes(plan, inside, replica)
     return weights + stage.in_flight / stage.degree * (saved + sum(received.values())), once
 
 
-def _temporaries(plan: Plan, op: str) -> list[Temporaries]:
+def _temporaries(plan: PlanFields, op: str) -> list[Temporaries]:
     kinds = {device.type for device in plan.cluster.devices}
     rows = (plan.costs.by_op[op, kind].temporaries for kind in sorted(kinds))
     return [held for held in rows if held is not None]
 
 
-def _saved_bytes(plan: Plan, op: str) -> float:
-    """Bytes per sample that an operator keeps for its backward, and the loss after it for its own."""
+def _saved_bytes(plan: PlanFields, op: str) -> float:
+    """Return the bytes per sample that an operator, and a loss after it, keep for the backward."""
     loss = max((held.loss_bytes_per_sample for held in _temporaries(plan, op)), default=0.0)
     return plan.graph[op].work.saved_bytes_per_sample + loss
 
 
-def _temporary_bytes(plan: Plan, inside: set[str], samples: float) -> float:
-    """The most bytes that one operator holds in its forward, or in its backward and of the gradient that arrives."""
+def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> float:
+    """Return the most bytes that one operator holds in its forward, or in its backward with the arriving gradient."""
     arrives = dict.fromkeys(inside, 0.0)
     for edge in plan.graph.edges:
         if edge.source in inside and edge.source in plan.graph.differentiable:
@@ -90,8 +90,8 @@ def _temporary_bytes(plan: Plan, inside: set[str], samples: float) -> float:
     return max(each, default=0.0)
 
 
-def _kept_bytes(plan: Plan, op: str, inside: set[str], recompute: tuple[str, ...]) -> float:
-    """Bytes per sample that stay of an operator's in a stage where some submodules are recomputed."""
+def _kept_bytes(plan: PlanFields, op: str, inside: set[str], recompute: tuple[str, ...]) -> float:
+    """Return the bytes per sample that an operator keeps in a stage that recomputes some submodules."""
     saved, home = _saved_bytes(plan, op), submodule(op, recompute)
     kept = [0.0 if home else saved]
     for edge in plan.graph.edges:
@@ -99,7 +99,7 @@ def _kept_bytes(plan: Plan, op: str, inside: set[str], recompute: tuple[str, ...
             continue
         there = submodule(edge.target, recompute) if edge.target in inside else ""
         if home and (edge.target not in inside or (there and there != home)):
-            kept.append(edge.bytes_per_sample)  # held for another stage's gradient, or to compute from again
+            kept.append(edge.bytes_per_sample)  # needed for the gradient of another stage, or for a recomputation
         elif home and not there:
             kept.append(min(saved, edge.bytes_per_sample))  # saved by its reader
         elif there and not home:
@@ -107,10 +107,10 @@ def _kept_bytes(plan: Plan, op: str, inside: set[str], recompute: tuple[str, ...
     return max(kept)
 
 
-def _saved_under(plan: Plan, name: str, inside: set[str]) -> float:
+def _saved_under(plan: PlanFields, name: str, inside: set[str]) -> float:
     return sum(_saved_bytes(plan, op) for op in inside if submodule(op, (name,)))
 
 
 def submodule(op: str, names: tuple[str, ...]) -> str:
-    """Return which of some operators or submodules an operator is, or is in; empty if none."""
+    """Return the name that is the operator or a submodule around it; empty if there is not any."""
     return next((name for name in names if op == name or op.startswith(name + ".")), "")

@@ -1,4 +1,4 @@
-"""The verifier refuses every kind of unsound plan, and says what is wrong."""
+"""The verifier refuses every kind of unsound plan, and names the flaw."""
 
 import random
 from collections.abc import Callable
@@ -18,8 +18,9 @@ from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
-from graphpipe.plans.estimates import memory_shortfall, needed_bytes
-from graphpipe.plans.plan import Plan, StageEdge
+from graphpipe.plans.device_memory import memory_shortfall, needed_bytes
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import StageEdge
 from graphpipe.plans.verify import verify
 from graphpipe.simulator.simulate import simulate
 
@@ -49,9 +50,9 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "no stages": (lambda p: replace(p, stages=()), "no stages"),
     "same name": (lambda p: stage(p, 0, name="b"), "2 stages are named 'b'"),
     "empty": (lambda p: stage(p, 0, ops=()), "stage 'a': has no operators"),
-    "unknown op": (lambda p: stage(p, 0, ops=("nope",)), "'nope', which is no operator"),
+    "unknown op": (lambda p: stage(p, 0, ops=("nope",)), "'nope', which is not an operator"),
     "twice": (lambda p: stage(p, 1, ops=("b1.0", "b0.0")), "operator 'b0.0' is also in stage 'a'"),
-    "left out": (lambda p: stage(p, 0, ops=("b0.0",)), "1 operators are in no stage, first 'b0.1'"),
+    "left out": (lambda p: stage(p, 0, ops=("b0.0",)), "1 operators are not in any stage, first 'b0.1'"),
     "micro-batch": (lambda p: stage(p, 1, micro_batch=3), "micro_batch 3 does not divide batch 8"),
     "degree": (lambda p: stage(p, 0, micro_batch=1, in_flight=4), "micro_batch 1 does not split over 2 devices"),
     "burst": (lambda p: stage(p, 0, burst=0), "burst is 0"),
@@ -59,13 +60,16 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "in flight high": (lambda p: stage(p, 2, in_flight=12), "in_flight is 12"),
     "no device": (lambda p: stage(p, 0, devices=()), "stage 'a': has no device"),
     "device twice": (lambda p: stage(p, 0, devices=(0, 0)), "lists a device twice"),
-    "unknown device": (lambda p: stage(p, 1, devices=(4,)), "uses device 4, cluster 'test' has 0 to 3"),
+    "unknown device": (lambda p: stage(p, 1, devices=(4,)), "uses device 4, but cluster 'test' has devices 0 to 3"),
     "edge missing": (lambda p: edges(p, (0, 2, 1e3)), "stage edge 'b' -> 'c' is missing: operator 'b1.0' feeds"),
     "edge back": (lambda p: edges(p, (2, 0, 1e3)), "goes backwards"),
     "edge twice": (lambda p: edges(p, (0, 2, 1e3), (0, 2, 1e3), (1, 2, 1e3)), "is listed 2 times"),
-    "edge bytes": (lambda p: edges(p, (0, 2, 7.0), (1, 2, 1e3)), "says 7 bytes per sample, its operators send 1000"),
+    "edge bytes": (lambda p: edges(p, (0, 2, 7.0), (1, 2, 1e3)), "has 7 bytes per sample, but its operators send 1000"),
     "recompute nothing": (lambda p: stage(p, 0, recompute=()), "stage 'a', recompute: lists nothing"),
-    "recompute elsewhere": (lambda p: stage(p, 0, recompute=("b1.0",)), "'b1.0' is no operator of the stage, nor a"),
+    "recompute elsewhere": (
+        lambda p: stage(p, 0, recompute=("b1.0",)),
+        "'b1.0' is not an operator of the stage, nor a",
+    ),
     "recompute twice": (lambda p: stage(p, 0, recompute=("b0", "b0.1")), "operator 'b0.1' is in both 'b0' and 'b0.1'"),
     "edge unknown": (lambda p: edges(p, (0, 9, 0.0)), "names stage 9 of 3"),
 }
@@ -140,7 +144,7 @@ APART = HandPlan(
 
 def test_stages_may_share_a_parameter_that_the_graph_lists() -> None:
     plan = plan_by_hand(tied_chain(1e6), APART)
-    assert [(each.stages, each.devices, each.bytes) for each in plan.exchanges] == [((0, 1), (0, 1), 1e6)]
+    assert [(each.stages, each.devices, each.bytes) for each in plan.tied_gradients] == [((0, 1), (0, 1), 1e6)]
     with pytest.raises(InvalidInput, match="parameter 'weight' is used in stages 'first' and 'second', and the graph"):
         plan_by_hand(tied_chain(1e6, listed=False), APART)
 
@@ -156,11 +160,11 @@ def test_memory_counts_a_shared_parameter_once_in_a_stage_and_at_every_stage() -
 
 
 @pytest.mark.parametrize("name", sorted(PLANNERS))
-def test_planners_may_part_what_shares_a_parameter(name: str) -> None:
-    # The three operators do not fit on one device: whatever the planner, the parameter is in several stages.
+def test_planners_may_split_operators_that_share_a_parameter(name: str) -> None:
+    # The three operators do not fit on one device, so every planner puts the parameter into several stages.
     problem = replace(tied_chain(1e6), cluster=towers([2], 4, 4, memory_bytes=14e6).cluster)
     plan = find_plan(problem.graph, problem.costs, problem.cluster, batch_size=4, planner=name)
-    (exchange,) = plan.exchanges
+    (exchange,) = plan.tied_gradients
     assert len(exchange.stages) > 1
     assert plan.prediction is not None
     assert plan.prediction.step_seconds == pytest.approx(simulate(plan).step_seconds)
@@ -169,7 +173,7 @@ def test_planners_may_part_what_shares_a_parameter(name: str) -> None:
 def test_whole_batch_operators_get_the_mini_batch_on_one_device() -> None:
     problem = towers([1, 1], 2, 4, whole_batch=True)
     with pytest.raises(
-        InvalidInput, match="needs the whole mini-batch of 4 on one device, the stage has micro_batch 2"
+        InvalidInput, match="needs the whole mini-batch of 4 on one device, but the stage has micro_batch 2"
     ):
         plan_by_hand(problem, HandPlan(stages=(HandStage(name="all", ops=("*",), devices=(0,), micro_batch=2),)))
 
@@ -195,7 +199,7 @@ def test_submodules_that_feed_each_other_cannot_be_computed_again_one_by_one() -
         plan("x", "y")
 
 
-def test_patterns_stand_for_each_operator_by_itself() -> None:
+def test_a_pattern_makes_each_operator_its_own_region() -> None:
     stages = (HandStage(name="all", ops=("*",), devices=(0,), micro_batch=2, recompute=("x.*", "y.1")),)
     assert plan_by_hand(looped(), HandPlan(stages=stages)).stages[0].recompute == ("x.0", "x.1", "y.1")
     none = (replace(stages[0], recompute=("z.*",)),)
@@ -206,7 +210,7 @@ def test_patterns_stand_for_each_operator_by_itself() -> None:
 @pytest.mark.parametrize(
     ("recompute", "need"),
     [
-        # 4 samples in flight, 2 of them in a backward. y.1 is read by nobody.
+        # 4 samples in flight, 2 of them in a backward. The output of y.1 is not read.
         ("none", 4 * 40),
         ("full", 4 * 0 + 2 * 40),
         (("x.0",), 4 * (3 + 30) + 2 * 10),  # y.0 holds the 3 bytes that it reads
@@ -264,7 +268,7 @@ def _with_temporaries(rows: tuple[OpCost, ...], rng: random.Random) -> tuple[OpC
 
 
 @pytest.mark.parametrize("planner", sorted(PLANNERS))
-def test_planners_leave_room_for_what_operators_hold_while_they_run(planner: str) -> None:
+def test_planners_leave_room_for_temporaries(planner: str) -> None:
     problem = towers([4], 4, 16, layer=(1.0, 1e-3), saved_bytes=1e6, memory_bytes=1e9)
     held = Temporaries(forward=Curve(), backward=Curve(lines=((0.0, 3e8),)))
     rows = tuple(replace(row, temporaries=held) for row in problem.costs.rows)
@@ -273,7 +277,7 @@ def test_planners_leave_room_for_what_operators_hold_while_they_run(planner: str
         costs = replace(problem.costs, rows=rows)
         return find_plan(problem.graph, costs, problem.cluster, batch_size=16, planner=planner)
 
-    # Three samples at once on a device, and no more, leave it room.
+    # With at most three samples at once, a device has enough memory.
     assert max(stage.micro_batch / stage.degree for stage in found(problem.costs.rows).stages) > 3
     plan = found(rows)
     assert max(stage.micro_batch / stage.degree for stage in plan.stages) <= 3

@@ -1,0 +1,36 @@
+"""The memory that the stages of a plan need on their devices."""
+
+from graphpipe.costs import CostModel, StageMemory
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import Stage
+
+
+def stage_memory(model: CostModel, stage: Stage) -> StageMemory[float]:
+    """Return the memory of one stage on each of its devices."""
+    return model.stage_memory(stage.ops, stage.micro_batch / stage.degree, stage.recompute)
+
+
+def needed_bytes(plan: Plan) -> dict[int, float]:
+    """Return the bytes that the stages of each device in use need with all their samples in flight.
+
+    A device runs one task at a time. So among the bytes that its stages hold only while a task runs, only the largest
+    amount of one stage counts. Messages in transit are not counted.
+    """
+    resident, transient = dict.fromkeys(plan.used_devices, 0.0), dict.fromkeys(plan.used_devices, 0.0)
+    for stage in plan.stages:
+        memory = stage_memory(plan.cost_model, stage)
+        kept = memory.resident(stage.in_flight / stage.degree)
+        for device in stage.devices:
+            resident[device] += kept
+            transient[device] = max(transient[device], memory.transient)
+    return {device: resident[device] + transient[device] for device in resident}
+
+
+def spare_bytes(plan: Plan) -> dict[int, float]:
+    """Return the free bytes of each device in use (negative if it lacks bytes)."""
+    return {device: plan.cluster.type_of(device).memory_bytes - needed for device, needed in needed_bytes(plan).items()}
+
+
+def memory_shortfall(plan: Plan) -> float:
+    """Return how many bytes the fullest device lacks (negative if bytes are free)."""
+    return -min(spare_bytes(plan).values())

@@ -1,0 +1,31 @@
+"""Plan files of earlier versions, whose stages had other fields."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+_MEMORY_POLICY = {"keep": "none", "recompute": "full"}
+"""The value of `recompute`, by the value of the older field `memory_policy`."""
+
+
+def with_current_fields(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a plan file with the current fields of stages."""
+    for stage in _stages(body.get("plan")):
+        if "recompute" not in stage and stage.get("memory_policy") in _MEMORY_POLICY:
+            stage["recompute"] = _MEMORY_POLICY[stage.pop("memory_policy")]
+        if stage.get("backend") == "eager":  # its only value
+            del stage["backend"]
+    return body
+
+
+def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a plan as fingerprints of schema version 1 use it. Every stage had a backend then."""
+    for stage in _stages(plan):
+        stage["backend"] = "eager"
+    return plan
+
+
+def _stages(plan: object) -> Iterator[dict[str, Any]]:
+    stages: object = cast("dict[str, Any]", plan).get("stages") if isinstance(plan, dict) else None
+    for stage in cast("list[Any]", stages) if isinstance(stages, list) else []:
+        if isinstance(stage, dict):
+            yield cast("dict[str, Any]", stage)

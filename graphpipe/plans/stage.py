@@ -1,0 +1,83 @@
+"""Stages and the edges between them."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from pydantic import ConfigDict
+
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable, Recompute
+from graphpipe.graph import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A convex set of operators on a set of devices."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    ops: tuple[str, ...]
+    devices: tuple[int, ...]
+    """Positions in the cluster's devices. More than one means data parallelism."""
+    micro_batch: int
+    """Samples of one micro-batch over all replicas. Each replica computes micro_batch / degree of them."""
+    in_flight: int
+    """Largest number of samples, over all replicas, whose forward has started and whose backward has not ended."""
+    burst: int = 1
+    """k of kFkB: micro-batches forwarded, then backwarded, in a row."""
+    recompute: Recompute = "none"
+    """`full`: a sample in flight keeps only what the stage received. Names of operators or submodules: it keeps their
+    inputs, not what they saved. What is not kept is recomputed for the backward."""
+    backward: Literal["auto", "whole"] = "auto"
+    """`whole`: never split into two halves. `auto`: split if the schedule splits backwards."""
+
+    @property
+    def degree(self) -> int:
+        """The data-parallel degree."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEdge:
+    """`source` sends `bytes_per_sample` to `target`. Both are positions in `Plan.stages`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    source: int
+    target: int
+    bytes_per_sample: float
+
+
+class PlanFields(Protocol):
+    """The fields of a plan that the verifiers read. The verifiers derive everything else themselves."""
+
+    @property
+    def graph(self) -> Graph:
+        """The operator graph."""
+        ...
+
+    @property
+    def cluster(self) -> Cluster:
+        """Devices and links."""
+        ...
+
+    @property
+    def costs(self) -> CostTable:
+        """Costs of the operators."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a mini-batch."""
+        ...
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """In topological order."""
+        ...
+
+    @property
+    def edges(self) -> tuple[StageEdge, ...]:
+        """Between stages."""
+        ...
