@@ -1,12 +1,9 @@
-"""In what order: tasks, schedules, their verifier and lowering, and one file per scheduler."""
+"""The order of work: schedules of tasks, their verifiers, their lowering to messages, and one file per scheduler."""
 
-from graphpipe.schedule.lower import lower
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
-from graphpipe.schedule.schedule import Schedule, Task
-from graphpipe.schedule.schedulers.registry import SCHEDULERS, schedule
+from graphpipe.schedule.schedule import Schedule, StageTask
 
 __all__ = [
-    "SCHEDULERS",
     "Action",
     "Compute",
     "LoweredSchedule",
@@ -15,8 +12,6 @@ __all__ = [
     "ReduceShared",
     "Schedule",
     "Send",
-    "Task",
+    "StageTask",
     "Transfer",
-    "lower",
-    "schedule",
 ]

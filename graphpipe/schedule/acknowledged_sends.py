@@ -1,31 +1,33 @@
-"""Which messages have been taken, known from what comes back: there is no asking (gloo does not tell).
+"""Which sent messages have arrived, derived from later messages of the receiver, because gloo cannot be asked.
 
-    stage 0   F0 ----> F1 ----> B0 ----> F2 ---->        F2 is sent after B0, which had waited for the gradient of 0:
-    stage 1      F0 B0 ------> F1 B1 ----------> F2      once it is here, that gradient need not be kept any more
+    stage 0   F0 ----> F1 ----> B0 ----> F2 ---->        Stage 0 sends F2 after B0, which waited for the gradient of 0.
+    stage 1      F0 B0 ------> F1 B1 ----------> F2      Stage 1 has F2: it can free the gradient that it sent.
 
-What a peer sends after a task has been sent after all that the task waited for had come.
+A peer sends after a task only when everything that the task waits for has arrived.
 """
 
 from collections.abc import Mapping, Sequence
 
 from graphpipe.schedule.lowered import Compute, LoweredSchedule, Send, Transfer
-from graphpipe.schedule.schedule import Task
+from graphpipe.schedule.schedule import StageTask
 
-Taken = Mapping[tuple[int, Task], Sequence[Transfer]]
-"""By device and task of a rank: what this rank had sent, and others have taken by the time the task can begin."""
+AcknowledgedSends = Mapping[tuple[int, StageTask], Sequence[Transfer]]
+"""By device and task of a rank: the messages of this rank that have arrived elsewhere when the task can begin."""
 
 
-def taken_by(lowered: LoweredSchedule, rank_of: Mapping[int, int], rank: int) -> Taken:
-    """Return when a rank learns that what it has sent was taken; of some of it, it never does.
+def find_acknowledged_sends(lowered: LoweredSchedule, rank_of: Mapping[int, int], rank: int) -> AcknowledgedSends:
+    """Return which tasks of a rank prove that its earlier messages have arrived.
+
+    For some messages no task proves it before the step ends. They are left out.
 
     Args:
-        lowered: what all devices do.
+        lowered: the actions of all devices.
         rank_of: the rank of each device.
-        rank: that sends.
+        rank: the sender.
     """
-    on_the_way: dict[tuple[int, Task], list[Transfer]] = {}  # by device and task that wait for it
-    taken: dict[int, list[Transfer]] = {}  # by device, since it last sent something to this rank
-    known: dict[tuple[int, Task], list[Transfer]] = {}
+    on_the_way: dict[tuple[int, StageTask], list[Transfer]] = {}  # by the device and task that wait for it
+    taken: dict[int, list[Transfer]] = {}  # by device: arrived since it last sent something to this rank
+    known: dict[tuple[int, StageTask], list[Transfer]] = {}
     for device, action in lowered.order:
         match action:
             case Compute(task):

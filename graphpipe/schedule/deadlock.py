@@ -1,8 +1,8 @@
-"""What if every message and every sum keeps all its devices until the last of them has come, and nothing overtakes?
+"""Finds deadlocks on a transport that blocks: every message and every sum waits until all its devices take part.
 
-That is the least a transport can offer, and NCCL promises no more: it has no tags, its kernels wait on the GPU for
-their peers, and any of them may wait for those queued before it, whatever communicator they belong to. A device then
-has one queue, in the order in which its actions stand.
+NCCL guarantees no more than that. It has no tags, its kernels wait on the GPU for their peers, and a kernel may wait
+for those queued before it, also for those of another communicator. So a device works through one queue, in the order
+of its actions.
 """
 
 from collections import Counter
@@ -11,24 +11,24 @@ from dataclasses import dataclass, field
 
 from graphpipe.plans import Plan
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
-from graphpipe.schedule.schedule import Task
+from graphpipe.schedule.schedule import StageTask
 
-Meeting = tuple[str, object]
-"""What several devices must come to: a transfer or a reduction."""
+Rendezvous = tuple[str, object]
+"""What several devices must reach before any of them continues: a transfer or a reduction."""
 NOTHING: frozenset[int] = frozenset()
 
 
-def standstill(
+def find_deadlock(
     plan: Plan, lowered: LoweredSchedule, inside: Collection[int] = NOTHING, *, messages_wait: bool = True
 ) -> Mapping[int, Action]:
-    """Return the devices that wait for ever, with what each waits in; empty if all come to their end.
+    """Return the devices that wait forever, with the action in which each waits. Empty if there is no deadlock.
 
     Args:
-        plan: says who takes part in what.
-        lowered: what each device does, in order.
-        inside: stages whose gradients are summed inside of each replica's last backward, not after it.
-        messages_wait: False lets messages go beside all else, so that only tasks wait for what they receive, and sums
-            for all their devices.
+        plan: which devices take part in which sum.
+        lowered: the actions of each device, in order.
+        inside: stages that sum their gradients during each replica's last backward, not after it.
+        messages_wait: False if messages do not block: then only tasks wait for what they receive, and sums wait for
+            all their devices.
     """
     queues = _Queues(plan, lowered, inside, messages_wait)
     while queues.ready:
@@ -43,14 +43,14 @@ class _Queues:
     inside: Collection[int]
     messages_wait: bool
     at: list[int] = field(init=False)
-    """The position that each device has come to."""
+    """The position of each device in its list of actions."""
     ready: list[int] = field(init=False)
-    """Devices that may be able to go on."""
-    come: dict[Meeting, set[int]] = field(default_factory=dict[Meeting, set[int]])
-    """Who waits in each meeting."""
-    lasts: Mapping[tuple[int, int], Task] = field(init=False)
-    due: Counter[tuple[int, Task]] = field(default_factory=Counter[tuple[int, Task]])
-    """Messages that are not sent yet, by the device and task that wait for them."""
+    """Devices that may be able to continue."""
+    arrived: dict[Rendezvous, set[int]] = field(default_factory=dict[Rendezvous, set[int]])
+    """The devices that wait in each rendezvous."""
+    lasts: Mapping[tuple[int, int], StageTask] = field(init=False)
+    due: Counter[tuple[int, StageTask]] = field(default_factory=Counter[tuple[int, StageTask]])
+    """Number of messages that are not sent yet, by the device and task that wait for them."""
 
     def __post_init__(self) -> None:
         self.at = [0] * len(self.lowered.devices)
@@ -64,7 +64,7 @@ class _Queues:
         return self.at[device] < len(self.lowered.devices[device])
 
     def advance(self, device: int) -> None:
-        """Let a device go on until it must wait for another."""
+        """Advance a device until it must wait for another one."""
         while self.left(device):
             action = self.lowered.devices[device][self.at[device]]
             if isinstance(action, Compute) and self.due[device, action.task]:
@@ -72,35 +72,35 @@ class _Queues:
             if isinstance(action, Send) and not self.messages_wait:
                 self.due[action.transfer.target_device, action.transfer.target_task] -= 1
                 self.ready.append(action.transfer.target_device)
-            meeting, members = self._meeting(device, action)
-            present = self.come.setdefault(meeting, set())
+            rendezvous, members = self._rendezvous(device, action)
+            present = self.arrived.setdefault(rendezvous, set())
             present.add(device)
             if present != members:
                 return
-            del self.come[meeting]
+            del self.arrived[rendezvous]
             for other in members:
                 self.at[other] += 1
             self.ready += members - {device}
 
-    def _meeting(self, device: int, action: Action) -> tuple[Meeting, set[int]]:
+    def _rendezvous(self, device: int, action: Action) -> tuple[Rendezvous, set[int]]:
         match action:
             case Compute(task):
                 if task.stage in self.inside and task == self.lasts[task.stage, device]:
                     return ("sum", task.stage), {*self.plan.stages[task.stage].devices}
-                return ("alone", device), {device}
+                return ("local", device), {device}
             case Send(transfer) | Receive(transfer):
                 ends = _ends(transfer, device)
-                return (("message", transfer), ends) if self.messages_wait else (("alone", device), {device})
+                return (("message", transfer), ends) if self.messages_wait else (("local", device), {device})
             case Reduce(stage):
                 if stage in self.inside:
-                    return ("alone", device), {device}
+                    return ("local", device), {device}
                 return ("sum", stage), {*self.plan.stages[stage].devices}
             case ReduceShared(exchange):
-                return ("shared", exchange), {*self.plan.exchanges[exchange].devices}
+                return ("shared", exchange), {*self.plan.tied_gradients[exchange].devices}
 
 
 def _ends(transfer: Transfer, device: int) -> set[int]:
-    # A hand-over is listed twice on its device, and waits for nobody.
+    # A transfer within a device is listed twice there, and waits for no other device.
     ends = {transfer.source_device, transfer.target_device}
-    assert device in ends, f"device {device} is no end of {transfer}"
+    assert device in ends, f"device {device} neither sends nor receives {transfer}"
     return ends

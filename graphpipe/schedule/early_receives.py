@@ -1,4 +1,4 @@
-"""Receives that begin before their turn, so that messages find their receiver waiting."""
+"""Receives that begin before the schedule lists them, so that the receiver is ready when a message is sent."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -6,47 +6,47 @@ from dataclasses import dataclass, field
 
 from graphpipe.schedule.lowered import Transfer
 
-AHEAD_BYTES = 4 * 2**20
-"""Small messages gain most, and cost the least memory."""
+EARLY_BYTES = 4 * 2**20
+"""Bytes of buffers that may wait. Small messages gain most and cost the least memory."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Ahead:
-    """The receives of one rank in one step, in order: as many begin at once as fit into a few bytes of buffers.
+class EarlyReceives:
+    """The receives of one rank in one step, in order. As many begin early as fit into a few bytes of buffers.
 
-    Gloo sends at once what the other side is ready for. Otherwise sender and receiver first tell each other that they
-    are, and the threads that listen for it take the cores from those that compute. NCCL, which has no tags, wants
-    messages in the order of the schedule: there nothing begins early.
+    If the receiver is ready, gloo sends at once. Otherwise both sides exchange notices first, and the threads that
+    wait for these notices take cores from the computation. NCCL has no tags and needs messages in the order of the
+    schedule, so there no receive begins early.
     """
 
     begin: Callable[[Transfer], int]
-    """Begins to receive, and returns the bytes of the buffers."""
+    """Begins to receive a transfer, and returns the bytes of its buffers."""
     size_of: Callable[[Transfer], int]
-    """Returns the same bytes, and does nothing."""
+    """Returns the bytes of a transfer's buffers."""
     room: int | None
-    """Bytes of buffers that may wait; None: nothing begins before its turn, not even a message without a byte."""
+    """Bytes of buffers that may wait. None: no receive begins early, not even one of an empty message."""
     coming: deque[Transfer] = field(default_factory=deque[Transfer])
-    """Those that have not begun."""
+    """The receives that have not begun."""
     waiting: int = 0
-    """Bytes of the buffers that wait for their messages, or to be used."""
+    """Bytes of the buffers that wait for their message, or hold a message that is not used yet."""
 
     def start(self, transfers: Iterable[Transfer]) -> None:
-        """Begin a step that receives these, in this order."""
+        """Begin a step that receives these transfers, in this order."""
         self.coming = deque(transfers)
         self.waiting = 0
         self.fill()
 
     def fill(self) -> None:
-        """Begin as many as there is room for."""
+        """Begin as many receives as there is room for."""
         while self.room is not None and self.coming and self.waiting + self.size_of(self.coming[0]) <= self.room:
             self.waiting += self.begin(self.coming.popleft())
 
     def reach(self, transfer: Transfer) -> None:
-        """Begin this one, whose turn it is, unless it has begun."""
+        """Begin the receive that the schedule lists now, unless it began early."""
         if self.coming and self.coming[0] is transfer:
             self.waiting += self.begin(self.coming.popleft())
 
     def used(self, count: int) -> None:
-        """Note that buffers of so many bytes are used, and begin others in their place."""
+        """Free the room of buffers of so many bytes, and begin other receives in it."""
         self.waiting -= count
         self.fill()

@@ -1,4 +1,4 @@
-"""List scheduling by a logical clock: whole-number times that every rank computes alike."""
+"""List scheduling by a logical clock. Times are whole numbers, so that every rank computes the same order."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,31 +7,36 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """Tasks that one device does in this order. The chains of one device interleave as the clock decides."""
+class TaskChain:
+    """Tasks that one device does in this order. If a device has several chains, the clock interleaves them."""
 
     device: int
     tasks: Sequence[int]
 
 
 @dataclass(slots=True)
-class Clock:
-    """Every device always takes the task that can start first; ties go to the smaller task number.
+class LogicalClock:
+    """Every device takes the task that can start first. Of several, it takes the one with the smallest number.
 
-    Taking a task never makes another one impossible: a task that never starts has no place in any order that keeps
-    these chains.
+    Taking a task never makes another one impossible. If a task never starts, no order that keeps these chains can
+    start it.
     """
 
     ticks: Sequence[int]
     """Duration of each task, by number."""
     starts: dict[int, int] = field(default_factory=dict[int, int])
-    """When each task starts, in order of that time."""
+    """When each task starts, in order of their starts."""
     device_of: dict[int, int] = field(default_factory=dict[int, int])
     _followers: list[list[int]] = field(default_factory=list[list[int]])
     _missing: list[int] = field(default_factory=list[int])
 
-    def run(self, chains: Iterable[Chain], flows: Iterable[tuple[int, int]]) -> None:
-        """Set `starts` and `device_of` for chains of tasks with these (producer, consumer) pairs between them."""
+    def run(self, chains: Iterable[TaskChain], flows: Iterable[tuple[int, int]]) -> None:
+        """Set `starts` and `device_of`.
+
+        Args:
+            chains: of all devices.
+            flows: (producer, consumer) pairs of tasks: a consumer starts after all its producers.
+        """
         self._followers = [[] for _ in self.ticks]
         self._missing = [0] * len(self.ticks)
         for chain in chains:
@@ -53,7 +58,7 @@ class Clock:
         while heap:
             start, task = heappop(heap)
             device = self.device_of[task]
-            if free[device] > start:  # Another chain of the device came first.
+            if free[device] > start:  # Another chain of the device took the time.
                 heappush(heap, (free[device], task))
                 continue
             self.starts[task] = start

@@ -1,21 +1,21 @@
-"""From a schedule to what every device does: tasks, transfers and reductions in one order that cannot deadlock."""
+"""Lowers a schedule to the actions of every device: tasks, transfers and reductions in an order without deadlock."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.schedule.logical_clock import Chain, Clock
+from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
 from graphpipe.schedule.merge import check_all_start
-from graphpipe.schedule.schedule import Schedule, Task
+from graphpipe.schedule.schedule import Schedule, StageTask
 from graphpipe.schedule.task_numbers import Flow, TaskNumbers
 
-Step = tuple[int, Action]
-"""A device and what it does."""
+DeviceAction = tuple[int, Action]
+"""A device and one of its actions."""
 
 _LAST = ("B", "W")
-"""After these a micro-batch's gradients of parameters are complete."""
+"""The kinds of tasks that complete the parameter gradients of a micro-batch."""
 
 
 def lower(
@@ -27,23 +27,23 @@ def lower(
 ) -> LoweredSchedule:
     """Return the schedule with its transfers and reductions.
 
-    A consumer's samples, cut by its own micro-batch size and degree, are received from whichever replicas hold them.
-    The total order is that of a logical clock: a task when it starts, its transfers when it ends. Where a backward is
-    split, the gradients leave after the input half. A stage's `Reduce` comes when the last of its replicas has done its
-    last backward or weight gradient. The exchanges of gradients that stages share come last of all, in order of
-    `Plan.exchanges`: none of them keeps a device from its tasks.
+    A consumer receives its samples, cut by its own micro-batch size and degree, from the replicas that hold them. A
+    logical clock gives the total order: a task stands at its start, its transfers stand at its end. If a backward is
+    split, its gradients leave after the input half. The `Reduce` of a stage comes after the last backward or weight
+    gradient of all its replicas. Stages that share parameters exchange their gradients at the end, in the order of
+    `Plan.tied_gradients`, so that no exchange delays a task.
 
     Args:
         plan: a sound plan.
         schedule: a sound schedule of the plan.
-        batch_size: samples of the mini-batch; None is the plan's. Evaluation may use any other; then the last
+        batch_size: samples of the mini-batch. None takes the plan's. Evaluation may take any other. Then the last
             micro-batch may be short, and a replica without samples skips it.
-        forward_only: evaluation: only the forwards of the schedule, or of as many micro-batches as there are.
-        gradient_edges: positions in `plan.edges` along which gradients go back; None: those that the plan's
-            graph says.
+        forward_only: for evaluation: do the forwards of all micro-batches, and no backwards.
+        gradient_edges: positions in `plan.edges` along which gradients go back. None takes those that the plan's graph
+            gives.
 
     Raises:
-        InvalidInput: a batch size other than the plan's for training, or the schedule deadlocks.
+        InvalidInput: training with another batch size than the plan's, or the schedule deadlocks.
     """
     size = plan.batch_size if batch_size is None else batch_size
     if size < 1 or (size != plan.batch_size and not forward_only):
@@ -55,12 +55,12 @@ def lower(
     numbers = TaskNumbers(plan, size)
     tasks, chains = _forward_chains(plan, numbers) if forward_only else _scheduled_chains(schedule, numbers)
     flows = list(numbers.flows(frozenset() if forward_only else gradient_edges))
-    clock = Clock(numbers.ticks(tasks))
+    clock = LogicalClock(numbers.ticks(tasks))
     clock.run(chains, ((flow.source, flow.target) for flow in flows))
     check_all_start(plan, clock, chains, tasks)
     order = _total_order(plan, clock, tasks, _transfers(flows, clock, tasks))
     if not forward_only:
-        shared = enumerate(plan.exchanges)
+        shared = enumerate(plan.tied_gradients)
         order += [(device, ReduceShared(number)) for number, exchange in shared for device in exchange.devices]
     devices: list[list[Action]] = [[] for _ in plan.cluster.devices]
     for device, action in order:
@@ -68,32 +68,32 @@ def lower(
     return LoweredSchedule(devices=tuple(map(tuple, devices)), order=tuple(order), batch_size=size)
 
 
-def _scheduled_chains(schedule: Schedule, numbers: TaskNumbers) -> tuple[dict[int, Task], list[Chain]]:
-    tasks: dict[int, Task] = {}
-    chains: list[Chain] = []
+def _scheduled_chains(schedule: Schedule, numbers: TaskNumbers) -> tuple[dict[int, StageTask], list[TaskChain]]:
+    tasks: dict[int, StageTask] = {}
+    chains: list[TaskChain] = []
     for device, listed in enumerate(schedule.devices):
         numbered = {numbers.number(task, device): task for task in listed}
         tasks |= numbered
-        chains.append(Chain(device=device, tasks=list(numbered)))
+        chains.append(TaskChain(device=device, tasks=list(numbered)))
     return tasks, chains
 
 
-def _forward_chains(plan: Plan, numbers: TaskNumbers) -> tuple[dict[int, Task], list[Chain]]:
-    # A chain for every replica: the clock interleaves the stages of a device.
-    tasks: dict[int, Task] = {}
-    chains: list[Chain] = []
+def _forward_chains(plan: Plan, numbers: TaskNumbers) -> tuple[dict[int, StageTask], list[TaskChain]]:
+    # One chain per replica. The clock interleaves the stages of a device.
+    tasks: dict[int, StageTask] = {}
+    chains: list[TaskChain] = []
     for position, stage in enumerate(plan.stages):
-        forwards = [Task("F", position, index) for index in range(numbers.counts[position])]
+        forwards = [StageTask("F", position, index) for index in range(numbers.counts[position])]
         for device in stage.devices:
             numbered = {numbers.number(task, device): task for task in forwards}
             numbered = {number: task for number, task in numbered.items() if numbers.samples[number]}
             tasks |= numbered
-            chains.append(Chain(device=device, tasks=list(numbered)))
+            chains.append(TaskChain(device=device, tasks=list(numbered)))
     return tasks, chains
 
 
-def _transfers(flows: Sequence[Flow], clock: Clock, tasks: dict[int, Task]) -> dict[int, list[Transfer]]:
-    # By producing task; in order of edge, then samples.
+def _transfers(flows: Sequence[Flow], clock: LogicalClock, tasks: dict[int, StageTask]) -> dict[int, list[Transfer]]:
+    # By producing task, in the order of edges, then samples.
     found: dict[int, list[Transfer]] = {}
     device_of = clock.device_of
     for flow in flows:
@@ -110,12 +110,14 @@ def _transfers(flows: Sequence[Flow], clock: Clock, tasks: dict[int, Task]) -> d
     return found
 
 
-def _total_order(plan: Plan, clock: Clock, tasks: dict[int, Task], transfers: dict[int, list[Transfer]]) -> list[Step]:
-    # At equal times what a task sends comes before what starts then and may need it.
+def _total_order(
+    plan: Plan, clock: LogicalClock, tasks: dict[int, StageTask], transfers: dict[int, list[Transfer]]
+) -> list[DeviceAction]:
+    # At equal times transfers come before task starts, because a task that starts may need the transfer.
     starts = [(start, 1, number) for number, start in clock.starts.items()]
     ends = [(start + clock.ticks[number], 0, number) for number, start in clock.starts.items()]
     left = Counter(task.stage for task in tasks.values() if task.kind in _LAST)
-    order: list[Step] = []
+    order: list[DeviceAction] = []
     for _, starting, number in sorted(starts + ends):
         task = tasks[number]
         if starting:
@@ -129,7 +131,7 @@ def _total_order(plan: Plan, clock: Clock, tasks: dict[int, Task], transfers: di
     return order
 
 
-def _messages(transfers: Sequence[Transfer]) -> Iterator[Step]:
+def _messages(transfers: Sequence[Transfer]) -> Iterator[DeviceAction]:
     for transfer in transfers:
         yield transfer.source_device, Send(transfer)
         yield transfer.target_device, Receive(transfer)

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.schedule.schedule import Task
+from graphpipe.schedule.schedule import StageTask
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Transfer:
     """One message along a stage edge: the rows of one sample range, for all values on that edge.
 
-    A forward transfer carries outputs from the edge's source to its target, a backward one gradients back.
-    Between two stages on one device it is a hand-over: no message, but listed all the same.
+    A forward transfer carries outputs from the edge's source to its target. A backward transfer carries gradients
+    back. Between two stages on one device nothing is sent: the tensors are handed over. The transfer is listed anyway.
     """
 
     edge: int
@@ -21,28 +21,28 @@ class Transfer:
     source_device: int
     target_device: int
     samples: SampleRange
-    """In the mini-batch."""
-    source_task: Task
-    target_task: Task
+    """Positions in the mini-batch."""
+    source_task: StageTask
+    target_task: StageTask
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
     """Do a task."""
 
-    task: Task
+    task: StageTask
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Start sending, without waiting for it to end."""
+    """Start to send, without waiting for the end of the transfer."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Start receiving; the transfer's target task waits for it."""
+    """Start to receive. The transfer's target task waits for the end of the transfer."""
 
     transfer: Transfer
 
@@ -59,7 +59,7 @@ class ReduceShared:
     """Sum the gradients of parameters that stages share, over all replicas of these stages."""
 
     exchange: int
-    """Position in `Plan.exchanges`."""
+    """Position in `Plan.tied_gradients`."""
 
 
 Action = Compute | Send | Receive | Reduce | ReduceShared
@@ -67,21 +67,21 @@ Action = Compute | Send | Receive | Reduce | ReduceShared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredSchedule:
-    """What every device does, in order.
+    """The actions of every device, in order.
 
-    All lists are sub-sequences of one total order in which a transfer (its Send and its Receive stand together)
-    comes right after the task that produced it. So two devices issue their common transfers in the same order, as
-    NCCL needs, and the earliest unfinished action of the total order can always proceed: no deadlock.
+    All lists are sub-sequences of one total order. In it the Send and the Receive of a transfer stand together, right
+    after the task that produced the transfer. So two devices issue their common transfers in the same order, as NCCL
+    requires. There is no deadlock, because the earliest unfinished action of the total order can always proceed.
     """
 
     devices: tuple[tuple[Action, ...], ...]
     order: tuple[tuple[int, Action], ...]
     """The total order, as (device, action)."""
     batch_size: int
-    """Samples of the mini-batch it was lowered for."""
+    """Samples of the mini-batch."""
 
-    def last_backwards(self) -> dict[tuple[int, int], Task]:
-        """Return the last backward, or weight half, of each stage on each device, by stage and device."""
+    def last_backwards(self) -> dict[tuple[int, int], StageTask]:
+        """Return the last backward, or weight half of a backward, by stage and device."""
         return {
             (action.task.stage, device): action.task
             for device, action in self.order

@@ -1,24 +1,24 @@
-"""From an order per stage to an order per device."""
+"""Merges an order of tasks per stage into an order per device."""
 
 from collections.abc import Mapping, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.schedule.logical_clock import Chain, Clock
-from graphpipe.schedule.schedule import Schedule, Task
+from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
+from graphpipe.schedule.schedule import Schedule, StageTask
 from graphpipe.schedule.task_numbers import TaskNumbers
 
 
-def merge(name: str, plan: Plan, orders: Sequence[Sequence[Task]]) -> Schedule:
+def merge(name: str, plan: Plan, orders: Sequence[Sequence[StageTask]]) -> Schedule:
     """Return the schedule in which every stage keeps its order of tasks.
 
-    A device that hosts one stage has that stage's order. One that hosts several interleaves them by a logical clock
-    (one tick to forward a sample, two to go back): it takes what can start first, a backward before a forward, and a
-    weight gradient after both.
+    A device that hosts one stage takes that stage's order. A device that hosts several interleaves their orders by a
+    logical clock, with one tick for the forward of a sample and two for its backward. It takes the task that can start
+    first. Of several, a backward goes before a forward, and a weight gradient comes last.
 
     Args:
         name: of the schedule.
-        plan: its stages' devices and sharding decide what waits for what.
+        plan: the devices and sharding of its stages decide which task waits for which.
         orders: the tasks of each stage, by stage.
 
     Raises:
@@ -32,29 +32,31 @@ def merge(name: str, plan: Plan, orders: Sequence[Sequence[Task]]) -> Schedule:
 
 
 def _interleave(
-    plan: Plan, orders: Sequence[Sequence[Task]], hosted: dict[int, list[int]]
-) -> tuple[tuple[Task, ...], ...]:
+    plan: Plan, orders: Sequence[Sequence[StageTask]], hosted: dict[int, list[int]]
+) -> tuple[tuple[StageTask, ...], ...]:
     numbers = TaskNumbers(plan, plan.batch_size)
     tasks = {numbers.number(task, d): task for d, stages in hosted.items() for s in stages for task in orders[s]}
     chains = [
-        Chain(device=device, tasks=[numbers.number(task, device) for task in orders[stage]])
+        TaskChain(device=device, tasks=[numbers.number(task, device) for task in orders[stage]])
         for device, stages in hosted.items()
         for stage in stages
     ]
-    clock = Clock(numbers.ticks(tasks))
+    clock = LogicalClock(numbers.ticks(tasks))
     clock.run(chains, ((flow.source, flow.target) for flow in numbers.flows(None)))
     check_all_start(plan, clock, chains, tasks)
-    devices: dict[int, list[Task]] = {device: [] for device in hosted}
+    devices: dict[int, list[StageTask]] = {device: [] for device in hosted}
     for number in clock.starts:
         devices[clock.device_of[number]].append(tasks[number])
     return tuple(tuple(devices[device]) for device in hosted)
 
 
-def check_all_start(plan: Plan, clock: Clock, chains: Sequence[Chain], tasks: Mapping[int, Task]) -> None:
-    """Check that no task waits for ever.
+def check_all_start(
+    plan: Plan, clock: LogicalClock, chains: Sequence[TaskChain], tasks: Mapping[int, StageTask]
+) -> None:
+    """Check that every task starts.
 
     Raises:
-        InvalidInput: some do; the first of some chains are named.
+        InvalidInput: some tasks wait forever. The error names the first of some chains.
     """
     heads = [next((task for task in chain.tasks if task not in clock.starts), None) for chain in chains]
     stuck = [(chain.device, tasks[task]) for chain, task in zip(chains, heads, strict=True) if task is not None]

@@ -11,7 +11,7 @@ _TASK = re.compile(r"^([FBIW])(\d+)\.(\d+)$")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Task:
+class StageTask:
     """Forward, backward, or the input- and weight-gradient halves of a backward, of one micro-batch at one stage."""
 
     kind: Kind
@@ -23,26 +23,26 @@ class Task:
         return f"{self.kind}{self.stage}.{self.micro_batch}"
 
     @staticmethod
-    def parse(text: str) -> "Task":
-        """Return the task of a text form.
+    def parse(text: str) -> "StageTask":
+        """Return the task that a text form stands for.
 
         Raises:
-            InvalidInput: not of the form `F2.5`.
+            InvalidInput: the text is not of the form `F2.5`.
         """
         match = _TASK.match(text)
         if match is None:
             raise InvalidInput(
                 f"'{text}' is not a task", remedy="A task reads F2.5: kind F, B, I or W, stage, micro-batch."
             )
-        return Task(match[1], int(match[2]), int(match[3]))  # pyright: ignore[reportArgumentType]
+        return StageTask(match[1], int(match[2]), int(match[3]))  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """An ordered list of tasks per device; replicas of a stage have the same tasks of it."""
+    """An ordered list of tasks per device. All replicas of a stage do the same tasks of that stage."""
 
     name: str
-    devices: tuple[tuple[Task, ...], ...]
+    devices: tuple[tuple[StageTask, ...], ...]
 
     def __str__(self) -> str:
         """Return the text form: a line with the name, then a line of tasks per device."""
@@ -52,25 +52,25 @@ class Schedule:
 
     @property
     def split_stages(self) -> frozenset[int]:
-        """The stages whose backwards come in two halves."""
+        """The stages whose backward is split into two halves."""
         return frozenset(task.stage for tasks in self.devices for task in tasks if task.kind == "I")
 
     @staticmethod
     def parse(text: str) -> "Schedule":
-        """Return the schedule of a text form; `parse(str(schedule)) == schedule`.
+        """Return the schedule that a text form stands for, so that `parse(str(schedule)) == schedule`.
 
         Raises:
-            InvalidInput: a malformed line, named by its number.
+            InvalidInput: a line is malformed. The error names its number.
         """
         lines = text.splitlines()
         if not lines or not lines[0].startswith("schedule "):
             raise InvalidInput("does not begin with 'schedule NAME'", where="schedule text, line 1")
-        devices: list[tuple[Task, ...]] = []
+        devices: list[tuple[StageTask, ...]] = []
         for number, line in enumerate(lines[1:], start=2):
             head, *tasks = line.split()
             if head != f"{len(devices)}:":
                 raise InvalidInput(
                     f"begins with '{head}', expected '{len(devices)}:'", where=f"schedule text, line {number}"
                 )
-            devices.append(tuple(Task.parse(task) for task in tasks))
+            devices.append(tuple(StageTask.parse(task) for task in tasks))
         return Schedule(name=lines[0].removeprefix("schedule ").strip(), devices=tuple(devices))

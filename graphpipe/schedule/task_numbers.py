@@ -1,4 +1,4 @@
-"""The tasks of a plan as numbers, and which samples pass between which: what merging and lowering both stand on."""
+"""Numbers the tasks of a plan, and derives which samples flow between them. Merging and lowering both use this."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from functools import cached_property
 
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, count_micro_batches, sample_range
-from graphpipe.schedule.schedule import Task
+from graphpipe.schedule.schedule import StageTask
 
 FORWARD_TICKS, BACKWARD_TICKS = 1, 2
-"""Logical time of the forward and the backward of one sample on one replica; each half of a backward takes half."""
+"""Logical time of the forward and of the backward of one sample on one replica. Each half of a backward takes half."""
 
 Piece = tuple[SampleRange, int]
-"""Samples of a task on one replica, and the number of its backward."""
+"""The samples of a task on one replica, and the number of the micro-batch's backward there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Flow:
 # No slots: the derived tables below are cached properties.
 @dataclass(frozen=True)
 class TaskNumbers:
-    """Numbers 0, 1, ... for every task of every replica: first all backwards, then the forwards in the same order, then
-    the weight gradients.
+    """Numbers 0, 1, ... for every task of every replica: all backwards, then all forwards, then all weight gradients.
 
-    Within each third: by stage, then replica, then micro-batch. An input gradient has the number of the backward that
-    it is half of: what a backward waits for and sends, an input gradient does. Nothing waits for a weight gradient.
+    Within each third, tasks are ordered by stage, then replica, then micro-batch. An input gradient has the number of
+    the backward that it is half of, because it waits for the same messages and sends the same messages. No task waits
+    for a weight gradient.
     """
 
     plan: Plan
@@ -48,7 +48,7 @@ class TaskNumbers:
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:
-        """Number of each stage's first backward; last of all the number of the first forward."""
+        """The number of each stage's first backward, and at the end the number of the first forward."""
         firsts = [0]
         for stage, count in zip(self.plan.stages, self.counts, strict=True):
             firsts.append(firsts[-1] + stage.degree * count)
@@ -56,10 +56,10 @@ class TaskNumbers:
 
     @property
     def third(self) -> int:
-        """The number of backwards; a forward's number exceeds its backward's by this, a weight gradient's by twice."""
+        """The count of backwards. A forward's number is its backward's plus this, a weight gradient's plus 2 x this."""
         return self.firsts[-1]
 
-    def number(self, task: Task, device: int) -> int:
+    def number(self, task: StageTask, device: int) -> int:
         """Return the number of a task on one of the devices that host its stage."""
         replica = self.plan.stages[task.stage].devices.index(device)
         backward = self.firsts[task.stage] + replica * self.counts[task.stage] + task.micro_batch
@@ -68,7 +68,7 @@ class TaskNumbers:
     def pieces(self, stage: int) -> list[Piece]:
         """Return the samples of every task of a stage in ascending order, with the number of its backward.
 
-        A replica that has no sample of a short micro-batch is left out.
+        Leaves out a replica that has no sample of a short micro-batch.
         """
         size, degree, count = self.plan.stages[stage].micro_batch, self.plan.stages[stage].degree, self.counts[stage]
         found = (
@@ -92,8 +92,8 @@ class TaskNumbers:
                 third[backward] = len(samples)
         return third * 3
 
-    def ticks(self, tasks: Mapping[int, Task]) -> list[int]:
-        """Return the logical duration of each of these tasks, by number; 0 without samples and for any other number."""
+    def ticks(self, tasks: Mapping[int, StageTask]) -> list[int]:
+        """Return the logical duration of each task, by number. It is 0 without samples, and for other numbers."""
         ticks = [0] * len(self.samples)
         for number, task in tasks.items():
             whole = {"F": FORWARD_TICKS, "B": BACKWARD_TICKS}.get(task.kind, BACKWARD_TICKS // 2)
@@ -101,7 +101,7 @@ class TaskNumbers:
         return ticks
 
     def flows(self, gradient_edges: frozenset[int] | None) -> Iterator[Flow]:
-        """Yield every flow: the outputs forward, and along `gradient_edges` (None: the plan's) the gradients back."""
+        """Yield every flow: outputs forward, and gradients back along `gradient_edges` (None takes the plan's)."""
         third, back = self.third, self.plan.gradient_edges if gradient_edges is None else gradient_edges
         for position, edge in enumerate(self.plan.edges):
             gradient = position in back
@@ -112,7 +112,7 @@ class TaskNumbers:
 
 
 def _overlaps(left: list[Piece], right: list[Piece]) -> Iterator[tuple[SampleRange, int, int]]:
-    # Both sides cut the same mini-batch into consecutive ranges: walk along the two together.
+    # Both sides cut the same mini-batch into consecutive ranges, so one pass over both finds all overlaps.
     a = b = 0
     while a < len(left) and b < len(right):
         one, here = left[a]

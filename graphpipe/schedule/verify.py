@@ -1,4 +1,4 @@
-"""Is a schedule sound? Everything is derived again from the plan; nothing is shared with schedulers or lowering."""
+"""Verifies schedules. Derives everything again from the plan, and shares no code with schedulers and lowering."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.schedule.schedule import Schedule, Task
+from graphpipe.schedule.schedule import Schedule, StageTask
 
 _ROUNDING = 1e-6
 
@@ -14,25 +14,26 @@ _ROUNDING = 1e-6
 def verify(plan: Plan, schedule: Schedule) -> None:
     """Check a schedule against its plan, which must be sound itself.
 
-    On every device: each task of the stages it hosts once and no other, a backward being one task or its two halves
-    (one task at a stage that recomputes, or whose backward is to be whole);
-    forwards, backwards (whole or the input half) and weight gradients (whole backwards or the other half) of a stage in
-    micro-batch order, each after the one it needs (condition C4 of GraphPipe); never more samples in flight than the
-    stage allows, from forward to weight gradient. Over all devices: no deadlock.
+    1. Every device lists each task of the stages that it hosts once, and no other task. A backward is one task or two
+       halves. It is one task at a stage that recomputes, or whose backward must be whole.
+    2. The forwards, the input gradients and the weight gradients of a stage are in micro-batch order, and each comes
+       after the one that it needs (condition C4 of GraphPipe). A whole backward is both gradients.
+    3. A stage never has more samples in flight, from forward to weight gradient, than it allows.
+    4. The devices do not deadlock.
 
     Raises:
-        InvalidInput: names the device and the task at fault.
+        InvalidInput: a check fails. The error names the device and the task.
     """
     if len(schedule.devices) != len(plan.cluster.devices):
         raise InvalidInput(
             f"lists {len(schedule.devices)} devices, the plan's cluster has {len(plan.cluster.devices)}",
             where=f"schedule '{schedule.name}'",
         )
-    sound: dict[tuple[int, ...], tuple[Task, ...]] = {}
+    sound: dict[tuple[int, ...], tuple[StageTask, ...]] = {}
     for device, tasks in enumerate(schedule.devices):
         where = f"schedule '{schedule.name}', device '{plan.cluster.devices[device].name}'"
         hosted = tuple(number for number, stage in enumerate(plan.stages) if device in stage.devices)
-        if sound.get(hosted) == tasks:  # As that of another replica.
+        if sound.get(hosted) == tasks:  # The same tasks as another replica's.
             continue
         _check_complete(plan, hosted, tasks, where)
         for stage in hosted:
@@ -42,7 +43,7 @@ def verify(plan: Plan, schedule: Schedule) -> None:
     _check_progress(plan, schedule)
 
 
-def _check_complete(plan: Plan, hosted: tuple[int, ...], tasks: tuple[Task, ...], where: str) -> None:
+def _check_complete(plan: Plan, hosted: tuple[int, ...], tasks: tuple[StageTask, ...], where: str) -> None:
     times = Counter(tasks)
     expected = {
         task
@@ -51,42 +52,42 @@ def _check_complete(plan: Plan, hosted: tuple[int, ...], tasks: tuple[Task, ...]
         for task in _expected(stage, index, times)
     }
     for task in tasks:
-        whole = Task("B", task.stage, task.micro_batch)
+        whole = StageTask("B", task.stage, task.micro_batch)
         if task.kind in ("I", "W") and whole in times:
             raise InvalidInput(f"lists {task} beside {whole}: a backward is whole or in two halves", where=where)
         if task not in expected:
-            raise InvalidInput(f"lists {task}, which is no task of a stage on this device", where=where)
+            raise InvalidInput(f"lists {task}, which is not a task of a stage on this device", where=where)
         if times[task] > 1:
             raise InvalidInput(f"lists {task} {times[task]} times", where=where)
     if missing := sorted(expected - times.keys()):
         raise InvalidInput(f"does not list {missing[0]} ({len(missing)} tasks are missing)", where=where)
 
 
-def _expected(stage: int, index: int, listed: Counter[Task]) -> tuple[Task, ...]:
-    forward, whole = Task("F", stage, index), Task("B", stage, index)
-    halves = Task("I", stage, index), Task("W", stage, index)
+def _expected(stage: int, index: int, listed: Counter[StageTask]) -> tuple[StageTask, ...]:
+    forward, whole = StageTask("F", stage, index), StageTask("B", stage, index)
+    halves = StageTask("I", stage, index), StageTask("W", stage, index)
     return (forward, *halves) if any(half in listed for half in halves) else (forward, whole)
 
 
-def _check_whole(plan: Plan, stage: int, tasks: tuple[Task, ...], where: str) -> None:
+def _check_whole(plan: Plan, stage: int, tasks: tuple[StageTask, ...], where: str) -> None:
     halves = [task for task in tasks if task.stage == stage and task.kind in ("I", "W")]
     if halves and plan.stages[stage].backward == "whole":
         raise InvalidInput(
-            f"lists {halves[0]}, but the plan wants whole backwards of stage '{plan.stages[stage].name}'",
+            f"lists {halves[0]}, but the plan requires whole backwards of stage '{plan.stages[stage].name}'",
             where=where,
-            remedy="List B, or let the stage's backward be 'auto'.",
+            remedy="List B, or set the stage's backward to 'auto'.",
         )
     if halves and plan.stages[stage].recompute != "none":
         raise InvalidInput(
             f"lists {halves[0]}, but stage '{plan.stages[stage].name}' recomputes: its backwards are whole",
             where=where,
-            remedy="Between two halves it would hold what it has computed again: list B, or do not recompute.",
+            remedy="List B, or do not recompute: between two halves the recomputed tensors would stay in memory.",
         )
 
 
-def _check_order(plan: Plan, stage: int, tasks: list[Task], where: str) -> None:
+def _check_order(plan: Plan, stage: int, tasks: list[StageTask], where: str) -> None:
     allowed = plan.stages[stage].in_flight
-    # How many micro-batches have gone forward, have sent their gradients, and are complete; B does both of the last.
+    # The next micro-batch of each kind. A whole backward B counts as both I and W.
     following = {"F": 0, "I": 0, "W": 0}
     for task in tasks:
         for kind in ("I", "W") if task.kind == "B" else (task.kind,):
@@ -107,37 +108,37 @@ def _check_order(plan: Plan, stage: int, tasks: list[Task], where: str) -> None:
 
 
 def _held_samples(plan: Plan, stage: int, done: dict[str, int]) -> float:
-    # Between the halves of its backward a sample counts with the share of its activations that is kept.
+    # Between the halves of its backward, a sample counts as the share of its activations that stays in memory.
     kept = plan.costs.kept_for_weight_gradient
     return plan.stages[stage].micro_batch * (done["F"] - done["I"] + kept * (done["I"] - done["W"]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How many forwards and backwards (whole or the input half) of each stage each of its replicas has done."""
+    """How many forwards and backwards (or input halves) each replica of each stage has done."""
 
     plan: Plan
     done: dict[tuple[str, int, int], int]
 
-    def may_start(self, task: Task, device: int) -> bool:
-        """Whether all samples that the task reads are there."""
+    def may_start(self, task: StageTask, device: int) -> bool:
+        """Return whether all samples that the task reads have been computed."""
         plan, stage = self.plan, self.plan.stages[task.stage]
         here = sample_range(
             plan.batch_size, stage.micro_batch, stage.degree, task.micro_batch, stage.devices.index(device)
         )
         if task.kind == "F":
             return all(self._holds("F", other, here) for other in plan.predecessors[task.stage])
-        # What a weight gradient needs is at its own stage.
+        # A weight gradient only needs tensors of its own stage.
         return task.kind == "W" or all(self._holds("B", other, here) for other in plan.gradient_sources[task.stage])
 
-    def count(self, task: Task, device: int) -> None:
+    def count(self, task: StageTask, device: int) -> None:
         """Count a task as done."""
         if task.kind != "W":
             kind = "F" if task.kind == "F" else "B"
             self.done[kind, task.stage, self.plan.stages[task.stage].devices.index(device)] += 1
 
     def _holds(self, kind: str, stage: int, samples: SampleRange) -> bool:
-        # One probe in every share of a replica that the samples touch.
+        # One probe in each replica's share that overlaps these samples.
         size, degree = self.plan.stages[stage].micro_batch, self.plan.stages[stage].degree
         share = size // degree
         for sample in (*range(samples.start, samples.stop, share), samples.stop - 1):

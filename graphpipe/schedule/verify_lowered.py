@@ -1,12 +1,12 @@
-"""Is a lowered schedule sound? Derived again from the plan and its schedule; nothing is shared with lowering."""
+"""Verifies lowered schedules. Derives everything again from the plan and its schedule, without code from `lower`."""
 
 from collections.abc import Iterator
 
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.schedule.deadlock import standstill
+from graphpipe.schedule.deadlock import find_deadlock
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
-from graphpipe.schedule.schedule import Schedule, Task
+from graphpipe.schedule.schedule import Schedule, StageTask
 
 Owner = tuple[int, int]
 """A device and a micro-batch."""
@@ -15,17 +15,19 @@ Owner = tuple[int, int]
 def verify_lowered(
     plan: Plan, schedule: Schedule, lowered: LoweredSchedule, gradient_edges: frozenset[int] | None = None
 ) -> None:
-    """Check what `lower` has made of a sound schedule for training; a fault is ours, not the user's.
+    """Check the result of `lower` for a sound schedule of training. An error here is a bug of GraphPipe.
 
-    Every device does the tasks of its schedule in order. Every sample of every edge goes once from the device that
-    computes it to every task that needs it, and its gradient back: sent after the task that made it and before the next
-    of that stage, received before the task that needs it. Any two devices list what passes between them, both ways, in
-    the same order, so that a transport without tags can tell messages apart. Gradients are summed once, after the
-    last backward. And if every message and every sum keeps all its devices until the last has come, all come to their
-    end all the same.
+    1. Every device does the tasks of its schedule in order.
+    2. Every sample of every edge goes once from the device that computes it to every task that needs it, and its
+       gradient goes back. It is sent after the task that made it and before the next task of that stage. It is received
+       before the task that needs it.
+    3. Two devices list the messages between them, in both directions, in the same order, so that a transport without
+       tags can match them.
+    4. The gradients of a stage are summed once, after its last backward.
+    5. There is no deadlock, even if every message and every sum blocks all its devices until the last one takes part.
 
     Raises:
-        AssertionError: says what is wrong, on which device.
+        AssertionError: a check fails. The message names the device.
     """
     assert lowered.batch_size == plan.batch_size, f"lowered for {lowered.batch_size} samples, not {plan.batch_size}"
     for device, listed in enumerate(lowered.devices):
@@ -39,13 +41,13 @@ def verify_lowered(
         lowered, {it for edge in range(len(plan.edges)) for it in _needed(plan, edge, edge in back, whole)}
     )
     _check_pairs(lowered)
-    stuck = standstill(plan, lowered)
-    assert not stuck, f"where every message waits for both its ends, devices wait for ever: {stuck}"
+    stuck = find_deadlock(plan, lowered)
+    assert not stuck, f"if every message waits for both its ends, devices wait for ever: {stuck}"
 
 
 def _check_place(device: int, listed: tuple[Action, ...]) -> None:
-    made: dict[int, Task] = {}
-    done: set[Task] = set()
+    made: dict[int, StageTask] = {}
+    done: set[StageTask] = set()
     for action in listed:
         match action:
             case Compute(task):
@@ -53,10 +55,12 @@ def _check_place(device: int, listed: tuple[Action, ...]) -> None:
                 done.add(task)
             case Send(transfer):
                 task = transfer.source_task
-                assert made.get(task.stage) == task, f"device {device} sends what {task} made, but not right after it"
+                assert made.get(task.stage) == task, (
+                    f"device {device} does not send the result of {task} right after it"
+                )
             case Receive(transfer):
                 late = transfer.target_task in done
-                assert not late, f"device {device} receives for {transfer.target_task} after it"
+                assert not late, f"device {device} receives an input of {transfer.target_task} after that task"
             case Reduce() | ReduceShared():
                 pass
 
@@ -66,7 +70,7 @@ def _check_sums(plan: Plan, device: int, listed: tuple[Action, ...]) -> None:
     wanted: dict[Action, set[int]] = {Reduce(stage): {stage} for stage in hosted if plan.stages[stage].degree > 1}
     wanted |= {
         ReduceShared(number): hosted & {*exchange.stages}
-        for number, exchange in enumerate(plan.exchanges)
+        for number, exchange in enumerate(plan.tied_gradients)
         if device in exchange.devices
     }
     found = [action for action in listed if isinstance(action, Reduce | ReduceShared)]
@@ -99,24 +103,24 @@ def _check_pairs(lowered: LoweredSchedule) -> None:
         assert transfers == between[other, one], f"devices {one} and {other} list their messages in different orders"
 
 
-def _needed(plan: Plan, edge: int, back: bool, whole: set[Task]) -> Iterator[Transfer]:
-    """Yield every transfer along an edge, from each sample's owners at both its ends."""
+def _needed(plan: Plan, edge: int, back: bool, whole: set[StageTask]) -> Iterator[Transfer]:
+    """Yield every transfer along an edge, derived from the owners of each sample at both ends."""
     source, target = plan.edges[edge].source, plan.edges[edge].target
     owners = [(_owner(plan, source, sample), _owner(plan, target, sample)) for sample in range(plan.batch_size)]
     begins = [at for at in range(plan.batch_size) if not at or owners[at] != owners[at - 1]]
     for begin, end in zip(begins, [*begins[1:], plan.batch_size], strict=True):
         (here, first), (there, second) = owners[begin]
         samples = SampleRange(begin, end)
-        forward = Task("F", source, first), Task("F", target, second)
+        forward = StageTask("F", source, first), StageTask("F", target, second)
         yield Transfer(edge, "forward", here, there, samples, *forward)
         if back:
             ends = _back(target, second, whole), _back(source, first, whole)
             yield Transfer(edge, "backward", there, here, samples, *ends)
 
 
-def _back(stage: int, micro_batch: int, whole: set[Task]) -> Task:
-    task = Task("B", stage, micro_batch)
-    return task if task in whole else Task("I", stage, micro_batch)
+def _back(stage: int, micro_batch: int, whole: set[StageTask]) -> StageTask:
+    task = StageTask("B", stage, micro_batch)
+    return task if task in whole else StageTask("I", stage, micro_batch)
 
 
 def _owner(plan: Plan, stage: int, sample: int) -> Owner:

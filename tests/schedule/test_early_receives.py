@@ -1,4 +1,4 @@
-"""Receives that begin early: in order, each once, within a few bytes."""
+"""Receives begin early: in order, each once, within a limit of buffer bytes."""
 
 from dataclasses import dataclass, field
 
@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.schedule import Task, Transfer
-from graphpipe.schedule.early_receives import Ahead
+from graphpipe.schedule import StageTask, Transfer
+from graphpipe.schedule.early_receives import EarlyReceives
 
 
 def transfer(number: int) -> Transfer:
@@ -18,14 +18,14 @@ def transfer(number: int) -> Transfer:
         source_device=0,
         target_device=1,
         samples=SampleRange(number, number + 1),
-        source_task=Task("F", 0, number),
-        target_task=Task("F", 1, number),
+        source_task=StageTask("F", 0, number),
+        target_task=StageTask("F", 1, number),
     )
 
 
 @dataclass
 class Receiver:
-    """Notes which transfers begin; the first is 0."""
+    """Records the numbers of the transfers that begin, counted from 0."""
 
     sizes: list[int]
     room: int
@@ -33,23 +33,23 @@ class Receiver:
 
     def __post_init__(self) -> None:
         self.transfers = [transfer(number) for number in range(len(self.sizes))]
-        self.ahead = Ahead(begin=self._begin, size_of=lambda it: self.sizes[it.samples.start], room=self.room)
+        self.early = EarlyReceives(begin=self._begin, size_of=lambda it: self.sizes[it.samples.start], room=self.room)
 
     def _begin(self, it: Transfer) -> int:
         self.begun.append(it.samples.start)
         return self.sizes[it.samples.start]
 
     def start(self) -> None:
-        self.ahead.start(self.transfers)
+        self.early.start(self.transfers)
 
     def reach(self, number: int) -> None:
-        self.ahead.reach(self.transfers[number])
+        self.early.reach(self.transfers[number])
 
     def used(self, number: int) -> None:
-        self.ahead.used(self.sizes[number])
+        self.early.used(self.sizes[number])
 
 
-def test_as_many_begin_as_there_is_room_for_and_others_in_the_place_of_what_is_used() -> None:
+def test_receives_fill_the_room_and_the_next_one_begins_when_a_buffer_is_used() -> None:
     it = Receiver([4, 4, 4, 4], room=9)
     it.start()
     assert it.begun == [0, 1]
@@ -60,7 +60,7 @@ def test_as_many_begin_as_there_is_room_for_and_others_in_the_place_of_what_is_u
 
 
 @pytest.mark.parametrize("room", [0, 3])
-def test_what_there_is_no_room_for_begins_when_its_turn_comes(room: int) -> None:
+def test_a_receive_without_room_begins_when_its_message_is_needed(room: int) -> None:
     it = Receiver([4, 4], room=room)
     it.start()
     assert it.begun == []
@@ -70,7 +70,7 @@ def test_what_there_is_no_room_for_begins_when_its_turn_comes(room: int) -> None
     assert it.begun == [0]
 
 
-def test_a_small_one_does_not_overtake_a_large_one() -> None:
+def test_a_small_receive_does_not_overtake_a_large_one() -> None:
     it = Receiver([5, 1], room=4)
     it.start()
     assert it.begun == []
@@ -79,7 +79,7 @@ def test_a_small_one_does_not_overtake_a_large_one() -> None:
     assert it.begun == [0, 1]
 
 
-def test_a_step_begins_anew_where_the_last_one_was_broken_off() -> None:
+def test_a_step_after_an_interrupted_one_begins_with_its_first_receive() -> None:
     it = Receiver([4, 4, 4], room=8)
     it.start()
     it.begun.clear()
@@ -88,8 +88,10 @@ def test_a_step_begins_anew_where_the_last_one_was_broken_off() -> None:
 
 
 @given(st.lists(st.integers(1, 9), max_size=12), st.integers(0, 20), st.integers(0, 3))
-def test_each_begins_once_and_in_order_by_its_turn_and_buffers_stay_few(sizes: list[int], room: int, lag: int) -> None:
-    # Each is used when `lag` others have been reached after it.
+def test_each_receive_begins_once_in_order_and_in_time_and_buffers_stay_within_the_limit(
+    sizes: list[int], room: int, lag: int
+) -> None:
+    # A buffer is used when `lag` later receives have been reached.
     it = Receiver(sizes, room=room)
     it.start()
     for number in range(len(sizes)):

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, Task, Transfer, lower, schedule
+from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, StageTask, Transfer
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.schedulers.registry import build_schedule
 
 
 def transfers(lowered: LoweredSchedule) -> list[Transfer]:
@@ -19,8 +21,8 @@ def transfers(lowered: LoweredSchedule) -> list[Transfer]:
 
 
 def check_samples(plan: Plan, lowered: LoweredSchedule, directions: tuple[str, ...]) -> None:
-    # Per edge, direction and consuming task on a device: exactly its samples, each from a task that holds them.
-    size, received = lowered.batch_size, Counter[tuple[int, str, int, Task, int]]()
+    # For each edge, direction and consuming task on a device: exactly its samples, from tasks that hold them.
+    size, received = lowered.batch_size, Counter[tuple[int, str, int, StageTask, int]]()
     for transfer in transfers(lowered):
         assert len(transfer.samples) > 0
         for end in ("source", "target"):
@@ -35,13 +37,13 @@ def check_samples(plan: Plan, lowered: LoweredSchedule, directions: tuple[str, .
     assert {key[1] for key in received} <= set(directions)
 
 
-def held(plan: Plan, task: Task, device: int, size: int) -> SampleRange:
+def held(plan: Plan, task: StageTask, device: int, size: int) -> SampleRange:
     stage = plan.stages[task.stage]
     return sample_range(size, stage.micro_batch, stage.degree, task.micro_batch, stage.devices.index(device))
 
 
 def replay_with_rendezvous(lowered: LoweredSchedule) -> None:
-    # One action at a time per device; all devices that take part in an action must have come to it.
+    # A device does one action at a time. An action starts when all devices that take part in it have reached it.
     members: dict[int, set[int]] = {}
     for device, action in lowered.order:
         if isinstance(action, Reduce):
@@ -61,7 +63,7 @@ def replay_with_rendezvous(lowered: LoweredSchedule) -> None:
 
 
 def partners(device: int, action: Action, members: dict[int, set[int]]) -> dict[int, Action] | None:
-    # Who must do what at the same time. None: the other side begins this.
+    # Returns the action that each device must do at the same time. None: the other side starts this action.
     if isinstance(action, Send) and action.transfer.target_device != device:
         return {device: action, action.transfer.target_device: Receive(action.transfer)}
     if isinstance(action, Receive) and action.transfer.source_device != device:
@@ -72,11 +74,11 @@ def partners(device: int, action: Action, members: dict[int, set[int]]) -> dict[
 
 
 def check_order(plan: Plan, lowered: LoweredSchedule) -> None:
-    # Lists are the total order seen by a device; sends and receives stand together; inputs come before their task.
+    # A device's list is its part of the total order. Each send is followed by its receive. Inputs precede their task.
     for device, listed in enumerate(lowered.devices):
         assert listed == tuple(action for where, action in lowered.order if where == device)
-    done: set[tuple[int, Task]] = set()
-    arrived = Counter[tuple[int, Task]]()
+    done: set[tuple[int, StageTask]] = set()
+    arrived = Counter[tuple[int, StageTask]]()
     needed = Counter((transfer.target_device, transfer.target_task) for transfer in transfers(lowered))
     for (device, action), (other, following) in pairwise([*lowered.order, (-1, Reduce(-1))]):
         if isinstance(action, Send):
@@ -89,17 +91,17 @@ def check_order(plan: Plan, lowered: LoweredSchedule) -> None:
             done.add((device, action.task))
         elif isinstance(action, Reduce):
             last = plan.batch_size // plan.stages[action.stage].micro_batch - 1
-            assert all((d, Task("B", action.stage, last)) in done for d in plan.stages[action.stage].devices)
+            assert all((d, StageTask("B", action.stage, last)) in done for d in plan.stages[action.stage].devices)
 
 
 @settings(max_examples=60, deadline=None)
 @given(plans())
 def test_training_moves_every_sample_once_and_never_deadlocks(plan: Plan):
-    lowered = lower(plan, schedule(plan))
+    lowered = lower(plan, build_schedule(plan))
     check_samples(plan, lowered, ("forward", "backward"))
     check_order(plan, lowered)
     replay_with_rendezvous(lowered)
-    for device, tasks in enumerate(schedule(plan).devices):
+    for device, tasks in enumerate(build_schedule(plan).devices):
         assert tasks == tuple(action.task for action in lowered.devices[device] if isinstance(action, Compute))
     reduced = Counter((d, action.stage) for d, action in lowered.order if isinstance(action, Reduce))
     assert reduced == {(d, s): 1 for s, it in enumerate(plan.stages) if it.degree > 1 for d in it.devices}
@@ -108,7 +110,7 @@ def test_training_moves_every_sample_once_and_never_deadlocks(plan: Plan):
 @settings(max_examples=40, deadline=None)
 @given(plans(), st.integers(1, 23))
 def test_evaluation_takes_any_batch_size(plan: Plan, size: int):
-    lowered = lower(plan, schedule(plan), batch_size=size, forward_only=True)
+    lowered = lower(plan, build_schedule(plan), batch_size=size, forward_only=True)
     check_samples(plan, lowered, ("forward",))
     check_order(plan, lowered)
     replay_with_rendezvous(lowered)
@@ -129,35 +131,35 @@ def _ends(samples: SampleRange) -> tuple[int, int]:
 
 @settings(max_examples=30, deadline=None)
 @given(plans())
-def test_the_order_is_the_same_every_time(plan: Plan):
-    assert lower(plan, schedule(plan)) == lower(plan, schedule(plan))
+def test_lowering_is_deterministic(plan: Plan):
+    assert lower(plan, build_schedule(plan)) == lower(plan, build_schedule(plan))
 
 
 def test_mixed_micro_batches_and_degrees_by_hand():
-    # Stage 0: micro-batches of 2 on one device. Stage 1: one micro-batch of 4, halves on devices 1 and 2.
+    # Stage 0 has micro-batches of 2 on one device. Stage 1 has one micro-batch of 4, split over devices 1 and 2.
     plan = make_plan([Part(micro_batch=2), Part(micro_batch=4, degree=2)], [(0, 1, 1.0)], batch_size=4)
-    lowered = lower(plan, schedule(plan))
-    first = Transfer(0, "forward", 0, 1, SampleRange(0, 2), Task("F", 0, 0), Task("F", 1, 0))
-    second = Transfer(0, "forward", 0, 2, SampleRange(2, 4), Task("F", 0, 1), Task("F", 1, 0))
-    back = Transfer(0, "backward", 2, 0, SampleRange(2, 4), Task("B", 1, 0), Task("B", 0, 1))
+    lowered = lower(plan, build_schedule(plan))
+    first = Transfer(0, "forward", 0, 1, SampleRange(0, 2), StageTask("F", 0, 0), StageTask("F", 1, 0))
+    second = Transfer(0, "forward", 0, 2, SampleRange(2, 4), StageTask("F", 0, 1), StageTask("F", 1, 0))
+    back = Transfer(0, "backward", 2, 0, SampleRange(2, 4), StageTask("B", 1, 0), StageTask("B", 0, 1))
     assert lowered.devices[2] == (
         Receive(second),
-        Compute(Task("F", 1, 0)),
-        Compute(Task("B", 1, 0)),
+        Compute(StageTask("F", 1, 0)),
+        Compute(StageTask("B", 1, 0)),
         Send(back),
         Reduce(1),
     )
     assert lowered.devices[0][:4] == (
-        Compute(Task("F", 0, 0)),
+        Compute(StageTask("F", 0, 0)),
         Send(first),
-        Compute(Task("F", 0, 1)),
+        Compute(StageTask("F", 0, 1)),
         Send(second),
     )
 
 
 def test_gradients_go_back_only_along_the_edges_that_carry_them():
     plan = make_plan([Part(), Part(), Part()], [(0, 2, 1.0), (1, 2, 1.0)], batch_size=2)
-    lowered = lower(plan, schedule(plan), gradient_edges=frozenset({1}))
+    lowered = lower(plan, build_schedule(plan), gradient_edges=frozenset({1}))
     back = [transfer.edge for transfer in transfers(lowered) if transfer.direction == "backward"]
     assert back == [1, 1]
 
@@ -165,4 +167,4 @@ def test_gradients_go_back_only_along_the_edges_that_carry_them():
 def test_training_with_another_batch_size_is_refused():
     plan = make_plan([Part()], batch_size=8)
     with pytest.raises(InvalidInput, match="batch_size: is 6, the plan was made for 8"):
-        lower(plan, schedule(plan), batch_size=6)
+        lower(plan, build_schedule(plan), batch_size=6)

@@ -1,4 +1,4 @@
-"""Transports without tags: two ends list what passes between them alike, and waiting for both ends never ends it."""
+"""On transports without tags, both ends list their messages in one order, and blocking transfers do not deadlock."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -11,28 +11,18 @@ from hypothesis import strategies as st
 
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.plans import Plan
-from graphpipe.schedule import (
-    SCHEDULERS,
-    Action,
-    Compute,
-    LoweredSchedule,
-    Receive,
-    Reduce,
-    ReduceShared,
-    Schedule,
-    Send,
-    lower,
-    schedule,
-)
-from graphpipe.schedule.deadlock import standstill
+from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Schedule, Send
+from graphpipe.schedule.deadlock import find_deadlock
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.schedulers.registry import SCHEDULERS, build_schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
 
 
 def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
-    """Run what NCCL runs: one thread per device posts; a stream per pair of devices, and one per set of replicas.
+    """Simulate NCCL: one thread per device posts actions to a stream per pair of devices and per set of replicas.
 
-    A stream does what is posted to it in order, and a message or sum ends when all its devices have come to it. Only
-    tasks wait for what they receive, and a sum for the tasks before it.
+    A stream does its actions in order. A message or sum ends when all its devices have reached it. Only tasks wait for
+    the messages they receive, and sums for the tasks before them.
     """
     streams: dict[tuple[frozenset[int], int], deque[Action]] = defaultdict(deque)
     posted = [deque(listed) for listed in lowered.devices]
@@ -44,7 +34,7 @@ def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
         if isinstance(action, Reduce):
             return frozenset(plan.stages[action.stage].devices)
         assert isinstance(action, ReduceShared)
-        return frozenset(plan.exchanges[action.exchange].devices)
+        return frozenset(plan.tied_gradients[action.exchange].devices)
 
     def meeting(action: Action) -> object:
         return action.transfer if isinstance(action, Send | Receive) else action
@@ -71,9 +61,9 @@ def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
         moved = False
         for (group, device), queue in [*streams.items()]:
             while queue and device == min(group):
-                heads = [streams[group, other][0] if streams[group, other] else None for other in group]
-                if None in heads:
+                if not all(streams[group, other] for other in group):
                     break
+                heads = [streams[group, other][0] for other in group]
                 assert len({meeting(head) for head in heads}) == 1, f"a pair takes {heads} for the same message"
                 assert sum(isinstance(head, Send) for head in heads) in (0, 1)
                 for other in group:
@@ -84,13 +74,13 @@ def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
 
     while post() | match():
         pass
-    assert not any(posted), "a device waits for ever"
-    assert not any(streams.values()), "a stream waits for ever"
+    assert not any(posted), "a device waits forever"
+    assert not any(streams.values()), "a stream waits forever"
 
 
 @st.composite
 def lowered_plans(draw: st.DrawFn) -> tuple[Plan, Schedule, LoweredSchedule]:
-    """Any stage graph, micro-batches, degrees and devices, under any schedule, with parameters that stages share."""
+    """Draw any stage graph, micro-batches, degrees, devices and schedule, with parameters that stages share."""
     plan = draw(plans(schedules=("1f1b", "kfkb", "gpipe", "zb-h1", "zb-auto")))
     if plan.schedule.startswith("zb"):
         plan = with_room(plan)
@@ -98,38 +88,38 @@ def lowered_plans(draw: st.DrawFn) -> tuple[Plan, Schedule, LoweredSchedule]:
         for number in range(draw(st.integers(1, 2))):
             stages = draw(st.permutations(range(len(plan.stages))))[: draw(st.integers(2, 3))]
             plan = share(plan, sorted(stages), 4.0, f"tied{number}")
-    found = schedule(plan)
+    found = build_schedule(plan)
     return plan, found, lower(plan, found)
 
 
 @settings(max_examples=120, deadline=None)
 @given(lowered_plans())
-def test_every_schedule_keeps_the_order_that_a_transport_without_tags_needs(
+def test_every_schedule_is_valid_on_a_transport_without_tags(
     found: tuple[Plan, Schedule, LoweredSchedule],
 ):
     plan, its_schedule, lowered = found
     verify_lowered(plan, its_schedule, lowered)
     run_streams(plan, lowered)
-    assert not standstill(plan, lowered, messages_wait=False)
+    assert not find_deadlock(plan, lowered, messages_wait=False)
 
 
 @settings(max_examples=40, deadline=None)
 @given(plans(), st.integers(1, 23))
-def test_evaluation_keeps_it_too(plan: Plan, size: int):
-    lowered = lower(plan, schedule(plan), batch_size=size, forward_only=True)
-    assert not standstill(plan, lowered)
+def test_evaluation_does_not_deadlock_on_a_transport_without_tags(plan: Plan, size: int):
+    lowered = lower(plan, build_schedule(plan), batch_size=size, forward_only=True)
+    assert not find_deadlock(plan, lowered)
     run_streams(plan, lowered)
 
 
-def test_all_schedules_are_tried():
+def test_all_schedules_are_drawn():
     assert {*SCHEDULERS} == {"1f1b", "kfkb", "gpipe", "zb-h1", "zb-auto"}
 
 
 def two_way() -> tuple[Plan, Schedule, LoweredSchedule]:
-    """A chain of three stages, the middle one with two replicas, that sends both ways between the same devices."""
+    """Return a chain of three stages, the middle one with two replicas, with messages both ways between two devices."""
     parts = [Part(micro_batch=2), Part(micro_batch=4, degree=2, parameter_bytes=1.0), Part(micro_batch=2)]
     plan = make_plan(parts, chain(3, 1.0))
-    found = schedule(plan)
+    found = build_schedule(plan)
     return plan, found, lower(plan, found)
 
 
@@ -190,26 +180,30 @@ def to_the_front(kind: type) -> Change:
         (0, without(Compute), "does other tasks than its schedule lists"),
         (0, without(Send), "Send: missing or too many"),
         (1, without(Receive), "Receive: missing or too many"),
-        (0, lambda listed: [*listed, listed[position(listed, Send)]], "sends what F0.0 made, but not right after it"),
+        (
+            0,
+            lambda listed: [*listed, listed[position(listed, Send)]],
+            "does not send the result of F0.0 right after it",
+        ),
         (1, lambda listed: [listed[position(listed, Receive)], *listed], "a Receive is listed twice"),
-        (1, to_the_end(Receive), "after it"),
+        (1, to_the_end(Receive), "after that task"),
         (1, to_the_front(Receive), "list their messages in different orders"),
         (1, without(Reduce), "sums"),
         (1, to_the_front(Reduce), r"does B1\.\d after Reduce"),
     ],
 )
-def test_a_fault_is_found(device: int, change: Change, said: str):
+def test_the_verifier_finds_an_injected_fault(device: int, change: Change, said: str):
     plan, its_schedule, lowered = two_way()
     verify_lowered(plan, its_schedule, lowered)
     with pytest.raises(AssertionError, match=said):
         verify_lowered(plan, its_schedule, changed(lowered, device, change))
 
 
-def test_lists_that_agree_pair_by_pair_may_still_wait_in_a_ring():
-    """Three devices: each first sends to the next. Every pair agrees; with one queue per device nobody begins."""
+def test_lists_that_agree_for_every_pair_of_devices_can_still_deadlock_in_a_ring():
+    """Each of three devices first sends to the next. Every pair agrees, but with one queue per device they deadlock."""
     parts = [Part(), Part(), Part(forward=0.1)]
     plan = make_plan(parts, [(0, 1, 1.0), (0, 2, 1.0), (1, 2, 1.0)], batch_size=1)
-    found = lower(plan, schedule(plan))
+    found = lower(plan, build_schedule(plan))
     forward = [it.transfer for _, it in found.order if isinstance(it, Send) and it.transfer.direction == "forward"]
     by_pair = {(it.source_device, it.target_device): it for it in forward}
     first, second, third = by_pair[0, 1], by_pair[0, 2], by_pair[1, 2]
@@ -219,17 +213,17 @@ def test_lists_that_agree_pair_by_pair_may_still_wait_in_a_ring():
         (Receive(second), Receive(third)),
     )
     order = tuple((device, action) for device, listed in enumerate(ring) for action in listed)
-    assert [*standstill(plan, replace(found, devices=ring, order=order))] == [0, 1, 2]
-    assert not standstill(plan, replace(found, devices=ring, order=order), messages_wait=False)
+    assert [*find_deadlock(plan, replace(found, devices=ring, order=order))] == [0, 1, 2]
+    assert not find_deadlock(plan, replace(found, devices=ring, order=order), messages_wait=False)
     run_streams(plan, replace(found, devices=ring, order=order))
 
 
-def test_sums_inside_the_last_backward_can_wait_for_ever_where_sums_after_it_do_not():
-    """A replica's device does an earlier stage's backward, which needs the other replica, before its own last one."""
+def test_sums_inside_the_last_backward_can_deadlock_where_sums_after_it_do_not():
+    """Before its last backward, a replica's device does one of an earlier stage, which waits for the other replica."""
     plan, text = crossed()
     lowered = lower(plan, Schedule.parse(text))
-    assert not standstill(plan, lowered)
-    stuck = standstill(plan, lowered, inside={1})
+    assert not find_deadlock(plan, lowered)
+    stuck = find_deadlock(plan, lowered, inside={1})
     assert stuck, "replica 0 cannot end its backward, for which replica 1 waits"
-    assert standstill(plan, lowered, inside={1}, messages_wait=False), "whether or not messages wait for their ends"
-    assert not standstill(plan, lowered, messages_wait=False)
+    assert find_deadlock(plan, lowered, inside={1}, messages_wait=False), "messages need not block for this"
+    assert not find_deadlock(plan, lowered, messages_wait=False)

@@ -1,45 +1,49 @@
-"""Stages of a plan that do the same at the same times, such as those of equal branches: one can stand for all."""
+"""Finds stages that do the same at the same times, such as those of equal branches, so that one stands for all."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from graphpipe.cluster import Link
-from graphpipe.cluster.cluster import slowest_seconds
+from graphpipe.cluster.device import slowest_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """What one stage edge carries one way."""
+    """The messages of one stage edge in one direction."""
 
     bytes_per_sample: float
     shares: int
-    """A message is the share of one replica, on the side that has more."""
+    """Replicas on the side that has more of them: a message carries the share of one replica."""
     links: frozenset[Link | None]
 
     def seconds(self, samples: int) -> float:
-        """Return the seconds that so many samples take between the slowest pair of replicas."""
+        """Return the seconds of a transfer of so many samples between the slowest pair of replicas."""
         return slowest_seconds(self.links, self.bytes_per_sample * samples / self.shares)
 
 
 class Hop(NamedTuple):
-    """Messages from one stage to another: of their positions the smaller comes first in the graph."""
+    """Messages from one stage to another. The smaller position comes first in the graph."""
 
     source: int
     target: int
     messages: Messages
 
 
-def alike(own: Iterable[Hashable], hops: Sequence[Hop]) -> list[int]:
+def find_equal_stages(own: Iterable[Hashable], hops: Sequence[Hop]) -> list[int]:
     """Return for each stage the first one that does the same at the same times.
 
-    Colour refinement: stages begin alike if they have equal work; then those that wait for different colours are told
-    apart, until nothing changes. What is left alike has equal recurrences. Colours go along with the messages, all the
-    way down the graph and all the way up, so that few rounds do for any depth.
+    Colour refinement:
+
+    1. Stages with equal work get equal colours.
+    2. Stages that wait for different colours get different colours, until nothing changes.
+
+    Stages of equal colours then follow equal recurrences. Each round refines along the messages, down the whole graph
+    and up again, so that few rounds suffice at any depth.
 
     Args:
-        own: what each stage has to do, stages in topological order.
-        hops: all messages between stages, gradients among them.
+        own: the work of each stage, in topological order.
+        hops: all messages between stages, gradients included.
     """
     colours = first_equal(own)
     stages = range(len(colours))
@@ -67,7 +71,7 @@ def _arriving(hops: Iterable[Hop], stages: Sequence[int], *, forward: bool) -> l
 
 
 def _refine(colours: list[int], arriving: Sequence[Sequence[Hop]], order: Iterable[int]) -> None:
-    """Tell stages apart that wait for different colours; the sources of a stage come before it in the order."""
+    """Give different colours to stages that wait for different colours. Sources come first in `order`."""
     known: dict[Hashable, int] = {}
     for stage in order:
         seen = frozenset((colours[hop.source], hop.messages) for hop in arriving[stage])

@@ -1,15 +1,15 @@
 """Greedy list scheduling of a graph of stages with split backwards.
 
-The rules are those of Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 3.1, carried over from a chain
-to a graph: what has arrived and what a stage holds decide, not its number.
+The rules are those of Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 3.1, extended from a chain to a
+graph: the messages that have arrived and the micro-batches in flight decide, not the stage's number.
 """
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from graphpipe.schedule.list_scheduling.partial_schedule import Board, Seat
-from graphpipe.schedule.list_scheduling.plan_work import Works
+from graphpipe.schedule.list_scheduling.partial_schedule import PartialSchedule, StageProgress
+from graphpipe.schedule.list_scheduling.plan_work import PlanWork
 from graphpipe.schedule.schedule import Kind
 
 _ROUNDING = 1e-9
@@ -17,89 +17,92 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a stage does next when it has a choice."""
+    """How a stage chooses its next task."""
 
     caps: tuple[int, ...]
-    """Micro-batches in flight that each stage uses of its room."""
+    """The most micro-batches in flight at each stage, at most its room."""
     alternate: bool = True
-    """After a backward comes a forward, if one has arrived, even where a weight gradient must first make room."""
-    forward_patience: float = 0.0
-    """A forward waits for a gradient known to arrive within this share of the forward's seconds."""
-    weight_patience: float = 0.25
-    """A weight gradient waits for what is known to arrive within this share of its own seconds..."""
+    """After a backward, do a forward if its input has arrived, even if a weight gradient must first make room."""
+    forward_wait_share: float = 0.0
+    """A forward waits for a gradient that will arrive within this share of the forward's seconds."""
+    weight_wait_share: float = 0.25
+    """A weight gradient waits for a message that will arrive within this share of its own seconds..."""
     balance: bool = False
-    """... unless the wait would make its stage the one that has idled most."""
+    """... unless waiting would make its stage the one that has idled most."""
 
 
-def greedy(works: Works, rule: Rule, limit_seconds: float = inf) -> Board:
-    """Return a board that every stage filled by the rule.
+def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSchedule:
+    """Return the schedule that the rule makes.
 
-    Tasks are missing if a cap is too small to go on, or as soon as a stage cannot end within the limit any more.
+    It is incomplete if a cap is too small to continue, or if a stage can no longer end within the limit.
     """
-    board, agenda = Board(works), _Agenda([inf] * len(works.each))
-    seats, limit = board.seats, limit_seconds + _ROUNDING
-    for stage in range(len(seats)):
+    partial, agenda = PartialSchedule(works), _Agenda([inf] * len(works.stages))
+    all_progress, limit = partial.progress, limit_seconds + _ROUNDING
+    for stage in range(len(all_progress)):
         agenda.wake(stage, 0.0)
     while (wake := agenda.next()) is not None:
         now, stage = wake
-        seat = seats[stage]
-        if (free := board.free_at(seat.work)) > now:
+        progress = all_progress[stage]
+        if (free := partial.free_at(progress.work)) > now:
             agenda.wake(stage, free)
             continue
-        kind, again = _choice(board, seat, now, rule, rule.caps[stage])
+        kind, again = _choice(partial, progress, now, rule, rule.caps[stage])
         if kind is None:
             agenda.wake(stage, again)
             continue
-        for outlet in board.put(stage, kind, now):
-            other = seats[outlet.to]
+        for route in partial.put(stage, kind, now):
+            other = all_progress[route.to]
             at = other.forward_at if kind == "F" else other.backward_at
-            agenda.wake(outlet.to, max(now, at, board.free_at(other.work)))
-        end = now + seat.work.seconds[kind]
-        if end + seat.left + seat.work.tail_seconds > limit:
+            agenda.wake(route.to, max(now, at, partial.free_at(other.work)))
+        end = now + progress.work.seconds[kind]
+        if end + progress.left + progress.work.tail_seconds > limit:
             break
         agenda.wake(stage, end)
-    return board
+    return partial
 
 
 @dataclass(slots=True)
 class _Agenda:
-    """When to ask which stage for its next task; at equal times the later stage first: it lets the others go on."""
+    """When to ask which stage for its next task. At equal times the later stage comes first."""
 
     at: list[float]
-    """The earliest wake of each stage that has not come yet."""
+    """The time of each stage's next wake."""
     wakes: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
     def wake(self, stage: int, at: float) -> None:
-        """Ask a stage at this time, or earlier if that is agreed already; never, if infinite."""
+        """Ask a stage at this time, unless it is asked earlier. If the time is infinite, do nothing."""
         if at < self.at[stage]:
             self.at[stage] = at
             heappush(self.wakes, (at, -stage))
 
     def next(self) -> tuple[float, int] | None:
-        """Take the first wake: time and stage."""
+        """Remove the first wake, and return its time and stage."""
         while self.wakes:
             now, stage = heappop(self.wakes)
-            if now == self.at[-stage]:  # Else an earlier wake came instead.
+            if now == self.at[-stage]:  # Otherwise an earlier wake has replaced it.
                 self.at[-stage] = inf
                 return now, -stage
         return None
 
 
-def _choice(board: Board, seat: Seat, now: float, rule: Rule, cap: int) -> tuple[Kind | None, float]:
-    """Return a stage's next task, or None and when to ask again (infinite: when a message arrives)."""
-    seconds, forward, backward, weights_left = seat.work.seconds, seat.forward_at, seat.backward_at, seat.weights_left
-    has_room = seat.held + 1 <= cap + _ROUNDING
+def _choice(
+    partial: PartialSchedule, progress: StageProgress, now: float, rule: Rule, cap: int
+) -> tuple[Kind | None, float]:
+    """Return a stage's next task, or None and the time to ask again. If that is infinite, a message will wake it."""
+    seconds, weights_left = progress.work.seconds, progress.weights_left
+    forward, backward = progress.forward_at, progress.backward_at
+    has_room = progress.in_flight + 1 <= cap + _ROUNDING
     must_free = not has_room and forward <= now and weights_left > 0
-    if rule.alternate and seat.last == "B" and forward <= now and (has_room or must_free):
+    if rule.alternate and progress.last == "B" and forward <= now and (has_room or must_free):
         return ("F" if has_room else "W"), now
     if backward <= now:
-        return ("I" if seat.work.split else "B"), now
+        return ("I" if progress.work.split else "B"), now
     can_forward = has_room and forward <= now
-    if can_forward and backward >= now + rule.forward_patience * seconds["F"]:
+    if can_forward and backward >= now + rule.forward_wait_share * seconds["F"]:
         return "F", now
     soon = min(backward, forward) if has_room else backward
-    if weights_left and (must_free or soon >= now + rule.weight_patience * seconds["W"]):
+    if weights_left and (must_free or soon >= now + rule.weight_wait_share * seconds["W"]):
         return "W", now
-    if weights_left and rule.balance and seat.idle + soon - now >= max(other.idle for other in board.seats):
+    if weights_left and rule.balance and progress.idle + soon - now >= max(other.idle for other in partial.progress):
         return "W", now
     return None, backward if can_forward else soon

@@ -1,98 +1,103 @@
-"""The state of a pipeline while its schedule is being made: who is free when, what has arrived, what is held."""
+"""A schedule in the making: when each device is free, which messages have arrived, what is in flight."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from graphpipe.schedule.list_scheduling.plan_work import Works
-from graphpipe.schedule.list_scheduling.stage_work import Outlet, StageWork
+from graphpipe.schedule.list_scheduling.plan_work import PlanWork
+from graphpipe.schedule.list_scheduling.stage_work import MessageRoute, StageWork
 from graphpipe.schedule.schedule import Kind
 
-Way = Literal["F", "B"]
-"""Forward, or back: what messages there are."""
+Direction = Literal["F", "B"]
+"""The direction of a message: outputs go forward, gradients go back."""
 
 
 @dataclass(slots=True)
-class Inbox:
-    """The messages that the tasks of a stage wait for, one way."""
+class ExpectedMessages:
+    """The messages in one direction that the tasks of a stage wait for."""
 
     missing: list[int]
-    """Messages that each task still waits for; the last entry is of no task."""
+    """How many messages each task still waits for. One more entry at the end never reaches 0."""
     arrived: list[float]
-    """When the latest of the messages known so far reaches each task."""
+    """When the latest of the messages sent so far reaches each task."""
 
     @staticmethod
-    def of(waits: Sequence[int]) -> "Inbox":
-        """Return an inbox to which nothing has come."""
-        return Inbox([*waits, 1], [0.0] * len(waits))
+    def of(waits: Sequence[int]) -> "ExpectedMessages":
+        """Return the messages of a stage before any has been sent."""
+        return ExpectedMessages([*waits, 1], [0.0] * len(waits))
 
     def ready_at(self, index: int) -> float:
-        """Return when a task has all it needs; infinite when that is unknown, or it is none."""
+        """Return when a task has all its messages. Infinite if that is unknown, or there is no such task."""
         return inf if self.missing[index] else self.arrived[index]
 
 
 @dataclass(slots=True)
-class Seat:
-    """What one stage was given so far."""
+class StageProgress:
+    """The tasks of one stage so far."""
 
     work: StageWork
     left: float
-    """Seconds of the tasks that it has still to be given."""
-    inputs: Inbox
-    returns: Inbox
+    """Seconds of the tasks that are not scheduled yet."""
+    inputs: ExpectedMessages
+    returns: ExpectedMessages
     kinds: list[Kind] = field(default_factory=list[Kind])
-    """Its tasks."""
+    """The kinds of its tasks, in order."""
     forwards: int = 0
     backwards: int = 0
-    """Whole, or the input half."""
+    """Whole backwards and input halves."""
     weights: int = 0
-    """Whole backwards, or the other half."""
+    """Whole backwards and weight halves."""
     begun: float = inf
     """When its first task starts."""
-    last: Way = "F"
-    """Which way its latest message went."""
+    last: Direction = "F"
+    """The direction of its latest message."""
     idle: float = 0.0
-    """Seconds without a task since then."""
+    """Seconds without a task since its first one."""
 
     @property
-    def held(self) -> float:
-        """Micro-batches in flight; between the halves of its backward one counts with the share that is kept."""
+    def in_flight(self) -> float:
+        """Micro-batches in flight. Between the halves of its backward, one counts as the share that stays in memory."""
         return self.forwards - self.backwards + self.work.kept * (self.backwards - self.weights)
 
     @property
     def weights_left(self) -> int:
-        """How many weight gradients could be done now."""
+        """How many weight gradients can be done now."""
         return self.backwards - self.weights
 
     @property
     def forward_at(self) -> float:
-        """When the next forward has all it needs; infinite when that is unknown, or there is none."""
+        """When the next forward has all its messages. Infinite if that is unknown, or no forward is left."""
         return self.inputs.ready_at(self.forwards)
 
     @property
     def backward_at(self) -> float:
-        """When the next backward has all it needs; infinite when that is unknown, or there is none."""
+        """When the next backward has all its messages. Infinite if that is unknown, or no backward is left."""
         return self.returns.ready_at(self.backwards) if self.backwards < self.forwards else inf
 
 
 @dataclass(slots=True)
-class Board:
-    """All stages, and everything they were given, in the order in which it was put there."""
+class PartialSchedule:
+    """The tasks of all stages so far, in the order in which they were added."""
 
-    works: Works
+    works: PlanWork
     order: list[int] = field(default_factory=list[int])
-    """Whose task was put, by position in `Works.each`."""
-    seats: list[Seat] = field(init=False)
+    """The stage of each task, as a position in `PlanWork.stages`."""
+    progress: list[StageProgress] = field(init=False)
     free: list[float] = field(init=False)
-    """When each of `Works.devices` has done all it was given."""
+    """When each of `PlanWork.devices` has done its tasks so far."""
     _channels: dict[int, float] = field(default_factory=dict[int, float])
 
     def __post_init__(self) -> None:
         self.free = [0.0] * len(self.works.devices)
-        self.seats = [
-            Seat(work, work.count * _micro_batch_seconds(work), Inbox.of(work.inputs), Inbox.of(work.returns))
-            for work in self.works.each
+        self.progress = [
+            StageProgress(
+                work,
+                work.count * _micro_batch_seconds(work),
+                ExpectedMessages.of(work.inputs),
+                ExpectedMessages.of(work.returns),
+            )
+            for work in self.works.stages
         ]
 
     def free_at(self, work: StageWork) -> float:
@@ -100,65 +105,65 @@ class Board:
         places = work.places
         return self.free[places[0]] if len(places) == 1 else max([self.free[place] for place in places])
 
-    def put(self, stage: int, kind: Kind, start: float) -> Sequence[Outlet]:
-        """Give a stage its next task of this kind, no earlier than its devices are free; return where it sends."""
-        seat = self.seats[stage]
-        work, free = seat.work, self.free_at(seat.work)
+    def put(self, stage: int, kind: Kind, start: float) -> Sequence[MessageRoute]:
+        """Add a stage's next task of this kind, and return where it sends. Its devices must be free at `start`."""
+        progress = self.progress[stage]
+        work, free = progress.work, self.free_at(progress.work)
         assert start >= free, "two tasks of a device overlap"
-        if seat.begun == inf:
-            seat.begun = start
+        if progress.begun == inf:
+            progress.begun = start
         else:
-            seat.idle += start - free
+            progress.idle += start - free
         seconds = work.seconds[kind]
         end = start + seconds
-        seat.left -= seconds
+        progress.left -= seconds
         for place in work.places:
             self.free[place] = end
-        seat.kinds.append(kind)
+        progress.kinds.append(kind)
         self.order.append(stage)
         if kind == "W":
-            seat.weights += 1
+            progress.weights += 1
             return ()
         if kind == "F":
-            seat.last = "F"
-            index = seat.forwards
-            seat.forwards += 1
-            outlets = work.outputs
+            progress.last = "F"
+            index = progress.forwards
+            progress.forwards += 1
+            routes = work.outputs
         else:
-            seat.last = "B"
-            index = seat.backwards
-            seat.backwards += 1
-            seat.weights += kind == "B"
-            outlets = work.gradients
-        self._send(outlets, index, end, forward=kind == "F")
-        return outlets
+            progress.last = "B"
+            index = progress.backwards
+            progress.backwards += 1
+            progress.weights += kind == "B"
+            routes = work.gradients
+        self._send(routes, index, end, forward=kind == "F")
+        return routes
 
-    def _send(self, outlets: Iterable[Outlet], index: int, end: float, *, forward: bool) -> None:
-        for to, channel, portions in outlets:
-            seat = self.seats[to]
-            inbox = seat.inputs if forward else seat.returns
+    def _send(self, routes: Iterable[MessageRoute], index: int, end: float, *, forward: bool) -> None:
+        for to, channel, portions in routes:
+            progress = self.progress[to]
+            messages = progress.inputs if forward else progress.returns
             arrival = max(end, self._channels.get(channel, 0.0))
             for number, seconds in portions[index]:
                 arrival += seconds
-                inbox.missing[number] -= 1
-                if arrival > inbox.arrived[number]:
-                    inbox.arrived[number] = arrival
+                messages.missing[number] -= 1
+                if arrival > messages.arrived[number]:
+                    messages.arrived[number] = arrival
             self._channels[channel] = arrival
 
     @property
     def complete(self) -> bool:
-        """Whether every stage was given all its tasks."""
-        return all(seat.weights == seat.work.count for seat in self.seats)
+        """Whether all tasks of every stage are scheduled."""
+        return all(progress.weights == progress.work.count for progress in self.progress)
 
     @property
     def seconds(self) -> float:
-        """When the last stage has updated its weights."""
-        return max(self.free_at(seat.work) + seat.work.tail_seconds for seat in self.seats)
+        """When all stages have updated their weights."""
+        return max(self.free_at(progress.work) + progress.work.tail_seconds for progress in self.progress)
 
     @property
     def own_seconds(self) -> float:
-        """The longest that any stage takes from its own first task to its own update."""
-        return max(self.free_at(seat.work) - seat.begun + seat.work.tail_seconds for seat in self.seats)
+        """The longest time of any stage from its own first task to its own update."""
+        return max(self.free_at(each.work) - each.begun + each.work.tail_seconds for each in self.progress)
 
 
 def _micro_batch_seconds(work: StageWork) -> float:

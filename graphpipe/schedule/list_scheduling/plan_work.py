@@ -1,40 +1,40 @@
-"""The work of a whole plan as a list scheduler sees it, with equal branches seen once."""
+"""The work of a whole plan, as list schedulers read it. Equal branches are listed once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphpipe.plans import Plan
-from graphpipe.schedule.list_scheduling.equal_stages import Hop, Messages, alike
-from graphpipe.schedule.list_scheduling.stage_work import Outlet, Portions, StageWork, own_works
+from graphpipe.schedule.list_scheduling.equal_stages import Hop, Messages, find_equal_stages
+from graphpipe.schedule.list_scheduling.stage_work import MessageRoute, Portions, StageWork, work_of_stages
 
 
 @dataclass(frozen=True, slots=True)
-class Works:
-    """The work of a plan; stages that do the same at the same times are there once."""
+class PlanWork:
+    """The work of a plan. Stages that do the same at the same times are listed once."""
 
-    each: tuple[StageWork, ...]
+    stages: tuple[StageWork, ...]
     """In topological order."""
-    stands: tuple[int, ...]
-    """For each stage of the plan, which of the works is its own."""
+    work_of: tuple[int, ...]
+    """For each stage of the plan, its position in `stages`."""
     devices: tuple[int, ...]
-    """One for all that host the same stages, and none for stages that are there as another one."""
+    """One device of each group that hosts the same stages, for the stages that are listed."""
 
 
-def works_of(plan: Plan) -> Works:
+def work_of_plan(plan: Plan) -> PlanWork:
     """Return the work of the stages of a plan."""
-    own, hosted = own_works(plan), hosted_by(plan)
+    own, hosted = work_of_stages(plan), hosted_stages(plan)
     alone = [all(len(hosted[device]) == 1 for device in stage.devices) for stage in plan.stages]
-    # Who shares a device also waits for others there: nobody stands for it.
+    # A stage that shares its device also waits for the other stage there, so it is listed itself.
     kinds = [(work, -1 if alone[stage] else stage) for stage, work in enumerate(own)]
     hops = _hops(plan)
-    stands = alike(kinds, hops)
+    stands = find_equal_stages(kinds, hops)
     position = {stage: at for at, stage in enumerate(sorted(set(stands)))}
     places = {stage: _places(plan.stages[stage].devices, hosted) for stage in position}
     devices = sorted({device for some in places.values() for device in some})
     at = {device: place for place, device in enumerate(devices)}
     routed = _routed(plan.batch_size, own, [hop._replace(source=stands[hop.source]) for hop in hops], position)
     each = [replace(work, places=tuple(at[device] for device in places[stage])) for stage, work in routed.items()]
-    return Works(tuple(each), tuple(position[stage] for stage in stands), tuple(devices))
+    return PlanWork(tuple(each), tuple(position[stage] for stage in stands), tuple(devices))
 
 
 def _hops(plan: Plan) -> list[Hop]:
@@ -49,7 +49,7 @@ def _hops(plan: Plan) -> list[Hop]:
     return found
 
 
-def hosted_by(plan: Plan) -> dict[int, tuple[int, ...]]:
+def hosted_stages(plan: Plan) -> dict[int, tuple[int, ...]]:
     """Return the stages of each device in use."""
     found: dict[int, tuple[int, ...]] = {}
     for number, stage in enumerate(plan.stages):
@@ -59,21 +59,21 @@ def hosted_by(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def _places(devices: Sequence[int], hosted: Mapping[int, tuple[int, ...]]) -> list[int]:
-    """The first of the devices that host the same stages."""
+    """Return the first device of each group that hosts the same stages."""
     return list({hosted[device]: device for device in reversed(devices)}.values())
 
 
 def _routed(
     batch_size: int, own: Sequence[StageWork], hops: Iterable[Hop], position: Mapping[int, int]
 ) -> dict[int, StageWork]:
-    """The works of the stages that have a position, with all messages between them."""
-    sent: dict[tuple[int, bool], list[Outlet]] = {}
+    """Return the work of the stages that have a position, with all messages between them."""
+    sent: dict[tuple[int, bool], list[MessageRoute]] = {}
     waits = {(stage, forward): [0] * own[stage].count for stage in position for forward in (True, False)}
-    # Messages of stages that are alike count as one: they come at the same times.
+    # Messages of equal stages count as one, because they arrive at the same times.
     for channel, hop in enumerate(dict.fromkeys(hop for hop in hops if hop.target in position)):
         forward = hop.source < hop.target
         portions = _portions(batch_size, own[hop.source].micro_batch, own[hop.target].micro_batch, hop.messages)
-        sent.setdefault((hop.source, forward), []).append(Outlet(position[hop.target], channel, portions))
+        sent.setdefault((hop.source, forward), []).append(MessageRoute(position[hop.target], channel, portions))
         for needing, _ in (portion for some in portions for portion in some):
             waits[hop.target, forward][needing] += 1
     return {

@@ -1,55 +1,57 @@
-"""A given order of tasks, played on a board."""
+"""Times a given order of tasks, in the model that the list schedulers use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from graphpipe.schedule.list_scheduling.partial_schedule import Board
-from graphpipe.schedule.list_scheduling.plan_work import Works
-from graphpipe.schedule.schedule import Schedule, Task
+from graphpipe.schedule.list_scheduling.partial_schedule import PartialSchedule
+from graphpipe.schedule.list_scheduling.plan_work import PlanWork
+from graphpipe.schedule.schedule import Schedule, StageTask
 
 
-def replay(works: Works, schedule: Schedule) -> Board | None:
-    """Return the board of a schedule whose tasks start as soon as they can; None if they wait for each other.
+def replay(works: PlanWork, schedule: Schedule) -> PartialSchedule | None:
+    """Return a schedule with times: every task starts as soon as it can. None if tasks wait for each other forever.
 
-    The replicas of a stage go in step: a device does what the one does that stands for it.
+    All replicas of a stage do the same tasks at the same times, so one device stands for all of them.
     """
-    player = _Player(Board(works), [schedule.devices[device] for device in works.devices], [0] * len(works.devices))
+    replayed = _Replay(
+        PartialSchedule(works), [schedule.devices[device] for device in works.devices], [0] * len(works.devices)
+    )
     waiting = set(range(len(works.devices)))
     while waiting:
         place = waiting.pop()
-        while (touched := player.play(place)) is not None:
+        while (touched := replayed.advance(place)) is not None:
             waiting |= touched
-    return player.board if player.board.complete else None
+    return replayed.partial if replayed.partial.complete else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Player:
-    board: Board
-    lines: Sequence[Sequence[Task]]
-    """The tasks of each place..."""
+class _Replay:
+    partial: PartialSchedule
+    lines: Sequence[Sequence[StageTask]]
+    """The tasks of each of `PlanWork.devices`..."""
     at: list[int]
     """... and how many of them are done."""
 
-    def play(self, place: int) -> set[int] | None:
-        """Put the next task of a place; return the places that may go on by it, or None if it has to wait."""
-        board, task = self.board, self._next(place)
+    def advance(self, place: int) -> set[int] | None:
+        """Add a device's next task. Return the devices that may now continue, or None if the task has to wait."""
+        partial, task = self.partial, self._next(place)
         if task is None:
             return None
-        stage = board.works.stands[task.stage]
-        seat = board.seats[stage]
-        places = seat.work.places
+        stage = partial.works.work_of[task.stage]
+        progress = partial.progress[stage]
+        places = progress.work.places
         if len(places) > 1 and any(self._next(other) != task for other in places):
             return None
-        free = board.free_at(seat.work)
-        ready = free if task.kind == "W" else seat.forward_at if task.kind == "F" else seat.backward_at
+        free = partial.free_at(progress.work)
+        ready = free if task.kind == "W" else progress.forward_at if task.kind == "F" else progress.backward_at
         if ready == inf:
             return None
-        outlets = board.put(stage, task.kind, max(ready, free))
+        routes = partial.put(stage, task.kind, max(ready, free))
         for each in places:
             self.at[each] += 1
-        return {other for outlet in outlets for other in board.seats[outlet.to].work.places} | {*places} - {place}
+        return {other for route in routes for other in partial.progress[route.to].work.places} | {*places} - {place}
 
-    def _next(self, place: int) -> Task | None:
+    def _next(self, place: int) -> StageTask | None:
         line, done = self.lines[place], self.at[place]
         return line[done] if done < len(line) else None

@@ -1,4 +1,4 @@
-"""What a list scheduler knows of a stage: the seconds of its tasks, and which tasks of others wait for its messages."""
+"""The work of one stage, as list schedulers read it: seconds of its tasks, and where its messages go."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,41 +10,41 @@ from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.schedule.schedule import Kind
 
 Portions = tuple[tuple[tuple[int, float], ...], ...]
-"""For each micro-batch of a sender the micro-batches of the receiver that need some of it, and the transfer's seconds
-between the slowest pair of replicas."""
+"""For each micro-batch of a sender: the receiver's micro-batches that need samples of it, each with the seconds of the
+transfer between the slowest pair of replicas."""
 
 
-class Outlet(NamedTuple):
-    """Where the results of a stage's tasks go along one edge."""
+class MessageRoute(NamedTuple):
+    """Where a stage's tasks send their results along one edge."""
 
     to: int
-    """Position in `Works.each`."""
+    """Position in `PlanWork.stages`."""
     channel: int
-    """Messages of one channel follow each other."""
+    """Messages of one channel are sent one after the other."""
     portions: Portions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """One stage as a list scheduler sees it: its replicas do the same at the same times, at the slowest one's pace."""
+    """One stage. All its replicas do the same at the same times, at the pace of the slowest."""
 
     micro_batch: int
     count: int
-    """Micro-batches."""
+    """Number of micro-batches."""
     room: int
-    """Micro-batches that may be in flight, from their forward to the end of their (weight) gradient."""
+    """Micro-batches that may be in flight, from their forward to the end of their weight gradient."""
     warm_up: int
     """Micro-batches in flight under 1F1B, at most `room`."""
     kept: float
-    """Share of a micro-batch's activations that stays from its input gradient to its weight gradient."""
+    """Share of a micro-batch's activations that stays in memory from its input gradient to its weight gradient."""
     seconds: Mapping[Kind, float] = field(hash=False)
     tail_seconds: float
-    """Of all-reduce, exchange of shared gradients and optimizer, after the last task."""
+    """Seconds after the last task: all-reduce, exchange of shared gradients, optimizer."""
     places: tuple[int, ...] = ()
-    """Positions in `Works.devices`."""
-    outputs: tuple[Outlet, ...] = ()
+    """Positions in `PlanWork.devices`."""
+    outputs: tuple[MessageRoute, ...] = ()
     """What each forward sends."""
-    gradients: tuple[Outlet, ...] = ()
+    gradients: tuple[MessageRoute, ...] = ()
     """What each backward sends."""
     inputs: tuple[int, ...] = ()
     """How many messages each forward waits for..."""
@@ -53,12 +53,12 @@ class StageWork:
 
     @property
     def split(self) -> bool:
-        """Whether to do the backward in two halves: there are weights, someone waits for the input gradient, nothing
-        is computed again, and the plan does not forbid it."""
+        """Whether the backward is split: the stage has weights, another stage waits for the input gradient, the stage
+        does not recompute, and the plan does not forbid it."""
         return self.seconds["W"] > 0
 
 
-def own_works(plan: Plan) -> list[StageWork]:
+def work_of_stages(plan: Plan) -> list[StageWork]:
     """Return the work of every stage, without places and messages."""
     sizes = [stage.micro_batch for stage in plan.stages]
     needed = in_flight_samples(plan.batch_size, sizes, [1] * len(sizes), plan.successors)
@@ -89,6 +89,6 @@ def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
 
 
 def _splits(plan: Plan, number: int) -> bool:
-    # A half that waits would hold on to all that the other half has computed again.
+    # While a weight half waits, everything that the input half recomputed would stay in memory.
     stage = plan.stages[number]
     return bool(plan.gradient_targets[number]) and stage.recompute == "none" and stage.backward == "auto"

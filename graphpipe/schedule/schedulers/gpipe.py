@@ -5,19 +5,25 @@
     stage 1      F0 F1 F2 F3          B0 B0 B1 B1 B2 B2 B3 B3
     stage 2         F0 F1 F2 F3 B0 B0 B1 B1 B2 B2 B3 B3
 
-Backwards go in the order of the forwards, not in reverse: so every schedule adds up a stage's gradients in the same
-order, and gradients do not depend, not even in the last bit, on the schedule. Each stage holds the whole mini-batch.
+Backwards run in the order of the forwards, not in reverse. So every schedule sums a stage's gradients in the same
+order, and all schedules give bitwise equal gradients. Each stage keeps the whole mini-batch in flight.
 """
 
 from graphpipe.plans import Plan
 from graphpipe.schedule.merge import merge
-from graphpipe.schedule.schedule import Schedule, Task
+from graphpipe.schedule.schedule import Schedule, StageTask
+from graphpipe.schedule.scheduler import Scheduler
+
+NAME = "gpipe"
 
 
 def build(plan: Plan) -> Schedule:
-    """Return the GPipe schedule of a plan; every stage needs the whole mini-batch in flight."""
+    """Return the GPipe schedule of a plan. Every stage needs the whole mini-batch in flight."""
     orders = [
-        [Task(kind, stage, index) for kind in ("F", "B") for index in range(plan.micro_batches(stage))]
+        [StageTask(kind, stage, index) for kind in ("F", "B") for index in range(plan.micro_batches(stage))]
         for stage in range(len(plan.stages))
     ]
-    return merge("gpipe", plan, orders)
+    return merge(NAME, plan, orders)
+
+
+SCHEDULER = Scheduler(name=NAME, build=build, whole_batch_in_flight=True)

@@ -1,7 +1,7 @@
-"""Automatic zero-bubble schedules on a graph of stages: list scheduling with the stages' own seconds, many rules tried.
+"""Automatic zero-bubble schedules on a graph of stages: list scheduling with the stages' own seconds and many rules.
 
-The plan drawn for H1, in the same memory. Stages 1 and 2 forward once more before they go back: stage 3 never waits.
-No schedule ends before 20: two forwards and all the work of stage 3.
+The drawing has the plan of H1's drawing and the same memory. Stages 1 and 2 do one more forward before their first
+backward, so stage 3 never waits. No schedule can be shorter than 20 columns: two forwards and all the work of stage 3.
 
     time ->
     stage 0   F0 F1 F2       B0 B0 F3 B1 B1 F4 B2 B2 F5 B3 B3 B4 B4 B5 B5
@@ -9,9 +9,9 @@ No schedule ends before 20: two forwards and all the work of stage 3.
     stage 2   F0 F1 F2    B0 B0 F3 B1 B1 F4 B2 B2 F5 B3 B3 B4 B4 B5 B5
     stage 3         F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 F5 I5 W3 W4 W5
 
-Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 3, does this on a chain, with every stage allowed one
-(ZB-1p) or two (ZB-2p) times the memory of 1F1B. Here a stage may hold its own `in_flight` samples, from the forward to
-the weight gradient: what `room.with_room` makes of the memory that is left on its devices.
+Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 3, schedule a chain, where every stage may use one
+(ZB-1p) or two (ZB-2p) times the memory of 1F1B. Here a stage may keep its own `in_flight` samples, from the forward to
+the weight gradient. `planners.raise_in_flight.with_room` raises `in_flight` as far as memory allows.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,70 +23,71 @@ from math import inf
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.schedule.list_scheduling.greedy import Rule, greedy
-from graphpipe.schedule.list_scheduling.partial_schedule import Board
-from graphpipe.schedule.list_scheduling.plan_work import Works, hosted_by, works_of
+from graphpipe.schedule.list_scheduling.partial_schedule import PartialSchedule
+from graphpipe.schedule.list_scheduling.plan_work import PlanWork, hosted_stages, work_of_plan
 from graphpipe.schedule.list_scheduling.replay import replay
-from graphpipe.schedule.schedule import Kind, Schedule, Task
+from graphpipe.schedule.schedule import Kind, Schedule, StageTask
+from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers import one_f_one_b, zb_h1
 
 NAME = "zb-auto"
 
-Change = Callable[[Works, Rule], Rule]
+Change = Callable[[PlanWork, Rule], Rule]
 _CHANGES: tuple[Change, ...] = (
     lambda works, rule: replace(rule, balance=not rule.balance),
-    lambda works, rule: replace(rule, weight_patience=0.25),
-    lambda works, rule: replace(rule, weight_patience=0.5),
-    lambda works, rule: replace(rule, weight_patience=1.0),
+    lambda works, rule: replace(rule, weight_wait_share=0.25),
+    lambda works, rule: replace(rule, weight_wait_share=0.5),
+    lambda works, rule: replace(rule, weight_wait_share=1.0),
     lambda works, rule: replace(rule, alternate=not rule.alternate),
-    lambda works, rule: replace(rule, forward_patience=0.0),
-    lambda works, rule: replace(rule, forward_patience=1.0),
-    lambda works, rule: replace(rule, caps=tuple((work.warm_up + work.room + 1) // 2 for work in works.each)),
-    lambda works, rule: replace(rule, caps=tuple(min(work.room, work.warm_up + 1) for work in works.each)),
+    lambda works, rule: replace(rule, forward_wait_share=0.0),
+    lambda works, rule: replace(rule, forward_wait_share=1.0),
+    lambda works, rule: replace(rule, caps=tuple((work.warm_up + work.room + 1) // 2 for work in works.stages)),
+    lambda works, rule: replace(rule, caps=tuple(min(work.room, work.warm_up + 1) for work in works.stages)),
 )
 _ROUNDS = 2
 _TASKS = 100_000
-"""That are scheduled near either rule, about: longer schedules are searched less."""
+"""About how many tasks are scheduled in the search from either rule. So longer schedules are searched less."""
 
 
 def build(plan: Plan) -> Schedule:
     """Return the best of the 1F1B schedule (whole backwards), H1, and those of many greedy rules.
 
-    The best ends first; among equals, the one whose slowest stage takes the shortest from its own first task to its own
-    update: without a barrier between steps that is what a step costs in the long run. Times are those of the stages'
-    slowest replicas, with transfers beside the tasks.
+    The best schedule ends first. Of several, it is the one with the least time from a stage's first task to its update,
+    at the stage that takes longest. Without a barrier between steps, this is the time of a step in the long run. Times
+    are those of the slowest replica of each stage. Transfers overlap with tasks.
 
     Raises:
         InvalidInput: a stage's in_flight samples are too few for the stages after it.
     """
-    works = works_of(plan)
+    works = work_of_plan(plan)
     known = min(_known(plan, works), key=_value, default=None)
-    found = _searched(works, known.seconds if known is not None else inf)
+    found = _search(works, known.seconds if known is not None else inf)
     if known is not None and (found is None or _value(known) <= _value(found)):
         found = known
     if found is None:
-        return replace(one_f_one_b.build(plan), name=NAME)  # If it cannot be either, it says why.
+        return replace(one_f_one_b.build(plan), name=NAME)  # If 1F1B is impossible too, its error says why.
     return _schedule(plan, found)
 
 
 def greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:
-    """Return the seconds of the board that the first rule makes: quick, and close to the best.
+    """Return the seconds of the schedule that the first rule makes, which is quick and close to the best.
 
-    Infinite if there is none, or none within the limit.
+    Infinite if the rule makes no schedule within the limit.
     """
-    works = works_of(plan)
-    board = greedy(works, _first_rule(works), limit_seconds)
-    return board.seconds if board.complete else inf
+    works = work_of_plan(plan)
+    partial = greedy(works, _first_rule(works), limit_seconds)
+    return partial.seconds if partial.complete else inf
 
 
-def _value(board: Board) -> tuple[float, float]:
-    # Rounded: what differs in the last bit is equal.
-    return float(f"{board.seconds:.9g}"), board.own_seconds
+def _value(partial: PartialSchedule) -> tuple[float, float]:
+    # Rounded, so that a difference in the last bits does not decide.
+    return float(f"{partial.seconds:.9g}"), partial.own_seconds
 
 
-def _known(plan: Plan, works: Works) -> Iterator[Board]:
+def _known(plan: Plan, works: PlanWork) -> Iterator[PartialSchedule]:
     lean = [
-        replace(stage, in_flight=works.each[stand].warm_up * stage.micro_batch)
-        for stage, stand in zip(plan.stages, works.stands, strict=True)
+        replace(stage, in_flight=works.stages[stand].warm_up * stage.micro_batch)
+        for stage, stand in zip(plan.stages, works.work_of, strict=True)
     ]
     for build_known, form in (
         (one_f_one_b.build, plan),
@@ -94,70 +95,80 @@ def _known(plan: Plan, works: Works) -> Iterator[Board]:
         (zb_h1.build, plan),
     ):
         try:
-            board = replay(works, build_known(form))
-        except InvalidInput:  # The greedy rules may still find a way.
+            partial = replay(works, build_known(form))
+        except InvalidInput:  # The greedy rules may still find a schedule.
             continue
-        if board is not None:
-            yield board
+        if partial is not None:
+            yield partial
 
 
-@lru_cache(maxsize=8)  # Ranked, predicted and lowered, a plan is asked for its schedule several times.
-def _searched(works: Works, limit_seconds: float) -> Board | None:
-    """The best board of greedy rules: from an eager and from a patient one, what is better nearby.
+@lru_cache(maxsize=8)  # Ranking, prediction and lowering each ask for the schedule of the same plan.
+def _search(works: PlanWork, limit_seconds: float) -> PartialSchedule | None:
+    """Return the best schedule of greedy rules: hill climbing from a rule that never waits and from one that waits.
 
     Args:
         works: of all stages.
-        limit_seconds: boards that end later are of no use.
+        limit_seconds: schedules that end later are dropped.
     """
     eager = _first_rule(works)
-    patient = replace(eager, forward_patience=0.25, weight_patience=1.0)
-    boards = [_climbed(works, rule, limit_seconds) for rule in (eager, patient)]
-    return min((board for board in boards if board is not None), key=_value, default=None)
+    waiting = replace(eager, forward_wait_share=0.25, weight_wait_share=1.0)
+    candidates = [_improve(works, rule, limit_seconds) for rule in (eager, waiting)]
+    return min((partial for partial in candidates if partial is not None), key=_value, default=None)
 
 
-def _climbed(works: Works, rule: Rule, limit_seconds: float) -> Board | None:
-    """The best board near a rule: one setting after the other is changed, and left so where that is better."""
+def _improve(works: PlanWork, rule: Rule, limit_seconds: float) -> PartialSchedule | None:
+    """Return the best schedule near a rule: change one setting after the other, and keep what is better."""
     best, tried = _complete(greedy(works, rule, limit_seconds)), {rule}
-    most = 1 + _TASKS // (3 * sum(work.count for work in works.each))
+    most = 1 + _TASKS // (3 * sum(work.count for work in works.stages))
     for change in _CHANGES * _ROUNDS:
         if len(tried) > most:
             break
         changed = change(works, rule)
         if changed not in tried:
             tried.add(changed)
-            board = _complete(greedy(works, changed, min(limit_seconds, best.seconds) if best else limit_seconds))
-            if board is not None and (best is None or _value(board) < _value(best)):
-                best, rule = board, changed
+            partial = _complete(greedy(works, changed, min(limit_seconds, best.seconds) if best else limit_seconds))
+            if partial is not None and (best is None or _value(partial) < _value(best)):
+                best, rule = partial, changed
     return best
 
 
-def _first_rule(works: Works) -> Rule:
-    return Rule(caps=tuple(work.room for work in works.each))
+def _first_rule(works: PlanWork) -> Rule:
+    return Rule(caps=tuple(work.room for work in works.stages))
 
 
-def _complete(board: Board) -> Board | None:
-    return board if board.complete else None
+def _complete(partial: PartialSchedule) -> PartialSchedule | None:
+    return partial if partial.complete else None
 
 
-def _schedule(plan: Plan, board: Board) -> Schedule:
-    lines: dict[tuple[int, ...], tuple[Task, ...]] = {(): ()}
-    hosted = hosted_by(plan)
+def _schedule(plan: Plan, partial: PartialSchedule) -> Schedule:
+    lines: dict[tuple[int, ...], tuple[StageTask, ...]] = {(): ()}
+    hosted = hosted_stages(plan)
     for stages in hosted.values():
         if stages not in lines:
-            lines[stages] = tuple(_line(board, stages))
+            lines[stages] = tuple(_line(partial, stages))
     return Schedule(name=NAME, devices=tuple(lines[hosted.get(each, ())] for each in range(len(plan.cluster.devices))))
 
 
-def _line(board: Board, stages: tuple[int, ...]) -> list[Task]:
-    """The tasks of a device that hosts these stages."""
-    tasks = {board.works.stands[stage]: _tasks(board, stage) for stage in stages}
+def _line(partial: PartialSchedule, stages: tuple[int, ...]) -> list[StageTask]:
+    """Return the tasks of a device that hosts these stages."""
+    tasks = {partial.works.work_of[stage]: _tasks(partial, stage) for stage in stages}
     if len(stages) == 1:
         return next(iter(tasks.values()))
     turns = {work: iter(some) for work, some in tasks.items()}
-    return [next(turns[work]) for work in board.order if work in turns]
+    return [next(turns[work]) for work in partial.order if work in turns]
 
 
-def _tasks(board: Board, stage: int) -> list[Task]:
+def _tasks(partial: PartialSchedule, stage: int) -> list[StageTask]:
     numbers: dict[Kind, Iterator[int]] = {"F": count(), "B": count(), "I": count(), "W": count()}
-    kinds = board.seats[board.works.stands[stage]].kinds
-    return [Task(kind, stage, next(numbers[kind])) for kind in kinds]
+    kinds = partial.progress[partial.works.work_of[stage]].kinds
+    return [StageTask(kind, stage, next(numbers[kind])) for kind in kinds]
+
+
+SCHEDULER = Scheduler(
+    name=NAME,
+    build=build,
+    splits_backward=True,
+    uses_spare_memory=True,
+    tried_by_auto=True,
+    considers=frozenset({one_f_one_b.NAME, zb_h1.NAME}),
+)

@@ -1,15 +1,16 @@
-"""The order of tasks that each scheduler gives."""
+"""The order of tasks under each scheduler."""
 
 import pytest
 from builders import Part, chain, make_plan
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.schedule import SCHEDULERS, Schedule, Task, schedule
+from graphpipe.schedule import Schedule, StageTask
+from graphpipe.schedule.schedulers.registry import SCHEDULERS, build_schedule
 
 
 def line(plan: Plan, device: int) -> str:
-    return " ".join(map(str, schedule(plan).devices[device]))
+    return " ".join(map(str, build_schedule(plan).devices[device]))
 
 
 def test_gpipe_backwards_go_in_the_order_of_forwards():
@@ -30,7 +31,7 @@ def test_1f1b_on_parallel_branches_warms_up_less_than_on_the_chain():
     assert line(plan, 1) == line(plan, 0).replace("0.", "1.")
 
 
-def test_figure_5_of_the_paper_in_flight_samples():
+def test_in_flight_samples_match_figure_5_of_the_paper():
     parts = [Part(micro_batch=1), Part(micro_batch=2), Part(micro_batch=4)]
     plan = make_plan(parts, batch_size=16, schedule="kfkb")
     assert [stage.in_flight for stage in plan.stages] == [10, 8, 4]
@@ -41,13 +42,13 @@ def test_figure_5_of_the_paper_in_flight_samples():
 
 def most_in_flight(plan: Plan, stage: int) -> int:
     found, most = 0, 0
-    for task in schedule(plan).devices[plan.stages[stage].devices[0]]:
+    for task in build_schedule(plan).devices[plan.stages[stage].devices[0]]:
         found += plan.stages[stage].micro_batch * (1 if task.kind == "F" else -1)
         most = max(most, found)
     return most
 
 
-def test_kfkb_draws_what_its_docstring_draws():
+def test_kfkb_matches_the_drawing_in_its_docstring():
     plan = make_plan([Part(burst=2), Part(micro_batch=2)], batch_size=8, schedule="kfkb")
     assert line(plan, 0).replace("0.", "") == "F0 F1 F2 F3 B0 B1 F4 F5 B2 B3 F6 F7 B4 B5 B6 B7"
     assert line(plan, 1).replace("1.", "") == "F0 B0 F1 B1 F2 B2 F3 B3"
@@ -56,7 +57,8 @@ def test_kfkb_draws_what_its_docstring_draws():
 def test_a_device_that_hosts_both_ends_of_a_chain_interleaves_them():
     parts = [Part(devices=(0,)), Part(devices=(1,)), Part(devices=(0,))]
     plan = make_plan(parts, batch_size=2)
-    # Clock: F0.0 0-1, F0.1 1-2 beside F1.0; F2.0 2-3, B2.0 3-5, F2.1 5-6 (F1.1 was ready at 3, but B2.0 goes first).
+    # Times of device 0: F0.0 0-1, F0.1 1-2 (F1.0 runs at the same time), F2.0 2-3, B2.0 3-5, F2.1 5-6.
+    # F2.1 is ready at 3, but a backward goes first.
     assert line(plan, 0) == "F0.0 F0.1 F2.0 B2.0 F2.1 B2.1 B0.0 B0.1"
     assert line(plan, 1) == "F1.0 F1.1 B1.0 B1.1"
 
@@ -74,32 +76,32 @@ def test_a_whole_batch_stage_waits_for_every_forward():
 
 def test_an_unused_device_has_no_tasks():
     plan = make_plan([Part(), Part()], batch_size=2, device_count=3)
-    assert schedule(plan).devices[2] == ()
+    assert build_schedule(plan).devices[2] == ()
 
 
-def test_unknown_name_gives_the_nearest():
+def test_an_unknown_name_is_answered_with_the_nearest_name():
     plan = make_plan([Part()], schedule="1f1c")
     with pytest.raises(InvalidInput, match="Did you mean '1f1b'"):
-        schedule(plan)
+        build_schedule(plan)
 
 
 def test_too_few_samples_in_flight_for_a_burst_names_the_stage():
     plan = make_plan([Part(burst=4, in_flight=2)], schedule="kfkb")
     with pytest.raises(InvalidInput, match=r"stage 's0', in_flight: 2 samples .* must be at least 4"):
-        schedule(plan)
+        build_schedule(plan)
 
 
-def test_too_few_samples_in_flight_on_a_shared_device_is_said_not_hung():
+def test_too_few_samples_in_flight_on_a_shared_device_is_an_error():
     parts = [Part(devices=(0,)), Part(devices=(1,), micro_batch=4), Part(devices=(0,), micro_batch=4)]
     plan = make_plan([Part(devices=(0,), in_flight=1), *parts[1:]], chain(3), batch_size=8)
     with pytest.raises(InvalidInput, match=r"wait for each other for ever: B0.0 on d0"):
-        schedule(plan)
+        build_schedule(plan)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULERS))
 def test_text_form_round_trips(name: str):
     plan = make_plan([Part(), Part(micro_batch=2, degree=2)], batch_size=4, schedule=name)
-    found = schedule(plan)
+    found = build_schedule(plan)
     assert found.name == name
     assert Schedule.parse(str(found)) == found
-    assert found.devices[0][0] == Task("F", 0, 0)
+    assert found.devices[0][0] == StageTask("F", 0, 0)

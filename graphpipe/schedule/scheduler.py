@@ -1,0 +1,35 @@
+"""What a scheduler declares of itself, so that no other file lists schedules by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graphpipe.plans import Plan
+from graphpipe.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """A scheduler and its traits. Each trait has a default that holds for 1F1B."""
+
+    name: str
+    """What users write after `--schedule`, in `gp.plan(schedule=...)` and in plan files."""
+    build: Callable[[Plan], Schedule]
+    """Returns the schedule of a plan. Raises `InvalidInput` if a stage's `in_flight` samples are too few for it."""
+    splits_backward: bool = False
+    """Some backwards come in two halves: first the gradients of inputs, later those of weights."""
+    whole_batch_in_flight: bool = False
+    """Every stage keeps the whole mini-batch in flight, whatever 1F1B would need."""
+    uses_spare_memory: bool = False
+    """More samples in flight than 1F1B needs can shorten the step: whoever chooses it raises `in_flight` as far as
+    the memory of the devices allows."""
+    uses_bursts: bool = False
+    """Reads each stage's `burst`. Only stages written by hand and mixed micro-batch sizes set bursts, so that users
+    cannot ask for it by name."""
+    tried_by_auto: bool = False
+    """`auto` simulates it and takes it where it makes the step shortest."""
+    considers: frozenset[str] = frozenset()
+    """Names of schedules that it compares itself, and returns where they are better: `auto` need not try them too."""
+    flushes: bool = True
+    """The pipeline drains at the end of every mini-batch, and all stages update their weights then."""
+    weight_versions: int = 1
+    """The most versions of its weights that a stage keeps at a time."""
