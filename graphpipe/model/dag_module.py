@@ -1,4 +1,4 @@
-"""A container of named submodules that feed each other: nn.Sequential's big brother."""
+"""A container whose submodules form a directed acyclic graph, as those of nn.Sequential form a chain."""
 
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -12,10 +12,10 @@ from graphpipe.model.inputs import name_inputs
 class DagModule(nn.Module):
     """An ordinary module whose forward is a directed acyclic graph of its submodules.
 
-    A name in the values of `inputs` that is no submodule is a model input; model inputs are positional in the order
-    in which they first appear. A submodule gets one argument per name, whatever that name's submodule returned: a
-    tuple arrives as one tuple. Without `output`, the submodules that feed no other are the output: alone its value,
-    several a dict by name. Parameter names are those of the submodules: `image.0.weight`.
+    A name in the values of `inputs` that is not a submodule is a model input; model inputs are positional, in the order
+    in which they first appear. A submodule gets one argument per name: the value that the named submodule returned,
+    even if that is a tuple. Without `output`, the submodules that feed no other submodule are the output: the value of
+    a single one, or a dict of several by name. Parameters are named by submodule: `image.0.weight`.
 
     Args:
         modules: the submodules by name.
@@ -25,7 +25,7 @@ class DagModule(nn.Module):
         name: of the model, in plans and reports.
 
     Raises:
-        InvalidInput: no submodules, a name that cannot be used, a submodule without inputs, or a cycle (spelled out).
+        InvalidInput: no submodules, a name that cannot be used, a submodule without inputs, or a cycle (listed).
     """
 
     def __init__(
@@ -85,7 +85,7 @@ def _check(
             or hasattr(nn.Module, name)
             or name in ("feeds", "input_names", "name", "output", "whole_batch")
         ):
-            remedy = "Use letters, digits and underscores, and no name that nn.Module itself uses."
+            remedy = "Use letters, digits and underscores, but not a name that nn.Module itself uses."
             raise InvalidInput(f"'{name}' cannot name a submodule", where="modules", remedy=remedy)
         if not inputs.get(name):
             remedy = "List the submodules or model inputs it takes."
@@ -94,7 +94,7 @@ def _check(
     for where, names in (("inputs", inputs), ("whole_batch", whole_batch), ("output", chosen)):
         for name in names:
             if name not in modules:
-                raise InvalidInput(f"'{name}' is no submodule", where=where, remedy=nearest(name, list(modules)))
+                raise InvalidInput(f"'{name}' is not a submodule", where=where, remedy=nearest(name, list(modules)))
     for name, names in inputs.items():
         if isinstance(names, str):
             raise InvalidInput(f"is the text '{names}', not a list", where=f"inputs['{name}']")

@@ -1,4 +1,4 @@
-"""Model inputs by name: what a user passes, and what a graph says of them."""
+"""Model inputs by name: the tensors that a user passes, and their description in a graph."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def name_inputs(names: Sequence[str], inputs: Inputs) -> dict[str, Tensor]:
         inputs: one tensor, a sequence of tensors in the order of `names`, or tensors by name.
 
     Raises:
-        InvalidInput: a missing, surplus or unknown input, something that is no tensor with samples as its first
+        InvalidInput: a missing, surplus or unknown input, a value that is not a tensor with samples as its first
             dimension, or inputs that differ in their number of samples.
     """
     _check_kind(inputs)
@@ -46,11 +46,11 @@ def name_inputs(names: Sequence[str], inputs: Inputs) -> dict[str, Tensor]:
 def input_names(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     """Return names for the inputs of `module`, in the order of its forward's parameters.
 
-    Inputs given by name keep their names; others are named as the forward names its parameters, or `input_0`,
-    `input_1`, ... where it takes `*args`.
+    Inputs that are given by name keep their names. Others get the names of the forward's parameters, or `input_0`,
+    `input_1`, ... if it takes `*args`.
 
     Raises:
-        InvalidInput: more inputs than the forward takes, or one by a name that it does not know.
+        InvalidInput: more inputs than the forward takes, or a name that is not one of its parameters.
     """
     _check_kind(inputs)
     declared = getattr(module, "input_names", None)
@@ -60,7 +60,7 @@ def input_names(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     parameters = list(inspect.signature(module.forward).parameters.values())
     named = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
     if isinstance(inputs, Mapping):
-        # Names that are all unknown are given in order: `input` is what an nn.Sequential calls it.
+        # If all names are unknown, the inputs count as given in order: nn.Sequential names its parameter `input`.
         unknown = [name for name in inputs if name not in named]
         if unknown and len(unknown) < len(inputs) and not any(p.kind == kinds.VAR_KEYWORD for p in parameters):
             what = f"the forward of {type(module).__name__} takes no input '{unknown[0]}'"
@@ -76,7 +76,7 @@ def input_names(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
 
 
 def describe(named: Mapping[str, Tensor]) -> tuple[Input, ...]:
-    """Return what a graph keeps of its inputs."""
+    """Return the description of inputs that a graph contains."""
     return tuple(
         Input(name=name, sample_shape=tuple(tensor.shape[1:]), dtype=str(tensor.dtype).removeprefix("torch."))
         for name, tensor in named.items()
@@ -84,7 +84,7 @@ def describe(named: Mapping[str, Tensor]) -> tuple[Input, ...]:
 
 
 def blank(inputs: Sequence[Input], samples: int) -> dict[str, Tensor]:
-    """Return uninitialised tensors of the inputs' shapes; call it in a fake mode, and no memory is used."""
+    """Return uninitialised tensors of the inputs' shapes; in a fake mode they use no memory."""
     return {
         item.name: torch.empty((samples, *item.sample_shape), dtype=getattr(torch, item.dtype), device="cpu")
         for item in inputs

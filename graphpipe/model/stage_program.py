@@ -1,4 +1,4 @@
-"""The stage program: what the runtime runs for one stage, whatever it was made from."""
+"""The interface of a stage program, which the runtime runs for one stage."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class ValueSpec:
     """Shape without the first dimension, for the example inputs."""
     dtype: torch.dtype
     requires_grad: bool
-    """True when the consumer sends a gradient back: floating point, and some trainable parameter is upstream."""
+    """True if the consumer sends a gradient back: it is floating point, and a trainable parameter is upstream."""
 
     @property
     def bytes_per_sample(self) -> int:
@@ -28,57 +28,57 @@ class ValueSpec:
 
 
 class StageProgram(Protocol):
-    """One stage of a split model. Its modules are the user's own: they hold the user's parameters and modes."""
+    """One stage of a split model. Its modules are the user's own, with the user's parameters and modes."""
 
     @property
     def model_inputs(self) -> tuple[str, ...]:
-        """Names of the model inputs it reads."""
+        """Names of the model inputs that it reads."""
         ...
 
     @property
     def receives(self) -> Mapping[int, tuple[ValueSpec, ...]]:
-        """Values that come along each incoming edge, by position in `Plan.edges`; sorted by name."""
+        """Values on each incoming edge, by position in `Plan.edges`; sorted by name."""
         ...
 
     @property
     def sends(self) -> Mapping[int, tuple[ValueSpec, ...]]:
-        """Values that leave along each outgoing edge, by position in `Plan.edges`; sorted by name."""
+        """Values on each outgoing edge, by position in `Plan.edges`; sorted by name."""
         ...
 
     @property
     def is_output(self) -> bool:
-        """True for the one stage that computes the model's output."""
+        """True for the only stage that returns the model's output."""
         ...
 
     @property
     def module(self) -> nn.Module:
-        """Everything this stage computes with; `module.named_parameters()` gives the user's parameters."""
+        """The module that this stage runs; its parameters are the user's."""
         ...
 
     @property
     def parameter_names(self) -> Mapping[str, str]:
-        """Name in the user's model of each of `module.named_parameters()`, by its name there."""
+        """Names in the user's model, by name in `module.named_parameters()`."""
         ...
 
     @property
     def buffer_names(self) -> Mapping[str, str]:
-        """The same for buffers."""
+        """Names in the user's model, by name in `module.named_buffers()`."""
         ...
 
     def __call__(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:
         """Compute the stage on any number of samples.
 
         Args:
-            values: the model inputs it reads and the values it receives, by name.
+            values: the model inputs that it reads and the values that it receives, by name.
 
         Returns:
-            The values it sends, by name, and the model's output (a tensor, or the tuple, list or dict the user's
-            module returns) if `is_output`, else None.
+            The values that it sends, by name, and the model's output if `is_output`, else None. The output is a tensor,
+            or the tuple, list or dict that the user's module returns.
         """
         ...
 
     def arrange(self, output: object) -> object:
-        """Return the model's output, of which only plain tuples, lists and dicts are left, in the user's containers."""
+        """Return the model's output in the user's containers, given its leaves in plain tuples, lists and dicts."""
         ...
 
     def replicate(self) -> "StageProgram":

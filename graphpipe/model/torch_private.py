@@ -1,9 +1,10 @@
-"""Everything taken from torch that torch does not promise to keep, in one place; each piece has a test."""
+"""Every use of private torch API, in one place; each function has a test."""
 
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,38 +22,63 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 TreeSpec = pytree.TreeSpec
 DispatchMode = TorchDispatchMode
+Operator = OpOverload
+FLASH_ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return a mode in which tensors have shapes and no data; real tensors that meet fake ones turn fake."""
+    """Return a mode in which tensors have shapes but no data; real tensors become fake when combined with fake ones."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # 0.6 s, which ranks of declared models do not need
 
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
-def asks_for_values(error: BaseException) -> bool:
-    """True for an error of a forward that wants to know what is in a tensor of `fake_mode`."""
+def is_data_dependent(error: BaseException) -> bool:
+    """True for the error of a forward that reads the values of a tensor of `fake_mode`."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException) or ".numpy()" in str(error)
 
 
 def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
-    """Return the leaves of nested containers, and their arrangement."""
+    """Return the leaves of nested containers, and the containers without leaves."""
     return pytree.tree_flatten(tree)
 
 
 def flatten_unless(tree: object, stops: Callable[[object], bool]) -> tuple[list[Any], TreeSpec]:
-    """Return the same, with everything for which `stops` is true as a leaf."""
+    """Return the same, with every part for which `stops` is true as a leaf."""
     return pytree.tree_flatten(tree, is_leaf=stops)
 
 
 def unflatten(leaves: Sequence[object], spec: TreeSpec) -> Any:
-    """Arrange leaves as `flatten` found them."""
+    """Return the containers that `flatten` returned, with these leaves."""
     if spec.type is None:  # a leaf, as most models return
         (leaf,) = leaves
         return leaf
     return pytree.tree_unflatten(leaves, spec)
+
+
+def spec_to_json(spec: TreeSpec) -> str | None:
+    """Return containers without leaves as JSON; None if JSON cannot represent one of them."""
+    try:
+        text = pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    return None if "defaultdict" in text else text
+
+
+def spec_from_json(text: str) -> TreeSpec:
+    """Return the containers that `spec_to_json` wrote.
+
+    Raises:
+        ValueError: the text is something else, or contains a type that is not registered with PyTorch.
+    """
+    if "defaultdict" in text:  # torch would import the module that the text names
+        raise ValueError("a default dictionary is not read")
+    try:
+        return pytree.treespec_loads(text)
+    except (NotImplementedError, TypeError, KeyError) as error:
+        raise ValueError(str(error)) from None
 
 
 def is_lazy(tensor: Tensor) -> bool:
@@ -60,8 +86,8 @@ def is_lazy(tensor: Tensor) -> bool:
     return isinstance(tensor, UninitializedTensorMixin)
 
 
-def make_plain(holder: nn.Module, name: str) -> None:
-    """Turn a buffer of `holder` into a plain attribute, which is in no state."""
+def unregister_buffer(holder: nn.Module, name: str) -> None:
+    """Turn a buffer of `holder` into a plain attribute, which is not in its state."""
     tensor = holder._buffers.pop(name, None)
     if tensor is not None:
         holder.__dict__[name] = tensor
@@ -78,7 +104,7 @@ def is_mutable(target: object) -> bool:
 
 
 def is_higher_order(target: object) -> bool:
-    """True for an operator that runs a graph of its own (a branch on values, a mode of torch)."""
+    """True for an operator that contains a graph (a branch on values, a mode of torch)."""
     return isinstance(target, HigherOrderOperator)
 
 
@@ -93,146 +119,115 @@ def is_view(target: OpOverload) -> bool:
     return any(info is not None and not info.is_write for info in infos)
 
 
-@dataclass(slots=True, kw_only=True)
-class OpaqueCall:
-    """One call of a submodule that capture does not look into."""
-
-    path: str
-    module: nn.Module
-    inputs: TreeSpec
-    """Arrangement of the arguments: (args, kwargs)."""
-    constants: list[Any]
-    """The arguments' leaves; None where a tensor or a size belongs."""
-    tensor_slots: list[int]
-    size_slots: list[int]
-    outputs: list[Any] = field(default_factory=list)
-    """Leaves of what it returned (fake tensors and constants)."""
-    output_spec: TreeSpec | None = None
-    mutated: list[int] = field(default_factory=list)
-    """Tensor arguments it wrote into, as positions in `tensor_slots`; their new values follow the outputs."""
-
-    def run(self, tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
-        """Run the module on fake tensors; return its output tensors, then the arguments it wrote into."""
-        leaves, copies = list(self.constants), [tensor.clone() for tensor in tensors]
-        for slot, value in [*zip(self.tensor_slots, copies, strict=True), *zip(self.size_slots, sizes, strict=True)]:
-            leaves[slot] = value
-        args, kwargs = unflatten(leaves, self.inputs)
-        with _Writes() as writes:
-            result = type(self.module)._call_impl(self.module, *args, **kwargs)
-        self.outputs, self.output_spec = flatten(result)
-        self.mutated = [position for position, copy in enumerate(copies) if writes.into(copy)]
-        tensors_out = [output for output in self.outputs if isinstance(output, Tensor)]
-        return [tensor.clone() for tensor in [*tensors_out, *(copies[position] for position in self.mutated)]]
+def written_arguments(func: OpOverload, args: Sequence[object]) -> list[Tensor]:
+    """Return the tensors among positional arguments that an operator writes into."""
+    pairs = zip(func._schema.arguments, args, strict=False)
+    return [
+        value
+        for argument, value in pairs
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor)
+    ]
 
 
-class _Writes(TorchDispatchMode):
-    # Which tensors' memory operators write into.
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[Tensor] = []
+def call_directly(module: nn.Module, /, *args: object, **kwargs: object) -> object:
+    """Call a module with its hooks, even if its calls are intercepted."""
+    return type(module)._call_impl(module, *args, **kwargs)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
-                self.written.append(value)
-        return func(*args, **(kwargs or {}))
 
-    def into(self, tensor: Tensor) -> bool:
-        return any(same_memory(tensor, other) for other in self.written)
+@contextmanager
+def intercepted(module: nn.Module, call: Callable[..., object]) -> Generator[None]:
+    """While inside, `module(...)` runs `call(...)`."""
+    module.__dict__["_call_impl"] = call
+    try:
+        yield
+    finally:
+        module.__dict__.pop("_call_impl", None)
 
 
 def memory_key(tensor: Tensor) -> int:
-    """Return a number that is equal for tensors sharing memory, as long as one of them is alive."""
+    """Return a number that is equal for tensors that share memory, as long as one of them exists."""
     return tensor.untyped_storage()._cdata
 
 
-def same_but_no_leaf(tensor: Tensor) -> Tensor:
-    """Return a tensor in the same memory whose gradient is the given one's; unlike a view, it may be written into."""
+def non_leaf_alias(tensor: Tensor) -> Tensor:
+    """Return a tensor that shares memory and gradient with a leaf, but may be written into, unlike a view of it."""
     return torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
 
 
 def profiling() -> bool:
-    """True while torch's profiler records this thread; naming a range to it costs some microseconds even if not."""
+    """True while torch's profiler records this thread. Ask before naming a range, which always costs microseconds."""
     return torch.autograd._profiler_enabled()
 
 
 def norms(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the 2-norm of every tensor (0-d each) in one call; there must be a tensor."""
+    """Return the 2-norm of every tensor (0-d each) in one call; `tensors` must not be empty."""
     return list(torch._foreach_norm(tensors))
 
 
-def end_to_end(tensors: list[Tensor]) -> Tensor:
-    """Return a vector of all elements of some tensors in one call; there must be a tensor."""
+def flat_vector(tensors: list[Tensor]) -> Tensor:
+    """Return a vector of all elements of the tensors in one call; `tensors` must not be empty."""
     return _flatten_dense_tensors(tensors)
 
 
-def running_node() -> Node | None:
-    """Return the operation whose backward runs in this thread; None outside a backward."""
+def current_backward_node() -> Node | None:
+    """Return the operation whose backward is running in this thread; None outside a backward."""
     return torch._C._current_autograd_node()
 
 
-def expect_gradients(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
-    """Let DDP reduce gradients in the next backward, which begins at `roots`; its own forward need not have run."""
+def prepare_ddp_backward(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
+    """Let DDP reduce gradients in the next backward, which begins at `roots`, even if DDP's forward did not run."""
     ddp.reducer.prepare_for_backward(list(roots))
 
 
 def same_memory(one: Tensor, other: Tensor) -> bool:
-    """True when both tensors lie in the same memory."""
+    """True if both tensors share memory."""
     return memory_key(one) == memory_key(other)
 
 
-_CALLS: ContextVar[list[OpaqueCall]] = ContextVar("opaque calls of the capture under way")
+_COMPILER = "torch._dynamo"
 
 
-@torch.library.custom_op("graphpipe::call", mutates_args=())
-def _call(tensors: list[Tensor], sizes: list[int], index: int) -> list[Tensor]:
-    # Stands for an opaque call while torch.export traces; never runs on real tensors.
-    raise AssertionError("an opaque call was traced, and then run as an operator")
+class _Placeholder(ModuleType):
+    """Answers what eager optimizers ask of the compiler; imports the compiler when anything else is asked."""
 
+    def __init__(self) -> None:
+        super().__init__(_COMPILER)
+        self.functions: list[Any] = []
 
-@_call.register_fake
-def _(tensors: list[Tensor], sizes: list[int], index: int) -> list[Tensor]:
-    return _CALLS.get()[index].run(tensors, sizes)
+    def graph_break(self) -> None:
+        """Do nothing: outside of the compiler there is no graph to break."""
 
+    def disable(self, function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
+        """Return the function itself, and remember it: torch keeps the answer on the function."""
+        self.functions.append(function)
+        return function
 
-def is_opaque_call(target: object) -> bool:
-    """True for the operator that stands for a call recorded by `recording`; its last argument is the position."""
-    return target is torch.ops.graphpipe.call.default
+    def __getattr__(self, name: str) -> Any:
+        self.remove()
+        return getattr(import_module(_COMPILER), name)
+
+    def remove(self) -> None:
+        """Leave no trace, so that the next import finds the compiler."""
+        if sys.modules.get(_COMPILER) is self:
+            del sys.modules[_COMPILER]
+        for function in self.functions:
+            vars(function).pop("__dynamo_disable", None)
 
 
 @contextmanager
-def recording(root: nn.Module, paths: Sequence[str]) -> Generator[list[OpaqueCall]]:
-    """While inside, calls of these submodules are traced as one operator each and listed in order."""
-    calls: list[OpaqueCall] = []
-    token = _CALLS.set(calls)
-    modules = {path: root.get_submodule(path) for path in paths}
+def without_compiler() -> Generator[None]:
+    """Keep `torch._dynamo` from being imported in the block by those who use nothing of it.
+
+    torch.optim imports it when an optimizer is built and in every step, only to tell the compiler to stay away. The
+    import takes two seconds of processor time, which every rank would spend before its first step. Code that really
+    uses the compiler gets it, in the block as well.
+    """
+    if _COMPILER in sys.modules:
+        yield
+        return
+    placeholder = _Placeholder()
+    sys.modules[_COMPILER] = placeholder
     try:
-        for path, module in modules.items():
-            module.__dict__["_call_impl"] = _recorder(path, module, calls)
-        yield calls
+        yield
     finally:
-        for module in modules.values():
-            module.__dict__.pop("_call_impl", None)
-        _CALLS.reset(token)
-
-
-def _recorder(path: str, module: nn.Module, calls: list[OpaqueCall]) -> Callable[..., object]:
-    def call(*args: object, **kwargs: object) -> object:
-        leaves, spec = flatten((args, kwargs))
-        tensors = [slot for slot, value in enumerate(leaves) if isinstance(value, Tensor)]
-        sizes = [slot for slot, value in enumerate(leaves) if isinstance(value, torch.SymInt)]
-        constants = [None if slot in (*tensors, *sizes) else value for slot, value in enumerate(leaves)]
-        record = OpaqueCall(
-            path=path, module=module, inputs=spec, constants=constants, tensor_slots=tensors, size_slots=sizes
-        )
-        calls.append(record)
-        given = [leaves[slot] for slot in tensors]
-        results = torch.ops.graphpipe.call(given, [leaves[slot] for slot in sizes], len(calls) - 1)
-        assert record.output_spec is not None
-        rest = iter(results)
-        outputs = [next(rest) if isinstance(output, Tensor) else output for output in record.outputs]
-        for position, value in zip(record.mutated, rest, strict=True):
-            given[position].copy_(value)
-        return unflatten(outputs, record.output_spec)
-
-    return call
+        placeholder.remove()

@@ -1,4 +1,4 @@
-"""Layers that a module holds in a list or dict of Python's: PyTorch does not know them, and nothing trains them."""
+"""Layers in a Python list or dict: PyTorch does not register them, so that they are never trained."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -7,23 +7,23 @@ from typing import cast
 from torch import nn
 
 
-def warn_of_hidden(module: nn.Module) -> None:
-    """Warn of trainable parameters in Python lists, tuples and dicts, unless they are registered elsewhere too."""
-    known = {id(parameter) for parameter in module.parameters()}
+def warn_of_unregistered_layers(module: nn.Module) -> None:
+    """Warn of trainable parameters in Python lists, tuples and dicts that are not registered elsewhere."""
+    registered = {id(parameter) for parameter in module.parameters()}
     for path, holder in module.named_modules():
         for name, value in vars(holder).items():
-            hidden = [
+            unregistered = [
                 parameter
                 for part in _modules_in(value) * (not name.startswith("_"))
                 for parameter in part.parameters()
-                if parameter.requires_grad and id(parameter) not in known
+                if parameter.requires_grad and id(parameter) not in registered
             ]
-            if hidden:
-                count = f"{sum(parameter.numel() for parameter in hidden):,}"
+            if unregistered:
+                count = f"{sum(parameter.numel() for parameter in unregistered):,}"
                 where = f"{path}.{name}" if path else name
                 warnings.warn(
-                    f"'{where}' holds layers with {count} parameters in a Python {type(value).__name__}, which PyTorch "
-                    "does not know: they are not trained. Use nn.ModuleList or nn.ModuleDict",
+                    f"'{where}' holds layers with {count} parameters in a Python {type(value).__name__}, where PyTorch "
+                    "does not find them: they are not trained. Use nn.ModuleList or nn.ModuleDict",
                     stacklevel=4,
                 )
 

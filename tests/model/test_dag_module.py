@@ -27,7 +27,7 @@ def test_runs_in_plain_pytorch_by_position_and_by_name() -> None:
     assert one.weight.grad is not None
 
 
-def test_several_sinks_are_a_dict_unless_output_says() -> None:
+def test_several_sinks_are_a_dict_unless_output_is_given() -> None:
     modules = {"a": Add(), "b": Add(), "c": Add()}
     feeds = {"a": ["x"], "b": ["a"], "c": ["a"]}
     x = torch.ones(2, 3)
@@ -46,9 +46,9 @@ def build(feeds: dict[str, list[str]], **options: object) -> DagModule:
         ({"a": ["x", "b"], "b": ["a"]}, {}, "the submodules form a cycle: a -> b -> a|cycle: b -> a -> b"),
         ({"a": ["x"]}, {}, "submodule 'b' has no inputs"),
         ({"a": ["x"], "b": []}, {}, "submodule 'b' has no inputs"),
-        ({"a": ["x"], "b": ["a"], "c": ["a"]}, {}, "inputs: 'c' is no submodule"),
-        ({"a": ["x"], "b": ["a"]}, {"output": "d"}, "output: 'd' is no submodule"),
-        ({"a": ["x"], "b": ["a"]}, {"whole_batch": ["d"]}, "whole_batch: 'd' is no submodule"),
+        ({"a": ["x"], "b": ["a"], "c": ["a"]}, {}, "inputs: 'c' is not a submodule"),
+        ({"a": ["x"], "b": ["a"]}, {"output": "d"}, "output: 'd' is not a submodule"),
+        ({"a": ["x"], "b": ["a"]}, {"whole_batch": ["d"]}, "whole_batch: 'd' is not a submodule"),
         ({"a": ["x"], "b": ["a b"]}, {}, "'a b' cannot name a model input"),
         ({"a": ["x"], "b": "a"}, {}, "is the text 'a', not a list"),
     ],
@@ -91,7 +91,7 @@ def test_bad_inputs_are_refused(inputs: object, message: str) -> None:
         name_inputs(["x", "y"], inputs)  # type: ignore[arg-type]
 
 
-def test_the_name_is_the_graphs_and_a_plan_knows_its_model_by_it() -> None:
+def test_the_name_becomes_the_name_of_the_graph() -> None:
     named = DagModule({"layer": nn.Linear(2, 2)}, {"layer": ["x"]}, name="mine")
     assert capture(named, torch.zeros(2, 2)).name == "mine"
     assert list(named.state_dict()) == ["layer.weight", "layer.bias"]

@@ -1,4 +1,4 @@
-"""Operators of a captured graph from groups of nodes: names, parameters, work, edges."""
+"""Operators and edges of a captured graph, from groups of nodes."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from torch import Tensor, fx, nn
 
 from graphpipe.graph import Edge, Op, Shared, Work
-from graphpipe.model.capture.crossing_values import Values, free_needs, is_anchor
+from graphpipe.model.capture.crossing_values import CrossingValues, duplicated_inputs, is_anchor
 from graphpipe.model.capture.groups import Groups
-from graphpipe.model.capture.module_graph.module_graph import Skeleton
+from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, attribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What operators are made from."""
+class MeasuredModel:
+    """A module graph, with what its nodes compute on fake tensors."""
 
-    skeleton: Skeleton
-    values: Values
+    module_graph: ModuleGraph
+    values: CrossingValues
     readings: Mapping[fx.Node, Reading]
     module: nn.Module
-    """The model, or its twin."""
+    """The model, or a fake copy."""
     parameter_names: Mapping[int, str]
     """Fully qualified names by identity of the parameter; a tied parameter has its first name."""
 
@@ -29,7 +29,7 @@ class Parts:
         """Return the parameters that a node itself reads."""
         if node.op == "call_module":
             return list(self.module.get_submodule(str(node.target)).parameters())
-        if node.op == "get_attr" and node.target not in self.skeleton.constants:
+        if node.op == "get_attr" and node.target not in self.module_graph.constants:
             found = attribute(self.module, node.target)
             return [found] if isinstance(found, nn.Parameter) else []
         return []
@@ -45,40 +45,42 @@ def needs_whole_batch(node: fx.Node, names: Collection[str]) -> bool:
     return any(here == name or here.startswith(name + ".") for name in names)
 
 
-def build_ops(parts: Parts, groups: Groups, whole_batch: Collection[str]) -> tuple[tuple[Op, ...], tuple[Edge, ...]]:
+def build_ops(
+    model: MeasuredModel, groups: Groups, whole_batch: Collection[str]
+) -> tuple[tuple[Op, ...], tuple[Edge, ...]]:
     """Return one operator per group, and the edges between them."""
-    names = group_names(parts, groups)
+    names = group_names(model, groups)
     where = {node: name for name, group in zip(names, groups, strict=True) for node in group}
-    crossing = _crossing(parts, groups, where)
+    crossing = _crossing(model, groups, where)
     sent = {value: None for values in crossing.values() for value in values}
-    saved = _saved_bytes(parts, groups)
+    saved = _saved_bytes(model, groups)
     ops = [
-        _op(parts, name, group, whole_batch, saved[name], [value for value in sent if where[value] == name])
+        _op(model, name, group, whole_batch, saved[name], [value for value in sent if where[value] == name])
         for name, group in zip(names, groups, strict=True)
     ]
     edges = [
-        Edge(source=source, target=target, bytes_per_sample=sum(parts.readings[v].bytes_per_sample for v in values))
+        Edge(source=source, target=target, bytes_per_sample=sum(model.readings[v].bytes_per_sample for v in values))
         for (source, target), values in crossing.items()
     ]
     return tuple(ops), tuple(edges)
 
 
-def group_names(parts: Parts, groups: Groups) -> tuple[str, ...]:
-    """Return the operators' names, in order of the groups: a submodule's path, `#2` and so on where it repeats."""
+def group_names(model: MeasuredModel, groups: Groups) -> tuple[str, ...]:
+    """Return the operators' names, in order of the groups: a submodule's path, with `#2` and so on if it repeats."""
     counts: Counter[str] = Counter()
     names: list[str] = []
     for group in groups:
-        name = _name(_principal(parts, group))
+        name = _name(_principal(model, group))
         counts[name] += 1
         names.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
     return tuple(names)
 
 
-def _principal(parts: Parts, group: Sequence[fx.Node]) -> fx.Node:
-    # The node an operator is named after: the call with most parameters, else the glue with most FLOPs.
+def _principal(model: MeasuredModel, group: Sequence[fx.Node]) -> fx.Node:
+    # The node that names an operator: the call with the most parameters, or else the glue with the most FLOPs.
     calls = [node for node in group if node.op == "call_module"]
     rest = [node for node in group if node.op != "output"] or list(group)
-    return max(calls, key=parts.parameter_elements) if calls else max(rest, key=lambda node: parts.readings[node].flops)
+    return max(calls, key=model.parameter_elements) if calls else max(rest, key=lambda node: model.readings[node].flops)
 
 
 def _name(node: fx.Node) -> str:
@@ -91,77 +93,85 @@ def _name(node: fx.Node) -> str:
     return f"{owner}.{function}" if owner else function
 
 
-def _crossing(parts: Parts, groups: Groups, where: Mapping[fx.Node, str]) -> dict[tuple[str, str], dict[fx.Node, None]]:
+def _crossing(
+    model: MeasuredModel, groups: Groups, where: Mapping[fx.Node, str]
+) -> dict[tuple[str, str], dict[fx.Node, None]]:
+    # The values (in order, without repeats) that each operator sends to each other one.
     crossing: dict[tuple[str, str], dict[fx.Node, None]] = {}
     for group in groups:
         for node in group:
             for value in node.all_input_nodes:
                 if value in where and where[value] != where[node]:
-                    assert value in parts.values.carried
+                    assert value in model.values.crossing
                     crossing.setdefault((where[value], where[node]), {})[value] = None
     return crossing
 
 
-def _saved_bytes(parts: Parts, groups: Groups) -> dict[str, float]:
-    # Each piece of memory counts once: with the operator that made it, else with the first that keeps it.
-    names = group_names(parts, groups)
-    readings = [[parts.readings[node] for node in _with_free(parts, group)] for group in groups]
-    maker: dict[int, str] = {}
+def _saved_bytes(model: MeasuredModel, groups: Groups) -> dict[str, float]:
+    # Each piece of memory counts once: for the operator that made it, or else for the first operator that saves it.
+    names = group_names(model, groups)
+    readings = [[model.readings[node] for node in _with_duplicated(model, group)] for group in groups]
+    makers: dict[int, str] = {}
     for name, group in zip(names, readings, strict=True):
         for key in (key for reading in group for key in reading.made):
-            maker.setdefault(key, name)
+            makers.setdefault(key, name)
     saved = dict.fromkeys(names, 0.0)
     counted: set[int] = set()
     for name, group in zip(names, readings, strict=True):
         for key, count in ((key, count) for reading in group for key, count in reading.saved.items()):
             if key not in counted:
                 counted.add(key)
-                saved[maker.get(key, name)] += count
+                saved[makers.get(key, name)] += count
     return saved
 
 
-def _with_free(parts: Parts, group: Sequence[fx.Node]) -> list[fx.Node]:
-    return [*sorted(free_needs(list(group), parts.values.free), key=lambda node: node.name), *group]
+def _with_duplicated(model: MeasuredModel, group: Sequence[fx.Node]) -> list[fx.Node]:
+    return [*sorted(duplicated_inputs(list(group), model.values.duplicated), key=lambda node: node.name), *group]
 
 
 def _op(
-    parts: Parts, name: str, group: Sequence[fx.Node], whole_batch: Collection[str], saved: float, sent: list[fx.Node]
+    model: MeasuredModel,
+    name: str,
+    group: Sequence[fx.Node],
+    whole_batch: Collection[str],
+    saved: float,
+    sent: list[fx.Node],
 ) -> Op:
-    nodes = _with_free(parts, group)
-    parameters = {parts.parameter_names[id(p)]: p for node in nodes for p in parts.parameters(node)}
-    readings = [parts.readings[node] for node in nodes]
-    principal = _principal(parts, group)
-    kind = type(parts.module.get_submodule(str(principal.target))).__name__ if principal.op == "call_module" else "glue"
-    read = {node for node in nodes if node.op == "placeholder"} & {v for n in nodes for v in _read_by_value(n)}
+    nodes = _with_duplicated(model, group)
+    parameters = {model.parameter_names[id(p)]: p for node in nodes for p in model.parameters(node)}
+    readings = [model.readings[node] for node in nodes]
+    principal = _principal(model, group)
+    kind = type(model.module.get_submodule(str(principal.target))).__name__ if principal.op == "call_module" else "glue"
+    read = {value for node in nodes for value in _inputs_by_value(node) if value.op == "placeholder"}
     return Op(
         name=name,
         kind="output" if principal.op == "output" else kind,
         parameters=tuple(sorted(parameters)),
         parameter_bytes=float(sum(p.numel() * p.element_size() for p in parameters.values())),
-        output_bytes_per_sample=sum(parts.readings[value].bytes_per_sample for value in sent or _results(group)),
+        output_bytes_per_sample=sum(model.readings[value].bytes_per_sample for value in sent or _results(group)),
         work=Work(
             flops_per_sample=sum(reading.flops for reading in readings) / SAMPLES[1],
             traffic_bytes_per_sample=sum(reading.traffic_bytes for reading in readings) / SAMPLES[1],
             saved_bytes_per_sample=saved / SAMPLES[1],
             kernels=sum(reading.kernels for reading in readings),
         ),
-        model_inputs=tuple(input_name for input_name, node in parts.skeleton.inputs.items() if node in read),
+        model_inputs=tuple(input_name for input_name, node in model.module_graph.inputs.items() if node in read),
         trainable=not parameters or any(p.requires_grad for p in parameters.values()),
         whole_batch=any(needs_whole_batch(node, whole_batch) for node in group),
     )
 
 
-def _read_by_value(node: fx.Node) -> Sequence[fx.Node]:
+def _inputs_by_value(node: fx.Node) -> Sequence[fx.Node]:
     return () if is_anchor(node) else node.all_input_nodes
 
 
 def _results(group: Sequence[fx.Node]) -> list[fx.Node]:
-    # What the model returns, if this group does.
+    # The values that the model returns, if this group returns them.
     return [value for node in group if node.op == "output" for value in node.all_input_nodes]
 
 
 def shared_parameters(module: nn.Module, ops: Sequence[Op]) -> tuple[Shared, ...]:
-    """Return the parameters that several operators hold, sorted by name."""
+    """Return the parameters that several operators read, sorted by name."""
     counts = Counter(name for op in ops for name in op.parameters)
     parameters = dict(module.named_parameters())
     return tuple(
@@ -175,7 +185,7 @@ def shared_parameters(module: nn.Module, ops: Sequence[Op]) -> tuple[Shared, ...
     )
 
 
-def own_tensors(module: nn.Module) -> dict[int, str]:
-    """Return the fully qualified names of parameters and buffers by identity; a tied one has its first name."""
+def tensor_names(module: nn.Module) -> dict[int, str]:
+    """Return the fully qualified names of parameters and buffers, by identity; a tied one has its first name."""
     named: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
     return {id(tensor): name for name, tensor in reversed(named)}

@@ -1,8 +1,7 @@
-"""From a module to a graph, without computing anything."""
+"""From a module to a graph of operators, without computing anything."""
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,28 +10,26 @@ from torch import fx, nn
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph, Input, Origin
 from graphpipe.model.capture.build_ops import (
-    Parts,
+    MeasuredModel,
     build_ops,
     group_names,
     needs_whole_batch,
-    own_tensors,
     shared_parameters,
+    tensor_names,
 )
-from graphpipe.model.capture.crossing_values import Values, classify
-from graphpipe.model.capture.groups import Groups, fuse_tiny, join_output, join_uncuttable
+from graphpipe.model.capture.crossing_values import CrossingValues, crossing_values
+from graphpipe.model.capture.fuse_tiny import fuse_tiny
+from graphpipe.model.capture.groups import Groups
+from graphpipe.model.capture.join_uncuttable import join_output, join_uncuttable
 from graphpipe.model.capture.module_graph.exported_graph import quiet
-from graphpipe.model.capture.module_graph.make_module_graph import (
-    ExportFailed,
-    cannot_trace,
-    trace_declared,
-    trace_exported,
-)
-from graphpipe.model.capture.module_graph.module_graph import CannotFollow, Skeleton, fake_twin
-from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, measure
+from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_trace
+from graphpipe.model.capture.module_graph.make_module_graph import make_module_graph
+from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, propagate_shapes
 from graphpipe.model.dag_module import DagModule, model_name
-from graphpipe.model.inputs import Inputs, blank, describe, input_names, name_inputs
+from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
 from graphpipe.model.torch_private import fake_mode
-from graphpipe.model.unregistered_layers import warn_of_hidden
+from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
 
 Method = Literal["auto", "export", "declared"]
 _AUTO = Origin(method="auto")
@@ -40,14 +37,14 @@ _AUTO = Origin(method="auto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """A graph, and the nodes that stand behind its operators."""
+    """A graph, and the nodes behind its operators."""
 
     graph: Graph
-    skeleton: Skeleton
-    values: Values
+    module_graph: ModuleGraph
+    values: CrossingValues
     readings: Mapping[fx.Node, Reading]
     nodes: Mapping[str, tuple[fx.Node, ...]]
-    """Nodes of each operator, in order of execution; free nodes apart."""
+    """Nodes of each operator, in order of execution, without duplicated nodes."""
 
 
 def capture(
@@ -63,20 +60,20 @@ def capture(
 ) -> Graph:
     """Return the operator graph of a module: calls of its submodules, joined by the glue in between.
 
-    Nothing is computed and the module is left as it is: a copy without data runs in its place, in training mode.
-    Only the shapes and dtypes of `example_inputs` matter. The same module gives an equal graph every time.
+    Nothing is computed and the module does not change: a copy without data runs instead, in training mode. Only the
+    shapes and dtypes of `example_inputs` matter. The same module always gives an equal graph.
 
     Args:
-        module: any module torch.export can trace with a variable number of samples, or a DagModule.
-        example_inputs: a tensor, a sequence of tensors, or tensors by name; first dimension samples.
+        module: any module that torch.export can trace with a variable number of samples, or a DagModule.
+        example_inputs: a tensor, a sequence of tensors, or tensors by name; their first dimension is samples.
         whole_batch: submodules or operators that need the whole mini-batch at once (contrastive losses).
-        split: submodules to look into against the default granularity (see `granularity.whole_paths`).
-        opaque: submodules to keep whole against the default granularity.
+        split: submodules to look into, although they are whole by default (see `opaque_modules`).
+        opaque: submodules to keep whole, although they are split by default.
         method: `export` traces with torch.export; `declared` makes one operator per submodule of a DagModule;
             `auto` tries the first, then the second.
-        arguments: what the forward takes by name besides tensors, the same in every step: `{"use_cache": False}`.
-        outputs: of a forward that returns a dict (or a dataclass of Hugging Face) the entries to return, as a dict;
-            what only the others need is never computed. Without, all that it returns, as it returns it.
+        arguments: keyword arguments of the forward that are not tensors and never change: `{"use_cache": False}`.
+        outputs: for a forward that returns a dict (or a dataclass of Hugging Face), the entries to return as a dict.
+            What only the other entries need is never computed. By default the whole output is returned.
 
     Raises:
         InvalidInput: unusable inputs, an unknown submodule or output, or a forward that cannot be traced (and why).
@@ -89,22 +86,22 @@ def capture(
         arguments=tuple((arguments or {}).items()),
         outputs=tuple(outputs),
     )
-    return follow(module, example_inputs, origin).graph
+    return capture_nodes(module, example_inputs, origin).graph
 
 
-def follow(module: nn.Module, example_inputs: Inputs, origin: Origin = _AUTO) -> Captured:
-    """Return what `capture` makes a graph from.
+def capture_nodes(module: nn.Module, example_inputs: Inputs, origin: Origin = _AUTO) -> Captured:
+    """Return the graph of a module with the nodes behind its operators.
 
     Args:
         module: as for `capture`.
         example_inputs: as for `capture`.
-        origin: how.
+        origin: the options of `capture`.
 
     Raises:
         InvalidInput: as `capture`.
     """
     named = name_inputs(input_names(module, example_inputs), example_inputs)
-    warn_of_hidden(module)
+    warn_of_unregistered_layers(module)
     return capture_again(module, describe(named), origin)
 
 
@@ -120,14 +117,14 @@ def tied(graph: Graph) -> dict[str, tuple[str, ...]]:
 def capture_again(
     module: nn.Module, inputs: tuple[Input, ...], origin: Origin, *, compare_modes: bool = True
 ) -> Captured:
-    """Return what `capture` made a graph from, with the inputs and origin that the graph remembers.
+    """Return the capture that a graph was made from, given the inputs and origin in that graph.
 
     Args:
         module: the model.
         inputs: of its graph.
         origin: of its graph.
-        compare_modes: trace the model in evaluation too, to see that its glue is the same there. It takes as long as
-            the rest, and is needless for a graph that has been captured with it.
+        compare_modes: also trace the model in evaluation mode, to see that its glue is the same there. This doubles the
+            time, and is not needed if the graph was captured with it.
 
     Raises:
         InvalidInput: as `capture`.
@@ -138,7 +135,7 @@ def capture_again(
     try:
         return _capture_by("export", module, inputs, origin, compare_modes)
     except InvalidInput as error:
-        if origin.method == "export" or not isinstance(error.__cause__, (CannotFollow, ExportFailed)):
+        if origin.method == "export" or not isinstance(error.__cause__, (CannotExpress, ExportFailed)):
             raise
         declared = _capture_by("declared", module, inputs, origin, compare_modes)
         reason = f"{model_name(module)} is captured as declared, one operator per submodule: {error.what}"
@@ -151,42 +148,22 @@ def _capture_by(
 ) -> Captured:
     whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
     mode = fake_mode()
-    twin, skeleton, origin = trace(method, module, inputs, origin, mode, compare_modes=compare_modes)
+    fake, module_graph, origin = make_module_graph(
+        method, module, inputs, origin, mode, samples=SAMPLES[0], compare_modes=compare_modes
+    )
     with mode, quiet():
-        readings = _measured(skeleton, twin, inputs)
-    values = classify(skeleton.graph, readings)
-    parts = Parts(skeleton=skeleton, values=values, readings=readings, module=twin, parameter_names=own_tensors(twin))
-    flagged = {name for name in whole_batch if name in dict(twin.named_modules())}
-    groups = join_uncuttable(skeleton.graph, values)
+        readings = _readings(module_graph, fake, inputs)
+    values = crossing_values(module_graph.graph, readings)
+    measured = MeasuredModel(
+        module_graph=module_graph, values=values, readings=readings, module=fake, parameter_names=tensor_names(fake)
+    )
+    submodules = {name for name in whole_batch if name in dict(fake.named_modules())}
+    groups = join_uncuttable(module_graph.graph, values)
     if method == "export":
-        groups = fuse_tiny(groups, readings, parts.parameter_elements, lambda node: needs_whole_batch(node, flagged))
-    return _captured(module, inputs, replace(origin, method=method), parts, join_output(groups), whole_batch)
-
-
-def trace(
-    method: str,
-    module: nn.Module,
-    inputs: tuple[Input, ...],
-    origin: Origin,
-    mode: AbstractContextManager[object],
-    *,
-    compare_modes: bool = True,
-) -> tuple[nn.Module, Skeleton, Origin]:
-    """Return a copy of a module without data, its skeleton, and the origin with all that was kept whole.
-
-    Raises:
-        InvalidInput: as `capture`.
-    """
-    twin = fake_twin(module, mode)
-    with mode:
-        examples = blank(inputs, SAMPLES[0])
-    # torch.export runs outside the mode, so that tensors written in a forward keep their data.
-    if method == "export":
-        return twin, *trace_exported(twin, examples, origin, compare_modes=compare_modes)
-    if origin.arguments or origin.outputs:
-        remedy = "Its submodules take what they are fed, and its own `output` says what it returns."
-        raise InvalidInput("a declared graph has no further arguments and outputs", where="capture", remedy=remedy)
-    return twin, trace_declared(twin, examples), origin
+        groups = fuse_tiny(
+            groups, readings, measured.parameter_elements, lambda node: needs_whole_batch(node, submodules)
+        )
+    return _captured(module, inputs, replace(origin, method=method), measured, join_output(groups), whole_batch)
 
 
 def _declared_whole_batch(module: nn.Module) -> list[str]:
@@ -198,28 +175,31 @@ def _captured(
     module: nn.Module,
     inputs: tuple[Input, ...],
     origin: Origin,
-    parts: Parts,
+    measured: MeasuredModel,
     groups: Groups,
     whole_batch: Sequence[str],
 ) -> Captured:
-    ops, edges = build_ops(parts, groups, whole_batch)
+    ops, edges = build_ops(measured, groups, whole_batch)
     known = [op.name for op in ops]
     for name in whole_batch:
         if name not in known and name not in dict(module.named_modules()):
-            raise InvalidInput(
-                f"'{name}' is no submodule and no operator", where="whole_batch", remedy=nearest(name, known)
-            )
+            what = f"'{name}' is not a submodule or operator"
+            raise InvalidInput(what, where="whole_batch", remedy=nearest(name, known))
     ops = tuple(replace(op, whole_batch=op.whole_batch or op.name in whole_batch) for op in ops)
     shared = shared_parameters(module, ops)
-    graph = Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin, shared=shared)
-    nodes = dict(zip(group_names(parts, groups), groups, strict=True))
-    return Captured(graph=graph, skeleton=parts.skeleton, values=parts.values, readings=parts.readings, nodes=nodes)
+    return Captured(
+        graph=Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin, shared=shared),
+        module_graph=measured.module_graph,
+        values=measured.values,
+        readings=measured.readings,
+        nodes=dict(zip(group_names(measured, groups), groups, strict=True)),
+    )
 
 
-def _measured(skeleton: Skeleton, twin: nn.Module, inputs: tuple[Input, ...]) -> Mapping[fx.Node, Reading]:
+def _readings(module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[Input, ...]) -> Mapping[fx.Node, Reading]:
     try:
-        return measure(skeleton, twin, inputs)
+        return propagate_shapes(module_graph, fake, inputs)
     except InvalidInput:
         raise
     except Exception as error:
-        raise cannot_trace(twin, error) from error
+        raise cannot_trace(fake, error) from error

@@ -1,4 +1,4 @@
-"""Which values of a skeleton may cross from one operator to another, and which are computed where they are needed."""
+"""Which values may cross from one operator to another, and which every reader computes again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,47 +11,63 @@ from graphpipe.model.torch_private import is_random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """Every node of a skeleton is free, or belongs to one operator."""
+class CrossingValues:
+    """How the values of a module graph reach the operators that read them.
 
-    free: frozenset[fx.Node]
-    """Model inputs, parameters, and what glue makes of either alone: computed again by every operator that reads it."""
-    carried: frozenset[fx.Node]
-    """Tensors with samples first, which may cross; everything else stays with the operators that read it."""
+    A value that is in neither set stays inside the one operator that computes and reads it.
+    """
+
+    duplicated: frozenset[fx.Node]
+    """Nodes that belong to no operator, because every operator that reads them computes them again.
+
+    They are the model inputs, the parameters, and glue that depends on only one of the two kinds.
+    """
+    crossing: frozenset[fx.Node]
+    """Tensors whose first dimension is samples: the values that may be sent from one operator to another."""
 
 
-def classify(graph: fx.Graph, readings: Mapping[fx.Node, Reading]) -> Values:
-    """Return the free and the carried nodes of a skeleton's graph."""
-    free: dict[fx.Node, tuple[bool, bool]] = {}  # depends on a model input's values, on a parameter
+def crossing_values(graph: fx.Graph, readings: Mapping[fx.Node, Reading]) -> CrossingValues:
+    """Return the duplicated and the crossing values of a module graph.
+
+    Args:
+        graph: of the module.
+        readings: of every node.
+    """
+    duplicated = _duplicated(graph)
+    samples_first = {node for node, reading in readings.items() if reading.sample_shape is not None}
+    return CrossingValues(duplicated=duplicated, crossing=frozenset(samples_first - duplicated))
+
+
+def _duplicated(graph: fx.Graph) -> frozenset[fx.Node]:
+    found: dict[fx.Node, tuple[bool, bool]] = {}  # whether it depends on values of a model input, and on a parameter
     for node in graph.nodes:
-        if node.op == "output" or "written_by" in node.meta or any(other not in free for other in node.all_input_nodes):
+        if node.op == "output" or "written_by" in node.meta or any(each not in found for each in node.all_input_nodes):
             continue
-        by_input, by_parameter = _dependence(node, free)
+        by_input, by_parameter = _dependence(node, found)
         if not (by_input and by_parameter) and not is_random(node.target):
-            free[node] = (by_input, by_parameter)
-    carried = {node for node, reading in readings.items() if reading.sample_shape is not None and node not in free}
-    return Values(free=frozenset(free), carried=frozenset(carried))
+            found[node] = (by_input, by_parameter)
+    return frozenset(found)
 
 
-def _dependence(node: fx.Node, free: Mapping[fx.Node, tuple[bool, bool]]) -> tuple[bool, bool]:
-    # The anchors of sample count and device read a model input, but not its values.
+def _dependence(node: fx.Node, known: Mapping[fx.Node, tuple[bool, bool]]) -> tuple[bool, bool]:
+    # The anchors (sample count and device) read a model input, but do not depend on its values.
     if node.op == "placeholder":
         return True, False
     if is_anchor(node):
         return False, False
-    by_input = any(free[other][0] for other in node.all_input_nodes)
-    by_parameter = any(free[other][1] for other in node.all_input_nodes)
+    by_input = any(known[other][0] for other in node.all_input_nodes)
+    by_parameter = any(known[other][1] for other in node.all_input_nodes)
     return by_input, by_parameter or node.op in ("get_attr", "call_module")
 
 
 def is_anchor(node: fx.Node) -> bool:
-    """True for the nodes that stand for the number of samples and for the device."""
+    """True for the nodes that compute the number of samples and the device."""
     return node.target in (sample_count, device_of)
 
 
-def free_needs(nodes: list[fx.Node], free: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return the free nodes that `nodes` read, directly or through other free nodes."""
-    stack = [other for node in nodes for other in node.all_input_nodes if other in free]
+def duplicated_inputs(nodes: list[fx.Node], duplicated: frozenset[fx.Node]) -> set[fx.Node]:
+    """Return the duplicated nodes that `nodes` read, directly or through other duplicated nodes."""
+    stack = [other for node in nodes for other in node.all_input_nodes if other in duplicated]
     found: set[fx.Node] = set()
     while stack:
         node = stack.pop()

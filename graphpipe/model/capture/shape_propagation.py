@@ -1,4 +1,4 @@
-"""Running a skeleton on fake tensors: the shape of every value, and the work of every node."""
+"""Runs a module graph on fake tensors, to get the shape of every value and the work of every node."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,31 +11,32 @@ from torch.utils.flop_counter import flop_registry
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input
-from graphpipe.model.capture.module_graph.module_graph import Skeleton
+from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.inputs import blank
-from graphpipe.model.torch_private import DispatchMode, flatten, is_view, memory_key
+from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
+from graphpipe.model.torch_private import FLASH_ATTENTION_ON_CPU, DispatchMode, flatten, is_view, memory_key
 
 SAMPLES = (8, 64)
-"""Batch sizes of the two fake runs: a dimension that is the first size, then the second, is the samples."""
+"""Batch sizes of two runs: a dimension that has the first size, then the second, is the samples."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Reading:
-    """What one node did with a batch of SAMPLES[1] samples."""
+    """What one node computes from a batch of SAMPLES[1] samples."""
 
     flops: float = 0.0
     traffic_bytes: float = 0.0
     kernels: int = 0
     saved: dict[int, float] = field(default_factory=dict[int, float])
-    """Bytes kept for the backward pass, by memory; parameters apart."""
+    """Bytes saved for the backward pass, by memory key; without parameters."""
     made: set[int] = field(default_factory=set[int])
-    """Memory that the node allocated or returned."""
+    """Keys of the memory that the node allocated or returned."""
     shape: tuple[int, ...] | None = None
-    """Shape of its value; None for what is no tensor."""
+    """Shape of its value; None if that is not a tensor."""
     sample_shape: tuple[int, ...] | None = None
-    """Shape without the first dimension, if that is the samples and no other depends on their number."""
+    """Shape without the first dimension, if only the first dimension depends on the number of samples."""
     compares: bool = False
-    """Whether its value has a dimension for the samples twice: samples are compared with each other."""
+    """Whether two dimensions of its value are samples, which means that samples are compared with each other."""
     dtype: torch.dtype = torch.float32
     requires_grad: bool = False
 
@@ -48,17 +49,17 @@ class Reading:
 
     @property
     def elements(self) -> float:
-        """Elements of its value per sample, whatever its arrangement."""
+        """Elements of its value divided by the number of samples."""
         return torch.Size(self.shape).numel() / SAMPLES[1] if self.shape is not None else 0.0
 
 
-def measure(skeleton: Skeleton, twin: nn.Module, inputs: tuple[Input, ...]) -> dict[fx.Node, Reading]:
-    """Return a reading of every node; call it in a fake mode.
+def propagate_shapes(module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[Input, ...]) -> dict[fx.Node, Reading]:
+    """Return a reading of every node; must be called in a fake mode.
 
     Raises:
-        Exception: whatever a submodule raises on fake tensors.
+        Exception: any error of a submodule on fake tensors.
     """
-    few, many = (_run(skeleton, twin, blank(inputs, samples)) for samples in SAMPLES)
+    few, many = (_run(module_graph, fake, blank(inputs, samples)) for samples in SAMPLES)
     for node, reading in many.items():
         reading.sample_shape = _sample_shape(few[node].shape, reading.shape)
         sizes = list(zip(few[node].shape or (), reading.shape or (), strict=False))
@@ -72,18 +73,18 @@ def _sample_shape(few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> 
     return many[1:]
 
 
-def _run(skeleton: Skeleton, twin: nn.Module, inputs: Mapping[str, Tensor]) -> dict[fx.Node, Reading]:
-    names = {node: name for name, node in skeleton.inputs.items()}
+def _run(module_graph: ModuleGraph, fake: nn.Module, inputs: Mapping[str, Tensor]) -> dict[fx.Node, Reading]:
+    names = {node: name for name, node in module_graph.inputs.items()}
     values: dict[fx.Node, Any] = {}
     readings: dict[fx.Node, Reading] = {}
-    state = {memory_key(tensor) for tensor in [*twin.parameters(), *twin.buffers()]}
+    state = {memory_key(tensor) for tensor in [*fake.parameters(), *fake.buffers()]}
     given = {memory_key(tensor) for tensor in inputs.values()}
-    alive: list[Tensor] = []  # so that memory keys stay unique
+    alive: list[Tensor] = []  # a memory key is unique only while its tensor is alive
     with torch.enable_grad():
-        for node in skeleton.graph.nodes:
+        for node in module_graph.graph.nodes:
             meter = _Meter(state, given, alive)
-            with torch.autograd.graph.saved_tensors_hooks(meter.save, _identity), meter:
-                values[node] = inputs[names[node]] if node in names else _evaluate(node, values, twin, skeleton)
+            with handle_saved_tensors(meter), meter:
+                values[node] = inputs[names[node]] if node in names else _evaluate(node, values, fake, module_graph)
             readings[node] = meter.reading(values[node])
             _check_derivative(node, values[node])
     return readings
@@ -95,15 +96,15 @@ def _check_derivative(node: fx.Node, value: object) -> None:
         raise InvalidInput(f"operator {node.target} in a forward has no derivative", where="capture", remedy=remedy)
 
 
-def _evaluate(node: fx.Node, values: Mapping[fx.Node, Any], twin: nn.Module, skeleton: Skeleton) -> Any:
+def _evaluate(node: fx.Node, values: Mapping[fx.Node, Any], fake: nn.Module, module_graph: ModuleGraph) -> Any:
     args = map_arg(node.args, lambda other: values[other])
     kwargs = map_arg(node.kwargs, lambda other: values[other])
     match node.op:
         case "get_attr":
-            constant = skeleton.constants.get(str(node.target))
-            return attribute(twin, node.target) if constant is None else constant
+            constant = module_graph.constants.get(str(node.target))
+            return attribute(fake, node.target) if constant is None else constant
         case "call_module":
-            return twin.get_submodule(str(node.target))(*args, **kwargs)
+            return fake.get_submodule(str(node.target))(*args, **kwargs)
         case "call_function":
             return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         case "call_method":
@@ -119,7 +120,8 @@ def attribute(module: nn.Module, target: Any) -> Any:
 
 
 class _Meter(DispatchMode):
-    # Counts what one node's kernels do. `state`, `given`: memory of parameters and buffers, of model inputs.
+    # Counts the work of one node's kernels. `state` has the memory keys of parameters and buffers, `given` those of the
+    # model inputs.
 
     def __init__(self, state: set[int], given: set[int], alive: list[Tensor]) -> None:
         super().__init__()
@@ -144,12 +146,16 @@ class _Meter(DispatchMode):
             self.result.flops += _flops(func, args, kwargs, result)
         return result
 
-    def save(self, tensor: Tensor) -> Tensor:
+    def on_save(self, saved: SavedTensor) -> None:
+        tensor = saved.tensor
+        assert tensor is not None
         key = memory_key(tensor)
         if key not in self.state | self.given:
             self.alive.append(tensor)
             self.result.saved[key] = float(tensor.untyped_storage().nbytes())
-        return tensor
+
+    def on_read(self, saved: SavedTensor) -> None:
+        """Do nothing: a backward inside a forward finds all that was saved."""
 
     def reading(self, value: object) -> Reading:
         if isinstance(value, Tensor):
@@ -161,8 +167,8 @@ class _Meter(DispatchMode):
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    if func.overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
-        # torch counts nothing for it: queries x keys, then weights x values.
+    if func.overloadpacket is FLASH_ATTENTION_ON_CPU:
+        # torch has no formula for it: queries x keys, then weights x values.
         (batch, heads, queries, width), keys, out = args[0].shape, args[1].shape[2], args[2].shape[3]
         return 2.0 * batch * heads * queries * keys * (width + out)
     formula = flop_registry.get(func.overloadpacket)
@@ -171,7 +177,3 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 def _bytes(tensor: Tensor) -> float:
     return float(tensor.numel() * tensor.element_size())
-
-
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor

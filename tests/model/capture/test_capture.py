@@ -1,4 +1,4 @@
-"""What a captured graph says of a model."""
+"""Captured graphs of small models, against arithmetic by hand and plain PyTorch."""
 
 import warnings
 from functools import lru_cache
@@ -36,8 +36,8 @@ def test_a_linear_layer_by_hand() -> None:
     assert first.work.flops_per_sample == 2 * 10 * 4
     assert first.work.kernels == 2
     assert first.work.traffic_bytes_per_sample == 4 * (10 + 4) + 4 * (4 + 4)
-    assert first.work.saved_bytes_per_sample == 4 * 4  # the rectified output; the model input is no activation
-    assert second.work.saved_bytes_per_sample == 0  # its input counts with the operator that made it
+    assert first.work.saved_bytes_per_sample == 4 * 4  # the rectified output; a model input is not an activation
+    assert second.work.saved_bytes_per_sample == 0  # its input counts for the operator that made it
     assert second.output_bytes_per_sample == 4 * 3
     assert (first.model_inputs, second.model_inputs) == (("input",), ())
     assert [(item.name, item.sample_shape, item.dtype) for item in graph.inputs] == [("input", (10,), "float32")]
@@ -51,21 +51,21 @@ def test_attention_flops_are_counted() -> None:
     assert op.work.flops_per_sample == matrices + products
 
 
-def test_saved_bytes_are_what_autograd_keeps() -> None:
+def test_saved_bytes_equal_those_of_autograd() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh())
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     x = torch.randn(64, 8)
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in own | {x.untyped_storage().data_ptr()}:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = module(x)
     predicted = sum(op.work.saved_bytes_per_sample for op in capture(module, x).ops)
-    assert predicted * 64 == sum(kept.values())
+    assert predicted * 64 == sum(saved.values())
     assert output.shape == x.shape
 
 
@@ -77,9 +77,10 @@ def test_capturing_again_gives_the_same_graph_on_any_device(name: str) -> None:
     assert first.fingerprint == again.fingerprint
 
 
-def test_capturing_changes_nothing() -> None:
-    module = nn.Sequential(ConvNet(), nn.Dropout(0.5)).eval()
-    module[0].head.weight.grad = torch.ones_like(module[0].head.weight)
+def test_capturing_does_not_change_the_module() -> None:
+    net = ConvNet()
+    module = nn.Sequential(net, nn.Dropout(0.5)).eval()
+    net.head.weight.grad = torch.ones_like(net.head.weight)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     example = torch.randn(3, 1, 6, 6)
     random = torch.get_rng_state()
@@ -87,11 +88,11 @@ def test_capturing_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), random)
     assert not any(part.training for part in module.modules())
     assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
-    assert torch.equal(module[0].head.weight.grad, torch.ones_like(module[0].head.weight))
-    assert module[0].stem.weight.grad is None
+    assert torch.equal(net.head.weight.grad, torch.ones_like(net.head.weight))
+    assert net.stem.weight.grad is None
 
 
-def test_default_granularity_keeps_leaf_blocks_and_library_modules_whole() -> None:
+def test_leaf_blocks_and_library_modules_are_opaque_by_default() -> None:
     tokens = torch.ones(2, 5, dtype=torch.long)
     assert list(gpt().index)[:4] == ["token", "blocks.0.attention", "blocks.0.mlp.0", "blocks.0.mlp.2"]
     assert names(Gpt(), tokens, opaque=["blocks.0"])[:3] == ["token", "blocks.0", "blocks.1.attention"]
@@ -103,7 +104,7 @@ def test_default_granularity_keeps_leaf_blocks_and_library_modules_whole() -> No
     ]  # fmt: skip
 
 
-def test_a_residual_addition_joins_its_branch_and_a_true_join_does_not() -> None:
+def test_a_residual_addition_joins_its_branch_but_a_sum_of_two_branches_does_not() -> None:
     module, batch = MODELS["conv_net"]
     graph = capture(module(), batch(2))
     assert graph.predecessors["blocks.0.relu"] == ("blocks.0.conv2", "blocks.0.skip.0")
@@ -117,7 +118,7 @@ def test_masks_are_computed_where_they_are_read() -> None:
     assert all(edge.bytes_per_sample in (4 * 5 * 8, 4 * 5 * 16) for edge in graph.edges)
 
 
-def test_frozen_parts_are_named() -> None:
+def test_operators_with_frozen_parameters_are_not_trainable() -> None:
     graph = capture(Frozen(), torch.zeros(2, 5))
     assert {op.name: op.trainable for op in graph.ops if op.name.startswith("frozen")} == {
         "frozen.0": False,
@@ -127,12 +128,12 @@ def test_frozen_parts_are_named() -> None:
     assert graph["live.0"].trainable
 
 
-def test_values_without_samples_first_are_never_cut() -> None:
+def test_a_plan_cannot_cut_where_samples_are_not_the_first_dimension() -> None:
     graph = capture(SequenceFirst(), torch.zeros(2, 5, 4))
     assert [op.name for op in graph.ops] == ["recurrent", "head"]
 
 
-def test_the_output_is_gathered_only_from_several_operators() -> None:
+def test_only_an_output_of_several_operators_is_an_operator_itself() -> None:
     class Head(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x - x.mean(0)
@@ -197,7 +198,7 @@ def test_an_ordinary_module_that_cannot_be_traced_is_refused_with_the_reason() -
 
 
 class Functional(nn.Module):
-    """Dropout as a function, and a buffer that counts."""
+    """Calls dropout as a function, and counts calls in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,6 +214,8 @@ class BatchNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(4, 4))
+        self.mean: Tensor
+        self.variance: Tensor
         self.register_buffer("mean", torch.zeros(4))
         self.register_buffer("variance", torch.ones(4))
 
@@ -235,7 +238,7 @@ class NoGrad(nn.Module):
     ("kind", "reason"),
     [(Functional, "changes the buffer"), (BatchNorm, "training and in evaluation"), (NoGrad, "switches a mode")],
 )
-def test_what_glue_cannot_express_is_kept_whole_or_refused(kind: type[nn.Module], reason: str) -> None:
+def test_a_forward_that_glue_cannot_express_is_opaque_or_refused(kind: type[nn.Module], reason: str) -> None:
     x = torch.zeros(2, 4)
     assert names(nn.Sequential(kind(), nn.Linear(4, 2)), x) == ["0", "1"]
     with pytest.raises(InvalidInput, match=rf"the forward of {kind.__name__}, the model itself, .*{reason}"):
@@ -257,13 +260,14 @@ def test_tracing_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 def test_unknown_names_are_refused() -> None:
     x = torch.zeros(2, 6)
     for option in ("split", "opaque"):
-        with pytest.raises(InvalidInput, match=rf"{option}: 'nope' is no submodule"):
-            capture(mlp(), x, **{option: ["nope"]})
-    with pytest.raises(InvalidInput, match="whole_batch: 'nope' is no submodule and no operator"):
+        unknown: dict[str, Any] = {option: ["nope"]}
+        with pytest.raises(InvalidInput, match=rf"{option}: 'nope' is not a submodule"):
+            capture(mlp(), x, **unknown)
+    with pytest.raises(InvalidInput, match="whole_batch: 'nope' is not a submodule or operator"):
         capture(mlp(), x, whole_batch=["nope"])
-    with pytest.raises(InvalidInput, match="'0' is to be split and to be opaque"):
+    with pytest.raises(InvalidInput, match="'0' is both split and opaque"):
         capture(mlp(), x, split=["0"], opaque=["0"])
-    with pytest.raises(InvalidInput, match="Sequential is no DagModule"):
+    with pytest.raises(InvalidInput, match="Sequential is not a DagModule"):
         capture(mlp(), x, method="declared")
 
 
@@ -280,7 +284,7 @@ def test_lazy_modules_are_refused() -> None:
 
 
 class Heads(nn.Module):
-    """Returns several things, one of them only if asked."""
+    """Returns several values, one of them optional."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,20 +295,20 @@ class Heads(nn.Module):
         return {"one": self.one(hidden), "two": self.two(hidden), **({"hidden": hidden} if deep else {})}
 
 
-def test_only_what_wanted_outputs_need_is_captured() -> None:
+def test_only_operators_that_wanted_outputs_need_are_captured() -> None:
     x = torch.randn(3, 4)
     assert {op.name for op in capture(Heads(), x).ops} == {"body", "one", "two", "output"}
     graph = capture(Heads(), x, outputs=["two"])
     assert [op.name for op in graph.ops] == ["body", "two"]
     assert graph.origin is not None
     assert graph.origin.outputs == ("two",)
-    with pytest.raises(InvalidInput, match="outputs: the model returns no 'tow'"):
+    with pytest.raises(InvalidInput, match="outputs: the model does not return 'tow'"):
         capture(Heads(), x, outputs=["tow"])
-    with pytest.raises(InvalidInput, match="outputs: the model returns no dict"):
+    with pytest.raises(InvalidInput, match="outputs: the model does not return a dict"):
         capture(nn.Linear(4, 2), x, outputs=["two"])
 
 
-def test_arguments_of_the_forward_are_remembered() -> None:
+def test_arguments_of_the_forward_are_part_of_the_capture() -> None:
     module, x = Heads(), torch.randn(3, 4)
     graph = capture(module, x, arguments={"deep": False, "scale": 2.0})
     plan = make_plan(graph, [[op.name] for op in graph.ops])
@@ -314,7 +318,7 @@ def test_arguments_of_the_forward_are_remembered() -> None:
         capture(DagModule({"a": nn.Linear(4, 2)}, {"a": ["x"]}), x, method="declared", outputs=["a"])
 
 
-def test_layers_in_a_python_list_are_warned_of() -> None:
+def test_layers_in_a_python_list_cause_a_warning() -> None:
     class Listed(nn.Module):
         def __init__(self, layers: Any) -> None:
             super().__init__()
@@ -335,7 +339,7 @@ def test_layers_in_a_python_list_are_warned_of() -> None:
             capture(model, torch.randn(2, 4))
 
 
-def test_a_forward_that_decides_by_values_is_told_where() -> None:
+def test_a_forward_that_decides_by_values_is_refused_with_the_line() -> None:
     class Deciding(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 2 if x.sum() > 0 else x
@@ -346,7 +350,7 @@ def test_a_forward_that_decides_by_values_is_told_where() -> None:
         capture(Deciding(), torch.randn(2, 4))
 
 
-def test_a_wrong_shape_is_told_with_its_line_and_nothing_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_shape_is_refused_with_the_line_and_nothing_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
     class Wrong(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -361,7 +365,7 @@ def test_a_wrong_shape_is_told_with_its_line_and_nothing_is_logged(capfd: pytest
     assert capfd.readouterr() == ("", "")
 
 
-def test_inputs_by_a_name_that_the_forward_does_not_know() -> None:
+def test_unknown_names_of_inputs_are_refused() -> None:
     class Both(nn.Module):
         def forward(self, left: Tensor, right: Tensor) -> Tensor:
             return left + right

@@ -1,34 +1,34 @@
-"""A skeleton from a DagModule's own declaration: one call per named submodule, no glue."""
+"""A module graph from the declaration of a DagModule: one call per named submodule, without glue."""
 
 from collections.abc import Mapping
 
 from torch import Tensor, fx
 
-from graphpipe.model.capture.module_graph.module_graph import Skeleton
-from graphpipe.model.capture.module_graph.rebuild_containers import carried
+from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.torch_private import flatten, leaf, unflatten
 
 
-def declared_skeleton(twin: DagModule, inputs: Mapping[str, Tensor]) -> Skeleton:
-    """Return the skeleton of a DagModule; runs it on fake inputs to learn what its submodules return.
+def declared_graph(fake: DagModule, inputs: Mapping[str, Tensor]) -> ModuleGraph:
+    """Return the graph of a DagModule; runs it on fake inputs to see what its submodules return.
 
     Raises:
-        Exception: whatever a submodule raises on fake tensors.
+        Exception: any error of a submodule on fake tensors.
     """
     graph = fx.Graph()
-    placeholders = {name: graph.placeholder(name) for name in twin.input_names}
+    placeholders = {name: graph.placeholder(name) for name in fake.input_names}
     nodes: dict[str, object] = dict(placeholders)
     values: dict[str, object] = dict(inputs)
-    for name, names in twin.feeds.items():
-        call = graph.call_module(name, carried(graph, tuple(nodes[other] for other in names), ""))
+    for name, names in fake.feeds.items():
+        call = graph.call_module(name, rebuild_containers(graph, tuple(nodes[other] for other in names), ""))
         call.meta["owner"] = ""
-        values[name] = twin.get_submodule(name)(*(values[other] for other in names))
+        values[name] = fake.get_submodule(name)(*(values[other] for other in names))
         nodes[name] = _unpack(graph, call, values[name])
-    output = nodes[twin.output] if isinstance(twin.output, str) else {name: nodes[name] for name in twin.output or ()}
+    output = nodes[fake.output] if isinstance(fake.output, str) else {name: nodes[name] for name in fake.output or ()}
     leaves, spec = flatten(output)
     graph.output(tuple(leaves))
-    return Skeleton(graph=graph, inputs=placeholders, output_spec=spec, constants={})
+    return ModuleGraph(graph=graph, inputs=placeholders, output_spec=spec, constants={})
 
 
 def _unpack(graph: fx.Graph, call: fx.Node, value: object) -> object:

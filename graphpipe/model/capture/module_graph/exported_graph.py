@@ -1,4 +1,4 @@
-"""A skeleton through torch.export: submodules kept whole become calls, the forwards in between become glue."""
+"""A module graph by torch.export: opaque submodules become calls, and the forwards in between become glue."""
 
 import inspect
 import logging
@@ -11,46 +11,47 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
-from graphpipe.model.capture.module_graph.module_graph import Skeleton
+from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.module_graph.opaque_calls import recording
 from graphpipe.model.capture.module_graph.translation import Translation
-from graphpipe.model.torch_private import is_mutable, recording
+from graphpipe.model.torch_private import is_mutable
 
 _NOISY = ("torch.fx", "torch.export", "torch._export", "torch._dynamo", "torch._subclasses")
-"""Loggers that tell at length, some with a traceback, what an exception tells as well."""
+"""Loggers that repeat at length, some with a traceback, what the exception contains."""
 
 
-def export_skeleton(
-    twin: nn.Module, paths: Sequence[str], inputs: Mapping[str, Tensor], outputs: Sequence[str] = ()
-) -> Skeleton:
-    """Return the skeleton of `twin` whose submodules `paths` are kept whole.
+def exported_graph(
+    fake: nn.Module, paths: Sequence[str], inputs: Mapping[str, Tensor], outputs: Sequence[str] = ()
+) -> ModuleGraph:
+    """Return the graph of `fake`, in which the submodules `paths` are opaque.
 
     Args:
-        twin: the model on fake tensors.
-        paths: fully qualified names of the submodules to keep whole.
+        fake: the model on fake tensors.
+        paths: fully qualified names of the opaque submodules.
         inputs: fake model inputs by name; their first dimensions are traced as one symbol.
-        outputs: the entries of what it returns that are wanted; all of it without.
+        outputs: the entries of its output to return; if empty, the whole output.
 
     Raises:
-        CannotFollow: a forward does what glue cannot express.
-        InvalidInput: it returns no such output.
-        Exception: whatever torch.export raises.
+        CannotExpress: a forward does what glue cannot express.
+        InvalidInput: its output has no such entry.
+        Exception: any error of torch.export.
     """
-    with recording(twin, paths) as calls, quiet():
-        program = _export(twin, inputs)
+    with recording(fake, paths) as calls, quiet():
+        program = _export(fake, inputs)
         if any(is_mutable(node.target) for node in program.graph.nodes):
             program = program.run_decompositions({})  # in-place operators become functions
-    return Translation(program, calls, list(inputs), outputs).skeleton()
+    return Translation(program, calls, list(inputs), outputs).module_graph()
 
 
-def _export(twin: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
+def _export(fake: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
     shapes, batch = ShapesCollection(), Dim("batch", min=2)
     for tensor in inputs.values():
         shapes[tensor] = {0: batch}
-    named = all(_accepts(twin, name) for name in inputs)
+    named = all(_accepts(fake, name) for name in inputs)
     args, kwargs = ((), dict(inputs)) if named else (tuple(inputs.values()), {})
-    dynamic = shapes.dynamic_shapes(twin, args, kwargs)
+    dynamic = shapes.dynamic_shapes(fake, args, kwargs)
     return torch.export.export(
-        twin,
+        fake,
         args,
         kwargs,
         dynamic_shapes=dynamic,
@@ -66,7 +67,7 @@ def _accepts(module: nn.Module, name: str) -> bool:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Keep torch from logging and printing its troubles at length: what matters of them is in the exception."""
+    """Stop torch from logging and printing: the exception contains what matters."""
     loggers = [logging.getLogger(name) for name in _NOISY]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""Which submodules are kept whole: the default granularity of a captured graph."""
+"""Which submodules are opaque: a graph has one call for each of them, and never a cut inside."""
 
 from collections.abc import Collection, Iterator
 
@@ -18,28 +18,28 @@ CONTAINERS = (
 )
 
 
-def whole_paths(root: nn.Module, split: Collection[str] = (), opaque: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the submodules that are kept whole, none inside another, in order of registration.
+def opaque_modules(root: nn.Module, split: Collection[str] = (), opaque: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the paths of the opaque submodules, in order of registration; they do not overlap.
 
-    By default these are the submodules without children, the modules of `torch.nn` that are no containers, and leaf
+    By default these are the submodules without children, the modules of `torch.nn` that are not containers, and leaf
     blocks: modules with a forward of their own whose children have no children (an attention, a feed-forward).
 
     Args:
-        root: the model; never kept whole itself.
-        split: fully qualified names to look into against the default.
-        opaque: fully qualified names to keep whole against the default.
+        root: the model, which is never opaque itself.
+        split: fully qualified names of submodules to look into, although they are opaque by default.
+        opaque: fully qualified names of submodules that are opaque, although they are not by default.
 
     Raises:
-        InvalidInput: a name that is no submodule, or one that is both.
+        InvalidInput: a name that is not a submodule, or one that is both split and opaque.
     """
     known = [name for name, _ in root.named_modules() if name]
     for where, names in (("split", split), ("opaque", opaque)):
         for name in names:
             if name not in known:
-                raise InvalidInput(f"'{name}' is no submodule", where=where, remedy=nearest(name, known))
+                raise InvalidInput(f"'{name}' is not a submodule", where=where, remedy=nearest(name, known))
     for name in split:
         if name in opaque:
-            raise InvalidInput(f"'{name}' is to be split and to be opaque", where="split")
+            raise InvalidInput(f"'{name}' is both split and opaque", where="split")
     return tuple(dict.fromkeys(_walk(root, "", frozenset(split), frozenset(opaque), set())))
 
 
@@ -51,14 +51,14 @@ def _walk(
         if id(child) in seen:
             continue
         seen.add(id(child))
-        if path in opaque or (path not in split and is_whole(child)):
+        if path in opaque or (path not in split and is_opaque(child)):
             yield path
         else:
             yield from _walk(child, path + ".", split, opaque, seen)
 
 
-def is_whole(module: nn.Module) -> bool:
-    """True for a module that is kept whole by default."""
+def is_opaque(module: nn.Module) -> bool:
+    """True for a module that is opaque by default."""
     if is_container(module):
         return False
     children = list(module.children())

@@ -1,4 +1,4 @@
-"""Containers in the arguments of a call: those that fx does not carry are put together right before it."""
+"""Arguments of a call whose containers fx cannot represent: a node right before the call builds each of them."""
 
 from typing import Any
 
@@ -6,40 +6,40 @@ from torch import fx
 
 from graphpipe.model.torch_private import TreeSpec, flatten, flatten_unless, unflatten
 
-_CARRIED = (tuple, list, dict)
+_REPRESENTABLE = (tuple, list, dict)
 
 
-class Carrier:
-    """A function that fx can call and name: puts leaves into a container, as a dataclass or a ModelOutput."""
+class BuildContainer:
+    """A function that fx can call and name: builds one container, such as a dataclass or a ModelOutput."""
 
     def __init__(self, spec: TreeSpec) -> None:
         self.spec = spec
-        self.__name__ = self.__qualname__ = "carried"
+        self.__name__ = self.__qualname__ = "container"
 
     def __repr__(self) -> str:
-        """Return the same for the same container."""
-        return f"carried({self.spec})"
+        """Return the same text for the same container."""
+        return f"container({self.spec})"
 
     def __call__(self, *leaves: object) -> Any:
-        """Return the container."""
+        """Return the container with these leaves."""
         return unflatten(leaves, self.spec)
 
 
-def carried(graph: fx.Graph, arguments: Any, owner: str) -> Any:
-    """Return arguments that fx can carry: a node in place of every container with nodes that is of another type.
+def rebuild_containers(graph: fx.Graph, arguments: Any, owner: str) -> Any:
+    """Return arguments in which a node builds every container that has nodes and that fx cannot represent.
 
     Args:
-        graph: to be called in.
+        graph: gets these nodes.
         arguments: nested containers of nodes and constants.
-        owner: the module in whose forward the call stands.
+        owner: the module whose forward contains the call.
     """
-    parts, spec = flatten_unless(arguments, _is_strange)
-    return unflatten([_node(graph, part, owner) if _is_strange(part) else part for part in parts], spec)
+    parts, spec = flatten_unless(arguments, _needs_a_node)
+    return unflatten([_node(graph, part, owner) if _needs_a_node(part) else part for part in parts], spec)
 
 
-def _is_strange(part: object) -> bool:
-    # fx makes dicts of their subclasses, and looks into no other container; what holds no node may stay as it is.
-    if type(part) in _CARRIED or isinstance(part, fx.Node | tuple):
+def _needs_a_node(part: object) -> bool:
+    # fx turns subclasses of dict into dicts, and does not look into other containers. One without nodes is a constant.
+    if type(part) in _REPRESENTABLE or isinstance(part, fx.Node | tuple):
         return False
     leaves, spec = flatten(part)
     return not spec.is_leaf() and any(isinstance(leaf, fx.Node) for leaf in leaves)
@@ -47,6 +47,6 @@ def _is_strange(part: object) -> bool:
 
 def _node(graph: fx.Graph, part: object, owner: str) -> fx.Node:
     leaves, spec = flatten(part)
-    node = graph.call_function(Carrier(spec), tuple(leaves))
+    node = graph.call_function(BuildContainer(spec), tuple(leaves))
     node.meta["owner"] = owner
     return node

@@ -1,4 +1,4 @@
-"""From an exported program to a skeleton: calls that were recorded become calls again, all else is glue."""
+"""From an exported program to a module graph: recorded calls become calls again, everything else becomes glue."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_aggregate
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.model.capture.module_graph.module_graph import CannotFollow, Skeleton, device_of, sample_count
-from graphpipe.model.capture.module_graph.rebuild_containers import carried
+from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, device_of, sample_count
+from graphpipe.model.capture.module_graph.opaque_calls import OpaqueCall, is_opaque_call
+from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.torch_private import (
-    OpaqueCall,
     TreeSpec,
     flatten,
     is_higher_order,
-    is_opaque_call,
     leaf,
     unflatten,
 )
@@ -28,7 +28,7 @@ _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.
 
 
 class Translation:
-    """From an exported graph to a skeleton's graph, node by node."""
+    """Translates an exported program to a module graph, node by node."""
 
     def __init__(
         self, program: ExportedProgram, calls: list[OpaqueCall], names: list[str], outputs: Sequence[str] = ()
@@ -47,12 +47,12 @@ class Translation:
         self.batch = ""
         self.results, self.output_spec = self._results(outputs)
 
-    def skeleton(self) -> Skeleton:
-        """Return the skeleton.
+    def module_graph(self) -> ModuleGraph:
+        """Return the module graph.
 
         Raises:
-            CannotFollow: a buffer is changed in a forward, or an operator is no plain function of tensors.
-            InvalidInput: the model returns no such output.
+            CannotExpress: a forward changes a buffer, or an operator is not a plain function of tensors.
+            InvalidInput: the model's output has no such entry.
         """
         self._check_mutations()
         self._translate_inputs()
@@ -61,13 +61,13 @@ class Translation:
             if node in wanted and node.op == "call_function":
                 self.env[node] = self._translate(node)
             elif node in wanted and node.op == "get_attr":
-                raise CannotFollow(_owner(node), "switches a mode of torch or branches on values inside the graph")
+                raise CannotExpress(_owner(node), "switches a mode of torch or branches on values inside the graph")
         self.graph.output(tuple(self._argument(item) for item in self.results))
-        return Skeleton(graph=self.graph, inputs=self.inputs, output_spec=self.output_spec, constants=self.constants)
+        return ModuleGraph(graph=self.graph, inputs=self.inputs, output_spec=self.output_spec, constants=self.constants)
 
     def _check_mutations(self) -> None:
         for buffer in self.program.graph_signature.buffers_to_mutate.values():
-            raise CannotFollow(buffer.rpartition(".")[0], f"changes the buffer '{buffer}'")
+            raise CannotExpress(buffer.rpartition(".")[0], f"changes the buffer '{buffer}'")
 
     def _translate_inputs(self) -> None:
         names = iter(self.inputs.values())
@@ -93,7 +93,7 @@ class Translation:
         return moved
 
     def _results(self, wanted: Sequence[str]) -> tuple[list[Any], TreeSpec]:
-        # The leaves of what the model returns, or of a dict of the wanted entries of it.
+        # The leaves of the model's output, or of a dict of its wanted entries.
         (output,) = (node for node in self.program.graph.nodes if node.op == "output")
         specs = self.program.graph_signature.output_specs
         found = [item for item, spec in zip(output.args[0], specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
@@ -105,7 +105,7 @@ class Translation:
         known = [str(name) for name in returned] if isinstance(returned, Mapping) else []
         for name in wanted:
             if name not in known:
-                what = f"the model returns no '{name}'" if known else "the model returns no dict"
+                what = f"the model does not return '{name}'" if known else "the model does not return a dict"
                 raise InvalidInput(what, where="outputs", remedy=nearest(name, known) if known else "Leave it out.")
         return flatten({name: returned[name] for name in wanted})
 
@@ -131,7 +131,7 @@ class Translation:
         if node.target is operator.getitem and isinstance(self.env[node.args[0]], list):  # pyright: ignore[reportArgumentType]
             return self.env[node.args[0]][node.args[1]]  # pyright: ignore[reportArgumentType]
         if is_higher_order(node.target):
-            raise CannotFollow(_owner(node), f"uses {node.target}")
+            raise CannotExpress(_owner(node), f"uses {node.target}")
         args, kwargs = self._argument(node.args), self._argument(dict(node.kwargs))
         target = copied if node.target is torch.ops.aten.copy.default else node.target
         new = self.graph.call_function(target, args, kwargs)  # pyright: ignore[reportArgumentType]
@@ -147,7 +147,7 @@ class Translation:
         return map_aggregate(value, translate)
 
     def _translate_call(self, node: fx.Node) -> list[fx.Node]:
-        # The nodes of: the output tensors, then the arguments it wrote into (as they are after the call).
+        # The nodes of the output tensors, then of the arguments that it wrote into, as they are after the call.
         tensors, sizes, index = node.args
         call = self.calls[index]  # pyright: ignore[reportArgumentType, reportCallIssue]
         owner = call.path.rpartition(".")[0]
@@ -174,16 +174,18 @@ class Translation:
         for value in leaves:
             if not isinstance(value, _PLAIN):
                 name = type(value).__name__
-                known = f"(torch.export.register_dataclass({name}) tells PyTorch what is in it)" * is_dataclass(value)
-                raise CannotFollow(call.path.rpartition(".")[0], f"passes a {name} to {call.path} {known}".rstrip())
+                known = f"(after torch.export.register_dataclass({name}) PyTorch can look into it)" * is_dataclass(
+                    value
+                )
+                raise CannotExpress(call.path.rpartition(".")[0], f"passes a {name} to {call.path} {known}".rstrip())
         for slot, value in [*zip(call.tensor_slots, tensors, strict=True), *zip(call.size_slots, sizes, strict=True)]:
             leaves[slot] = value
-        args, kwargs = carried(self.graph, unflatten(leaves, call.inputs), call.path.rpartition(".")[0])
+        args, kwargs = rebuild_containers(self.graph, unflatten(leaves, call.inputs), call.path.rpartition(".")[0])
         return args, kwargs
 
 
 def copied(tensor: Tensor, values: Tensor) -> Tensor:
-    """Return what `tensor.copy_(values)` leaves in `tensor`; torch's functional copy has no derivative."""
+    """Return the content of `tensor` after `tensor.copy_(values)`; torch's own functional copy has no derivative."""
     return values.to(tensor).expand_as(tensor)
 
 

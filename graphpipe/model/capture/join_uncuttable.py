@@ -1,0 +1,58 @@
+"""The finest groups of nodes between which a plan may cut."""
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from graphpipe.model.capture.crossing_values import CrossingValues
+from graphpipe.model.capture.groups import Groups, acyclic_groups
+
+
+def join_uncuttable(graph: fx.Graph, values: CrossingValues) -> Groups:
+    """Return the finest groups that form no cycle and pass only crossing values to each other.
+
+    Duplicated nodes are in no group. A node joins
+    1. the readers of its value, if that value may not cross;
+    2. the call that writes into its value, because the value is complete only after that call;
+    3. all groups on a cycle with its own.
+    """
+    nodes = [node for node in graph.nodes if node not in values.duplicated]
+    groups = _DisjointSets(nodes)
+    for node in nodes:
+        if node not in values.crossing:
+            for reader in node.users:
+                if reader not in values.duplicated:
+                    groups.join(reader, node)
+    for node in nodes:
+        if "written_by" in node.meta:
+            groups.join(_writer(node), node)
+    return acyclic_groups(nodes, {node: groups.find(node) for node in nodes})
+
+
+def _writer(copy: fx.Node) -> fx.Node:
+    return next(reader for reader in copy.users if reader.target == copy.meta["written_by"])
+
+
+class _DisjointSets:
+    # Union-find: every set has a root, and `find` follows parents to it.
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        self.parent = {node: node for node in nodes}
+
+    def find(self, node: fx.Node) -> fx.Node:
+        while self.parent[node] is not node:
+            node = self.parent[node]
+        return node
+
+    def join(self, node: fx.Node, other: fx.Node) -> None:
+        self.parent[self.find(node)] = self.find(other)
+
+
+def join_output(groups: Groups) -> Groups:
+    """Join the output node to the group that computes the whole output; if several do, it stays an own group."""
+    (end,) = (group for group in groups if any(node.op == "output" for node in group))
+    group_of = {node: group for group in groups for node in group}
+    producers = {group_of[value] for value in end[-1].all_input_nodes if value in group_of}
+    if len(end) > 1 or len(producers) != 1:
+        return groups
+    (producer,) = producers
+    return tuple((*group, *end) if group is producer else group for group in groups if group is not end)

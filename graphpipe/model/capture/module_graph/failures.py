@@ -1,0 +1,65 @@
+"""Why a module cannot be captured, and what the user can change."""
+
+import re
+
+from torch import nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.model.torch_private import is_data_dependent
+from graphpipe.user_frames import describe_error, user_place
+
+_UNKNOWN_TYPE = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")
+_SAMPLES = re.compile(r"\bs\d+\b")
+"""How torch.export writes the number of samples, which is variable."""
+
+
+class CannotExpress(Exception):
+    """A forward does something that glue operators cannot express; its module must be opaque.
+
+    Args:
+        path: of the submodule, "" for the model itself.
+        reason: completes the sentence "the forward of ...".
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+
+class ExportFailed(Exception):
+    """torch.export failed."""
+
+
+def cannot_express(module: nn.Module, fault: CannotExpress) -> InvalidInput:
+    """Return the error for a forward that glue cannot express and that cannot be made opaque."""
+    where = f"'{fault.path}'" if fault.path else f"{type(module).__name__}, the model itself,"
+    remedy = "Move that part into a submodule (nn.Dropout instead of F.dropout): submodules are kept whole."
+    if fault.path:
+        remedy = f"Do not split '{fault.path}', or keep a submodule around it whole (opaque=[...])."
+    return InvalidInput(f"the forward of {where} {fault.reason}", where="capture", remedy=remedy)
+
+
+def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
+    """Return the error for a model that does not run on fake tensors."""
+    what = f"{type(module).__name__} cannot be traced"
+    if is_data_dependent(error):
+        place = f" ({at})" if (at := user_place(error)) else ""
+        return InvalidInput(
+            f"{what}: its forward decides by the values in a tensor{place}, which do not exist before it runs",
+            where="capture",
+            remedy="Use torch.where instead of `if`, and tensors instead of .item(), int() and .numpy().",
+        )
+    if found := _UNKNOWN_TYPE.search(str(error)):
+        name = found[1].rpartition(".")[2]
+        return InvalidInput(
+            f"{what}: it returns a {name}, a type that PyTorch cannot look into",
+            where="capture",
+            remedy=f"Return tensors, tuples, lists, dicts; a dataclass after torch.export.register_dataclass({name}).",
+        )
+    remedy = (
+        "If plain PyTorch runs it, keep the submodule at fault whole (opaque=[...]), or declare the graph with a "
+        "DagModule."
+    )
+    reason = _SAMPLES.sub("samples", describe_error(error).removeprefix("RuntimeError: "))
+    return InvalidInput(f"{what}: {reason}", where="capture", remedy=remedy)

@@ -1,0 +1,28 @@
+"""Calls of opaque submodules are recorded, with the arguments that they write into."""
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.model.capture.module_graph.opaque_calls import OpaqueCall, recording
+from graphpipe.model.fake_copy import fake_copy
+from graphpipe.model.torch_private import fake_mode
+
+
+class Writes(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        y[:, 0].add_(1)
+        return x + y
+
+
+def test_a_recorded_call_is_one_operator_that_lists_the_arguments_it_wrote_into() -> None:
+    mode = fake_mode()
+    root = fake_copy(nn.Sequential(nn.Linear(3, 3)), mode)
+    root.add_module("writes", Writes())
+    with mode:
+        x, y = torch.zeros(2, 3), torch.zeros(2, 3)
+    with recording(root, ["writes"]) as calls:
+        assert root.get_submodule("writes")(x, y=y).shape == (2, 3)
+    (call,) = calls
+    assert isinstance(call, OpaqueCall)
+    assert (call.path, call.tensor_slots, call.mutated) == ("writes", [0, 1], [1])
+    assert "_call_impl" not in vars(root.get_submodule("writes"))
