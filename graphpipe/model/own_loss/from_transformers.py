@@ -13,27 +13,26 @@ from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
 
 LABELS = ("labels", "start_positions", "end_positions")
-"""Inputs for the loss alone, unless told otherwise."""
+"""Inputs that only the loss reads, by default."""
 Scalar = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersModel:
-    """A model of `transformers` with what `gp.plan` and `gp.Pipeline` need of it."""
+    """A model of `transformers` with what `gp.plan` and `gp.Pipeline` need."""
 
     module: nn.Module
-    """The model itself, as it was given: its parameter names, its checkpoints."""
+    """The model itself, unchanged, so that its parameter names and checkpoints stay valid."""
     graph: Graph
     inputs: tuple[str, ...]
-    """What the pipeline takes, in this order."""
+    """The pipeline's inputs, in order."""
     loss: OwnLoss | None
-    """The model's own; None without labels in the example."""
+    """The model's own loss; None if the example has no labels."""
 
     def batch(self, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
         """Return the inputs and targets of a whole mini-batch, for `Pipeline.step` and `Pipeline.evaluate`.
 
-        Without labels the targets are None. Decoder inputs that are missing are the labels shifted, as the model
-        itself shifts them.
+        Without labels the targets are None. Missing decoder inputs are the shifted labels, as in the model itself.
 
         Raises:
             InvalidInput: an input or label is missing.
@@ -71,24 +70,24 @@ def from_transformers(
 ) -> TransformersModel:
     """Return a model of Hugging Face `transformers`, captured for planning: nothing is computed or downloaded.
 
-    Its transformer layers stay whole, key-value caches are left out, and operators that compare the samples of a
-    mini-batch with each other get it whole. With labels in the example, the pipeline returns only the outputs that
-    the model's own loss is made of, and that loss is computed at the last stage: a cross-entropy is the sum over all
-    labels, over the number of labels in the mini-batch that are not -100, however these spread over micro-batches.
+    Its transformer layers stay whole, key-value caches are switched off, and operators that compare samples with each
+    other need the whole mini-batch. If the example has labels, the pipeline returns only the outputs that the model's
+    own loss reads, and the last stage computes that loss. A cross-entropy is then the sum over all labels, divided by
+    the number of labels in the whole mini-batch that are not -100.
 
     Args:
         model: any model that `capture` can trace. For others declare a DagModule of its parts.
-        example: a batch as the tokenizer or processor returns it: tensors by name, of two samples or more. Numbers,
-            truth values and texts are arguments of the forward that stay the same in every step.
-        outputs: the entries of the model's output to return; without, those the loss reads, or else all.
-        labels: names of inputs that are for the loss alone.
-        whole_batch: as in `capture`, besides what compares samples.
+        example: a batch as the tokenizer or processor returns it: tensors by name, with at least two samples. Numbers,
+            booleans and strings are arguments of the forward that are the same in every step.
+        outputs: the entries of the model's output to return; by default those that the loss reads, or else all.
+        labels: names of inputs that only the loss reads.
+        whole_batch: as in `capture`, in addition to operators that compare samples.
         split: layers to look into, as in `capture`.
         opaque: further submodules to keep whole, as in `capture`.
 
     Raises:
-        InvalidInput: `transformers` is not installed, the model is none of its own or cannot be traced, or makes its
-            loss in a way that is not known to be exact over micro-batches.
+        InvalidInput: `transformers` is not installed, the model cannot be traced, or its loss is not known to be exact
+            over micro-batches.
     """
     layer = _layer_class()
     layers = [path for path, part in model.named_modules() if isinstance(part, layer) and not _inside(path, split)]
@@ -121,7 +120,7 @@ def _layer_class() -> type[nn.Module]:
 
 
 def _inside(path: str, split: Collection[str]) -> bool:
-    # Whether a layer is to be looked into, or has a part that is.
+    # Whether this layer, or a submodule of it, is in `split`.
     return any(name == path or name.startswith(path + ".") for name in split)
 
 
@@ -130,7 +129,7 @@ def _named(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def _with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any], wanted: Collection[str]) -> dict[str, Any]:
-    # Without entries that are None, and with the decoder's inputs that an encoder-decoder makes of its labels.
+    # The batch without entries that are None; an encoder-decoder makes missing decoder inputs from its labels.
     given = {name: each for name, each in batch.items() if each is not None}
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     known = {"decoder_input_ids", "decoder_inputs_embeds"} & given.keys()
@@ -157,7 +156,7 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def _captured(model: nn.Module, inputs: Any, origin: Origin) -> Captured:
-    # Once more, if operators compare samples: they need the whole batch.
+    # Captured twice if operators compare samples, because these need the whole mini-batch.
     captured = capture_again(model, inputs, origin)
     comparing = [
         op.name

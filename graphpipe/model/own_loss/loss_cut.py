@@ -1,4 +1,4 @@
-"""A loss cut out of a skeleton: what a model computes between its outputs, its labels and the loss it returns."""
+"""A loss cut out of a module graph: the nodes from a model's outputs and labels to the loss that it returns."""
 
 import operator
 from collections.abc import Collection, Mapping
@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.crossing_values import is_anchor
-from graphpipe.model.capture.module_graph.module_graph import Skeleton
-from graphpipe.model.own_loss.exact_losses import CROSS_ENTROPY, argument, is_mean, why_no_mean, why_not
+from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.own_loss.exact_losses import CROSS_ENTROPY, argument, is_mean, why_not_exact, why_not_mean
 from graphpipe.model.torch_private import unflatten
 
 BROADCAST = torch.ops.aten.broadcast_tensors.default
@@ -20,31 +20,31 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCut:
-    """The nodes between a model's outputs and labels, and its loss."""
+    """The nodes from a model's outputs and labels to its loss."""
 
     model: str
     loss: fx.Node
     nodes: list[fx.Node]
     outputs: dict[fx.Node, str]
-    """Those the loss is made of, and their names."""
+    """The outputs that the loss reads, with their names."""
     labels: dict[fx.Node, str]
 
     @staticmethod
-    def of(model: str, skeleton: Skeleton, given: Collection[str]) -> "LossCut":
-        """Cut the loss out of a skeleton of a model that was given labels, which is changed.
+    def of(model: str, module_graph: ModuleGraph, given: Collection[str]) -> "LossCut":
+        """Cut the loss out of the graph of a model that was given labels; changes that graph.
 
         Raises:
-            InvalidInput: there is no loss, or one that is not known to be a mean over labels or samples.
+            InvalidInput: there is no loss, or it is not known to be a mean over labels or samples.
         """
-        _leave_out_broadcasts(skeleton.graph)
-        (end,) = (node for node in skeleton.graph.nodes if node.op == "output")
-        returned = unflatten(list(end.args[0]), skeleton.output_spec)  # pyright: ignore[reportArgumentType]
+        _leave_out_broadcasts(module_graph.graph)
+        (end,) = (node for node in module_graph.graph.nodes if node.op == "output")
+        returned = unflatten(list(end.args[0]), module_graph.output_spec)  # pyright: ignore[reportArgumentType]
         if not isinstance(returned, Mapping) or not isinstance(returned.get("loss"), fx.Node):
             raise _refused(model, "does not return a loss for these labels")
         loss = returned["loss"]
         outputs = {node: name for name, node in returned.items() if isinstance(node, fx.Node) and node is not loss}
-        inputs = {node: name for name, node in skeleton.inputs.items()}
-        nodes = _between(skeleton.graph, loss, {*outputs, *inputs})
+        inputs = {node: name for name, node in module_graph.inputs.items()}
+        nodes = _between(module_graph.graph, loss, {*outputs, *inputs})
         read = {other for node in nodes if not is_anchor(node) for other in node.all_input_nodes}
         cut = LossCut(
             model=model,
@@ -54,18 +54,18 @@ class LossCut:
             labels={node: name for node, name in inputs.items() if node in read},
         )
         if not cut.outputs or not set(given) & {*cut.labels.values()}:
-            raise _refused(model, "makes its loss of something else than outputs and labels")
-        means: set[fx.Node] = set()  # and what is made of them
+            raise _refused(model, "computes its loss from other values than outputs and labels")
+        means: set[fx.Node] = set()  # and values computed from them
         for node in filter(is_mean, nodes):
-            if reason := why_no_mean(node):
+            if reason := why_not_mean(node):
                 raise _refused(model, reason)
         for node in nodes:
-            if reason := why_not(node, means):
+            if reason := why_not_exact(node, means):
                 raise _refused(model, reason)
             if is_mean(node) or not means.isdisjoint(node.all_input_nodes):
                 means.add(node)
         if loss not in means:
-            raise _refused(model, "makes its loss of no mean")
+            raise _refused(model, "computes its loss without a mean")
         return cut
 
     @property
@@ -74,7 +74,7 @@ class LossCut:
         return [node for node in self.nodes if node.target is CROSS_ENTROPY]
 
     def formula(self) -> fx.GraphModule:
-        """Return what makes the loss of some samples: of outputs, labels and a count per cross-entropy."""
+        """Return a module that computes the loss of some samples from outputs, labels and a count per cross-entropy."""
         graph = fx.Graph()
         env = {node: graph.placeholder(name) for node, name in [*self.outputs.items(), *self.labels.items()]}
         counts = {node: graph.placeholder(f"count_{number}") for number, node in enumerate(self.entropies)}
@@ -90,10 +90,10 @@ class LossCut:
         return fx.GraphModule(nn.Module(), graph, "Loss")
 
     def counting(self) -> fx.GraphModule:
-        """Return what counts the labels of a mini-batch that matter to each cross-entropy.
+        """Return a module that counts the labels of a mini-batch that count in each cross-entropy.
 
         Raises:
-            InvalidInput: that depends on outputs.
+            InvalidInput: the count depends on outputs.
         """
         graph = fx.Graph()
         env = {node: graph.placeholder(name) for node, name in self.labels.items()}
@@ -103,7 +103,7 @@ class LossCut:
             _, targets, ignored, _ = _arguments(each)
             for node in _between(each.graph, targets, {*env, *self.outputs}):
                 if not is_anchor(node) and any(other in self.outputs for other in node.all_input_nodes):
-                    raise _refused(self.model, "makes the targets of its loss of its outputs")
+                    raise _refused(self.model, "computes the targets of its loss from its outputs")
                 env[node] = _copied(graph, node, env, anchor)
             counts.append(graph.call_function(count_labels, (env[targets], ignored)))
         graph.output(tuple(counts))
@@ -111,14 +111,14 @@ class LossCut:
 
 
 def _leave_out_broadcasts(graph: fx.Graph) -> None:
-    # A mean of squares broadcasts its arguments, which it need not; tracing takes the copies for the originals.
+    # A mean of squares broadcasts its arguments, which is not needed here. The originals replace the copies.
     for node in graph.nodes:
         if node.target is operator.getitem and node.args[0].target is BROADCAST:
             node.replace_all_uses_with(node.args[0].args[0][node.args[1]])
 
 
 def _between(graph: fx.Graph, end: fx.Node, begins: set[fx.Node]) -> list[fx.Node]:
-    # The nodes that `end` is made with, from `begins` on, in order of execution.
+    # The nodes from `begins` to `end`, in order of execution.
     found: set[fx.Node] = set()
     stack = [end]
     while stack:
@@ -147,15 +147,15 @@ def _arguments(node: fx.Node) -> tuple[Any, Any, int, float]:
 
 
 def entropy(scores: Tensor, targets: Tensor, ignored: int, smoothing: float, count: Tensor, rows: Tensor) -> Tensor:
-    """Return a cross-entropy summed over the labels of some rows, over as many labels as these rows have on average.
+    """Return the sum of a cross-entropy over the labels of some rows, divided by the average number of such labels.
 
     Args:
         scores: of every class.
-        targets: labels; or, of the shape of the scores, probabilities, which all count.
+        targets: labels, or probabilities in the shape of the scores, which all count.
         ignored: the label that does not count.
         smoothing: of the labels.
-        count: labels that count per sample of the mini-batch.
-        rows: anything with a first dimension of samples.
+        count: the number of counting labels per sample of the mini-batch.
+        rows: any tensor whose first dimension is these rows.
     """
     total = nn.functional.cross_entropy(
         scores, targets, ignore_index=ignored, reduction="sum", label_smoothing=smoothing

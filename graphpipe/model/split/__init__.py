@@ -1,1 +1,7 @@
-"""A plan cuts a captured model into stage programs: `split.split` is the entry."""
+"""A plan cuts a captured model into stage programs: `split.split` is the entry.
+
+`stage_graph` cuts the graph of one stage out of the model's, and `module_stage` runs it. `recompute_region` wraps the
+operators that a stage recomputes. `split_for_shapes` repeats a split for inputs of other shapes. `autocast_specs` gives
+the dtypes on the edges under autocast. `backward_graph` splits the backward of a stage into two halves, and
+`whole_backwards` finds the stages for which that is impossible.
+"""

@@ -1,11 +1,11 @@
-"""The graph that autograd recorded of a micro-batch, and where it comes apart into two halves.
+"""The graph that autograd recorded of a micro-batch, and how it is split into an input half and a weight half.
 
-    loss -> linear2 -> gelu -> linear1 -> received      the trunk: all that leads to a received value
+    loss -> linear2 -> gelu -> linear1 -> received      the trunk: every operation that leads to a received value
                |                  |
-            weight2            weight1                  twigs: what leaves the trunk, towards parameters alone
+            weight2            weight1                  twigs: edges that leave the trunk, and lead to parameters only
 
-An operation of the trunk with twigs forks: it runs twice, along the trunk in the input half and towards its twigs in
-the weight half. Everything else runs once.
+A fork is an operation of the trunk with twigs. It runs twice: along the trunk in the input half, and towards its twigs
+in the weight half. Every other operation runs once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ class BackwardGraph:
         return BackwardGraph(roots=tuple(roots), children=children, trunk=frozenset(trunk))
 
     def forks(self) -> dict[Node, Edges]:
-        """Return the twigs of every operation of the trunk that has some."""
+        """Return the twigs of every fork."""
         found: dict[Node, Edges] = {}
         for node, edges in self.children.items():
             twigs = tuple(dict.fromkeys(edge for edge in edges if edge.node not in self.trunk))
@@ -46,7 +46,7 @@ class BackwardGraph:
         return found
 
     def arrivals(self) -> dict[Node, Edges]:
-        """Return the edges by which gradients come to each operation, once each."""
+        """Return the incoming edges of each operation, each edge once."""
         found: dict[Node, dict[GradientEdge, None]] = {}
         for edge in self.roots:
             found.setdefault(edge.node, {})[edge] = None
@@ -56,10 +56,10 @@ class BackwardGraph:
         return {node: tuple(edges) for node, edges in found.items()}
 
     def why_whole(self) -> str:
-        """Return why this graph cannot be cut in two; empty if it can.
+        """Return why this graph cannot be split; empty if it can.
 
-        In the weight half a fork runs alone, asked for the gradients of its twigs. If another fork, further down the
-        trunk, led to the same twig, autograd would run the trunk between them again and count that part twice.
+        In the weight half, each fork runs separately to get the gradients of its twigs. If a later fork of the trunk
+        leads to the same twig, autograd runs the trunk between the two again, and counts that part twice.
         """
         forks = self.forks()
         for node in forks:
@@ -72,14 +72,14 @@ class BackwardGraph:
         return ""
 
     def check_complete(self) -> None:
-        """Assert that both halves together reach all that the whole backward reaches."""
+        """Assert that the two halves together reach every operation of the whole backward."""
         outside = [root for root in self.roots if root.node not in self.trunk]
         reached = _walk([*outside, *(twig for twigs in self.forks().values() for twig in twigs)])
         assert self.trunk | reached.keys() == self.children.keys(), "a split backward would leave out a parameter"
 
 
 def _walk(roots: Iterable[GradientEdge]) -> dict[Node, Edges]:
-    # Depth first, in post-order; without recursion, because graphs are deeper than Python's stack.
+    # Depth first, in post-order. Without recursion, because graphs are deeper than Python's stack.
     found: dict[Node, Edges] = {}
     finished: dict[Node, Edges] = {}
     stack = [root.node for root in roots]

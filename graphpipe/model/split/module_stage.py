@@ -12,10 +12,10 @@ from graphpipe.model.torch_private import TreeSpec, flatten, unflatten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleStage:
-    """A StageProgram (see there) that runs a graph module.
+    """A `StageProgram` that runs a graph module.
 
-    Glue computes the same in training and in evaluation, so modes are those of the user's submodules alone:
-    `model.eval()` and `stage.module.eval()` both reach them. Hooks of submodules fire where these are kept whole.
+    Glue computes the same in training and in evaluation, so only the modes of the user's submodules matter, and both
+    `model.eval()` and `stage.module.eval()` set them. Hooks of opaque submodules are called.
     """
 
     module: fx.GraphModule
@@ -30,11 +30,11 @@ class ModuleStage:
     sent: tuple[str, ...]
     """Names of the values it returns first, in order."""
     output_spec: TreeSpec
-    """How the model arranges its output."""
+    """The containers of the model's output."""
 
     def __call__(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:
         """Compute the stage (see StageProgram)."""
-        # Not fx's own call, which looks for errors in generated code, and takes longer.
+        # Not fx's own `__call__`, which is slower because it looks for errors in generated code.
         sent, results = nn.Module.__call__(self.module, *[values[name] for name in self.arguments])
         output = unflatten(results, self.output_spec) if self.is_output else None
         return dict(zip(self.sent, sent, strict=True)), output

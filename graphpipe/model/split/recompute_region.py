@@ -1,4 +1,4 @@
-"""A region of a stage: operators that the stage can compute twice, called as one module."""
+"""A region of a stage: operators that the stage can recompute, called as one module."""
 
 import operator
 from collections.abc import Callable, Iterable
@@ -8,11 +8,11 @@ import torch
 from torch import fx, nn
 
 Keeper = Callable[[nn.Module, tuple[Any, ...]], Any]
-"""Computes a module on arguments, and sees to what stays of that for the backward."""
+"""Calls a module with arguments, and decides what is saved for the backward."""
 
 
-class Region(nn.Module):
-    """Calls the operators' graph module, through `keeper` where one is set and a graph is recorded."""
+class RecomputeRegion(nn.Module):
+    """Calls the graph module of its operators; while autograd records, through `keeper` if that is set."""
 
     def __init__(self, name: str, inner: nn.Module) -> None:
         super().__init__()
@@ -21,26 +21,26 @@ class Region(nn.Module):
         self.keeper: Keeper | None = None
 
     def forward(self, *args: Any) -> Any:
-        """Return what the graph module returns."""
+        """Return the result of the graph module."""
         if self.keeper is None or not torch.is_grad_enabled():
             return self.inner(*args)
         return self.keeper(self.inner, args)
 
 
-def regions_of(module: nn.Module) -> list[Region]:
+def recompute_regions(module: nn.Module) -> list[RecomputeRegion]:
     """Return the regions in a stage's module."""
-    return [inner for inner in module.modules() if isinstance(inner, Region)]
+    return [inner for inner in module.modules() if isinstance(inner, RecomputeRegion)]
 
 
-def fold(graph: fx.Graph, make: Callable[[str, fx.Graph], nn.Module]) -> tuple[fx.Graph, dict[str, nn.Module]]:
+def fold_regions(graph: fx.Graph, make: Callable[[str, fx.Graph], nn.Module]) -> tuple[fx.Graph, dict[str, nn.Module]]:
     """Return the graph with every region (nodes of equal `meta["region"]`) as one call, and the modules it calls.
 
-    Whatever lies between two nodes of a region without depending on it comes before it: random numbers are those of the
-    unfolded graph where a region's nodes follow each other, as the nodes of a submodule do.
+    Nodes between two nodes of a region that do not depend on the region come before it. Random numbers equal those of
+    the original graph if the nodes of every region are consecutive, as the nodes of a submodule are.
 
     Args:
-        graph: of a stage; its regions, each as one node, form an acyclic graph with the others.
-        make: makes the module that runs the graph of a region of some name.
+        graph: of a stage; it stays acyclic when each region becomes one node.
+        make: returns the module that runs the graph of a region, given the region's name and graph.
     """
     folding = _Folding(graph, make)
     for node in graph.nodes:
@@ -60,7 +60,7 @@ class _Folding:
                 self.inside.setdefault(node.meta["region"], []).append(node)
 
     def place(self, node: fx.Node) -> None:
-        """Place a node, or the whole of its region, after all that it reads."""
+        """Place a node, or its whole region, after everything that it reads."""
         if node in self.placed:
             return
         if "region" in node.meta:
@@ -79,16 +79,16 @@ class _Folding:
         self._place_all(read)
         target = f"region_{len(self.modules)}"
         graph, results = _cut_out([*mine], read)
-        self.modules[target] = Region(name, self.make(name, graph))
+        self.modules[target] = RecomputeRegion(name, self.make(name, graph))
         called = self.found.call_module(target, tuple(self.placed[value] for value in read))
         for at, value in enumerate(results):
             self.placed[value] = self.found.call_function(operator.getitem, (called, at))
-        # Others of the region are read by nobody outside: they only need to count as placed.
+        # The other nodes of the region are not read outside it. They only need to count as placed.
         self.placed |= {node: called for node in mine if node not in self.placed}
 
 
 def _cut_out(mine: list[fx.Node], read: list[fx.Node]) -> tuple[fx.Graph, list[fx.Node]]:
-    """Return the graph of some nodes, its arguments being `read`, and the nodes whose values it returns."""
+    """Return the graph of some nodes, with the values `read` as arguments, and the nodes whose values it returns."""
     graph, inside = fx.Graph(), frozenset(mine)
     env = {value: graph.placeholder(value.name) for value in read}
     for node in mine:

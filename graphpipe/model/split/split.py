@@ -1,4 +1,4 @@
-"""From a plan to the stage programs that run it, made of the user's own submodules."""
+"""From a plan to the stage programs that run it with the user's own submodules."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,27 +7,35 @@ from torch import fx, nn
 from graphpipe.costs import regions
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.model.capture.build_ops import own_tensors
+from graphpipe.model.capture.build_ops import tensor_names
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.dag_module import model_name
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.stage_graph import stage_graph, stage_module
 from graphpipe.model.stage_program import ValueSpec
-from graphpipe.plans.plan import Plan, Stage
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import Stage
 
 
-def split(module: nn.Module, plan: Plan) -> tuple[ModuleStage, ...]:
+def split(module: nn.Module, plan: Plan, captured: Captured | None = None) -> tuple[ModuleStage, ...]:
     """Return one program per stage of `plan`, in order, that run `module`'s own submodules.
 
+    Args:
+        module: the user's model.
+        plan: for the graph that was captured from it.
+        captured: the captured model, if it is at hand; None captures it again.
+
     Raises:
-        InvalidInput: the plan's graph was not captured from a module, was captured from another model, does not
-            have the edges that the model's values need, or calls a submodule with buffers in two stages.
+        InvalidInput: the plan's graph was not captured from a module, or from another model; the plan does not have
+            the edges that the model's values need, or calls a submodule with buffers in two stages.
     """
-    return build_stages(module, plan, capture_for(module, plan.graph))
+    if captured is not None:
+        _check_captured(module, plan.graph, captured)
+    return build_stages(module, plan, captured or capture_for(module, plan.graph))
 
 
 def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[ModuleStage, ...]:
-    """Return the stage programs from what `plan.graph` was made of.
+    """Return the stage programs, given the capture that `plan.graph` was made from.
 
     Raises:
         InvalidInput: as `split`.
@@ -37,18 +45,18 @@ def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[Mod
     _check_called_twice(module, where, plan)
     crossing = _crossing(captured, where)
     _check_edges(plan, crossing)
-    names = own_tensors(module)
+    names = tensor_names(module)
     return tuple(_build(module, captured, plan, number, where, crossing, names) for number in range(len(plan.stages)))
 
 
 def capture_for(module: nn.Module, graph: Graph) -> Captured:
-    """Return what `graph` was made of.
+    """Return the capture that `graph` was made from.
 
     Raises:
         InvalidInput: it was not captured from a module, or was captured from another model.
     """
     if graph.origin is None:
-        remedy = "Capture the model, and plan for the graph you get."
+        remedy = "Capture the model, and plan for that graph."
         raise InvalidInput(f"graph '{graph.name}' was not captured from a module", where="split", remedy=remedy)
     if model_name(module) != graph.name:
         raise _other_model(f"it is for {graph.name}, this model is {model_name(module)}")
@@ -56,6 +64,21 @@ def capture_for(module: nn.Module, graph: Graph) -> Captured:
     if captured.graph.fingerprint != graph.fingerprint:
         raise _other_model(_difference(graph, captured.graph))
     return captured
+
+
+def _check_captured(module: nn.Module, graph: Graph, captured: Captured) -> None:
+    # Less than to capture it again: the graph is the plan's, and the model's tensors are those of its operators.
+    if captured.graph.fingerprint != graph.fingerprint:
+        raise _other_model(_difference(graph, captured.graph))
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    for op in graph.ops:
+        if missing := [name for name in op.parameters if name not in tensors]:
+            raise _other_model(f"operator '{op.name}' has parameter '{missing[0]}', which this model does not have")
+        found = sum(tensors[name].numel() * tensors[name].element_size() for name in op.parameters)
+        if found != op.parameter_bytes:
+            raise _other_model(
+                f"operator '{op.name}' has {op.parameter_bytes:.0f} bytes of parameters in the plan, {found} here"
+            )
 
 
 def _other_model(difference: str) -> InvalidInput:
@@ -87,7 +110,7 @@ def _difference(plan: Graph, model: Graph) -> str:
 
 
 def _check_called_twice(module: nn.Module, where: Mapping[fx.Node, int], plan: Plan) -> None:
-    # Every stage has its own copy of a buffer: two that both change it, like running statistics, would part.
+    # Every stage has its own copy of a buffer. If two stages changed it (running statistics), the copies would differ.
     stages: dict[str, int] = {}
     for node, stage in where.items():
         if node.op == "call_module" and stages.setdefault(str(node.target), stage) != stage:
@@ -98,7 +121,7 @@ def _check_called_twice(module: nn.Module, where: Mapping[fx.Node, int], plan: P
                     raise InvalidInput(
                         f"submodule '{path}' is called in stages {names}, and has the buffer '{name}'",
                         where="split",
-                        remedy="Plan with both calls in one stage: what one stage writes into it the other cannot see.",
+                        remedy="Plan with both calls in one stage: no stage sees what another writes into a buffer.",
                     )
 
 
@@ -111,7 +134,7 @@ def _crossing(captured: Captured, where: Mapping[fx.Node, int]) -> Crossing:
     for node, stage in where.items():
         for value in node.all_input_nodes:
             if value in where and where[value] != stage:
-                assert value in captured.values.carried
+                assert value in captured.values.crossing
                 found.setdefault((where[value], stage), set()).add(value)
     return {key: tuple(sorted(values, key=lambda value: value.name)) for key, values in found.items()}
 
@@ -142,7 +165,7 @@ def _build(
     receives = {edges[key]: specs(values) for key, values in crossing.items() if key[1] == stage}
     sends = {edges[key]: specs(values) for key, values in crossing.items() if key[0] == stage}
     sent = list(dict.fromkeys(value for key, values in crossing.items() if key[0] == stage for value in values))
-    mine = [node for node in captured.skeleton.graph.nodes if where.get(node) == stage]
+    mine = [node for node in captured.module_graph.graph.nodes if where.get(node) == stage]
     graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, plan.stages[stage]))
     inner = stage_module(module, captured, graph)
     return ModuleStage(
@@ -155,12 +178,12 @@ def _build(
         buffer_names={name: names[id(tensor)] for name, tensor in inner.named_buffers()},
         arguments=(*model_inputs, *(value.name for value in received)),
         sent=tuple(value.name for value in sent),
-        output_spec=captured.skeleton.output_spec,
+        output_spec=captured.module_graph.output_spec,
     )
 
 
 def _region_of(captured: Captured, stage: Stage) -> dict[fx.Node, str]:
-    """Return the region of every node that the stage computes again by itself; none where it recomputes in full."""
+    """Return the region of every node that the stage recomputes; empty if it recomputes everything or nothing."""
     if isinstance(stage.recompute, str):
         return {}
     found = zip(stage.recompute, regions(stage.ops, stage.recompute), strict=True)

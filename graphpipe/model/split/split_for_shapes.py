@@ -1,6 +1,6 @@
-"""A split model for inputs of other shapes, such as longer sequences: captured anew, and cut where it was cut before.
+"""A split model for inputs of other shapes, such as longer sequences: captured again, and cut at the same places.
 
-Glue holds sizes as constants (a mask of 16 by 16), so a stage cut out of one capture is right for its shapes alone. The
+Glue contains sizes as constants (a mask of 16 by 16), so a stage is correct only for the shapes of its capture. The
 user's submodules, and so all parameters, are the same in every split.
 """
 
@@ -15,28 +15,25 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.split.module_stage import ModuleStage
-from graphpipe.model.split.split import build_stages, capture_for
+from graphpipe.model.split.split import build_stages
 from graphpipe.plans.plan import Plan
 
-Grouping = Mapping[str, tuple[str, ...]]
+OperatorNodes = Mapping[str, tuple[str, ...]]
 """Names of the captured nodes of every operator."""
 
 
-def grouping(module: nn.Module, plan: Plan) -> Grouping:
-    """Return what `plan.graph`, which was captured from `module`, joins to operators.
+def operator_nodes(captured: Captured) -> OperatorNodes:
+    """Return the names of the nodes of every operator."""
+    return {op: tuple(node.name for node in group) for op, group in captured.nodes.items()}
+
+
+def split_for_shapes(
+    module: nn.Module, plan: Plan, groups: OperatorNodes, inputs: tuple[Input, ...]
+) -> tuple[ModuleStage, ...]:
+    """Return one program per stage, as `split` does, for these inputs instead of those of the plan's graph.
 
     Raises:
-        InvalidInput: as `split`.
-    """
-    nodes = capture_for(module, plan.graph).nodes
-    return {op: tuple(node.name for node in group) for op, group in nodes.items()}
-
-
-def split_for(module: nn.Module, plan: Plan, groups: Grouping, inputs: tuple[Input, ...]) -> tuple[ModuleStage, ...]:
-    """Return one program per stage, as `split` does, for these inputs instead of those the plan was made with.
-
-    Raises:
-        InvalidInput: the model cannot be captured with them, or it computes something else then.
+        InvalidInput: the model cannot be captured with these inputs, or computes something different with them.
     """
     assert plan.graph.origin is not None
     captured = capture_again(module, inputs, plan.graph.origin, compare_modes=False)
@@ -44,12 +41,12 @@ def split_for(module: nn.Module, plan: Plan, groups: Grouping, inputs: tuple[Inp
 
 
 def rebind(program: ModuleStage, original: nn.Module, copied: nn.Module) -> ModuleStage:
-    """Return a program of the user's submodules as one of their copies.
+    """Return a program that uses a replica's submodules instead of the user's.
 
     Args:
-        program: a stage for some shapes.
-        original: the module of that stage for other shapes, of the user's submodules.
-        copied: a copy of `original`.
+        program: a stage for some shapes, with the user's submodules.
+        original: the module of that stage for other shapes, with the user's submodules.
+        copied: a copy of `original`, with the replica's submodules.
     """
     memo: dict[int, object] = {}
     pairs = chain(
@@ -57,21 +54,21 @@ def rebind(program: ModuleStage, original: nn.Module, copied: nn.Module) -> Modu
         zip(original.parameters(), copied.parameters(), strict=True),
         zip(original.buffers(), copied.buffers(), strict=True),
     )
-    for theirs, own in pairs:
-        memo[id(theirs)] = own
+    for users, replicas in pairs:
+        memo[id(users)] = replicas
     return replace(program, module=copy.deepcopy(program.module, memo))
 
 
-def _regrouped(captured: Captured, groups: Grouping, inputs: tuple[Input, ...]) -> Captured:
-    # What is tiny depends on the shapes, and so do operators: those of the plan hold.
+def _regrouped(captured: Captured, groups: OperatorNodes, inputs: tuple[Input, ...]) -> Captured:
+    # Which groups are tiny depends on the shapes, and so do operators. The operators of the plan are used.
     nodes: dict[str, fx.Node] = {node.name: node for group in captured.nodes.values() for node in group}
     known = {name for names in groups.values() for name in names}
-    if odd := sorted(known ^ nodes.keys()):
+    if different := sorted(known ^ nodes.keys()):
         shapes = ", ".join(f"{each.name}{[*each.sample_shape]}" for each in inputs)
-        there = "it has no" if odd[0] in known else "it has another"
+        reason = "no longer has" if different[0] in known else "also has"
         raise InvalidInput(
             f"with samples of {shapes} the model computes something else than the plan was made for: "
-            f"{there} '{odd[0]}' then",
+            f"it {reason} '{different[0]}'",
             where="inputs",
             remedy="Pad the samples to the shapes the plan was made with, or plan with these.",
         )

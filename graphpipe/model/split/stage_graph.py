@@ -5,13 +5,13 @@ from collections.abc import Collection, Mapping
 from torch import fx, nn
 
 from graphpipe.model.capture.capture import Captured
-from graphpipe.model.capture.crossing_values import free_needs, is_anchor
+from graphpipe.model.capture.crossing_values import duplicated_inputs, is_anchor
 from graphpipe.model.capture.shape_propagation import attribute
-from graphpipe.model.split.recompute_region import fold
-from graphpipe.model.torch_private import make_plain
+from graphpipe.model.split.recompute_region import fold_regions
+from graphpipe.model.torch_private import unregister_buffer
 
 _EMPTY = fx.GraphModule({}, fx.Graph())
-"""Has the names that no submodule of a graph module can have."""
+"""Has the attributes whose names a submodule of a graph module cannot have."""
 
 
 def stage_graph(
@@ -19,24 +19,24 @@ def stage_graph(
 ) -> tuple[fx.Graph, list[str], list[fx.Node]]:
     """Return the graph of the stage that computes the nodes `mine`, its model inputs, and the values it receives.
 
-    Its placeholders are the model inputs by name, then the received values sorted by name; it returns the values
-    `sent` and the leaves of the model's output (none unless the output node is among `mine`). Sample count and device
-    are those of its first placeholder, so that neither is ever sent. A node's region is in its `meta`.
+    Its placeholders are the model inputs by name, then the received values sorted by name. It returns the values `sent`
+    and the leaves of the model's output, which are empty unless the output node is in `mine`. Sample count and device
+    come from its first placeholder, so that they are never sent. The region of a node is in its `meta`.
     """
-    skeleton = captured.skeleton
-    free = free_needs(mine, captured.values.free)
-    received = sorted({v for n in mine for v in n.all_input_nodes} - set(mine) - free, key=lambda value: value.name)
-    inside = {*mine, *free}
+    module_graph = captured.module_graph
+    duplicated = duplicated_inputs(mine, captured.values.duplicated)
+    inside = {*mine, *duplicated}
+    received = sorted({v for n in mine for v in n.all_input_nodes} - inside, key=lambda value: value.name)
     by_value = {v for node in inside if not is_anchor(node) for v in node.all_input_nodes}
-    inputs = {name: node for name, node in skeleton.inputs.items() if node in by_value}
+    inputs = {name: node for name, node in module_graph.inputs.items() if node in by_value}
     if not inputs and not received:
-        inputs = dict(list(skeleton.inputs.items())[:1])
+        inputs = dict(list(module_graph.inputs.items())[:1])
     graph = fx.Graph()
     env = {node: graph.placeholder(name) for name, node in inputs.items()}
     env |= {value: graph.placeholder(value.name) for value in received}
     anchor = next(iter(env.values()))
     results: object = ()
-    for node in skeleton.graph.nodes:
+    for node in module_graph.graph.nodes:
         if node.op == "output" and node in inside:
             results = fx.map_arg(node.args[0], lambda other: env[other])
         elif node in inside and node not in env:
@@ -54,20 +54,20 @@ def stage_graph(
 def stage_module(module: nn.Module, captured: Captured, graph: fx.Graph) -> fx.GraphModule:
     """Return a module that runs a stage's graph on `module`'s own submodules, parameters and buffers.
 
-    Nodes with a region in their `meta` are in submodules of their own (`Region`).
+    Each region becomes a submodule, a `RecomputeRegion`.
     """
     if not any("region" in node.meta for node in graph.nodes):
         return _graph_module(module, captured, graph, {})
-    folded, made = fold(graph, lambda _, inner: _graph_module(module, captured, inner, {}))
+    folded, made = fold_regions(graph, lambda _, inner: _graph_module(module, captured, inner, {}))
     return _graph_module(module, captured, folded, made)
 
 
 def _graph_module(
     module: nn.Module, captured: Captured, graph: fx.Graph, made: Mapping[str, nn.Module]
 ) -> fx.GraphModule:
-    # Tensors that glue reads get names of their own, so that nothing is registered on a module of the user's.
-    # Submodules have names without dots: each that is looked up on the way to another takes time in every forward.
-    constants = captured.skeleton.constants
+    # Tensors that glue reads get new names, so that nothing is registered in the user's modules.
+    # Submodules get names without dots, because every step of a dotted look-up takes time in every forward.
+    constants = captured.module_graph.constants
     root: dict[str, object] = {}
     plain: list[str] = []
     flat: dict[str, str] = {}
@@ -85,8 +85,8 @@ def _graph_module(
             node.target = name
             root[name] = tensor
     inner = fx.GraphModule(root, graph, "Stage")
-    for name in plain:  # a constant is no buffer: it is in nobody's state
-        make_plain(inner, name)
+    for name in plain:  # a constant must not be in the state
+        unregister_buffer(inner, name)
     inner.training = module.training
     return inner
 

@@ -1,4 +1,4 @@
-"""Which stages' backwards cannot come in two halves: found by running the stages on tensors without data."""
+"""The stages whose backward cannot be split into two halves, from a run of the stages on fake tensors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,28 +9,26 @@ from torch.autograd.graph import get_gradient_edge
 
 from graphpipe.graph import Input
 from graphpipe.model.capture.capture import Captured
-from graphpipe.model.capture.module_graph.module_graph import fake_twin
+from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
 from graphpipe.model.split.backward_graph import BackwardGraph
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.split import build_stages, capture_for
-from graphpipe.model.torch_private import fake_mode, flatten, same_but_no_leaf
+from graphpipe.model.torch_private import fake_mode, flatten, non_leaf_alias
 from graphpipe.plans import Plan
 
 SAMPLES = 2
 
 
 def whole_backwards(plan: Plan, module: nn.Module, captured: Captured | None = None) -> dict[int, str]:
-    """Return why the backward of a stage cannot be split (see `BackwardGraph.why_whole`), by stage.
+    """Return why backwards cannot be split (see `BackwardGraph.why_whole`), by stage, for the stages where they cannot.
 
-    Stages that can be split are left out.
-
-    The loss is taken to use every output of the model, and no parameter.
+    The loss is assumed to use every output of the model, and no parameter.
 
     Args:
         plan: for the model's graph.
         module: the model; nothing is computed with its weights.
-        captured: what the graph was made of; None: the model is captured again.
+        captured: the capture that the graph was made from; if None, the model is captured again.
 
     Raises:
         InvalidInput: the plan is for another model.
@@ -49,12 +47,12 @@ def _graphs(programs: Sequence[ModuleStage], inputs: Sequence[Input]) -> Iterato
     with mode:
         values = blank(inputs, SAMPLES)
     for program in programs:
-        twin = replace(program, module=fake_twin(program.module, mode))
+        fake = replace(program, module=fake_copy(program.module, mode))
         wanted = {spec.name for specs in program.receives.values() for spec in specs if spec.requires_grad}
         leaves = {name: values[name].detach().requires_grad_() for name in wanted}
-        entered = {name: same_but_no_leaf(leaf) for name, leaf in leaves.items()}
+        entered = {name: non_leaf_alias(leaf) for name, leaf in leaves.items()}
         with mode:
-            sent, output = twin(values | entered)
+            sent, output = fake(values | entered)
         ends = [each for each in [*sent.values(), *flatten(output)[0]] if isinstance(each, Tensor)]
         roots = [get_gradient_edge(each) for each in ends if each.requires_grad]
         yield BackwardGraph.of(roots, [get_gradient_edge(leaf).node for leaf in leaves.values()])

@@ -1,4 +1,4 @@
-"""The loss cut out of a model is the model's own, over a mini-batch and over any pieces of it."""
+"""The loss cut out of a model equals the model's own, for a mini-batch and for the sum of its parts."""
 
 import sys
 from typing import Any
@@ -13,16 +13,16 @@ from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
 
 BATCH = 6
-PIECES = (slice(0, 1), slice(1, 4), slice(4, 6))
+PARTS = (slice(0, 1), slice(1, 4), slice(4, 6))
 
 
 class Scores(nn.Module):
-    """Scores words, and returns a loss made in some way."""
+    """Scores words, and returns a loss of some kind."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
         self.score = nn.Linear(4, 5)
-        self.way = way
+        self.kind = kind
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.score(x)
@@ -30,7 +30,7 @@ class Scores(nn.Module):
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         entropy = nn.functional.cross_entropy
-        match self.way:
+        match self.kind:
             case "next":
                 return entropy(logits[:, :-1].reshape(-1, 5), labels[:, 1:].reshape(-1))
             case "two":
@@ -57,7 +57,7 @@ class Scores(nn.Module):
 
 
 def batch() -> dict[str, Tensor]:
-    """Return a mini-batch in which unequal numbers of labels count; in the first sample none."""
+    """Return a mini-batch whose samples have different numbers of counting labels; the first sample has zero."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 5, (BATCH, 4), generator=generator)
     labels[0] = labels[2, 1:] = labels[4, 3:] = -100
@@ -81,7 +81,7 @@ def assert_exact(module: nn.Module, given: dict[str, Tensor], labels: list[str],
     parts = [
         loss({name: output[name][rows] for name in loss.reads}, {name: each[rows] for name, each in targets.items()})
         * ((rows.stop - rows.start) / BATCH)
-        for rows in PIECES
+        for rows in PARTS
     ]
     total = torch.stack(parts).sum()
     assert total.item() == pytest.approx(output["loss"].item(), rel=1e-6)
@@ -89,25 +89,25 @@ def assert_exact(module: nn.Module, given: dict[str, Tensor], labels: list[str],
         torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("way", ["next", "two", "smooth", "all but", "squares"])
-def test_pieces_add_up_to_the_models_own_loss_and_gradient(way: str) -> None:
-    assert_exact(Scores(way), batch(), ["labels"])
+@pytest.mark.parametrize("kind", ["next", "two", "smooth", "all but", "squares"])
+def test_parts_add_up_to_the_models_own_loss_and_gradient(kind: str) -> None:
+    assert_exact(Scores(kind), batch(), ["labels"])
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("kind", "said"),
     [
         ("weights", "Scores weighs the classes in its loss"),
-        ("sum", "with cross_entropy_loss that is no mean"),
+        ("sum", "with cross_entropy_loss that is not a mean"),
         ("by hand", "which is not known to keep a mean over samples"),
         ("product", "Scores does mul with the means in its loss"),
         ("but one", "Scores leaves samples out of its loss"),
         ("decay", "Scores reads 'score.weight' in its loss"),
     ],
 )
-def test_a_loss_that_pieces_may_not_add_up_to_is_refused(way: str, said: str) -> None:
+def test_a_loss_that_parts_may_not_add_up_to_is_refused(kind: str, said: str) -> None:
     with pytest.raises(InvalidInput, match=f"{said}.* Leave the labels out of the example, and write a loss function"):
-        cut_out(Scores(way), batch(), ["labels"])
+        cut_out(Scores(kind), batch(), ["labels"])
 
 
 def test_a_model_without_a_loss_is_refused() -> None:
@@ -125,7 +125,10 @@ def test_losses_of_transformers(kind: str) -> None:
     words = torch.randint(0, 20, (BATCH, 5), generator=torch.Generator().manual_seed(0))
     labels = {"labels": words.masked_fill(torch.arange(30).view(BATCH, 5) % 7 < 3, -100)}
     if kind == "QuestionAnswering":
-        labels = {"start_positions": words[:, 0] % 7, "end_positions": words[:, 1] % 7}  # from 5 on outside the text
+        labels = {
+            "start_positions": words[:, 0] % 7,
+            "end_positions": words[:, 1] % 7,
+        }  # 5 and more: outside
     elif kind == "SequenceClassification":
         labels = {"labels": words[:, 0].float()}
     model = getattr(transformers, f"BertFor{kind}" if kind != "CausalLM" else "BertLMHeadModel")(config)

@@ -1,4 +1,4 @@
-"""What crosses the edges under autocast is known beforehand: as the stages then send it."""
+"""The dtypes on the edges under autocast are those of a real run."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.api import hand_plan
-from graphpipe.cluster.presets import resolve
+from graphpipe.cluster import Cluster
 from graphpipe.costs import estimate
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.split.autocast_specs import autocast_specs
@@ -16,7 +16,7 @@ from graphpipe.planners.by_hand import HandStage
 
 
 class Halves(nn.Module):
-    """Returns what a linear layer makes of its input, its softmax, and which numbers are large."""
+    """Returns the result of a linear layer, its softmax, and which elements are positive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class Root(nn.Module):
 def test_the_dtypes_are_those_of_a_real_run(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = Root(), {"x": torch.randn(4, 4)}
-    graph, cluster = capture(model, x, opaque=["first"]), resolve("local:2")
-    ops = [op.name for op in graph.ops]
+    graph, cluster = capture(model, x, opaque=["first"]), Cluster.resolve("local:2")
+    ops = tuple(op.name for op in graph.ops)
     cut = next(place for place, name in enumerate(ops) if name != "first")
     stages = [HandStage(ops=names, devices=(at,), micro_batch=4) for at, names in enumerate((ops[:cut], ops[cut:]))]
     plan = hand_plan(graph, estimate(graph, cluster), cluster, batch_size=4, stages=stages)
@@ -55,6 +55,7 @@ def test_the_dtypes_are_those_of_a_real_run(dtype: torch.dtype) -> None:
         sent, _ = programs[0](values)
         wanted = model(**x)
         _, output = programs[1](values | sent)
+    assert isinstance(output, Tensor)
     assert output.dtype == dtype
     assert torch.equal(output, wanted)
     found = {spec.name: spec for spec in specs[0]}

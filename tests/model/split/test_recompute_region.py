@@ -1,4 +1,4 @@
-"""Regions of a stage: the same computation and parameters, as calls of submodules that may be computed twice."""
+"""Regions of a stage compute the same with the same parameters, as submodules that can be recomputed."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.api import estimate, hand_plan
-from graphpipe.cluster.presets import resolve
+from graphpipe.cluster import Cluster
 from graphpipe.costs import Recompute
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.split.recompute_region import regions_of
+from graphpipe.model.split.recompute_region import recompute_regions
 from graphpipe.model.split.split import split
 from graphpipe.model.stage_program import StageProgram
-from graphpipe.model.zoo import zoo_model
+from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans import Plan
 
 
 def whole(module: nn.Module, inputs: dict[str, Tensor], recompute: Recompute) -> tuple[StageProgram, Plan]:
     """Return the program of a plan of one stage."""
-    graph, cluster = capture(module, inputs), resolve("local:1")
+    graph, cluster = capture(module, inputs), Cluster.resolve("local:1")
     stage = HandStage(ops=("*",), devices=(0,), micro_batch=2, recompute=recompute)
     plan = hand_plan(graph, estimate(graph, cluster), cluster, batch_size=2, stages=[stage])
     return split(module, plan)[0], plan
@@ -35,7 +35,7 @@ def test_a_program_with_regions_computes_the_same_with_the_same_parameters(name:
     recompute = tuple(op for op in plan.graph.order if plan.graph[op].parameters)[::2]
     wanted = replace(plan, stages=(replace(plan.stages[0], recompute=recompute),))
     plain, folded = (split(model.module, each)[0] for each in (plan, wanted))
-    assert {region.name for region in regions_of(folded.module)} == set(recompute)
+    assert {region.name for region in recompute_regions(folded.module)} == set(recompute)
     assert sorted(plain.parameter_names.values()) == sorted(folded.parameter_names.values())
     results: list[Any] = []
     for program in (plain, folded):
@@ -48,18 +48,18 @@ def test_a_submodule_of_several_operators_is_one_region() -> None:
     model = zoo_model("gpt-small")
     inputs, _ = model.batch(torch.Generator().manual_seed(0), 2)
     program, _ = whole(model.module, inputs, ("layers.1", "layers.3.attention"))
-    found = {region.name: region for region in regions_of(program.module)}
+    found = {region.name: region for region in recompute_regions(program.module)}
     assert found.keys() == {"layers.1", "layers.3.attention"}
     owned = {program.parameter_names[name] for name, _ in program.module.named_parameters() if "region_0" in name}
     assert owned == {name for name, _ in model.module.named_parameters() if name.startswith("layers.1.")}
 
 
-def test_a_copy_of_a_program_has_regions_of_its_own() -> None:
+def test_a_copy_of_a_program_has_other_regions() -> None:
     model = zoo_model("gpt-small")
     inputs, _ = model.batch(torch.Generator().manual_seed(0), 2)
     program, _ = whole(model.module, inputs, ("layers.1",))
     copied = program.replicate()
-    (one,), (other,) = regions_of(program.module), regions_of(copied.module)
+    (one,), (other,) = recompute_regions(program.module), recompute_regions(copied.module)
     assert one is not other
     assert not {id(p) for p in one.parameters()} & {id(p) for p in other.parameters()}
     torch.testing.assert_close(copied(inputs)[1], program(inputs)[1], rtol=0, atol=0)

@@ -1,30 +1,20 @@
-"""Split models compute what plain ones compute, wherever they are cut."""
+"""Split models compute the same as plain models, for any cut."""
 
 import copy
-from functools import lru_cache
 
 import pytest
 import torch
 from hard_models import MODELS, ConvNet, Encoder, Gpt, mlp, two_tower
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stage_runs import assert_same, assert_same_training, make_plan, random_parts, run_stages, total
+from stage_runs import assert_same, assert_same_training, captured, make_plan, random_parts, run_stages, total
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Edge, Graph, Op, Origin, Shared
+from graphpipe.graph import Edge, Graph, Op, Shared
 from graphpipe.model import DagModule
-from graphpipe.model.capture.capture import Captured, capture, capture_again, tied
-from graphpipe.model.inputs import describe
+from graphpipe.model.capture.capture import capture, tied
 from graphpipe.model.split.split import build_stages, split
-
-
-@lru_cache
-def captured(name: str) -> tuple[nn.Module, Captured]:
-    torch.manual_seed(0)
-    build, batch = MODELS[name]
-    module = build()
-    return module, capture_again(module, describe(batch(1)), Origin(method="export"))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -50,7 +40,7 @@ def chain(graph: Graph, pieces: int) -> list[list[str]]:
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def test_dropout_follows_the_users_mode_and_draws_the_same_numbers() -> None:
+def test_dropout_obeys_the_users_mode_and_draws_the_same_numbers() -> None:
     module, batch = Encoder(dropout=0.5), MODELS["encoder"][1]
     graph = capture(module, batch(2))
     plan = make_plan(graph, chain(graph, 3))
@@ -68,15 +58,18 @@ def test_dropout_follows_the_users_mode_and_draws_the_same_numbers() -> None:
     assert not torch.equal(first, second)
 
 
-def test_running_statistics_are_the_users_own() -> None:
+def test_running_statistics_are_updated_in_the_users_module() -> None:
     module, batch = ConvNet(), MODELS["conv_net"][1]
     graph = capture(module, batch(2))
     plan = make_plan(graph, chain(graph, 3))
-    before = module.blocks[0].norm1.running_mean.clone()
+    norm = module.get_submodule("blocks.0.norm1")
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    before = norm.running_mean.clone()
     programs = split(module, plan)
     run_stages(programs, plan, batch(4))
-    assert module.blocks[0].norm1.num_batches_tracked == 1
-    assert not torch.equal(module.blocks[0].norm1.running_mean, before)
+    assert norm.num_batches_tracked == 1
+    assert not torch.equal(norm.running_mean, before)
     owned = {name for program in programs for name in program.buffer_names.values()}
     assert owned == {name for name, _ in module.named_buffers()}
 
@@ -101,26 +94,26 @@ def test_stages_hold_the_users_parameters_under_their_names_and_replicas_hold_co
     assert list(module.state_dict()) == keys
 
 
-def test_hooks_of_submodules_fire() -> None:
+def test_hooks_of_submodules_are_called() -> None:
     module = mlp()
     graph = capture(module, torch.zeros(2, 6))
     plan = make_plan(graph, chain(graph, 2))
     programs = split(module, plan)
     seen: list[int] = []
-    module[4].register_forward_hook(lambda *args: seen.append(1))
+    module.get_submodule("4").register_forward_hook(lambda *args: seen.append(1))
     run_stages(programs, plan, {"input": torch.zeros(2, 6)})
     assert seen == [1]
 
 
-def test_in_place_activation_does_not_reach_the_callers_tensor() -> None:
+def test_an_in_place_activation_does_not_change_the_callers_tensor() -> None:
     module = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 2))
     graph = capture(module, torch.zeros(2, 4))
     plan = make_plan(graph, chain(graph, 1))
     given_tensor = torch.randn(3, 4)
-    kept = given_tensor.clone()
-    expected = module(kept.clone())
+    before = given_tensor.clone()
+    expected = module(before.clone())
     assert_same(expected, run_stages(split(module, plan), plan, {"input": given_tensor}))
-    assert torch.equal(given_tensor, kept)
+    assert torch.equal(given_tensor, before)
 
 
 class Sum(nn.Module):
@@ -156,7 +149,7 @@ def test_random_dags_train_alike(case: tuple[DagModule, int]) -> None:
         assert_same_training(module, plan, split(module, plan), inputs)
 
 
-def test_no_gradient_flows_where_nothing_is_trained() -> None:
+def test_values_without_trainable_parameters_upstream_need_no_gradient() -> None:
     module, made = captured("frozen")
     plan = make_plan(made.graph, [[op.name] for op in made.graph.ops])
     specs = {spec.name: spec for program in split(module, plan) for specs in program.sends.values() for spec in specs}
@@ -188,14 +181,14 @@ def test_tied_weights_are_trained_in_one_stage_and_in_two() -> None:
     for parts in ([order], [order[:4], order[4:]]):
         plan = make_plan(graph, parts)
         assert_same_training(module, plan, split(module, plan), MODELS["gpt"][1](3))
-    assert [exchange.parameters for exchange in plan.exchanges] == [("token.weight",)]
+    assert [exchange.parameters for exchange in plan.tied_gradients] == [("token.weight",)]
     module.token.weight.requires_grad_(False)
     frozen = capture(module, torch.zeros(2, 5, dtype=torch.long))
     assert not frozen.shared[0].trainable
-    assert not make_plan(frozen, [order[:4], order[4:]]).exchanges
+    assert not make_plan(frozen, [order[:4], order[4:]]).tied_gradients
 
 
-def test_a_submodule_called_in_two_stages_is_refused_if_its_buffers_would_part() -> None:
+def test_a_submodule_called_in_two_stages_is_refused_if_the_copies_of_its_buffers_would_differ() -> None:
     class Normed(nn.Module):
         def __init__(self, norm: nn.Module) -> None:
             super().__init__()
@@ -238,7 +231,7 @@ def test_a_graph_without_a_module_is_refused() -> None:
         split(mlp(), make_plan(graph, [["a"], ["b"]]))
 
 
-def test_edges_of_the_plan_must_be_those_of_the_values() -> None:
+def test_edges_of_the_plan_must_match_the_values() -> None:
     module, made = captured("mlp")
     plan = make_plan(made.graph, [["0"], ["2", "4"], ["6", "8"]])
     from dataclasses import replace
@@ -250,7 +243,7 @@ def test_edges_of_the_plan_must_be_those_of_the_values() -> None:
         split(module, replace(plan, edges=(*plan.edges, extra)))
 
 
-def test_splitting_leaves_the_module_as_it_was() -> None:
+def test_splitting_does_not_change_the_module() -> None:
     module = two_tower()
     before = copy.deepcopy(module.state_dict())
     graph = capture(module, MODELS["two_tower"][1](2))
@@ -261,7 +254,7 @@ def test_splitting_leaves_the_module_as_it_was() -> None:
 
 
 def test_submodules_may_have_any_names() -> None:
-    # Names that are alike without dots, and those that a graph module has itself.
+    # Names that are equal after dots are replaced, and names of attributes of a graph module.
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Which backwards cannot be split is found without computing anything, model by model as the runtime finds it."""
+"""The backwards that cannot be split are found without computing, and are those that the runtime finds."""
 
 from dataclasses import replace
 
@@ -43,20 +43,22 @@ def planned(model: nn.Module, schedule: str) -> gp.Plan:
     return gp.hand_plan(graph, costs, cluster, batch_size=8, stages=stages, schedule=schedule)
 
 
-def test_stages_that_cannot_be_split_are_named_and_the_model_is_left_alone() -> None:
+def test_stages_that_cannot_be_split_are_found_and_the_model_does_not_change() -> None:
     model = Model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     plan = planned(model, "zb-h1")
     names = [stage.ops[0] for stage in plan.stages]
     assert whole_backwards(plan, model) == {names.index("third"): "several operations use one parameter"}
-    told = gp.choose_backwards(plan, model)
-    assert [stage.ops[0] for stage in told.stages if stage.backward == "whole"] == ["third"]
-    assert told.prediction.step_seconds != plan.prediction.step_seconds
+    chosen = gp.choose_backwards(plan, model)
+    assert [stage.ops[0] for stage in chosen.stages if stage.backward == "whole"] == ["third"]
+    assert chosen.prediction is not None
+    assert plan.prediction is not None
+    assert chosen.prediction.step_seconds != plan.prediction.step_seconds
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_nothing_changes_where_all_can_be_split_or_the_schedule_does_not() -> None:
+def test_a_plan_does_not_change_if_all_backwards_can_be_split_or_the_schedule_does_not_split() -> None:
     model = Model()
     plan = planned(model, "1f1b")
     assert gp.choose_backwards(plan, model) is plan
@@ -72,8 +74,8 @@ def test_another_model_is_refused() -> None:
 
 def test_a_plan_file_keeps_the_choice(tmp_path) -> None:
     model = Model()
-    told = gp.choose_backwards(planned(model, "zb-h1"), model)
-    told.save(tmp_path / "plan.json")
+    chosen = gp.choose_backwards(planned(model, "zb-h1"), model)
+    chosen.save(tmp_path / "plan.json")
     assert [stage.backward for stage in gp.Plan.load(tmp_path / "plan.json").stages] == [
-        s.backward for s in told.stages
+        s.backward for s in chosen.stages
     ]
