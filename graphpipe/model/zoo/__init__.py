@@ -1,6 +1,11 @@
-"""Models to plan and to train: the shapes of the literature, and small variants for a laptop."""
+"""Models to plan and to train: the sizes of the literature, and small variants for a laptop.
 
-from graphpipe.model.zoo.registry import ZOO, zoo, zoo_model
+A model is one file (`mmt`, `dlrm`, `candle_uno`, `case_study`, `gpt`, `two_tower`) and one line in `registry`, which
+finds it by name. `zoo_model` defines what such a file returns, `blocks` the layers that models share, and
+`synthetic_tasks` data that the small variants can learn.
+"""
+
+from graphpipe.model.zoo.registry import ZOO, zoo
 from graphpipe.model.zoo.zoo_model import ZooModel
 
-__all__ = ["ZOO", "ZooModel", "zoo", "zoo_model"]
+__all__ = ["ZOO", "ZooModel", "zoo"]

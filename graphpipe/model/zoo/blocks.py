@@ -1,10 +1,10 @@
-"""The blocks the zoo's models are made of: each is one operator of the captured graph."""
+"""The blocks of the zoo's models: each block is one operator of the captured graph."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from graphpipe.model.zoo.zoo_model import chain
 
 
 class Attention(nn.Module):
@@ -64,7 +64,7 @@ class Embedding(nn.Module):
 
 
 class Concat(nn.Module):
-    """Joins the branches along the last dimension."""
+    """Concatenates the branches along the last dimension."""
 
     def forward(self, *branches: Tensor) -> Tensor:
         return torch.cat(branches, dim=-1)
@@ -79,6 +79,14 @@ class PooledHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         return self.linear(states.mean(dim=1))
+
+
+def chain(modules: Mapping[str, nn.Module]) -> nn.Sequential:
+    """Return the named modules as a sequence."""
+    sequence = nn.Sequential()
+    for name, module in modules.items():
+        sequence.add_module(name, module)
+    return sequence
 
 
 def transformer_layer(hidden: int, heads: int, width: int, *, causal: bool = False) -> nn.Sequential:

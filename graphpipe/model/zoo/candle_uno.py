@@ -4,8 +4,8 @@
     ...                                       -+-> concat -> top: dense layer x top_layers, linear
     feature6 -> branch6: dense layer x layers -+
 
-GraphPipe (Jeon et al., ASPLOS 2025), appendix A.2: 7 branches of 4 layers of 4096; concatenated; 2 layers of 4096;
-one growth value. Ours, as the paper is silent: every feature is 4096 wide.
+GraphPipe (Jeon et al., ASPLOS 2025), appendix A.2: 7 branches of 4 layers of 4096; concatenated; 2 layers of 4096; one
+growth value. Chosen by us, because the paper does not say: every feature is 4096 wide.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from torch import Generator, nn
 from torch.nn import functional
 
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.zoo.blocks import Concat, dense_stack
-from graphpipe.model.zoo.zoo_model import Batch, ZooModel, assemble, chain
+from graphpipe.model.zoo.blocks import Concat, chain, dense_stack
+from graphpipe.model.zoo.zoo_model import Batch, ZooModel, assemble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def build(shape: CandleUnoShape, device: str) -> ZooModel:
 
 
 def _growth(shape: CandleUnoShape, generator: Generator, samples: int) -> Batch:
-    # The growth value shifts every feature, under noise.
+    # Every feature is the growth value plus noise.
     growth = torch.randn(samples, 1, generator=generator)
     inputs = {
         f"feature{index}": growth + torch.randn(samples, shape.width, generator=generator)

@@ -3,9 +3,9 @@
     modality0 -> branch0: (attention, linear0, linear1) x layers -+-> concat -> head
     modality1 -> branch1: (attention, linear0, linear1) x layers -+
 
-GraphPipe (Jeon et al., ASPLOS 2025): 2 branches of 4 layers. Ours, as the widths are not published: sequence 256,
-hidden 1024 and 16 heads as in the multi-modal transformer, both linear layers of the hidden width with a ReLU, and a
-head that averages over positions and classifies.
+GraphPipe (Jeon et al., ASPLOS 2025): 2 branches of 4 layers. Chosen by us, because the widths are not published:
+sequence 256, hidden 1024 and 16 heads as in the multi-modal transformer, both linear layers of the hidden width with a
+ReLU, and a head that averages over positions and classifies.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.zoo.blocks import Attention, Concat, Dense, PooledHead
+from graphpipe.model.zoo.blocks import Attention, Concat, Dense, PooledHead, chain
 from graphpipe.model.zoo.synthetic_tasks import classify_sequences
-from graphpipe.model.zoo.zoo_model import ZooModel, assemble, chain
+from graphpipe.model.zoo.zoo_model import ZooModel, assemble, multiple_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class CaseStudyShape:
     branches: int = 2
     layers: int = 4
     sequence: int = 256
-    hidden: int = 1024
+    hidden: int = multiple_of("heads", 1024)
     heads: int = 16
     classes: int = 16
 

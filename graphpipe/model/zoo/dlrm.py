@@ -6,8 +6,8 @@
     ...                                     -+
 
 GraphPipe (Jeon et al., ASPLOS 2025), appendix A.2: 7 dense branches of 4 layers of 4096; 7 embedding bags of 1M rows,
-dimension 64, 100 look-ups; concatenated; top layers of 4096. Ours, as the paper is silent: dense inputs of 4096, bags
-that average, 4 top layers, one click logit.
+dimension 64, 100 look-ups; concatenated; top layers of 4096. Chosen by us, because the paper does not say: dense inputs
+of 4096, bags that average, 4 top layers, one click logit.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from torch import Generator, nn
 from torch.nn import functional
 
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.zoo.blocks import Concat, dense_stack
-from graphpipe.model.zoo.zoo_model import Batch, ZooModel, assemble, chain
+from graphpipe.model.zoo.blocks import Concat, chain, dense_stack
+from graphpipe.model.zoo.zoo_model import Batch, ZooModel, assemble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def build(shape: DlrmShape, device: str) -> ZooModel:
 
 
 def _clicks(shape: DlrmShape, generator: Generator, samples: int) -> Batch:
-    # A click shifts every dense input up, and is looked up in the upper half of each table.
+    # A click increases every dense input, and its rows are in the upper half of each table.
     clicks = torch.randint(2, (samples, 1), generator=generator)
     inputs = {
         f"dense{index}": torch.randn(samples, shape.width, generator=generator) + 0.5 * clicks

@@ -1,9 +1,9 @@
-"""A language model that is a plain chain: GPT-2 small, without weight tying and dropout.
+"""A language model whose graph is a chain: GPT-2 small, without weight tying and dropout.
 
     tokens -> embedding -> (causal attention, feed-forward) x layers -> head
 
-Radford et al. 2019: 12 layers, hidden 768, 12 heads, 1024 tokens, vocabulary 50257. Graph pipelines can neither win
-nor lose on a chain: this is the control.
+Radford et al. 2019: 12 layers, hidden 768, 12 heads, 1024 tokens, vocabulary 50257. On a chain, graph pipelines and
+sequential pipelines are the same, so this model is the control.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from graphpipe.model.zoo.blocks import Embedding, transformer_layer
+from graphpipe.model.zoo.blocks import Embedding, chain, transformer_layer
 from graphpipe.model.zoo.synthetic_tasks import arithmetic_sequences
-from graphpipe.model.zoo.zoo_model import ZooModel, assemble, chain
+from graphpipe.model.zoo.zoo_model import ZooModel, assemble, multiple_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class GptShape:
 
     layers: int = 12
     sequence: int = 1024
-    hidden: int = 768
+    hidden: int = multiple_of("heads", 768)
     heads: int = 12
     feed_forward: int = 3072
     vocabulary: int = 50257

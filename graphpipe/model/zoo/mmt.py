@@ -6,8 +6,8 @@
 
 GraphPipe (Jeon et al., ASPLOS 2025), appendix A.2: 4 branches of 8 layers, sequence 256, hidden 1024, 16 heads,
 feed-forward 4096. This is the paper's text: the public code has feed-forward layers of the hidden width, without norm
-and residual. Ours, as the paper is silent: pre-norm layers, inputs already embedded, a head that averages over
-positions and classifies.
+and residual. Chosen by us, because the paper does not say: pre-norm layers, inputs already embedded, a head that
+averages over positions and classifies.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ import torch
 from torch.nn import functional
 
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.zoo.blocks import Concat, PooledHead, transformer_layer
+from graphpipe.model.zoo.blocks import Concat, PooledHead, chain, transformer_layer
 from graphpipe.model.zoo.synthetic_tasks import classify_sequences
-from graphpipe.model.zoo.zoo_model import ZooModel, assemble, chain
+from graphpipe.model.zoo.zoo_model import ZooModel, assemble, multiple_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class MmtShape:
     branches: int = 4
     layers: int = 8
     sequence: int = 256
-    hidden: int = 1024
+    hidden: int = multiple_of("heads", 1024)
     heads: int = 16
     feed_forward: int = 4096
     classes: int = 16

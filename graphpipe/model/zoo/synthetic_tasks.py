@@ -1,4 +1,4 @@
-"""Synthetic tasks that the small models learn in a few steps: fixed patterns of a label, under noise."""
+"""Synthetic tasks that the small models learn in a few steps: a fixed pattern per label, plus noise."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def patterns(count: int, *shape: int) -> Tensor:
 
 
 def classify_sequences(names: list[str], classes: int, length: int, hidden: int) -> Callable[[Generator, int], Batch]:
-    """Return a task: each input (n, length, hidden) is its pattern of the label, (n,) int64, under noise."""
+    """Return a task: each input (n, length, hidden) is its pattern of the label, (n,) int64, plus noise."""
     known = patterns(classes, len(names), hidden)
 
     def batch(generator: Generator, samples: int) -> Batch:

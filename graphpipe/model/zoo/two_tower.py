@@ -4,7 +4,7 @@
     tokens -> text: embedding, (attention, feed-forward) x layers, projection -+         with every text
 
 Radford et al. 2021, ViT-B/32: 12 layers each, image hidden 768 with 12 heads on 32 x 32 patches of 224 x 224 pixels,
-text hidden 512 with 8 heads on 77 tokens. Ours, to stay small: positions averaged in place of a class token, no
+text hidden 512 with 8 heads on 77 tokens. Simplified by us: positions averaged in place of a class token, no
 causal mask in the text tower.
 """
 
@@ -16,9 +16,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.zoo.blocks import Embedding, PooledHead, transformer_layer
+from graphpipe.model.zoo.blocks import Embedding, PooledHead, chain, transformer_layer
 from graphpipe.model.zoo.synthetic_tasks import patterns
-from graphpipe.model.zoo.zoo_model import Batch, ZooModel, assemble, chain
+from graphpipe.model.zoo.zoo_model import Batch, ZooModel, assemble, multiple_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,13 @@ class TwoTowerShape:
     """Sizes of the two towers."""
 
     layers: int = 12
-    pixels: int = 224
+    pixels: int = multiple_of("patch", 224)
     patch: int = 32
-    image_hidden: int = 768
+    image_hidden: int = multiple_of("image_heads", 768)
     image_heads: int = 12
     vocabulary: int = 49408
     sequence: int = 77
-    text_hidden: int = 512
+    text_hidden: int = multiple_of("text_heads", 512)
     text_heads: int = 8
     embedding: int = 512
 
@@ -99,13 +99,14 @@ def build(shape: TwoTowerShape, device: str) -> ZooModel:
 def contrastive_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the symmetric contrastive loss of (n, n) similarities, with pairs of equal labels as positives.
 
-    The targets of a row share one among its positives; the divergence from them is 0 at best, whatever the labels.
+    The targets of a row are 1 divided equally among its positives. The loss is the divergence from these targets, so
+    its minimum is 0 for all labels.
     Yang et al. 2022 (UniCL), equations 2-4.
     """
     positives = (labels.unsqueeze(0) == labels.unsqueeze(1)).float()
     targets = positives / positives.sum(dim=1, keepdim=True)
-    both_ways = (functional.log_softmax(logits, dim=1), functional.log_softmax(logits.T, dim=1))
-    images, texts = (functional.kl_div(found, targets, reduction="batchmean") for found in both_ways)
+    both = (functional.log_softmax(logits, dim=1), functional.log_softmax(logits.T, dim=1))
+    images, texts = (functional.kl_div(found, targets, reduction="batchmean") for found in both)
     return (images + texts) / 2
 
 
@@ -117,7 +118,7 @@ def _layers(layers: int, hidden: int, heads: int) -> dict[str, nn.Module]:
 
 
 def _pairs(shape: TwoTowerShape, known: Tensor, generator: Generator, samples: int) -> Batch:
-    # An image is its label's pattern under noise; a text counts up from its label's first token.
+    # An image is the pattern of its label plus noise. A text counts up from the first token of its label.
     labels = torch.randint(_CLASSES, (samples,), generator=generator)
     pixels = known[labels] + torch.randn(samples, 3, shape.pixels, shape.pixels, generator=generator)
     first = labels * (shape.vocabulary // _CLASSES)

@@ -1,7 +1,7 @@
-"""What the zoo hands out: a module, example inputs, and what training needs."""
+"""A model of the zoo: a module, example inputs, and what training needs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor, nn
@@ -34,9 +34,6 @@ def assemble(
     return ZooModel(module=module, example_inputs=examples, loss_fn=loss_fn, batch=batch)
 
 
-def chain(modules: Mapping[str, nn.Module]) -> nn.Sequential:
-    """Return the named modules one after another."""
-    sequence = nn.Sequential()
-    for name, module in modules.items():
-        sequence.add_module(name, module)
-    return sequence
+def multiple_of(other: str, default: int) -> int:
+    """Return the declaration of a size with this default, which must be a multiple of the size named `other`."""
+    return field(default=default, metadata={"multiple_of": other})

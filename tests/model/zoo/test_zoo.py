@@ -1,11 +1,19 @@
-"""The zoo: the literature's shapes without memory, and small variants that learn."""
+"""The zoo: models of the published sizes without memory, and small variants that learn."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 
+from graphpipe.cli.model_argument import find_model
 from graphpipe.errors import InvalidInput
-from graphpipe.model.zoo import ZOO, zoo, zoo_model
+from graphpipe.model.capture.capture import capture
+from graphpipe.model.zoo import ZOO, registry, zoo
+from graphpipe.model.zoo.registry import Entry, zoo_model
 from graphpipe.model.zoo.two_tower import contrastive_loss
+from graphpipe.model.zoo.zoo_model import ZooModel, assemble, multiple_of
 
 # By hand, from the shapes. A transformer layer of hidden h and feed-forward f has two norms (2h each), the
 # attention's projections (h -> 3h -> h) and the feed-forward's (h -> f -> h), all with biases.
@@ -16,7 +24,7 @@ GPT_LAYER = 4 * 768 + (4 * 768**2 + 4 * 768) + (2 * 768 * 3072 + 3072 + 768)
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Small tensors gain nothing from threads, which on a busy machine wait for each other."""
+    """On a busy machine, threads that share small tensors only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -96,7 +104,7 @@ def test_options_change_the_shape():
     assert list(inputs) == ["modality0", "modality1"]
     assert inputs["modality0"].shape == (2, 256, 512)
     assert [name for name, _ in module.named_children()] == ["branch0", "branch1", "concat", "head"]
-    assert len(module.branch0) == 3
+    assert len([*module.get_submodule("branch0").children()]) == 3
 
 
 def test_a_colon_and_a_device_choose_the_variant():
@@ -120,15 +128,43 @@ def test_a_colon_and_a_device_choose_the_variant():
         ("two-tower", {"patch": 30}, "pixels = 224 does not divide by patch = 30"),
     ],
 )
-def test_what_is_not_in_the_zoo_is_refused_with_the_nearest(name, options, said):
+def test_unknown_names_and_bad_sizes_are_refused_with_a_remedy(name, options, said):
     with pytest.raises(InvalidInput, match=said):
         zoo(name, **options)
 
 
 def test_the_contrastive_loss_by_hand():
-    # Two pairs of one label, one of another: targets 1/2 1/2 0, 1/2 1/2 0, 0 0 1; uniform logits put 1/3 everywhere.
+    # Labels 5, 5, 6: targets 1/2 1/2 0, 1/2 1/2 0, 0 0 1. Uniform logits give probabilities of 1/3.
     labels = torch.tensor([5, 5, 6])
     divergence = (2 * torch.log(torch.tensor(3 / 2)) + torch.log(torch.tensor(3.0))) / 3
     torch.testing.assert_close(contrastive_loss(torch.zeros(3, 3), labels), divergence)
     best = torch.tensor([[0.0, 0.0, -90.0], [0.0, 0.0, -90.0], [-90.0, -90.0, 0.0]])
     torch.testing.assert_close(contrastive_loss(best, labels), torch.tensor(0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewShape:
+    width: int = multiple_of("groups", 12)
+    groups: int = 3
+
+
+def build_new(shape: NewShape, device: str) -> ZooModel:
+    def task(generator: torch.Generator, samples: int):
+        x = torch.randn(samples, shape.width, generator=generator)
+        return {"x": x}, x
+
+    with torch.device(device):
+        module = nn.Sequential(nn.Linear(shape.width, shape.width), nn.ReLU(), nn.Linear(shape.width, shape.width))
+    return assemble(module, nn.functional.mse_loss, task, device)
+
+
+def test_a_new_model_needs_only_its_file_and_an_entry(monkeypatch):
+    entries: Mapping[str, Entry] = {**ZOO, "new": Entry(build_new, NewShape(), NewShape(width=6))}
+    monkeypatch.setattr(registry, "ZOO", entries)
+    module, inputs = find_model("new-small")
+    graph = capture(module, inputs)
+    assert [op.name for op in graph.ops] == ["0", "2"]
+    assert graph["0"].output_bytes_per_sample == 4 * 6
+    assert next(zoo("new", width=24)[0].parameters()).shape == (24, 24)
+    with pytest.raises(InvalidInput, match="width = 7 does not divide by groups = 3"):
+        zoo("new", width=7)
