@@ -4,32 +4,31 @@ from dataclasses import dataclass, field
 
 from graphpipe.costs import CostTable, TaskSeconds
 from graphpipe.plans import Plan
-from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceShared, Send, Task, Transfer
+from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceShared, Send, StageTask, Transfer
 from graphpipe.schedule.schedule import Kind
 from graphpipe.simulator.engine import Activity
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class OptimizerStep:
     """The optimizer step of a device."""
 
     device: int
 
 
 @dataclass(frozen=True, slots=True)
-class Handling:
-    """A device's own part in sending or receiving messages."""
+class MessageHandling:
+    """The work of a device to send or receive messages."""
 
     device: int
 
 
-Doing = tuple[int, Task] | Transfer | Handling | Reduce | ReduceShared | Update
-"""What an activity is: a task on a device, a transfer, what one takes of a device, a reduction over replicas, an
-optimizer step."""
+SimulatedWork = tuple[int, StageTask] | Transfer | MessageHandling | Reduce | ReduceShared | OptimizerStep
+"""The meaning of an activity. A pair is a device and its task."""
 
 
 def seconds_of(kind: Kind, seconds: TaskSeconds, costs: CostTable) -> float:
-    """Return the seconds of one task; the runtime's own cost is part of each, a weight gradient alone too."""
+    """Return the seconds of one task, including the runtime's overhead."""
     match kind:
         case "F":
             return seconds.forward
@@ -43,12 +42,12 @@ def seconds_of(kind: Kind, seconds: TaskSeconds, costs: CostTable) -> float:
 
 @dataclass(slots=True)
 class Activities:
-    """Collects activities in the total order of a lowered schedule, remembering who used what last."""
+    """Collects activities in the total order of a lowered schedule, and keeps the last user of each resource."""
 
     plan: Plan
     found: list[Activity] = field(default_factory=list[Activity])
-    what: list[Doing] = field(default_factory=list[Doing])
-    """What each of `found` is."""
+    what: list[SimulatedWork] = field(default_factory=list[SimulatedWork])
+    """The meaning of each activity in `found`."""
     _seconds: dict[tuple[int, int], TaskSeconds] = field(default_factory=dict[tuple[int, int], TaskSeconds])
     _last: dict[int, int] = field(default_factory=dict[int, int])
     """The last activity that occupied each device."""
@@ -57,15 +56,15 @@ class Activities:
     _channels: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """The last transfer from one device to another."""
     _reduced: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    """The reductions each device takes part in."""
-    _received: dict[tuple[int, Task], list[int]] = field(default_factory=dict[tuple[int, Task], list[int]])
+    """The reductions that involve each device."""
+    _received: dict[tuple[int, StageTask], list[int]] = field(default_factory=dict[tuple[int, StageTask], list[int]])
     """The transfers that a task on a device waits for."""
-    _arrived_seconds: dict[tuple[int, Task], float] = field(default_factory=dict[tuple[int, Task], float])
-    """What these take of the device."""
+    _arrived_seconds: dict[tuple[int, StageTask], float] = field(default_factory=dict[tuple[int, StageTask], float])
+    """The seconds of work that these transfers cost the device."""
 
     def add_all(self, lowered: LoweredSchedule) -> None:
         """Add every action of the total order, then the optimizer steps."""
-        self._compare(lowered)
+        self._compare_inputs(lowered)
         for device, action in lowered.order:
             if isinstance(action, Compute):
                 self._compute(device, action.task)
@@ -73,14 +72,14 @@ class Activities:
                 self._transfer(action.transfer)
             elif isinstance(action, Reduce) and device == self.plan.stages[action.stage].devices[0]:
                 self._reduce(action)
-            elif isinstance(action, ReduceShared) and device == self.plan.exchanges[action.exchange].devices[0]:
+            elif isinstance(action, ReduceShared) and device == self.plan.tied_gradients[action.exchange].devices[0]:
                 self._reduce_shared(action)
-        self._add_up()
+        self._sum_scalars()
         for device in self.plan.used_devices:
             self._update(device)
 
-    def _compare(self, lowered: LoweredSchedule) -> None:
-        # Ranks that talk to each other first tell what they were given, which matters where telling takes them time.
+    def _compare_inputs(self, lowered: LoweredSchedule) -> None:
+        # Ranks that exchange messages first compare their inputs. This takes time only if devices handle messages.
         if not self.plan.cluster.messages_take_devices:
             return
         peers: dict[int, set[int]] = {device: set() for device in self.plan.used_devices}
@@ -91,22 +90,22 @@ class Activities:
         for device, others in peers.items():
             self._handle(device, 2 * sum(self.plan.cost_model.message_seconds(device, each) for each in others), [])
 
-    def _add_up(self) -> None:
-        # Before any weight changes, a rank that ends last gets the numbers of all, and tells them their sum.
+    def _sum_scalars(self) -> None:
+        # Before weights change, the first rank receives scalars from all others, and sends them the sum.
         if not self.plan.cluster.messages_take_devices:
             return
         root, *_ = self.plan.stages[0].devices
         others = [device for device in self.plan.used_devices if device != root]
-        taken = [2 * self.plan.cost_model.message_seconds(root, device) for device in others]
-        given = [self._handle(*each, self._ended(each[0])) for each in zip(others, taken, strict=True)]
-        summed = self._handle(root, sum(taken), given + self._ended(root))
+        handling = [2 * self.plan.cost_model.message_seconds(root, device) for device in others]
+        given = [self._handle(*each, self._ended(each[0])) for each in zip(others, handling, strict=True)]
+        summed = self._handle(root, sum(handling), given + self._ended(root))
         for device in others:
             self._last[device] = summed
 
     def _ended(self, device: int) -> list[int]:
         return self._reduced.get(device, []) + self._last_of(device)
 
-    def _add(self, what: Doing, seconds: float, needs: list[int], pool: str | None = None) -> int:
+    def _add(self, what: SimulatedWork, seconds: float, needs: list[int], pool: str | None = None) -> int:
         self.found.append(Activity(seconds, tuple(needs), pool))
         self.what.append(what)
         return len(self.found) - 1
@@ -114,7 +113,7 @@ class Activities:
     def _last_of(self, *devices: int) -> list[int]:
         return [self._last[device] for device in devices if device in self._last]
 
-    def _compute(self, device: int, task: Task) -> None:
+    def _compute(self, device: int, task: StageTask) -> None:
         needs = self._received.pop((device, task), []) + self._last_of(device)
         if arrived := self._arrived_seconds.pop((device, task), 0.0):
             needs = [self._handle(device, arrived, needs)]
@@ -123,7 +122,7 @@ class Activities:
         self._last[device] = self._last_task[device, task.stage] = number
 
     def _handle(self, device: int, seconds: float, needs: list[int]) -> int:
-        self._last[device] = self._add(Handling(device), seconds, needs, self.plan.cluster.devices[device].node)
+        self._last[device] = self._add(MessageHandling(device), seconds, needs, self.plan.cluster.devices[device].node)
         return self._last[device]
 
     def _task_seconds(self, stage: int, device: int) -> TaskSeconds:
@@ -137,15 +136,15 @@ class Activities:
     def _transfer(self, transfer: Transfer) -> None:
         source, target = transfer.source_device, transfer.target_device
         if source == target:
-            return  # A hand-over: the order of the device says all.
+            return  # Passed inside the device, where the order of tasks is enough.
         count = self.plan.edges[transfer.edge].bytes_per_sample * len(transfer.samples)
         seconds = self.plan.cost_model.transfer_seconds(count, source, target)
-        if taken := self.plan.cost_model.message_seconds(source, target):
-            self._handle(source, taken, self._last_of(source))
+        if handling := self.plan.cost_model.message_seconds(source, target):
+            self._handle(source, handling, self._last_of(source))
             arriving = target, transfer.target_task
-            self._arrived_seconds[arriving] = self._arrived_seconds.get(arriving, 0.0) + taken
+            self._arrived_seconds[arriving] = self._arrived_seconds.get(arriving, 0.0) + handling
         if self.plan.cluster.overlap:
-            # The last activity of the source is the task that produced it, or the handling of what that sends.
+            # The last activity of the source produced the values, or handles the message.
             busy = [self._channels[source, target]] if (source, target) in self._channels else []
             number = self._add(transfer, seconds, self._last_of(source) + busy)
             self._channels[source, target] = number
@@ -160,14 +159,14 @@ class Activities:
         self._sum_gradients(action, self.plan.reduce_seconds(action.stage), devices, ends)
 
     def _reduce_shared(self, action: ReduceShared) -> None:
-        exchange = self.plan.exchanges[action.exchange]
+        exchange = self.plan.tied_gradients[action.exchange]
         ends = [
             self._last_task[device, stage] for stage in exchange.stages for device in self.plan.stages[stage].devices
         ]
-        self._sum_gradients(action, self.plan.exchange_seconds(exchange), exchange.devices, ends)
+        self._sum_gradients(action, self.plan.tied_gradients_seconds(exchange), exchange.devices, ends)
 
-    def _sum_gradients(self, what: Doing, seconds: float, devices: tuple[int, ...], ends: list[int]) -> None:
-        # After the last tasks that add to the gradients, and one reduction of a device after the other.
+    def _sum_gradients(self, what: SimulatedWork, seconds: float, devices: tuple[int, ...], ends: list[int]) -> None:
+        # After the last tasks that add to the gradients. A device does one reduction after the other.
         overlap = self.plan.cluster.overlap
         needs = ends + [number for device in devices for number in self._reduced.get(device, [])[-1:]]
         needs += [] if overlap else self._last_of(*devices)
@@ -180,4 +179,4 @@ class Activities:
     def _update(self, device: int) -> None:
         hosted = [stage for stage in self.plan.stages if device in stage.devices]
         seconds = sum(self.plan.cost_model.optimizer_seconds(stage.ops) for stage in hosted)
-        self._add(Update(device), seconds, self._ended(device), self.plan.cluster.devices[device].node)
+        self._add(OptimizerStep(device), seconds, self._ended(device), self.plan.cluster.devices[device].node)

@@ -1,7 +1,7 @@
-"""When things happen, given how long each takes and what it waits for. Knows nothing of plans or devices.
+"""The event engine: when activities happen, given the seconds of each and the activities that it waits for.
 
-A resource used by one activity at a time needs no notion here: the order of its users is known beforehand, so each
-simply waits for the one before.
+A resource that serves one activity at a time is not represented here. The order of its users is fixed beforehand, so
+each of them waits for the one before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ class Activity(NamedTuple):
 
     seconds: float
     needs: tuple[int, ...]
-    """Positions of activities, all before its own, that must end first."""
+    """Positions of the activities that must end first. All are before its own position."""
     pool: str | None = None
-    """Where its work is done, if shared: see `run_shared`."""
+    """The pool of cores that does the work, if cores are shared (see `run_shared`)."""
 
 
 class Interval(NamedTuple):
@@ -29,7 +29,7 @@ class Interval(NamedTuple):
 
 
 def run(activities: Sequence[Activity]) -> list[Interval]:
-    """Return when each activity happens if each starts as soon as all it needs has ended."""
+    """Return when each activity happens if each starts as soon as all activities that it needs have ended."""
     happened: list[Interval] = []
     for seconds, needs, _ in activities:
         start = max([happened[need][1] for need in needs], default=0.0)
@@ -40,8 +40,8 @@ def run(activities: Sequence[Activity]) -> list[Interval]:
 def run_shared(activities: Sequence[Activity], cores: Mapping[str, float]) -> list[Interval]:
     """Return when each activity happens if the running ones of a pool share its cores equally.
 
-    With n activities running in a pool of c cores, each progresses at rate min(1, c / n): processor sharing. A pool
-    without an entry in `cores`, or none at all, has a core for everyone.
+    With n activities running in a pool of c cores, each progresses at rate min(1, c / n) (processor sharing). An
+    activity runs at full rate if it does not have a pool, or if its pool is not in `cores`.
     """
     starts, ends = [0.0] * len(activities), [inf] * len(activities)
     followers, missing = _followers(activities)
@@ -78,12 +78,12 @@ def _followers(activities: Sequence[Activity]) -> tuple[list[list[int]], list[in
 
 @dataclass(slots=True)
 class _Pool:
-    """Its clock shows how many seconds of work each running activity has been given since the beginning."""
+    """A pool of cores. Its clock counts the seconds of work that each running activity has received since the start."""
 
     cores: float
     clock: float = 0.0
     running: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    """A heap of (clock at which it ends, activity)."""
+    """A heap of (clock at the end of the activity, activity)."""
 
     @property
     def rate(self) -> float:
@@ -93,7 +93,7 @@ class _Pool:
         heappush(self.running, (self.clock + seconds, number))
 
     def next_seconds(self) -> float:
-        """Seconds until the first activity ends, if none begins before."""
+        """Return the seconds until the first activity ends, if another one does not begin before."""
         return max(0.0, self.running[0][0] - self.clock) / self.rate if self.running else inf
 
     def advance(self, seconds: float) -> None:

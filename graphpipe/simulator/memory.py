@@ -4,63 +4,62 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
-from graphpipe.costs import task_bytes
+from graphpipe.costs import TaskMemory
 from graphpipe.plans import Plan
-from graphpipe.schedule import LoweredSchedule, Task
+from graphpipe.plans.device_memory import stage_memory
+from graphpipe.schedule import LoweredSchedule, StageTask
 from graphpipe.simulator.message_buffers import Buffers, Moment
 from graphpipe.trace import MemorySample, Span
 
 Change = tuple[float, float]
-"""Seconds, and by how many bytes a device holds more or less from then on."""
+"""Seconds, and the change in bytes that a device holds from then on."""
 
 
 def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule) -> tuple[MemorySample, ...]:
-    """Return a sample for every change of what a device holds, by device, then time.
+    """Return a sample for every change of the memory of a device, by device, then time.
 
-    From the start a device holds the parameters, gradients and optimizer state of its stages, each replica in whole.
-    A micro-batch's share of activations is held from the start of its forward to the end of its backward. Where the
-    backward is split, the end of the input half frees what is not `kept_for_weight_gradient`. What a backward computes
-    again is held while it runs.
+    From the start a device holds the parameters, gradients and optimizer state of its stages in full.
+    A micro-batch's share of activations is held from the start of its forward to the end of its backward. If the
+    backward is split, the end of the input half frees what is not `kept_for_weight_gradient`. What a backward
+    recomputes is held while it runs.
 
-    Where the cost table knows what operators hold while they run, because it was profiled, memory is told in full:
-    tasks then take what their operators need at the worst moment (`task_bytes`), gradients of parameters come with a
-    stage's first backward, and messages have buffers (`buffers`) from when their receive begins, or until they are
-    known to be gone. Not told: what an optimizer and the sum over replicas hold while they run, copies of values that
-    do not lie in one piece, and what kernels need inside.
+    A profiled cost table records what operators hold while they run, and then more is counted. Tasks hold the peak of
+    their operators' temporaries (`TaskMemory`). Gradients of parameters are allocated by a stage's first backward.
+    Receive buffers are held from the start of the receive, and send buffers until the receive is acknowledged (see
+    `message_buffers`). Not counted are what an optimizer and the sum over replicas hold while they run, copies of
+    values that are not contiguous, and what kernels allocate inside.
     """
     changes: dict[int, list[Change]] = {device: [] for device in plan.used_devices}
     for stage in plan.stages:
         for device in stage.devices:
-            changes[device].append((0.0, plan.cost_model.state_bytes(stage.ops)))
+            changes[device].append((0.0, plan.cost_model.parameter_bytes.state(stage.ops)))
     steps = [memory_steps(plan, stage) for stage in range(len(plan.stages))]
     for span in spans:
         starting, ending = steps[span.stage].get(span.kind, (0.0, 0.0))
         changes[span.device] += [(span.start_seconds, starting)] if starting else []
         changes[span.device] += [(span.end_seconds, ending)] if ending else []
-    if plan.cost_model.knows_temporaries:
+    if plan.cost_model.op_bytes.has_temporaries:
         for device, found in changes.items():
-            found += _in_full(plan, lowered, device, [span for span in spans if span.device == device])
+            found += _profiled_changes(plan, lowered, device, [span for span in spans if span.device == device])
     return tuple(sample for device, found in changes.items() for sample in _add_up(device, found))
 
 
 def memory_steps(plan: Plan, stage: int) -> dict[str, tuple[float, float]]:
-    """Return by how many bytes each kind of task changes what one device of a stage holds: as it starts, as it ends."""
-    here, model, kept = plan.stages[stage], plan.cost_model, plan.costs.kept_for_weight_gradient
-    samples = here.micro_batch / here.degree
-    recompute = here.recompute
-    held = model.activation_bytes(here.ops, recompute) * samples
-    if model.knows_temporaries:
-        held -= model.activation_bytes(here.ops, "full") * samples  # what was received is in buffers
-    again = model.recomputed_bytes(here.ops, recompute) * samples
+    """Return the change in bytes that one device of a stage holds, at the start and end of each kind of task."""
+    here, kept = plan.stages[stage], plan.costs.kept_for_weight_gradient
+    samples, memory = here.micro_batch / here.degree, stage_memory(plan.cost_model, here)
+    held, again = memory.per_sample * samples, memory.recomputed
+    if plan.cost_model.op_bytes.has_temporaries:
+        held -= memory.received * samples  # counted as message buffers
     return {"F": (held, 0.0), "B": (again, -held - again), "I": (0.0, -held * (1.0 - kept)), "W": (0.0, -held * kept)}
 
 
-def _in_full(plan: Plan, lowered: LoweredSchedule, device: int, spans: Sequence[Span]) -> list[Change]:
+def _profiled_changes(plan: Plan, lowered: LoweredSchedule, device: int, spans: Sequence[Span]) -> list[Change]:
     found: list[Change] = []
     seconds = {Moment(None, "start"): 0.0, Moment(None, "end"): max(span.end_seconds for span in spans)}
-    first: set[int] = set()  # stages whose first backward, or weight half, has been
+    first: set[int] = set()  # stages whose first backward, or weight half, has run
     worsts = {
-        stage: task_bytes(plan.cost_model, here.ops, here.micro_batch / here.degree, here.recompute)
+        stage: TaskMemory.of(plan.cost_model.op_bytes, here.ops, here.micro_batch / here.degree, here.recompute)
         for stage, here in enumerate(plan.stages)
         if device in here.devices
     }
@@ -68,7 +67,7 @@ def _in_full(plan: Plan, lowered: LoweredSchedule, device: int, spans: Sequence[
         kind, stage = span.kind, span.stage
         if kind not in ("F", "B", "I", "W"):
             continue
-        task = Task(kind, stage, span.micro_batch)
+        task = StageTask(kind, stage, span.micro_batch)
         seconds[Moment(task, "start")], seconds[Moment(task, "end")] = span.start_seconds, span.end_seconds
         worst = worsts[stage]
         temporary = worst.forward if kind == "F" else worst.backward
@@ -82,14 +81,13 @@ def _in_full(plan: Plan, lowered: LoweredSchedule, device: int, spans: Sequence[
 
 
 def _gradient_bytes(plan: Plan, stage: int) -> float:
-    # A table may hold less for state than parameters and gradients take.
-    model, ops = plan.cost_model, plan.stages[stage].ops
-    parameters = float(model.parameter_bytes[model.positions(ops)].sum()) - model.repeated_bytes(ops)
-    return min(model.gradient_bytes(ops), max(0.0, model.state_bytes(ops) - parameters))
+    # The table's state may be smaller than parameters and gradients together.
+    costs, ops = plan.cost_model.parameter_bytes, plan.stages[stage].ops
+    return min(costs.gradients(ops), max(0.0, costs.state(ops) - costs.weights(ops)))
 
 
 def _add_up(device: int, changes: Iterable[Change]) -> Iterator[MemorySample]:
-    # At equal times what is freed makes room for what comes.
+    # Changes at the same time are summed first: freed bytes make room for new ones.
     total = 0.0
     for seconds, together in groupby(sorted(changes), key=itemgetter(0)):
         total += sum(change for _, change in together)

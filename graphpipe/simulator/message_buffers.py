@@ -1,7 +1,8 @@
-"""The buffers of messages: how long they are held on one device, by the rules that the runtime follows.
+"""The message buffers of one device, and how long they are held, by the same rules as in the runtime.
 
-A receive may begin long before its turn (`schedule.ahead`): then its buffer is there. What is sent is kept until it is
-known to have been taken (`schedule.taken`); of an output, the stage keeps as much itself until its backward.
+A receive may begin long before its turn (`schedule.early_receives`), and its buffer is allocated then. A sent gradient
+is kept until its receive is acknowledged (`schedule.acknowledged_sends`). A sent output is not counted here, because
+the stage keeps it anyway until its backward.
 """
 
 from collections.abc import Mapping
@@ -9,71 +10,73 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from graphpipe.plans import Plan
-from graphpipe.schedule import Compute, LoweredSchedule, Receive, Send, Task, Transfer
-from graphpipe.schedule.acknowledged_sends import Taken, taken_by
-from graphpipe.schedule.early_receives import AHEAD_BYTES, Ahead
+from graphpipe.schedule import Compute, LoweredSchedule, Receive, Send, StageTask, Transfer
+from graphpipe.schedule.acknowledged_sends import AcknowledgedSends, find_acknowledged_sends
+from graphpipe.schedule.early_receives import EARLY_BYTES, EarlyReceives
 
 
 class Moment(NamedTuple):
-    """Of one device."""
+    """A point in the step of one device."""
 
-    task: Task | None
-    """None: of the whole step."""
+    task: StageTask | None
+    """None: the whole step."""
     side: Literal["start", "end"]
 
 
 _BEGINNING = Moment(None, "start")
 Changes = list[tuple[Moment, float]]
-"""By how many bytes, and when, a device holds more or less."""
+"""The changes in bytes that a device holds, with their moments."""
 
 
 @dataclass(slots=True)
 class Buffers:
-    """Goes through the actions of one device, and notes what its buffers hold."""
+    """Replays the actions of one device, and records what its buffers hold."""
 
     plan: Plan
     device: int
-    taken: Taken
+    acknowledged: AcknowledgedSends
     kept: Mapping[int, float]
-    """By stage whose backward is split: the share of what was received that stays for the second half."""
+    """By stage whose backward is split: the share of the received values that is kept for the second half."""
     changes: Changes = field(default_factory=Changes)
     _now: Moment = _BEGINNING
-    _there: set[tuple[Task, int]] = field(default_factory=set[tuple[Task, int]])
+    _there: set[tuple[StageTask, int]] = field(default_factory=set[tuple[StageTask, int]])
     """The task and edge of every buffer."""
-    _messages: dict[Task, list[int]] = field(default_factory=dict[Task, list[int]])
-    """Bytes of the messages that have begun and that a task waits for."""
+    _messages: dict[StageTask, list[int]] = field(default_factory=dict[StageTask, list[int]])
+    """By task: bytes of the messages for it whose receive has begun."""
     _sent: dict[Transfer, float] = field(default_factory=dict[Transfer, float])
 
     @staticmethod
     def of(plan: Plan, lowered: LoweredSchedule, device: int) -> Changes:
-        """Return what the buffers of a device hold in a step, on a rank of its own."""
+        """Return the changes of a device's buffers in a step, if each device is a rank."""
         tasks = [action.task for action in lowered.devices[device] if isinstance(action, Compute)]
         split = {task.stage: plan.costs.kept_for_weight_gradient for task in tasks if task.kind == "W"}
-        taken = taken_by(lowered, {number: number for number in range(len(lowered.devices))}, device)
-        it = Buffers(plan, device, taken, split)
-        it.go_through(lowered)
+        acknowledged = find_acknowledged_sends(
+            lowered, {number: number for number in range(len(lowered.devices))}, device
+        )
+        it = Buffers(plan, device, acknowledged, split)
+        it.replay(lowered)
         return it.changes
 
-    def go_through(self, lowered: LoweredSchedule) -> None:
-        """Note all of a step."""
-        ahead = Ahead(begin=self._begin, size_of=self._bytes, room=AHEAD_BYTES)
+    def replay(self, lowered: LoweredSchedule) -> None:
+        """Record the changes of a step."""
+        early = EarlyReceives(begin=self._begin, size_of=self._bytes, room=EARLY_BYTES)
         actions = lowered.devices[self.device]
         coming = [action.transfer for action in actions if isinstance(action, Receive) and self._from_afar(action)]
         began = False
         for action in actions:
             if not began and not isinstance(action, Compute):
-                ahead.start(coming)
+                early.start(coming)
                 began = True
             match action:
                 case Compute(task):
                     self._now = Moment(task, "start")
                     for count in self._messages.pop(task, ()):
-                        ahead.used(count)
-                    for transfer in self.taken.get((self.device, task), ()):
+                        early.used(count)
+                    for transfer in self.acknowledged.get((self.device, task), ()):
                         self._note(-self._sent.pop(transfer, 0.0))
                     self._now = Moment(task, "end")
                 case Receive(transfer) if self._from_afar(action):
-                    ahead.reach(transfer)
+                    early.reach(transfer)
                 case Receive(transfer):
                     self._hold(transfer)
                 case Send(transfer) if transfer.direction == "backward" and transfer.target_device != self.device:
@@ -91,7 +94,7 @@ class Buffers:
         return count
 
     def _hold(self, transfer: Transfer) -> None:
-        # A buffer takes the values of all samples of its task, whatever message comes first.
+        # The first message for a task allocates the buffer for all of its samples.
         task, edge = transfer.target_task, transfer.edge
         if (task, edge) in self._there:
             return
@@ -103,10 +106,10 @@ class Buffers:
             self.changes.append((Moment(task, "end"), -count))
         elif task.stage in self.kept:
             kept = self.kept[task.stage]
-            self.changes.append((Moment(Task("I", task.stage, task.micro_batch), "end"), -count * (1.0 - kept)))
-            self.changes.append((Moment(Task("W", task.stage, task.micro_batch), "end"), -count * kept))
+            self.changes.append((Moment(StageTask("I", task.stage, task.micro_batch), "end"), -count * (1.0 - kept)))
+            self.changes.append((Moment(StageTask("W", task.stage, task.micro_batch), "end"), -count * kept))
         else:
-            self.changes.append((Moment(Task("B", task.stage, task.micro_batch), "end"), -count))
+            self.changes.append((Moment(StageTask("B", task.stage, task.micro_batch), "end"), -count))
 
     def _note(self, count: float) -> None:
         if count:

@@ -1,4 +1,4 @@
-"""The part of a training step that repeats, and the devices in it that do the same at the same times."""
+"""The repeating part of a training step, and which of its replicas have equal work at equal times."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import cached_property
 from math import lcm
 
 from graphpipe.plans import Plan
-from graphpipe.schedule import Schedule, Task
+from graphpipe.schedule import Schedule, StageTask
 from graphpipe.schedule.list_scheduling.equal_stages import first_equal
 from graphpipe.schedule.schedule import Kind
 from graphpipe.schedule.task_numbers import TaskNumbers
@@ -15,24 +15,24 @@ from graphpipe.simulator.activities import seconds_of
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 Slot = int
-"""A replica of a stage: replicas counted through, stage by stage."""
+"""A replica of a stage, by its position among all replicas, stage by stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a task of a period waits for."""
+    """A transfer that a task of a period waits for."""
 
     source: int
     """Number of the producing task in the period."""
     seconds: float
-    """Of the transfer."""
+    """Seconds of the transfer."""
     channel: tuple[Slot, Slot]
 
 
 # No slots: the derived tables below are cached properties.
 @dataclass(frozen=True)
 class Period:
-    """As many samples as all micro-batch sizes divide: who waits for whom repeats with every such period."""
+    """The least number of samples that all micro-batch sizes divide. Dependencies repeat with every such period."""
 
     plan: Plan
     schedule: Schedule
@@ -55,7 +55,7 @@ class Period:
     @cached_property
     def firsts(self) -> list[int]:
         """Number of the first backward of each slot."""
-        return [self.numbers.number(Task("B", stage, 0), device) for stage, device in self.slots]
+        return [self.numbers.number(StageTask("B", stage, 0), device) for stage, device in self.slots]
 
     @cached_property
     def seconds(self) -> list[tuple[float, ...]]:
@@ -87,10 +87,11 @@ class Period:
 
     @cached_property
     def alike(self) -> list[Slot]:
-        """For each slot the first one that does the same at the same times.
+        """By slot: the first slot with the same tasks at the same times.
 
-        Colour refinement: slots begin alike if they take equal times for equal lists of tasks; then those that wait
-        for different colours are told apart, until nothing changes. What is left alike has equal recurrences.
+        Colour refinement: slots start with the same colour if they take equal times for equal lists of tasks. Slots
+        that wait for different colours then get different colours, until nothing changes. Slots of the same colour have
+        equal times.
         """
         orders = [tuple(task.kind for task in self.schedule.devices[device]) for _, device in self.slots]
         colours = first_equal(list(zip(self.seconds, orders, strict=True)))

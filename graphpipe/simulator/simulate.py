@@ -1,10 +1,11 @@
-"""From a plan to its predicted trace."""
+"""Simulate a plan: return its predicted trace."""
 
 from graphpipe.plans import Plan
-from graphpipe.schedule import LoweredSchedule, Schedule, lower
-from graphpipe.schedule import schedule as schedule_of
+from graphpipe.schedule import LoweredSchedule, Schedule
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify import verify
-from graphpipe.simulator.activities import Activities, Doing
+from graphpipe.simulator.activities import Activities, SimulatedWork
 from graphpipe.simulator.engine import Interval, run, run_shared
 from graphpipe.simulator.memory import memory_over_time
 from graphpipe.simulator.spans import spans_of
@@ -12,16 +13,16 @@ from graphpipe.trace import Trace
 
 
 def simulate(plan: Plan, schedule: Schedule | None = None) -> Trace:
-    """Return what one training step of the plan is predicted to look like.
+    """Return the predicted trace of one training step of the plan.
 
-    A device does one task at a time, in the schedule's order. Transfers from one device to another go one at a time.
-    If the cluster overlaps, a transfer starts as soon as it is produced, and transfers and reductions go on beside the
-    tasks; if not, they occupy the devices at both ends. Tasks on a node with fewer cores than running tasks share them
-    equally. The optimizer steps once all gradients of the device are there.
+    A device runs one task at a time, in the schedule's order. Transfers from one device to another run one at a time.
+    If the cluster overlaps, a transfer starts as soon as its values are produced, and transfers and reductions run in
+    parallel with the tasks. If not, they occupy the devices at both ends. Tasks on a node with fewer cores than running
+    tasks share the cores equally. The optimizer steps once all gradients of the device are reduced.
 
     Args:
         plan: a sound plan.
-        schedule: None: the one the plan names.
+        schedule: a schedule of the plan; None: the one that the plan names.
 
     Raises:
         InvalidInput: the schedule does not fit the plan or deadlocks.
@@ -43,20 +44,20 @@ def simulate(plan: Plan, schedule: Schedule | None = None) -> Trace:
     )
 
 
-def happen(plan: Plan, schedule: Schedule | None = None) -> list[tuple[Doing, Interval]]:
-    """Return what `simulate` makes its trace of: every activity, and when it happens."""
+def happen(plan: Plan, schedule: Schedule | None = None) -> list[tuple[SimulatedWork, Interval]]:
+    """Return every activity of a step with its interval. `simulate` makes the trace from these."""
     return _happen(plan, _lowered(plan, schedule))
 
 
 def _lowered(plan: Plan, schedule: Schedule | None) -> LoweredSchedule:
     if schedule is None:
-        schedule = schedule_of(plan)
+        schedule = build_schedule(plan)
     else:
         verify(plan, schedule)
     return lower(plan, schedule)
 
 
-def _happen(plan: Plan, lowered: LoweredSchedule) -> list[tuple[Doing, Interval]]:
+def _happen(plan: Plan, lowered: LoweredSchedule) -> list[tuple[SimulatedWork, Interval]]:
     activities = Activities(plan)
     activities.add_all(lowered)
     cores = plan.cluster.cores_per_node

@@ -1,10 +1,10 @@
-"""An activity that happened, as the devices involved record it."""
+"""The trace spans of a simulated activity."""
 
 from collections.abc import Iterable
 
 from graphpipe.plans import Plan
 from graphpipe.schedule import Reduce, ReduceShared, Transfer
-from graphpipe.simulator.activities import Doing, Handling, Update
+from graphpipe.simulator.activities import MessageHandling, OptimizerStep, SimulatedWork
 from graphpipe.simulator.engine import Interval
 from graphpipe.trace import Span, SpanKind
 
@@ -12,8 +12,8 @@ Record = tuple[int, SpanKind, int, int, int, float]
 """Device, kind, stage, micro-batch, peer, bytes."""
 
 
-def spans_of(plan: Plan, what: Doing, when: Interval) -> list[Span]:
-    """Return a span for each device that takes part: two of a transfer, one per replica of a reduction."""
+def spans_of(plan: Plan, what: SimulatedWork, when: Interval) -> list[Span]:
+    """Return a span for each device involved: two for a transfer, one per replica for a reduction."""
     return [
         Span(
             device=device,
@@ -29,7 +29,7 @@ def spans_of(plan: Plan, what: Doing, when: Interval) -> list[Span]:
     ]
 
 
-def _records(plan: Plan, what: Doing) -> list[Record]:
+def _records(plan: Plan, what: SimulatedWork) -> list[Record]:
     if isinstance(what, Transfer):
         count = plan.edges[what.edge].bytes_per_sample * len(what.samples)
         source, target = what.source_task, what.target_task
@@ -40,11 +40,11 @@ def _records(plan: Plan, what: Doing) -> list[Record]:
     if isinstance(what, Reduce):
         return [(device, "reduce", what.stage, -1, -1, 0.0) for device in plan.stages[what.stage].devices]
     if isinstance(what, ReduceShared):
-        exchange = plan.exchanges[what.exchange]
+        exchange = plan.tied_gradients[what.exchange]
         return [(device, "reduce", _first(plan, device, exchange.stages), -1, -1, 0.0) for device in exchange.devices]
-    if isinstance(what, Update):
+    if isinstance(what, OptimizerStep):
         return [(what.device, "optimizer", _first(plan, what.device, range(len(plan.stages))), -1, -1, 0.0)]
-    if isinstance(what, Handling):
+    if isinstance(what, MessageHandling):
         return []
     device, task = what
     return [(device, task.kind, task.stage, task.micro_batch, -1, 0.0)]

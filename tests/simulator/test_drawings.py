@@ -1,4 +1,4 @@
-"""The pictures in the schedulers' docstrings are what the simulator predicts."""
+"""The drawings in the schedulers' docstrings are what the simulator predicts."""
 
 from types import ModuleType
 

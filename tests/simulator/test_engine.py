@@ -1,4 +1,4 @@
-"""The engine alone, with costs 1, 10, 100, 1000: the digits of each time name the path that led to it."""
+"""The engine with costs 1, 10, 100, 1000, so that the digits of each time show the path that led to it."""
 
 import pytest
 from hypothesis import given
@@ -37,8 +37,8 @@ def test_three_on_two_cores_run_at_two_thirds():
     assert found == [(0, pytest.approx(15))] * 3
 
 
-def test_a_late_comer_slows_the_one_that_runs():
-    # 1 alone until 10; then both at half speed: the first has 90 left and the second 10, which ends at 30.
+def test_a_later_activity_slows_the_running_one():
+    # Only the first runs until 10. Then both run at half speed. The first has 90 left. The second takes 10, to 30.
     late = [Activity(10, ()), Activity(100, (), "node"), Activity(10, (0,), "node")]
     assert run_shared(late, {"node": 1}) == [(0, 10), (0, 110), (10, 30)]
 
@@ -62,7 +62,7 @@ def activities(draw: st.DrawFn) -> list[Activity]:
 
 
 @given(activities())
-def test_with_a_core_for_everyone_sharing_changes_nothing(found: list[Activity]):
+def test_sharing_changes_nothing_if_each_activity_has_a_core(found: list[Activity]):
     for shared, alone in zip(run_shared(found, {"a": 20, "b": 20}), run(found), strict=True):
         assert shared == pytest.approx(alone)
 

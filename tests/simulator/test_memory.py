@@ -1,4 +1,4 @@
-"""Memory in full, where the cost table knows what operators hold while they run: by hand."""
+"""Hand-computed memory over time, with a cost table that records temporaries."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from hypothesis import given, settings
 
 from graphpipe.cluster import Link
 from graphpipe.plans import Plan
-from graphpipe.plans.estimates import needed_bytes
+from graphpipe.plans.device_memory import needed_bytes
 from graphpipe.schedule import Schedule
-from graphpipe.schedule.early_receives import AHEAD_BYTES
+from graphpipe.schedule.early_receives import EARLY_BYTES
 from graphpipe.simulator import predict
 from graphpipe.simulator.simulate import simulate
 
@@ -35,11 +35,11 @@ def test_a_step_of_two_stages_moment_by_moment() -> None:
     # s1   .  .  F0 B0 B0 F1 B1 B1
     plan = two_stages()
     assert held(plan, 0) == [
-        (0, 300 + 10 + 3),  # weights and optimizer state; what a micro-batch keeps, and the forward holds
-        (1, 300 + 20 + 3 + 8),  # with the first message both gradients have a buffer
+        (0, 300 + 10 + 3),  # weights and optimizer state, what a micro-batch keeps, and what the forward holds
+        (1, 300 + 20 + 3 + 8),  # from the first message on, both gradients have a buffer
         (2, 300 + 20 + 8),
         (6, 300 + 20 + 8 + 20),
-        (8, 400 + 10 + 4),  # the gradients of the weights are there
+        (8, 400 + 10 + 4),  # the gradients of the weights are allocated
         (9, 400 + 10 + 4 + 20),
         (11, 400),
     ]
@@ -47,7 +47,7 @@ def test_a_step_of_two_stages_moment_by_moment() -> None:
         (0, 8),  # both messages have a buffer
         (2, 8 + 10 + 5),
         (3, 8 + 10 + 30),
-        (5, 4 + 4 + 10 + 5),  # one buffer is gone; the gradient that was sent stays until it is known to be taken
+        (5, 4 + 4 + 10 + 5),  # one buffer is freed; the sent gradient is kept until its receive is acknowledged
         (6, 4 + 4 + 10 + 30),
         (8, 8),
         (9, 0),
@@ -60,53 +60,54 @@ def test_the_loss_keeps_what_it_needs_as_long_as_the_operator_before_it() -> Non
     assert peaks[1] == (peaks[0][0], peaks[0][1] + 6)
 
 
-def test_what_is_sent_is_let_go_when_something_comes_that_was_sent_after_it() -> None:
-    # s0 sends F2 after B0, which waited for the gradient of 0: s1 lets go of that gradient at F2.
+def test_a_sent_gradient_is_freed_when_a_later_message_of_its_receiver_arrives() -> None:
+    # s0 sends F2 after B0, which waited for the gradient of 0. So s1 frees that gradient at F2.
     plan = two_stages(batch_size=3)
     text = "schedule hand\n0: F0.0 F0.1 B0.0 F0.2 B0.1 B0.2\n1: F1.0 B1.0 F1.1 B1.1 F1.2 B1.2\n"
-    # In F1.2: its buffer, 10 kept, 5 held; of the gradients 0 and 1 only the second is still kept.
+    # In F1.2: its buffer, 10 kept, 5 held. Of the gradients 0 and 1, only the second is still kept.
     starts = [span for span in simulate(plan, Schedule.parse(text)).spans if (span.kind, span.micro_batch) == ("F", 2)]
     moment = next(span.start_seconds for span in starts if span.device == 1)
     assert dict(held(plan, 1, text))[moment] == 4 + 10 + 5 + 4
 
 
 def test_buffers_wait_for_their_turn_where_they_are_larger_than_what_may_begin_early() -> None:
-    large = float(AHEAD_BYTES)
+    large = float(EARLY_BYTES)
     plan = two_stages(batch_size=4, edge_bytes=large)
-    # One at a time: the next begins when the last is used, and the gradient that goes out is as large.
+    # Receives run one at a time: each begins when the previous one is used. The sent gradient is as large.
     assert dict(held(plan, 1))[0.0] == large
     assert simulate(plan).peak_bytes[1] < 5 * large
     small = two_stages(batch_size=4, edge_bytes=large / 4)
     assert dict(held(small, 1))[0.0] == large
 
 
-def test_stages_of_one_device_hand_over_when_they_have_something() -> None:
+def test_stages_of_one_device_pass_values_as_soon_as_they_are_produced() -> None:
     parts = [
         Part(saved_bytes=10, devices=(0,), temporaries=temporaries(0, 0)),
         Part(saved_bytes=10, devices=(0,), temporaries=temporaries(0, 30)),
     ]
     plan = make_plan(parts, chain(2, 4.0), batch_size=1)
-    # F0 to 1 s, F1 to 2 s, B1 to 4 s; the copy of the gradient goes with B0, at 6 s.
+    # F0 to 1 s, F1 to 2 s, B1 to 4 s; the copy of the gradient is freed with B0, at 6 s.
     assert held(plan, 0) == [(0, 10), (1, 24), (2, 24 + 30), (4, 10 + 4), (6, 0)]
 
 
-def test_halves_of_a_backward_let_go_of_what_they_keep() -> None:
+def test_halves_of_a_backward_free_what_they_keep() -> None:
     plan = two_stages(batch_size=1)
     plan = replace(plan, costs=replace(plan.costs, kept_for_weight_gradient=0.5))
     text = "schedule hand\n0: F0.0 B0.0\n1: F1.0 I1.0 W1.0\n"
-    # Half of the 10 and of the 4 received stays for W, from 4 to 5 s, and what is sent, until the end.
+    # Half of the 10 and of the 4 received is kept for W, from 4 to 5 s. What is sent is kept until the end.
     assert held(plan, 1, text) == [(0, 4), (2, 4 + 10 + 5), (3, 4 + 10 + 30), (4, 2 + 5 + 4 + 30), (5, 0)]
 
 
 @settings(max_examples=40, deadline=None)
 @given(plans())
-def test_memory_in_full_begins_and_ends_with_the_state_and_never_lacks_what_must_be_there(plan: Plan) -> None:
+def test_profiled_memory_starts_and_ends_with_the_state_and_never_falls_below_it(plan: Plan) -> None:
     rows = tuple(replace(row, temporaries=temporaries(1, 2, fixed=3)) for row in plan.costs.rows)
     full = replace(plan, costs=replace(plan.costs, rows=rows))
     trace = simulate(full)
     messages = sum(edge.bytes_per_sample for edge in plan.edges) * 3 * plan.batch_size
     for device in plan.used_devices:
-        state = sum(plan.cost_model.state_bytes(stage.ops) for stage in plan.stages if device in stage.devices)
+        hosted = [stage for stage in plan.stages if device in stage.devices]
+        state = sum(plan.cost_model.parameter_bytes.state(stage.ops) for stage in hosted)
         found = [sample.bytes for sample in trace.memory if sample.device == device]
         assert found[-1] == pytest.approx(state)
         assert min(found) > -1e-9

@@ -1,4 +1,4 @@
-"""Predicted traces against mental arithmetic."""
+"""Predicted traces against hand-computed times."""
 
 from dataclasses import replace
 
@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from graphpipe.cluster import Link
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.plans.estimates import bottleneck_seconds, least_step_seconds, needed_bytes, update_seconds
+from graphpipe.plans.device_memory import needed_bytes
+from graphpipe.plans.estimates import bottleneck_seconds, least_step_seconds, update_seconds
 from graphpipe.schedule import Schedule
 from graphpipe.simulator import predict, step_seconds
 from graphpipe.simulator.simulate import simulate
@@ -45,7 +46,7 @@ def test_parallel_branches_fill_and_drain_together():
 
 
 def test_the_join_stage_paces_a_two_branch_pipeline():
-    # The picture in the docstring of 1F1B.
+    # The drawing in the docstring of 1F1B.
     plan = make_plan([Part(), Part(), Part()], [(0, 2, 0.0), (1, 2, 0.0)], batch_size=4)
     trace = simulate(plan)
     assert trace.step_seconds == (4 + 2 - 1) * 3
@@ -62,21 +63,21 @@ def test_a_transfer_takes_latency_and_bytes_over_bandwidth_each_way():
     assert {(span.bytes, span.peer) for span in trace.spans if span.kind == "send"} == {(18, 1), (18, 0)}
 
 
-def test_where_messages_take_the_devices_themselves_so_does_all_that_a_step_tells():
-    # Each message takes 1 second of the device at either end, and 10 on its way.
+def test_input_comparison_and_scalar_sum_take_device_time_if_messages_do():
+    # Each message costs the device at each end 1 second, and its transfer takes 10.
     link = Link(latency_seconds=1.0, bandwidth_bytes_per_second=2.0, processor_seconds=1.0)
     plan = make_plan([Part(), Part()], chain(2, bytes_per_sample=18), batch_size=1, link=link)
     trace = simulate(plan)
-    # Both tell each other what they were given: a message out, a message in.
+    # Both compare their inputs: each sends a message and receives one.
     assert times(trace, 0, "F", "B") == [("F0", 2, 3), ("B0", 30, 32)]
     # After F0: sent until 4, under way until 14, taken until 15. After B: sent until 19, under way until 29.
     assert times(trace, 1, "F", "B") == [("F0", 15, 16), ("B0", 16, 18)]
-    # Device 1 has told its numbers, and device 0 takes them and tells their sum.
+    # Then device 1 sends its scalars, and device 0 receives them and sends their sum.
     assert trace.step_seconds == 32 + 2
     assert step_seconds(plan) == trace.step_seconds
 
 
-def test_the_weights_of_all_wait_for_the_numbers_of_all():
+def test_optimizer_steps_wait_for_the_scalar_sum():
     link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0)
     parts = [Part(parameter_bytes=1), Part(parameter_bytes=1)]
     plan = make_plan(
@@ -89,7 +90,7 @@ def test_the_weights_of_all_wait_for_the_numbers_of_all():
 
 
 def frozen_tower(bytes_per_sample: float, schedule: str = "1f1b") -> Plan:
-    """Stage 0 frozen (it goes back in no time), stage 1 trained; both feed stage 2."""
+    """Return a plan whose stages 0 (frozen, its backward takes 0 seconds) and 1 (trained) both feed stage 2."""
     parts = [Part(backward=0, parameter_bytes=1), Part(parameter_bytes=1), Part(parameter_bytes=1)]
     edges = [(0, 2, bytes_per_sample), (1, 2, 0.0)]
     plan = make_plan(parts, edges, batch_size=2, schedule=schedule)
@@ -100,7 +101,7 @@ def frozen_tower(bytes_per_sample: float, schedule: str = "1f1b") -> Plan:
 
 @given(plan=plans(schedules=("1f1b", "kfkb", "gpipe", "zb-h1", "zb-auto")))
 @settings(max_examples=150, deadline=None)
-def test_no_step_takes_less_than_the_least(plan: Plan) -> None:
+def test_every_step_takes_at_least_the_lower_bound(plan: Plan) -> None:
     try:
         seconds = step_seconds(plan)
     except InvalidInput:  # Mixed micro-batch sizes may deadlock under a schedule that is not made for them.
@@ -111,12 +112,12 @@ def test_no_step_takes_less_than_the_least(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "seconds"), [("1f1b", 26), ("gpipe", 28), ("zb-h1", 25), ("zb-auto", 25)])
-def test_no_gradient_goes_back_to_a_frozen_tower(schedule: str, seconds: float):
+def test_gradients_are_not_sent_to_a_frozen_tower(schedule: str, seconds: float):
     plan = frozen_tower(bytes_per_sample=10, schedule=schedule)
     trace = simulate(plan)
     # Outputs arrive at 11 and 21, the last ones are forwarded at 22 and their gradients are there at 24 (GPipe, after
-    # the first ones: 26; the input half alone: 23). Then stage 1 goes back. Nothing goes back to stage 0, which ends
-    # when it has gone forward.
+    # the first ones: 26; only the input half: 23). Then stage 1 runs backward. Stage 0 gets no gradient and ends
+    # after its forwards.
     assert times(trace, 0, "send", "receive") == [("send0", 1, 11), ("send1", 11, 21)]
     assert times(trace, 0, "F", "B")[-1][2] == 2
     assert step_seconds(plan) == trace.step_seconds == seconds
@@ -155,7 +156,7 @@ def test_without_overlap_a_transfer_occupies_both_ends():
     assert trace.step_seconds == 37 + 10 + 2
 
 
-def test_stages_of_one_device_hand_over_for_nothing():
+def test_stages_of_one_device_pass_values_without_cost():
     parts = [Part(devices=(0,)), Part(devices=(0,))]
     trace = simulate(make_plan(parts, chain(2, bytes_per_sample=1000), batch_size=4))
     assert trace.step_seconds == 4 * (3 + 3)
@@ -195,7 +196,7 @@ def test_reductions_of_a_device_go_one_at_a_time():
     assert times(trace, 0, "reduce") == [("reduce-1", 3, 1003), ("reduce-1", 1003, 2003)]
 
 
-def test_stages_exchange_the_gradients_of_what_they_share_after_their_own():
+def test_stages_reduce_tied_gradients_after_their_own():
     # Stage 0 on devices 0 and 1 reduces 100 of its own bytes from 3 to 103 (2 x 50); stage 1 is done at 6. Then all
     # three sum 300 bytes in 4 steps of 100. The optimizer steps over 400 bytes at stage 0, 300 at stage 1.
     parts = [Part(micro_batch=2, degree=2, parameter_bytes=100), Part(micro_batch=2)]
@@ -217,11 +218,11 @@ def test_stages_exchange_the_gradients_of_what_they_share_after_their_own():
     assert update_seconds(plan, 0) == 100 + 400 + 4
 
 
-def test_what_is_shared_inside_a_device_costs_no_message():
+def test_parameters_tied_inside_a_device_do_not_cost_a_message():
     parts = [Part(devices=(0,)), Part(devices=(0,))]
     plan = share(make_plan(parts, [], batch_size=2), (0, 1), 300)
     assert simulate(plan).step_seconds == 2 * 2 * 3
-    assert [exchange.devices for exchange in plan.exchanges] == [(0,)]
+    assert [exchange.devices for exchange in plan.tied_gradients] == [(0,)]
 
 
 def test_processes_share_the_cores_of_a_node():
@@ -253,7 +254,7 @@ def test_memory_over_time_returns_to_the_weights():
     assert memory == [(0, 14), (3, 14), (6, 4)]
 
 
-def test_a_stage_that_recomputes_holds_its_activations_once_and_goes_back_for_longer():
+def test_a_stage_that_recomputes_holds_its_activations_once_and_has_a_longer_backward():
     parts = [Part(parameter_bytes=100, saved_bytes=7, recompute="full"), Part(saved_bytes=7, recompute=("s1",))]
     plan = make_plan(parts, chain(2, bytes_per_sample=1), batch_size=2)
     kept = replace(plan, stages=tuple(replace(stage, recompute="none") for stage in plan.stages))

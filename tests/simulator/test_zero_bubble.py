@@ -1,4 +1,4 @@
-"""Zero-bubble schedules in the simulator: published figures, closed forms, pictures, memory."""
+"""Zero-bubble schedules in the simulator: published figures, closed forms, drawings, memory."""
 
 import csv
 from dataclasses import replace
@@ -14,7 +14,7 @@ from graphpipe.cluster import Link
 from graphpipe.costs import Curve
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.plans import Plan
-from graphpipe.plans.estimates import needed_bytes
+from graphpipe.plans.device_memory import needed_bytes
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedulers import zb_auto, zb_h1
 from graphpipe.simulator import step_seconds
@@ -27,7 +27,7 @@ BRANCHES = [(0, 1, 0.0), (1, 3, 0.0), (2, 3, 0.0)]
 
 
 def with_seconds(plan: Plan, forward: float, inputs: float, weights: float, kept: float = 1.0) -> Plan:
-    """The plan with these seconds per sample at every stage."""
+    """Return the plan with these seconds per sample at every stage."""
     lines = {"forward": forward, "input_gradient": inputs, "weight_gradient": weights}
     curves = {name: Curve(lines=((0.0, seconds),)) for name, seconds in lines.items()}
     rows = tuple(replace(row, **curves) for row in plan.costs.rows)
@@ -35,7 +35,7 @@ def with_seconds(plan: Plan, forward: float, inputs: float, weights: float, kept
 
 
 def own_seconds(trace: Trace) -> float:
-    """The longest that a device takes from its own first task to its own last: what the published figures count."""
+    """Return the longest time of a device from its first task to its last, which the published figures count."""
     spans = {device: [span for span in trace.spans if span.device == device] for device in trace.used_devices}
     tasks = {device: [span for span in mine if span.kind in TASKS] for device, mine in spans.items()}
     return max(
@@ -45,13 +45,13 @@ def own_seconds(trace: Trace) -> float:
 
 def published_row(model: str) -> dict[str, str]:
     if not DATA.exists():
-        pytest.skip("the published zero-bubble profiles are not here")
+        pytest.skip("the published zero-bubble profiles are missing")
     lines = [text for text in DATA.read_text(encoding="utf-8").splitlines() if not text.startswith("#")]
     return next(row for row in csv.DictReader(lines) if row["model"] == model)
 
 
 def published_plan(row: dict[str, str], name: str, multiple: int) -> Plan:
-    """A chain with the published seconds; every stage may hold `multiple` times what 1F1B holds at the first."""
+    """Return a chain with the published seconds. Stages may hold `multiple` times what 1F1B holds at the first one."""
     depth, count = int(row["p"]), int(row["m"])
     part = Part(in_flight=None if name == "1f1b" else multiple * depth)
     link = Link(latency_seconds=float(row["t_comm_us"]), bandwidth_bytes_per_second=1e12)
@@ -167,7 +167,8 @@ def test_memory_stays_within_the_samples_in_flight_and_returns_to_the_weights(pl
     needed, trace = needed_bytes(plan), simulate(plan)
     for device in plan.used_devices:
         held = [sample.bytes for sample in trace.memory if sample.device == device]
-        state = sum(plan.cost_model.state_bytes(stage.ops) for stage in plan.stages if device in stage.devices)
+        hosted = [stage for stage in plan.stages if device in stage.devices]
+        state = sum(plan.cost_model.parameter_bytes.state(stage.ops) for stage in hosted)
         assert held[-1] == pytest.approx(state)
         assert max(held) <= needed[device] + 1e-6
 
