@@ -1,4 +1,4 @@
-"""Plans written by hand, in Python or as a short JSON file: stages, devices and micro-batches; the rest is derived."""
+"""Plans written by hand, in Python or as a short JSON file. They list stages, devices and micro-batches only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +11,12 @@ from pydantic import ConfigDict
 
 from graphpipe.costs import Recompute
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.files.json_document import from_body, read_document
+from graphpipe.files.json_body import from_body
+from graphpipe.files.json_document import read_document
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.partition import Part, Problem, assemble
-from graphpipe.plans.plan import Plan, Stage
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import Stage
 from graphpipe.plans.verify import verify
 
 
@@ -25,18 +27,18 @@ class HandStage:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     ops: tuple[str, ...]
-    """Operator names; `*` stands for anything, as in `image.*`."""
+    """Operator names; `*` matches anything, as in `image.*`."""
     devices: tuple[int, ...]
     micro_batch: int
     name: str = ""
     in_flight: int | None = None
-    """Samples in flight; None for what the schedule needs."""
+    """Samples in flight; None takes the number that the schedule needs."""
     burst: int = 1
     recompute: Recompute = "none"
-    """`none`, `full`, or names of operators or submodules; `*` stands for anything, and then each match is recomputed
-    by itself: `layers.*`."""
+    """`none`, `full`, or names of operators or submodules. With `*`, as in `layers.*`, each match is recomputed
+    separately."""
     backward: Literal["auto", "whole"] = "auto"
-    """`whole`: never in two halves, whatever the schedule."""
+    """`whole`: the backward is never split, whatever the schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ def load_hand_plan(path: str | Path) -> HandPlan:
     """Read a file of stages.
 
     Raises:
-        InvalidInput: unreadable, another kind or version of file, an unknown or missing field.
+        InvalidInput: the file is unreadable or of another kind or version, or a field is unknown or missing.
     """
     return read_document(path, "stages", lambda body: from_body(HandPlan, body, str(path)))
 
@@ -91,7 +93,7 @@ def _written(drafted: Stage, stage: HandStage) -> Stage:
 
 
 def _matching(graph: Graph, stage: HandStage) -> tuple[str, ...]:
-    """Operators a stage names, in topological order."""
+    """Return the operators that a stage names, in topological order."""
     for pattern in stage.ops:
         if not any(fnmatchcase(name, pattern) for name in graph.order):
             raise InvalidInput(
@@ -103,7 +105,7 @@ def _matching(graph: Graph, stage: HandStage) -> tuple[str, ...]:
 
 
 def _recomputed(stage: HandStage, ops: tuple[str, ...]) -> Recompute:
-    """Return what a stage recomputes, with patterns spelled out."""
+    """Return what a stage recomputes, with every pattern replaced by the names it matches."""
     if isinstance(stage.recompute, str):
         return stage.recompute
     found: list[str] = []

@@ -1,53 +1,83 @@
-"""Choosing a schedule for a plan's stages: a named one, or the one that makes the step shortest."""
+"""Choose a schedule for a plan's stages: a named one, or the one with the shortest step."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput, nearest
-from graphpipe.planners.improve.hill_climb import refined
+from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.raise_in_flight import with_room, with_slack
-from graphpipe.planners.zero_bubble import SPLIT, split_plans
 from graphpipe.plans import Plan
-from graphpipe.plans.estimates import least_step_seconds, needed_bytes
+from graphpipe.plans.device_memory import spare_bytes
+from graphpipe.plans.estimates import least_step_seconds
+from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers import zb_auto
+from graphpipe.schedule.schedulers.registry import all_schedulers, find_scheduler
 from graphpipe.units import format_bytes
 
+
+def with_zero_bubble(plan: Plan, evaluate: Callable[[Plan], float], limit_bytes: float = inf) -> Plan:
+    """Return the plan under its fastest zero-bubble schedule, or the plan itself if it is at least as fast.
+
+    Args:
+        plan: a sound plan.
+        evaluate: seconds of one step of a plan under the schedule it names.
+        limit_bytes: most memory to use on each device (see `with_room`); infinite: all that the device has.
+
+    Raises:
+        InvalidInput: a stage has too few samples in flight for the stages after it.
+    """
+    return min([plan, *split_plans(plan, limit_bytes)], key=evaluate)
+
+
+def split_plans(plan: Plan, limit_bytes: float = inf) -> list[Plan]:
+    """Return the plan under every schedule that splits the backward, with memory up to a limit (see `with_room`)."""
+    roomy = with_room(plan, limit_bytes)
+    return [replace(roomy, schedule=name) for name, each in all_schedulers().items() if each.splits_backward]
+
+
 AUTO = "auto"
-CHOICES = (AUTO, "1f1b", "gpipe", *SPLIT)
-"""What a caller may ask for; kFkB comes with micro-batch sizes of its own."""
+AS_PLANNED = "1f1b"
+"""Keeps the schedule that the planner gave the plan."""
 _TRIED = 16
-"""Plans that get a greedy schedule..."""
+"""Most plans that get a greedy schedule."""
 _TRIED_TASKS = 100_000
-"""... and how many tasks these may have: long schedules take long."""
+"""Most tasks in their schedules together."""
 _SEARCHED = 4
-"""Plans that a schedule is searched for..."""
+"""Most plans for which a schedule is searched."""
 _SEARCHED_TASKS = 20_000
-"""... and how many tasks they may have."""
+"""Most tasks in the searched schedules together."""
 _REFINED = 3
-"""Plans that small changes are tried on..."""
+"""Most plans that hill climbing tries to improve."""
 _REFINED_TASKS = 10_000
-"""... until so many tasks have been scheduled for each."""
+"""Most tasks to schedule while it improves one plan."""
+
+
+def schedule_choices() -> tuple[str, ...]:
+    """Return what a caller may ask for: `auto`, or the name of a scheduler that does not need bursts."""
+    return (AUTO, *(name for name, each in all_schedulers().items() if not each.uses_bursts))
 
 
 def check_choice(name: str) -> None:
     """Check the name of a choice.
 
     Raises:
-        InvalidInput: unknown; the nearest name is given.
+        InvalidInput: the name is unknown; the message gives the nearest one.
     """
-    if name not in CHOICES:
-        raise InvalidInput(f"unknown schedule '{name}'", where="schedule", remedy=nearest(name, list(CHOICES)))
+    choices = schedule_choices()
+    if name not in choices:
+        raise InvalidInput(f"unknown schedule '{name}'", where="schedule", remedy=nearest(name, list(choices)))
 
 
 def best_scheduled(plans: Sequence[Plan], evaluate: Callable[[Plan], float]) -> Plan:
-    """Return the best of several 1F1B plans of one problem, under the schedule that suits it best.
+    """Return the best of several 1F1B plans of one problem, under its best schedule.
 
-    1. Every plan gets a zero-bubble schedule by one greedy rule, which is quick; a plan that could not be faster under
-       any schedule is left out.
-    2. The most promising are improved by small changes (`plan.refine`), judged in the same way.
-    3. For the best of 1 and 2 a zero-bubble schedule is searched.
-    4. Plans that could be faster with whole backwards are tried so, also with slack.
+    1. Give every plan a zero-bubble schedule by one greedy rule, which is quick. Skip a plan whose lower bound is not
+       better than the best plan so far.
+    2. Improve the most promising plans by small changes (`hill_climb`), evaluated by the same greedy rule.
+    3. Search a zero-bubble schedule for the best plans of steps 1 and 2.
+    4. Try each plan that could be faster with unsplit backwards, with and without slack (`with_slack`).
 
     Args:
         plans: at least one.
@@ -59,7 +89,7 @@ def best_scheduled(plans: Sequence[Plan], evaluate: Callable[[Plan], float]) -> 
             break
         promises.append((_greedy_seconds(plan), plan))
     promising = [plan for _, plan in sorted(promises, key=_seconds)[:_SEARCHED]]
-    near = [refined(plan, _greedy_seconds, _REFINED_TASKS // _tasks(plan)) for plan in promising[:_REFINED]]
+    near = [hill_climb(plan, _greedy_seconds, _REFINED_TASKS // _tasks(plan)) for plan in promising[:_REFINED]]
     searched = map(_searched, _affordable(_distinct(near, promising), _SEARCHED_TASKS))
     seconds, best = min((_evaluated(plan, evaluate) for plan in searched), key=_seconds)
     for plan in plans:
@@ -76,7 +106,7 @@ def _greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:
 
 
 def _affordable(plans: Sequence[Plan], tasks: int) -> Iterator[Plan]:
-    """As many of the plans as have so many tasks; at least one."""
+    """Yield plans, at least one, until together they have `tasks` tasks."""
     for plan in plans:
         yield plan
         tasks -= _tasks(plan)
@@ -105,39 +135,49 @@ def _seconds(ranked: tuple[float, Plan]) -> float:
 
 
 def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Plan:
-    """Return a plan under the schedule of choice; `auto` takes the one with the shortest step.
+    """Return a plan under the chosen schedule; `auto` takes the one with the shortest step.
 
-    Automatic, the plan's own schedule is kept unless another one is faster: the same with more samples in flight, which
-    hides messages, or a split backward. One that was searched for is the best of those already.
+    `auto` keeps the plan's own schedule unless another one is faster. It tries the same schedule with more samples in
+    flight, which hides messages, and schedules that split the backward. It does not retry schedules that the plan's
+    own scheduler has already compared.
 
     Args:
         plan: a plan with the samples in flight that 1F1B needs.
-        choice: one of `CHOICES`.
+        choice: one of `schedule_choices()`.
         evaluate: seconds of one step of a plan.
 
     Raises:
-        Infeasible: GPipe's samples in flight do not fit in memory.
+        Infeasible: the schedule keeps the whole mini-batch in flight, which does not fit in memory.
     """
     if choice == AUTO:
-        if plan.schedule == zb_auto.NAME:
-            return plan
-        others = [with_slack(plan), *split_plans(plan)]
-        return min([plan, *(other for other in others if other != plan)], key=evaluate)
-    if choice == "gpipe":
-        return _gpipe(plan)
-    return replace(with_room(plan) if choice in SPLIT else plan, schedule=choice)
+        others = [other for other in _alternatives(plan) if other != plan]
+        return min([plan, *others], key=evaluate) if others else plan
+    return _under(find_scheduler(choice), plan)
 
 
-def _gpipe(plan: Plan) -> Plan:
+def _alternatives(plan: Plan) -> Iterator[Plan]:
+    """Yield the plans that `auto` compares with a plan, except those that the plan's scheduler has compared."""
+    own = find_scheduler(plan.schedule)
+    if not own.uses_spare_memory:
+        yield with_slack(plan)
+    for name, scheduler in all_schedulers().items():
+        if scheduler.tried_by_auto and name != own.name and name not in own.considers:
+            with suppress(Infeasible):
+                yield _under(scheduler, plan)
+
+
+def _under(scheduler: Scheduler, plan: Plan) -> Plan:
+    """Return the plan under a schedule, with the samples in flight that the scheduler can use."""
+    if not scheduler.whole_batch_in_flight:
+        return replace(with_room(plan) if scheduler.uses_spare_memory else plan, schedule=scheduler.name)
     stages = tuple(replace(stage, in_flight=plan.batch_size) for stage in plan.stages)
-    found = replace(plan, stages=stages, schedule="gpipe")
-    devices = plan.cluster.devices
-    for device, needed in needed_bytes(found).items():
-        short = needed - plan.cluster.types[devices[device].type].memory_bytes
-        if short > 0:
+    found = replace(plan, stages=stages, schedule=scheduler.name)
+    for device, spare in spare_bytes(found).items():
+        if spare < 0:
             raise Infeasible(
-                f"GPipe keeps the whole mini-batch in flight, and device '{devices[device].name}' is "
-                f"{format_bytes(short)} ({short:.0f} bytes) short of memory for it",
+                f"schedule '{scheduler.name}' keeps the whole mini-batch in flight, and device "
+                f"'{plan.cluster.devices[device].name}' is {format_bytes(-spare)} ({-spare:.0f} bytes) short of memory "
+                "for it",
                 remedy="Choose schedule 1f1b, or more devices.",
             )
     return found

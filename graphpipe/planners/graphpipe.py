@@ -6,6 +6,7 @@ from graphpipe.planners.improve.mixed_micro_batches import with_mixed_micro_batc
 from graphpipe.planners.improve.recompute_when_short import with_recomputation
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.search.search import search
 from graphpipe.plans.plan import Plan
 
@@ -13,22 +14,22 @@ from graphpipe.plans.plan import Plan
 def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     """Return the best graph pipeline found.
 
-    1. The graph is decomposed into series and parallel parts, and swept as it is, turned around, and with its
-       branches bundled into fewer and fewer groups, down to a chain.
-    2. For every form, micro-batch size and least data-parallel degree, the smallest feasible time per sample is
-       searched (the outer search of Algorithm 1) with the partition programme of `frontier` (its recursion).
-    3. The partitions found, and some with a relaxed bottleneck but fewer stages, get their samples in flight from
-       Algorithm 2 and are ranked by step time. The published planner ranks by the bottleneck alone and breaks ties by
-       memory; ranking by step time counts warm-up and drain too.
-    4. Partitions of the linearised graph are judged as sequential pipelines too, as the chain planner judges them, so
-       the result is never worse than its plan.
-    5. Steps 1-4 see every device as the slowest and smallest. On unequal devices, partitions made for each type's own
-       speed and memory are candidates too (`device_types`).
-    6. If the caller leaves the schedule open (`Options.scheduled`), the best candidates are ranked by what they reach
-       under the schedule that suits them, after small changes of their stages and micro-batch sizes (`plan.refine`).
-    7. Where no plan fits in memory, 1-6 search again for stages that recompute what they computed (`plan.recompute`).
+    1. Decompose the graph into series and parallel parts. Search several forms of it: the graph itself, the graph
+       with its edges reversed, and the graph with its branches bundled into fewer and fewer groups, down to a chain.
+    2. For every form, micro-batch size and least data-parallel degree, search the smallest feasible time per sample
+       (the outer search of Algorithm 1) with the dynamic programme of `frontier` (its recursion).
+    3. Rank the partitions found, and some with a larger bottleneck but fewer stages, by step time. Their samples in
+       flight come from Algorithm 2. The published planner ranks only by the bottleneck and breaks ties by memory;
+       the step time also includes warm-up and drain.
+    4. Evaluate partitions of the linearised graph as sequential pipelines too, as the chain planner does, so that the
+       result is never worse than its plan.
+    5. Steps 1-4 treat every device as the slowest and smallest one. On unequal devices, add partitions made for the
+       speed and memory of each type (`device_types`).
+    6. If the caller leaves the schedule open (`Options.scheduled`), rank the best candidates by their step time under
+       their best schedule, after small changes of stages and micro-batch sizes (`hill_climb`).
+    7. If no plan fits in memory, repeat 1-6 with stages that recompute in the backward (`recompute_when_short`).
 
-    With the published objective, 3 ranks by the bottleneck (of equals, less memory) and 4 is left out.
+    With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.
 
     Raises:
         Infeasible: nothing fits in memory.
@@ -38,14 +39,17 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
 
 
 def _searched(problem: Problem, options: Options) -> Plan:
-    finalists: list[Plan] = []
+    candidates: list[Plan] = []
     misses: list[Infeasible] = []
     try:
         chains = (False,) if options.objective == "bottleneck" else (False, True)
-        finalists.append(search(problem, options, planner="graphpipe", chains=chains))
+        candidates.append(search(problem, options, planner="graphpipe", chains=chains))
     except Infeasible as miss:
         misses.append(miss)
-    finalists += typed_plans(problem, options, finalists, planner="graphpipe")
-    if not finalists:
+    candidates += typed_plans(problem, options, candidates, planner="graphpipe")
+    if not candidates:
         raise misses[0]
-    return exchanged(options.best(finalists), options)
+    return exchanged(options.best(candidates), options)
+
+
+GRAPHPIPE = Planner(name="graphpipe", plan=plan_graphpipe, pipeline="graph", recomputes=True, default_schedule="auto")

@@ -1,25 +1,25 @@
-"""Memory that a plan leaves unused, as more samples in flight: what zero-bubble schedules fill bubbles with."""
+"""Use the memory that a plan leaves free for more samples in flight, so that schedules can fill bubbles with them."""
 
 from dataclasses import replace
 from math import inf
 
 from graphpipe.plans import Plan
-from graphpipe.plans.estimates import needed_bytes
+from graphpipe.plans.device_memory import needed_bytes, stage_memory
 
 
 def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
-    """Return the plan with every stage's `in_flight` raised as far as the memory of its devices goes.
+    """Return the plan with every stage's `in_flight` raised as far as the memory of its devices allows.
 
-    A device that hosts several stages gives each an equal share of what it has left. No stage gets less than it had.
+    The stages on one device share its spare memory equally. `in_flight` never falls.
 
     Args:
         plan: a sound plan.
-        limit_bytes: use no more than this of any device. `max(needed_bytes(plan).values())` is the peak that the plan
-            has anyway: so the published systems state equal memory, over all devices.
+        limit_bytes: most memory to use on each device. `max(needed_bytes(plan).values())` keeps the plan's own peak,
+            which is what published comparisons call equal memory.
     """
     needed = needed_bytes(plan)
     hosted = {device: sum(device in stage.devices for stage in plan.stages) for device in needed}
-    capacity = {device: plan.cluster.types[plan.cluster.devices[device].type].memory_bytes for device in needed}
+    capacity = {device: plan.cluster.type_of(device).memory_bytes for device in needed}
     spare = {
         device: max(0.0, min(limit_bytes, capacity[device]) - needed[device]) / hosted[device] for device in needed
     }
@@ -31,10 +31,10 @@ def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
 
 
 def with_slack(plan: Plan) -> Plan:
-    """Return the plan with one more micro-batch in flight per stage that follows, as far as memory goes.
+    """Return the plan with one more micro-batch in flight for each following stage, as far as memory allows.
 
-    1F1B's samples in flight keep a pipeline busy when messages take no time. Where they do, a backward comes back
-    late by the messages of its round trip, and every stage waits; one micro-batch more per hop covers it.
+    The samples in flight of 1F1B keep a pipeline busy if messages take no time. Otherwise each backward is late by the
+    messages of its round trip, and every stage waits. One more micro-batch per hop hides these messages.
     """
     hops = [0] * len(plan.stages)
     for stage in reversed(range(len(plan.stages))):
@@ -47,13 +47,8 @@ def with_slack(plan: Plan) -> Plan:
     return replace(plan, stages=stages, prediction=None)
 
 
-def _sample_bytes(plan: Plan, number: int) -> float:
-    """Bytes that a sample in flight at a stage takes on each of its devices, in the mean."""
-    stage = plan.stages[number]
-    return plan.cost_model.activation_bytes(stage.ops, stage.recompute) / stage.degree
-
-
 def _more(plan: Plan, number: int, spare: float) -> int:
-    stage, each = plan.stages[number], _sample_bytes(plan, number)
+    stage = plan.stages[number]
+    each = stage_memory(plan.cost_model, stage).per_sample / stage.degree
     left = plan.batch_size - stage.in_flight
     return min(left, int(spare / (each * stage.micro_batch)) * stage.micro_batch) if each else left

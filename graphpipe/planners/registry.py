@@ -1,41 +1,70 @@
-"""The planners by name."""
+"""Planners by name: those of GraphPipe, of installed packages, and those that a program registers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.planners.baselines.dapple import plan_dapple
-from graphpipe.planners.baselines.gpipe import plan_gpipe
-from graphpipe.planners.baselines.pipedream import plan_pipedream
-from graphpipe.planners.baselines.pipedream_2bw import plan_pipedream_2bw
-from graphpipe.planners.baselines.piper import plan_piper
-from graphpipe.planners.graphpipe import plan_graphpipe
-from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.spp import plan_spp
-from graphpipe.plans.plan import Plan
+from graphpipe.planners.baselines.dapple import DAPPLE
+from graphpipe.planners.baselines.gpipe import GPIPE
+from graphpipe.planners.baselines.pipedream import PIPEDREAM
+from graphpipe.planners.baselines.pipedream_2bw import PIPEDREAM_2BW
+from graphpipe.planners.baselines.piper import PIPER
+from graphpipe.planners.graphpipe import GRAPHPIPE
+from graphpipe.planners.problem.planner import Planner
+from graphpipe.planners.spp import SPP
+from graphpipe.plugins import load_plugins
 
-Planner = Callable[[Problem, Options], Plan]
+ENTRY_POINTS = "graphpipe.planners"
+"""Entry-point group through which an installed package registers a `Planner` for every process."""
 
-PLANNERS: Mapping[str, Planner] = MappingProxyType(
-    {
-        "graphpipe": plan_graphpipe,
-        "spp": plan_spp,
-        "pipedream": plan_pipedream,
-        "piper": plan_piper,
-        "gpipe": plan_gpipe,
-        "dapple": plan_dapple,
-        "pipedream-2bw": plan_pipedream_2bw,
-    }
-)
+_BY_NAME = {each.name: each for each in (GRAPHPIPE, SPP, PIPEDREAM, PIPER, GPIPE, DAPPLE, PIPEDREAM_2BW)}
+PLANNERS: Mapping[str, Planner] = MappingProxyType(_BY_NAME)
+"""All planners registered so far."""
+DEFAULT = GRAPHPIPE.name
 
 
-def planner(name: str) -> Planner:
-    """Return the planner of this name.
+def register_planner(planner: Planner) -> None:
+    """Register a planner, so that callers in this process can choose it by name.
+
+    For the command line and for training, register it from an installed package through an entry point:
+
+        [project.entry-points."graphpipe.planners"]
+        mine = "my_package.my_planner:MINE"
 
     Raises:
-        InvalidInput: unknown; the nearest name is given.
+        InvalidInput: another planner has this name.
     """
+    if _BY_NAME.get(planner.name, planner) != planner:
+        where = f"planner '{planner.name}'"
+        raise InvalidInput("another planner has this name", where=where, remedy="Choose another name.")
+    _BY_NAME[planner.name] = planner
+
+
+def all_planners() -> Mapping[str, Planner]:
+    """Return `PLANNERS`, including the planners of installed packages.
+
+    Raises:
+        InvalidInput: an installed package's planner cannot be imported or registered.
+    """
+    _register_installed()
+    return PLANNERS
+
+
+def find_planner(name: str) -> Planner:
+    """Return the planner with this name.
+
+    Raises:
+        InvalidInput: the name is unknown; the message gives the nearest one.
+    """
+    if name not in PLANNERS:
+        _register_installed()  # Only now, because reading the entry points takes milliseconds.
     if name not in PLANNERS:
         raise InvalidInput(f"unknown planner '{name}'", remedy=nearest(name, list(PLANNERS)))
     return PLANNERS[name]
+
+
+@cache
+def _register_installed() -> None:
+    for planner in load_plugins(ENTRY_POINTS, Planner):
+        register_planner(planner)

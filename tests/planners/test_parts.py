@@ -1,4 +1,4 @@
-"""In-flight rule, placement, sharding, trees: each against figures worked out by hand."""
+"""In-flight rule, placement, sharding and trees, compared with results worked out by hand."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from problems import cluster, towers
 
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series, decompose
 from graphpipe.planners.problem.assign_devices import place
-from graphpipe.planners.problem.whole_batch_tail import Tail
+from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
 from graphpipe.planners.search.tree_rewrites import bundled, cut_bytes, mirrored, width
 from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.plans.sharding import SampleRange, count_micro_batches, sample_range
@@ -19,8 +19,8 @@ def test_in_flight_of_the_papers_figure_5() -> None:
     assert in_flight_samples(64, [4, 4, 4], [1, 1, 1], [[1], [2], []]) == (12, 8, 4)
 
 
-def test_in_flight_takes_the_neediest_successor_and_stops_at_the_mini_batch() -> None:
-    # 0 feeds 1 and 3, 1 feeds 2, 2 feeds 3: the longer way counts.
+def test_in_flight_follows_the_longest_path_up_to_the_mini_batch() -> None:
+    # 0 feeds 1 and 3, 1 feeds 2, 2 feeds 3: the longer path counts.
     assert in_flight_samples(64, [2] * 4, [1] * 4, [[1, 3], [2], [3], []]) == (8, 6, 4, 2)
     assert in_flight_samples(4, [2] * 4, [1] * 4, [[1, 3], [2], [3], []]) == (4, 4, 4, 2)
 
@@ -32,7 +32,7 @@ def test_replicas_stay_on_a_node_and_neighbours_near() -> None:
     assert placed == [(0, 1, 2), (4, 5, 6), (3,), (7,)]
 
 
-def test_a_stage_larger_than_a_node_takes_what_is_left() -> None:
+def test_a_stage_larger_than_a_node_takes_the_remaining_devices() -> None:
     assert place(cluster(6, per_node=4), [6], []) == [(0, 1, 2, 3, 4, 5)]
     placed = place(cluster(8, per_node=4), [1, 6], [(0, 1, 1.0)])
     assert sorted(placed[0] + placed[1]) == list(range(7))
@@ -70,17 +70,17 @@ def test_trees_are_mirrored_and_bundled() -> None:
 def test_cut_bytes_count_an_output_once_and_carry_it_past_a_bundled_branch() -> None:
     graph = towers([2, 1], 2, 4).graph
     chain = bundled(decompose(graph), 1)
-    # b0.0 | b0.1 | b1.0 | join: after b0.1 its output waits while b1.0 is cut off too.
+    # b0.0 | b0.1 | b1.0 | join: the output of b0.1 also crosses the cut after b1.0.
     assert cut_bytes(chain, graph)[id(chain)] == (0.0, 1e3, 1e3, 2e3, 0.0)
 
 
 def test_the_tail_is_everything_from_a_whole_batch_operator_on() -> None:
     problem = towers([2, 2], 2, 4, whole_batch=True)
-    tail = Tail.of(problem.graph)
+    tail = WholeBatchTail.of(problem.graph)
     assert tail.ops == ("join",)
     assert tail.before is not None
     assert len(tail.before.ops) == 4
-    assert Tail.of(towers([2], 1, 4).graph).ops == ()
+    assert WholeBatchTail.of(towers([2], 1, 4).graph).ops == ()
 
 
 @pytest.mark.parametrize("branches", [[1], [4, 2], [3, 3, 3]])

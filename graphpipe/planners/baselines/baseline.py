@@ -1,4 +1,4 @@
-"""What the baseline planners share: sweeping micro-batch sizes, and finishing partitions into plans that fit."""
+"""The common part of the baseline planners: try all micro-batch sizes, and make plans of the partitions that fit."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph
+from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.downsets import Downsets
-from graphpipe.planners.baselines.stage_loads import Landscape
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
-from graphpipe.planners.problem.whole_batch_tail import Tail
-from graphpipe.planners.search.size_settings import micro_batch_sizes
-from graphpipe.plans.estimates import memory_shortfall
+from graphpipe.planners.problem.stage_costs import micro_batch_sizes
+from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
+from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
 from graphpipe.units import format_bytes
 
-Draw = Callable[[Landscape, int], Iterable[list[Part]]]
-"""Given a landscape and a micro-batch size: the partitions that a planner finds best by its own objective."""
+Partitioner = Callable[[DownsetTable, int], Iterable[list[Part]]]
+"""Given a table of downsets and a micro-batch size, returns the planner's best partitions by its own objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """A published planner of sequential pipelines, run synchronously.
 
-    It finds its partition for every micro-batch size by its own objective; the caller's measure chooses among sizes.
+    It finds a partition for every micro-batch size by its own objective. `Options.evaluate` chooses among the sizes.
     """
 
     name: str
-    draw: Draw
+    partitioner: Partitioner
     schedule: str = "1f1b"
     downsets: Callable[[Graph], Downsets] = Downsets.chain
 
@@ -38,9 +38,9 @@ class Baseline:
         Raises:
             Infeasible: nothing fits in memory, or the graph has too many downsets.
         """
-        tail = Tail.of(problem.graph)
-        drawn = self._partitions(problem, tail, options)
-        plans = [plan for parts in drawn for plan in self._finished(problem, tail, parts)]
+        tail = WholeBatchTail.of(problem.graph)
+        partitions = self._partitions(problem, tail, options)
+        plans = [plan for parts in partitions for plan in self._finished(problem, tail, parts)]
         fitting = [plan for plan in plans if memory_shortfall(plan) <= 0]
         if not fitting:
             missing = min(map(memory_shortfall, plans))
@@ -51,16 +51,16 @@ class Baseline:
             )
         return min(fitting, key=options.evaluate)
 
-    def _partitions(self, problem: Problem, tail: Tail, options: Options) -> Iterable[list[Part]]:
+    def _partitions(self, problem: Problem, tail: WholeBatchTail, options: Options) -> Iterable[list[Part]]:
         if tail.before is None:
             return [[]]
         costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
-        landscape = Landscape.of(problem, costs, tail.before, self.downsets(tail.before))
+        downset_table = DownsetTable.of(problem, costs, tail.before, self.downsets(tail.before))
         sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
-        return [parts for size in sizes for parts in self.draw(landscape, size)]
+        return [parts for size in sizes for parts in self.partitioner(downset_table, size)]
 
-    def _finished(self, problem: Problem, tail: Tail, parts: list[Part]) -> list[Plan]:
-        """Return the plans of a partition: one, or one per stage that may lend its device to the whole-batch tail."""
+    def _finished(self, problem: Problem, tail: WholeBatchTail, parts: list[Part]) -> list[Plan]:
+        """Return the plans of a partition: one, or one per device choice for the whole-batch tail."""
         if not tail.ops:
             return [self._assembled(problem, parts, {})]
         hosts: list[dict[int, int]] = [{len(parts): host} for host in tail.hosts(problem, parts)]
@@ -70,8 +70,3 @@ class Baseline:
 
     def _assembled(self, problem: Problem, parts: list[Part], hosts: dict[int, int]) -> Plan:
         return assemble(problem, parts, planner=self.name, schedule=self.schedule, chain=True, hosts=hosts)
-
-
-def degrees_of(problem: Problem, micro_batch: int) -> tuple[int, ...]:
-    """Return the data-parallel degrees that a micro-batch splits over."""
-    return tuple(degree for degree in range(1, len(problem.cluster.devices) + 1) if micro_batch % degree == 0)

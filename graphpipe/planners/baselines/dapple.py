@@ -1,8 +1,8 @@
-"""`dapple`: DAPPLE's objective, the latency of one synchronous step, rather than the bottleneck alone.
+"""`dapple`: minimises DAPPLE's objective, the latency of one synchronous step.
 
-    stage 0   F F F     B F B F B   B   B | AR_0          filling: one micro-batch through all stages
+    stage 0   F F F     B F B F B   B   B | AR_0          fill: one micro-batch through all stages
     stage 1     F F   B F B F B   B   |~~~ AR_1           steady: M - 1 micro-batches at the slowest stage
-    stage 2       F B F B F B   |~~~~~~~ AR_2             last: what no drain hides of an all-reduce
+    stage 2       F B F B F B   |~~~~~~~ AR_2             end: the part of an all-reduce that the drain does not hide
 
 References:
     Fan et al.: DAPPLE: a pipelined data parallel approach for training large models. PPoPP 2021, section 4.
@@ -10,51 +10,59 @@ References:
 
 from collections.abc import Iterable
 
-from graphpipe.planners.baselines.baseline import Baseline, degrees_of
-from graphpipe.planners.baselines.stage_cuts import Ways
-from graphpipe.planners.baselines.stage_loads import Landscape, StageLoads, all_reduce_seconds_per_byte
-from graphpipe.planners.baselines.step_latency import Lines, Step
+from graphpipe.planners.baselines.baseline import Baseline
+from graphpipe.planners.baselines.downset_table import DownsetTable
+from graphpipe.planners.baselines.stage_cuts import StageCuts
+from graphpipe.planners.baselines.stage_loads import StageLoads, all_reduce_seconds_per_byte
+from graphpipe.planners.baselines.step_latency import DegreeCuts, StepLatency
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
-from graphpipe.planners.search.size_settings import far_bandwidth
+from graphpipe.planners.problem.planner import Planner
+from graphpipe.planners.problem.stage_costs import degrees_of, far_bandwidth
 from graphpipe.plans.plan import Plan
 
 
 def plan_dapple(problem: Problem, options: Options) -> Plan:
-    """Return the sequential pipeline of the shortest step.
+    """Return the sequential pipeline with the shortest step.
 
         L = (M - 1) max_i block_i + sum_i (block_i + transfer_i) + max_i max(0, allreduce_i - i max_j block_j)
 
-    with M micro-batches, the seconds of one micro-batch at stage i = 0, 1, ... and 2 bytes(cut) / (d bandwidth) for
-    the cut before it. The published planner keeps one best plan per prefix, which need not be optimal, and never
-    checks memory. Here L is minimal to 0.1 % where M is at least the number of stages, and where the stages do not
-    fit, each is given room for a pipeline as long as the devices behind it allow.
+    with M micro-batches, block_i the seconds of one micro-batch at stage i = 0, 1, ..., and transfer_i =
+    2 bytes(cut) / (d bandwidth) for the cut before stage i. The published planner keeps one best plan per prefix,
+    which need not be optimal, and does not check memory. Here L is minimal to 0.1 % if M is at least the number of
+    stages. If the stages do not fit in memory, each stage must instead fit for as many stages after it as there are
+    devices left.
 
     Raises:
         Infeasible: nothing fits in memory.
     """
-    return Baseline(name="dapple", draw=_draw).plan(problem, options)
+    return Baseline(name="dapple", partitioner=_partitions).plan(problem, options)
 
 
-def _draw(landscape: Landscape, micro_batch: int) -> Iterable[list[Part]]:
-    loads = StageLoads(landscape, micro_batch, degrees_of(landscape.problem, micro_batch), "none", "none")
-    lines = [_lines(loads, at, ways) for at, ways in enumerate(loads.ladder().ways, start=1)]
-    problem = landscape.problem
+def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[Part]]:
+    loads = StageLoads(downset_table, micro_batch, degrees_of(downset_table.problem, micro_batch), "none", "none")
+    cuts = [
+        _degree_cuts(loads, at, stage_cuts) for at, stage_cuts in enumerate(loads.bottleneck_search().cuts, start=1)
+    ]
+    problem = downset_table.problem
     devices, micro_batches = len(problem.cluster.devices), problem.batch_size // micro_batch
-    shortest = Step(lines, devices, micro_batches, memory=False).shortest()
+    shortest = StepLatency(cuts, devices, micro_batches, memory=False).shortest()
     if not all(cut.fits for cut in shortest):
-        shortest = Step(lines, devices, micro_batches, memory=True).shortest() or shortest
-    yield landscape.parts(shortest, micro_batch)
+        shortest = StepLatency(cuts, devices, micro_batches, memory=True).shortest() or shortest
+    yield downset_table.parts(shortest, micro_batch)
 
 
-def _lines(loads: StageLoads, at: int, ways: Ways) -> list[Lines]:
-    """Return the ways to cut the first stage off one downset, by degree."""
-    land, size, found = loads.landscape, loads.micro_batch, list[Lines]()
-    trainable = land.downsets.members @ land.costs.trainable_bytes[land.positions]
+def _degree_cuts(loads: StageLoads, at: int, stage_cuts: StageCuts) -> list[DegreeCuts]:
+    """Return the cuts that split the first stage off one downset, by degree."""
+    table, size, found = loads.downset_table, loads.micro_batch, list[DegreeCuts]()
+    trainable = table.downsets.members @ table.costs.op_bytes.trainable[table.positions]
     for degree in loads.degrees:
-        some = ways.only(ways.devices == degree)
-        transfer = 2 * land.cut_bytes[at] * size / degree / far_bandwidth(land.problem)
-        reduced = trainable[at] - trainable[some.below]
-        all_reduce = reduced * all_reduce_seconds_per_byte(land.problem, degree)
-        found.append(Lines(degree, some.below, some.seconds * size, transfer, all_reduce, some.limit))
+        chosen = stage_cuts.only(stage_cuts.devices == degree)
+        transfer = 2 * table.cut_bytes[at] * size / degree / far_bandwidth(table.problem)
+        reduced = trainable[at] - trainable[chosen.below]
+        all_reduce = reduced * all_reduce_seconds_per_byte(table.problem, degree)
+        found.append(DegreeCuts(degree, chosen.below, chosen.seconds * size, transfer, all_reduce, chosen.limit))
     return found
+
+
+DAPPLE = Planner(name="dapple", plan=plan_dapple, pipeline="chain")

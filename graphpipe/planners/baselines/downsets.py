@@ -1,4 +1,4 @@
-"""Every set of operators a pipeline can still have to do: what Piper calls downsets, PipeDream antichain states."""
+"""All sets of operators that can follow a prefix of a pipeline: Piper's downsets, PipeDream's antichain states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph
 
 LIMIT = 40_000
-"""Of the published Piper solver."""
+"""The limit of the published Piper solver."""
 
 
 def closed_sets(needs: Sequence[int], limit: int = LIMIT) -> list[int]:
-    """Return every set that holds, with each of its members, all that the member needs.
+    """Return every set that contains, for each of its members, all members which that member needs.
 
     Args:
-        needs: for each member the bits of those it needs.
-        limit: how many sets are too many: their number grows exponentially with the width of the graph.
+        needs: for each member the bits of the members that it needs.
+        limit: most sets; their number grows exponentially with the width of the graph.
 
     Returns:
-        Sets as bits, by size: first the empty set, last the whole.
+        Sets as bits, by size, from the empty set to the whole.
 
     Raises:
         Infeasible: there are more sets than `limit`.
     """
     users = [[user for user, need in enumerate(needs) if need >> member & 1] for member in range(len(needs))]
-    level = {0: sum(1 << member for member, need in enumerate(needs) if not need)}  # set -> what may join it
+    level = {0: sum(1 << member for member, need in enumerate(needs) if not need)}  # set -> members that may join it
     found: list[int] = []
     while level:
         found += level
@@ -57,14 +57,14 @@ def _bits(mask: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Downsets:
-    """Sets of operators that hold, with each operator, all its successors: what may follow a prefix of the pipeline.
+    """Sets of operators that contain all successors of their members, so that they can follow a prefix of a pipeline.
 
-    The difference of two nested downsets is convex, so a chain of downsets from the whole to the empty set is a
-    sequence of stages, and every sequence of convex stages is such a chain.
+    The difference of two nested downsets is convex. So a chain of downsets from the whole to the empty set is a
+    sequence of convex stages, and every such sequence is a chain of downsets.
     """
 
     members: NDArray[np.bool_]
-    """[downsets, operators], by size: first the empty set, last the whole."""
+    """[downsets, operators], by size, from the empty set to the whole."""
     _words: NDArray[np.uint64]
 
     @staticmethod
@@ -76,7 +76,7 @@ class Downsets:
 
     @staticmethod
     def of(graph: Graph, limit: int = LIMIT) -> "Downsets":
-        """Return the downsets of a graph; operators in order of `graph.ops`.
+        """Return the downsets of a graph, with operators in the order of `graph.ops`.
 
         Raises:
             Infeasible: there are more than `limit`.
@@ -89,7 +89,7 @@ class Downsets:
 
     @staticmethod
     def chain(graph: Graph) -> "Downsets":
-        """Return the downsets of the linearised graph: the ends of its one order, shortest first."""
+        """Return the downsets of the linearised graph, which are the suffixes of its order, shortest first."""
         count = len(graph.ops)
         place = np.empty(count, dtype=np.intp)
         place[[graph.index[name] for name in graph.order]] = np.arange(count)
@@ -99,5 +99,5 @@ class Downsets:
         return len(self.members)
 
     def below(self, at: int) -> NDArray[np.intp]:
-        """Return the positions of the proper subsets of a downset: what may be left when its first stage is cut off."""
+        """Return the positions of the downset's proper subsets, which can remain after its first stage."""
         return np.flatnonzero(~(self._words[:at] & ~self._words[at]).any(axis=1))

@@ -1,10 +1,10 @@
-"""`pipedream-2bw`: equal blocks, width x depth x recomputation: one degree and one policy for all stages.
+"""`pipedream-2bw`: equal blocks over width x depth, with one degree and one recomputation policy for all stages.
 
     depth 3, width 2     o1 o2 o3 | o4 o5 | o6 o7 o8        each block on two devices
 
-The published planner knows models of identical blocks. Here blocks are cut as equal in time as the model allows.
-What 2BW is named after, two buffered versions of the weights, makes training asynchronous; this planner's pipelines
-run synchronously, so only its partitions are compared.
+The published planner expects models of identical blocks. Here the blocks are as equal in time as the model allows.
+2BW keeps two buffered versions of the weights, which makes training asynchronous. This planner's pipelines run
+synchronously, so that only its partitions are compared.
 
 References:
     Narayanan et al.: Memory-efficient pipeline-parallel DNN training. ICML 2021, section 3.3 (the planner).
@@ -12,10 +12,13 @@ References:
 
 from collections.abc import Iterable
 
-from graphpipe.planners.baselines.baseline import Baseline, degrees_of
-from graphpipe.planners.baselines.stage_loads import Landscape, StageLoads, uniform_partitions
+from graphpipe.planners.baselines.baseline import Baseline
+from graphpipe.planners.baselines.downset_table import DownsetTable
+from graphpipe.planners.baselines.stage_loads import StageLoads, uniform_partitions
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.planners.problem.planner import Planner
+from graphpipe.planners.problem.stage_costs import degrees_of
 from graphpipe.plans.plan import Plan
 
 
@@ -27,10 +30,13 @@ def plan_pipedream_2bw(problem: Problem, options: Options) -> Plan:
     Raises:
         Infeasible: nothing fits in memory.
     """
-    return Baseline(name="pipedream-2bw", draw=_draw).plan(problem, options)
+    return Baseline(name="pipedream-2bw", partitioner=_partitions).plan(problem, options)
 
 
-def _draw(landscape: Landscape, micro_batch: int) -> Iterable[list[Part]]:
-    for width in degrees_of(landscape.problem, micro_batch):
-        loads = StageLoads(landscape, micro_batch, (width,), all_reduce="longest")
+def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[Part]]:
+    for width in degrees_of(downset_table.problem, micro_batch):
+        loads = StageLoads(downset_table, micro_batch, (width,), all_reduce="longest")
         yield from uniform_partitions(loads)
+
+
+PIPEDREAM_2BW = Planner(name="pipedream-2bw", plan=plan_pipedream_2bw, pipeline="chain", recomputes=True)

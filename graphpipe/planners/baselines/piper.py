@@ -1,10 +1,10 @@
-"""`piper`: Piper's search over every sequence of convex stages, also those that mix pieces of several branches.
+"""`piper`: Piper's search over all sequences of convex stages, including stages that mix parts of several branches.
 
     text   t1 t2 t3        stages   {t1 v1} -> {t2 t3} -> {v2 v3} -> {head}
-    image  v1 v2 v3  head  ... a sequential pipeline: every stage follows the one before it
+    image  v1 v2 v3  head  ... a sequential pipeline, in which every stage follows the one before it
 
 The published algorithm on its own inputs, with its two memory variants per node and tensor parallelism, is in
-`published_piper`. Here a stage recomputes as a whole or not at all, and there is no tensor parallelism.
+`tests/support/published_piper.py`. Here a stage recomputes entirely or not at all, without tensor parallelism.
 
 References:
     Tarnawski, Narayanan, Phanishayee: Piper: multidimensional planner for DNN parallelization. NeurIPS 2021,
@@ -15,11 +15,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from graphpipe.planners.baselines.baseline import Baseline, degrees_of
+from graphpipe.planners.baselines.baseline import Baseline
+from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.downsets import Downsets
-from graphpipe.planners.baselines.stage_loads import BOTH, Landscape, StageLoads
+from graphpipe.planners.baselines.stage_loads import BOTH, StageLoads
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.planners.problem.planner import Planner
+from graphpipe.planners.problem.stage_costs import degrees_of
 from graphpipe.plans.plan import Plan
 
 
@@ -27,21 +30,28 @@ def plan_piper(problem: Problem, options: Options) -> Plan:
     """Return the sequential pipeline of downset differences whose slowest stage takes the least time per sample.
 
     The time of a stage is computation, plus 2 bytes / (d bandwidth) for everything it receives and sends, plus its
-    share of the gradient all-reduce; memory is counted with the samples in flight of its place in the pipeline. Of
-    every stage there are two variants: one that recomputes takes its forward longer and keeps only what it received.
+    share of the gradient all-reduce. Its memory holds the samples in flight at its place in the pipeline. Every stage
+    has two variants. The one that recomputes runs its forward twice and keeps only the tensors it received.
 
     Raises:
         Infeasible: nothing fits in memory, or the graph has more than 40,000 downsets.
     """
-    return Baseline(name="piper", draw=_draw, downsets=Downsets.of).plan(problem, options)
+    return Baseline(name="piper", partitioner=_partitions, downsets=Downsets.of).plan(problem, options)
 
 
-def _draw(landscape: Landscape, micro_batch: int) -> Iterable[list[Part]]:
-    degrees = degrees_of(landscape.problem, micro_batch)
-    line = Landscape.of(landscape.problem, landscape.costs, landscape.graph, Downsets.chain(landscape.graph))
-    bound = StageLoads(line, micro_batch, degrees, traffic="added", policies=BOTH).ladder().solve()
-    # The linearised graph is one of the sequences: what is slower than its best need not be looked at.
+def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[Part]]:
+    degrees = degrees_of(downset_table.problem, micro_batch)
+    line = DownsetTable.of(
+        downset_table.problem, downset_table.costs, downset_table.graph, Downsets.chain(downset_table.graph)
+    )
+    bound = StageLoads(line, micro_batch, degrees, traffic="added", policies=BOTH).bottleneck_search().solve()
+    # The linearised graph is one of the sequences, so stages slower than its best can be skipped.
     fits = all(cut.fits for cut in bound)
     ceiling = max((cut.seconds for cut in bound), default=np.inf) * (1 + 1e-9) if fits else np.inf
-    ladder = StageLoads(landscape, micro_batch, degrees, traffic="added", policies=BOTH).ladder(ceiling)
-    yield landscape.parts(ladder.solve(), micro_batch)
+    bottleneck_search = StageLoads(
+        downset_table, micro_batch, degrees, traffic="added", policies=BOTH
+    ).bottleneck_search(ceiling)
+    yield downset_table.parts(bottleneck_search.solve(), micro_batch)
+
+
+PIPER = Planner(name="piper", plan=plan_piper, pipeline="chain", recomputes=True)

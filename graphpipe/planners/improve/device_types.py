@@ -1,4 +1,4 @@
-"""Plans for clusters of unequal devices: partitions made for each type, and stages that exchange devices."""
+"""Plans for clusters of unequal devices: partitions made for each device type, and exchanges of devices."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,25 +9,28 @@ from graphpipe.costs import CostModel
 from graphpipe.planners.improve.unequal_intervals import TypedPart, unequal_partitions
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
-from graphpipe.planners.problem.whole_batch_tail import Tail
-from graphpipe.plans.estimates import bottleneck_seconds, memory_shortfall
+from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.estimates import bottleneck_seconds
 from graphpipe.plans.plan import Plan
 
 _SHARES_IN_FLIGHT = (0.0, 0.125, 0.25, 0.5, 1.0)
-"""Shares of the mini-batch assumed in flight at every stage, tried in turn until what is found fits in memory."""
+"""Shares of the mini-batch assumed in flight at every stage, tried in turn until the plans found fit in memory."""
 _PASSES = 3
 
 
 def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, planner: str) -> list[Plan]:
-    """Return plans whose stages each have devices of one type and as much work as those are fast; none on equal ones.
+    """Return plans in which each stage has devices of one type and work in proportion to their speed.
+
+    The list is empty if all devices are of one type.
 
     Args:
         problem: graph, costs, cluster and batch.
         options: the caller's.
-        known: plans found so far; none slower than all of them is returned.
+        known: plans found so far; a plan slower than all of them is not returned.
         planner: name written into the plans.
     """
-    tail = Tail.of(problem.graph)
+    tail = WholeBatchTail.of(problem.graph)
     if tail.before is None or len({device.type for device in problem.cluster.devices}) == 1:
         return []
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
@@ -35,8 +38,8 @@ def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, pl
     sizes = [options.micro_batch] if options.micro_batch else None
     found: list[Plan] = []
     for share in _SHARES_IN_FLIGHT:
-        drawn = unequal_partitions(problem, costs, tail.before, sizes, ceiling, share)
-        plans = [plan for parts in drawn for plan in _finished(problem, tail, parts, planner)]
+        partitions = unequal_partitions(problem, costs, tail.before, sizes, ceiling, share)
+        plans = [plan for parts in partitions for plan in _finished(problem, tail, parts, planner)]
         fitting = [plan for plan in plans if memory_shortfall(plan) <= 0]
         found += fitting
         if len(fitting) == len(plans):
@@ -44,8 +47,8 @@ def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, pl
     return found
 
 
-def _finished(problem: Problem, tail: Tail, typed: Sequence[TypedPart], planner: str) -> list[Plan]:
-    """Return the plans of a partition: one, or one per way to give the whole-batch tail a device."""
+def _finished(problem: Problem, tail: WholeBatchTail, typed: Sequence[TypedPart], planner: str) -> list[Plan]:
+    """Return the plans of a partition: one, or one per device choice for the whole-batch tail."""
     parts = [replace(each.part, recompute=problem.recompute) for each in typed]
     types = [each.type for each in typed]
     if not tail.ops:
@@ -60,7 +63,7 @@ def _finished(problem: Problem, tail: Tail, typed: Sequence[TypedPart], planner:
 
 
 def _spare(problem: Problem, parts: Sequence[Part], types: Sequence[str]) -> list[str]:
-    """Return the types of which devices are left."""
+    """Return the types with devices left."""
     left = Counter(device.type for device in problem.cluster.devices)
     for part, kind in zip(parts, types, strict=True):
         left[kind] -= part.degree
@@ -68,9 +71,10 @@ def _spare(problem: Problem, parts: Sequence[Part], types: Sequence[str]) -> lis
 
 
 def exchanged(plan: Plan, options: Options) -> Plan:
-    """Return the plan, or a faster one in which stages of one degree have exchanged devices of unequal types.
+    """Return the plan, or a faster one in which stages of equal degree have exchanged devices of unequal types.
 
-    Hill climbing over pairs: what shortens the step and fits in memory is kept, until a whole pass changes nothing.
+    Hill climbing over pairs of stages: keep an exchange that shortens the step and fits in memory, until a whole pass
+    changes nothing.
     """
     best, seconds = plan, None
     for _ in range(_PASSES):
@@ -89,7 +93,7 @@ def exchanged(plan: Plan, options: Options) -> Plan:
 
 
 def _alike(plan: Plan, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether an exchange is impossible or changes nothing."""
+    """Return whether an exchange is impossible or changes nothing."""
     devices = plan.cluster.devices
     unequal = len(one) == len(other) and not set(one) & set(other)
     return not unequal or Counter(devices[at].type for at in one) == Counter(devices[at].type for at in other)

@@ -1,8 +1,8 @@
-"""Hill climbing from a finished plan: operators change stages, and stages their micro-batch sizes.
+"""Hill climbing from a finished plan: operators change stages, and stages change their micro-batch sizes.
 
-The search before it gives all stages one micro-batch size, and judges partitions in closed form. What the closed form
-does not see, messages that come late or a stage that waits for two others, is mended here, near the best plan found.
-Jeon et al., GraphPipe (ASPLOS 2025), section 6, lets every stage have its own size; they find that it gains little.
+The search before it gives all stages one micro-batch size, and estimates partitions in closed form. The closed form
+ignores late messages and stages that wait for two others. Small changes near the best plan correct for that.
+Jeon et al., GraphPipe (ASPLOS 2025), section 6, allow each stage its own size and find that it gains little.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,27 +10,28 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes, is_chain
-from graphpipe.plans.estimates import least_step_seconds, memory_shortfall
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.plan import Plan
 
 Change = Callable[[Sequence[Part]], list[Part] | None]
-"""Returns the stages after a change; None where it cannot be made."""
+"""Returns the stages after a change; None if the change is impossible."""
 _PASSES = 4
 _WORTH = 1.0005
-"""Gains below this are not worth an unequal plan."""
+"""Smaller gains are not worth an unequal plan."""
 
 
-def refined(plan: Plan, evaluate: Callable[[Plan, float], float], trials: int) -> Plan:
-    """Return the plan, or one near it that takes less time; its stages keep their devices and their order.
+def hill_climb(plan: Plan, evaluate: Callable[[Plan, float], float], trials: int) -> Plan:
+    """Return the plan, or a faster one near it; its stages keep their devices and their order.
 
-    An operator may move to a stage that it feeds or is fed by, and a stage may halve or double its micro-batch. What
-    shortens the step and fits in memory is kept, until a whole pass changes nothing.
+    An operator may move to a stage that it feeds or that feeds it, and a stage may halve or double its micro-batch.
+    A change is kept if it shortens the step and fits in memory, until a whole pass changes nothing.
 
     Args:
         plan: under 1F1B, or any schedule that takes the samples in flight of Algorithm 2.
-        evaluate: seconds of one step of a plan; infinite where it does not run, or not within a limit, the second
-            argument.
-        trials: how often to evaluate, at most.
+        evaluate: returns the seconds of one step of a plan; infinite if the plan does not run, or if the step takes
+            longer than the second argument.
+        trials: most evaluations.
     """
     problem = Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
     best, seconds = plan, evaluate(plan, inf)
@@ -86,7 +87,7 @@ def _resized(parts: Sequence[Part], stage: int, batch_size: int, size: int) -> l
 
 def _changed(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     parts = change([Part(it.ops, it.degree, it.micro_batch, it.burst, it.recompute) for it in plan.stages])
-    # Forward edges alone: else some stage would not be convex, or come before one that feeds it.
+    # Edges must go forward, or a stage would not be convex or would precede one that feeds it.
     if parts is None or any(source > target for source, target in crossing_bytes(problem.graph, parts)):
         return None
     devices = [stage.devices for stage in plan.stages]

@@ -1,19 +1,20 @@
-"""Per-stage micro-batch sizes: a plan of one size is improved stage by stage, with kFkB (GraphPipe, section 6)."""
+"""Per-stage micro-batch sizes with kFkB: improve a plan of one size, stage by stage (GraphPipe, section 6)."""
 
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
-from graphpipe.plans.estimates import memory_shortfall
+from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
+from graphpipe.schedule.schedulers import kfkb
 
 _PASSES = 3
 
 
 def with_mixed_micro_batches(problem: Problem, plan: Plan, options: Options) -> Plan:
-    """Return the plan, or one of the same stages with other micro-batch sizes that takes less time.
+    """Return the plan, or a faster one with the same stages and other micro-batch sizes.
 
-    Hill climbing: every stage in turn tries half and twice its micro-batch; what shortens the step is kept, until a
-    whole pass changes nothing. Bursts line the sizes up: a stage forwards k micro-batches in a row so that k b is
-    the largest micro-batch of the plan.
+    Hill climbing: try half and twice the micro-batch of every stage in turn, and keep a change that shortens the step,
+    until a whole pass changes nothing. Bursts align the sizes: a stage forwards k micro-batches of b samples in a row,
+    so that k b is the largest micro-batch of the plan.
     """
     best, seconds = plan, options.evaluate(plan)
     for _ in range(_PASSES):
@@ -29,7 +30,7 @@ def with_mixed_micro_batches(problem: Problem, plan: Plan, options: Options) -> 
 
 
 def _neighbours(problem: Problem, plan: Plan, stage: int) -> list[Plan]:
-    """Return the plans in which one stage has half or twice its micro-batch, where that is allowed and fits."""
+    """Return the plans in which one stage has half or twice its micro-batch, if that is allowed and fits in memory."""
     here = plan.stages[stage]
     if any(problem.graph[name].whole_batch for name in here.ops):
         return []
@@ -50,4 +51,4 @@ def _resized(problem: Problem, plan: Plan, sizes: dict[int, int]) -> Plan:
         for stage, size in zip(plan.stages, wanted, strict=True)
     ]
     devices = [stage.devices for stage in plan.stages]
-    return assemble(problem, parts, planner=plan.planner, schedule="kfkb", chain=is_chain(plan), devices=devices)
+    return assemble(problem, parts, planner=plan.planner, schedule=kfkb.NAME, chain=is_chain(plan), devices=devices)

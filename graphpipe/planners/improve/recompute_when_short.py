@@ -1,22 +1,26 @@
-"""Recomputation as the last resort of a search: stages recompute where no plan fits in memory otherwise."""
+"""Recomputation as a last resort: stages recompute only if no plan fits in memory otherwise."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from graphpipe.errors import Infeasible
-from graphpipe.planners.baselines.baseline import Baseline, degrees_of
-from graphpipe.planners.baselines.stage_loads import BOTH, Landscape, StageLoads
+from graphpipe.planners.baselines.baseline import Baseline
+from graphpipe.planners.baselines.downset_table import DownsetTable
+from graphpipe.planners.baselines.stage_loads import BOTH, StageLoads
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
-from graphpipe.plans.estimates import memory_shortfall, seconds_per_sample
+from graphpipe.planners.problem.stage_costs import degrees_of
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.estimates import seconds_per_sample
 from graphpipe.plans.plan import Plan
 
 
 def with_recomputation(problem: Problem, options: Options, planner: str, find: Callable[[Problem], Plan]) -> Plan:
-    """Return what a search finds; where nothing fits in memory, the best plan found in which stages recompute.
+    """Return the plan of a search. If nothing fits in memory, return the best plan found in which stages recompute.
 
-    Two are compared: what the search finds for stages that all recompute, eased; and the chain of least bottleneck over
-    every choice of its stages that recompute. The second is exact: if any sequence of intervals fits, a plan is found.
+    Compares two plans. The first is the search's plan for stages that all recompute, after `eased`. The second is the
+    chain of least bottleneck over every choice of stages that recompute. It is exact, so a plan is found if any
+    sequence of intervals fits.
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -25,7 +29,7 @@ def with_recomputation(problem: Problem, options: Options, planner: str, find: C
         find: the search.
 
     Raises:
-        Infeasible: nothing fits even so.
+        Infeasible: nothing fits, even with recomputation.
     """
     try:
         return find(problem)
@@ -34,7 +38,7 @@ def with_recomputation(problem: Problem, options: Options, planner: str, find: C
         misses: list[Infeasible] = []
         for attempt in (
             lambda: eased(find(replace(problem, recompute="full"))),
-            lambda: Baseline(name=planner, draw=_draw).plan(problem, options),
+            lambda: Baseline(name=planner, partitioner=_partitions).plan(problem, options),
         ):
             try:
                 found.append(attempt())
@@ -46,7 +50,7 @@ def with_recomputation(problem: Problem, options: Options, planner: str, find: C
 
 
 def eased(plan: Plan) -> Plan:
-    """Return the plan without the recomputation that memory does not ask for, the slowest stages first."""
+    """Return the plan without the recomputation that memory does not need, the slowest stages first."""
     stages = range(len(plan.stages))
     for at in sorted(stages, key=lambda stage: seconds_per_sample(plan, stage), reverse=True):
         trial = (*plan.stages[:at], replace(plan.stages[at], recompute="none"), *plan.stages[at + 1 :])
@@ -56,6 +60,6 @@ def eased(plan: Plan) -> Plan:
     return plan
 
 
-def _draw(landscape: Landscape, micro_batch: int) -> Iterable[list[Part]]:
-    loads = StageLoads(landscape, micro_batch, degrees_of(landscape.problem, micro_batch), policies=BOTH)
-    yield landscape.parts(loads.ladder().solve(), micro_batch)
+def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[Part]]:
+    loads = StageLoads(downset_table, micro_batch, degrees_of(downset_table.problem, micro_batch), policies=BOTH)
+    yield downset_table.parts(loads.bottleneck_search().solve(), micro_batch)

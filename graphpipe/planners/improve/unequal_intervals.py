@@ -1,12 +1,12 @@
-"""Unequal devices: intervals of an order of the operators, each as long as its own devices are fast.
+"""Partitions for unequal devices: intervals of an operator order, longer on faster devices.
 
     order    a  b  c  d  e  f  g  h  i          two fast devices, two slow ones of half their speed
-             |--fast--|--fast--|slow|slow|      every stage takes as long as any other
+             |--fast--|--fast--|slow|slow|      all stages take equally long
 
-Devices of one type form a stage. For a target of seconds per stage, the furthest operator that u devices of one type
-and v of another can reach follows from what fewer devices reach: a stage takes all it can, since one that starts later
-never ends earlier. The least target that reaches the end is found by bisection. Stages that follow each other in the
-order but do not feed each other run side by side.
+The devices of a stage are of one type. For a target of seconds per stage, a dynamic programme finds the furthest
+operator that u devices of one type and v of another can reach. Every stage takes as many operators as it can, because
+a stage that starts later never ends earlier. Bisection finds the least target that reaches the last operator. Stages
+that are neighbours in the order but do not feed each other run side by side.
 """
 
 from bisect import bisect_right
@@ -19,14 +19,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpipe.costs import CostModel
+from graphpipe.costs import CostModel, StageMemory
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.partition import Part, Problem
-from graphpipe.planners.search.size_settings import far_bandwidth, micro_batch_sizes, stage_seconds
+from graphpipe.planners.problem.stage_costs import far_bandwidth, micro_batch_sizes, stage_seconds
 
 _MOST_STATES = 2048
 _ROUNDS = 20
-"""Of bisection: a millionth of the seconds it starts with."""
+"""Of bisection, which narrow the interval to a millionth."""
 
 Used = tuple[int, ...]
 """Units of devices of each type."""
@@ -34,7 +34,7 @@ Used = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TypedPart:
-    """A stage to be, and the type of its devices."""
+    """A part, and the type of its devices."""
 
     part: Part
     type: str
@@ -42,7 +42,7 @@ class TypedPart:
 
 @dataclass(frozen=True, slots=True)
 class _Team:
-    """Devices of one type that may form a stage, and the sums of what the operators take of them."""
+    """Devices of one type that may form a stage, with prefix sums of the operators' seconds and memory on them."""
 
     kind: int
     """Position of the type."""
@@ -54,7 +54,7 @@ class _Team:
     """Of the first 0, 1, ... operators, as shares of a device's memory."""
 
     def reach(self, start: int, target: float) -> int:
-        """Return where a stage that starts at an operator ends, if it takes at most `target` seconds and fits."""
+        """Return the furthest end of a stage that starts at `start`, takes at most `target` seconds and fits."""
         if start == len(self.seconds) - 1:
             return start
         slow = bisect_right(self.seconds, self.seconds[start] + target)
@@ -64,33 +64,32 @@ class _Team:
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """The stages that one micro-batch size and least degree allow, along one order."""
+    """The possible stages of one operator order, for one micro-batch size and least degree."""
 
     order: tuple[str, ...]
     micro_batch: int
     types: tuple[str, ...]
     units: Used
-    """How many units of devices there are of each type."""
+    """Units of devices of each type."""
     teams: tuple[_Team, ...]
     cut_seconds: tuple[float, ...]
-    """Of sending what crosses before operator 0, 1, ..., and after the last, on one device."""
+    """Seconds to send the bytes that cross before operator 0, 1, ..., and after the last, on one device."""
 
     @staticmethod
     def of(
         problem: Problem, costs: CostModel, graph: Graph, order: Sequence[str], micro_batch: int, unit: int, held: int
     ) -> "Intervals":
-        """Prepare.
+        """Compute the sums for every team of devices.
 
         Args:
             problem: graph, costs, cluster and batch.
-            costs: the look-up of the same.
-            graph: what is to be cut, perhaps not all of the problem's graph.
+            costs: the cost look-up of the problem.
+            graph: the graph to cut, which may be a part of the problem's graph.
             order: a topological order of `graph`.
             micro_batch: samples of a micro-batch.
             unit: least data-parallel degree, a power of two.
-            held: samples that every stage is assumed to keep in flight; if it recomputes, it keeps a micro-batch.
+            held: assumed samples in flight of every stage.
         """
-        held = micro_batch if problem.recompute == "full" else held
         types, counts = zip(*sorted(Counter(device.type for device in problem.cluster.devices).items()), strict=True)
         units = tuple(count // unit for count in counts)
         teams: list[_Team] = []
@@ -101,13 +100,19 @@ class Intervals:
                 degree = size * unit
                 if micro_batch % degree == 0:
                     seconds = stage_seconds(problem, costs, micro_batch, degree, (types[kind],))[at]
-                    memory = (costs.state_bytes_by_op + costs.saved_bytes * held / degree)[at] / capacity
-                    teams.append(_Team(kind, size, degree, _sums(seconds), _sums(memory)))
+                    memory = StageMemory.summed(
+                        costs.op_bytes.state[at],
+                        costs.op_bytes.saved[at],
+                        recompute=problem.recompute,
+                        samples=micro_batch / degree,
+                    )
+                    shares = memory.total(held / degree) / capacity
+                    teams.append(_Team(kind, size, degree, _sums(seconds), _sums(shares)))
         cut = _cut_bytes(graph, order) * micro_batch / far_bandwidth(problem)
         return Intervals(tuple(order), micro_batch, types, units, tuple(teams), tuple(cut.tolist()))
 
     def best(self, ceiling: float) -> list[TypedPart]:
-        """Return the stages whose slowest takes the fewest seconds per micro-batch, below a ceiling; empty if none."""
+        """Return the stages with the fastest bottleneck, up to `ceiling` seconds per micro-batch; empty if none."""
         low, high = 0.0, min(ceiling, max((team.seconds[-1] for team in self.teams), default=0.0))
         found = self.within(high)
         for _ in range(_ROUNDS if found else 0):
@@ -119,7 +124,7 @@ class Intervals:
         return found
 
     def within(self, target: float) -> list[TypedPart]:
-        """Return stages that each take at most `target` seconds per micro-batch, as few as possible; empty if none."""
+        """Return the fewest stages that each take at most `target` seconds per micro-batch; empty if none."""
         nothing = (0,) * len(self.units)
         ends: dict[Used, tuple[int, int]] = {nothing: (0, 0)}  # the furthest end, and minus the number of stages
         last: dict[Used, _Team] = {}
@@ -136,7 +141,7 @@ class Intervals:
         return self._way_back(ends, last, max(whole, key=lambda used: ends[used])) if whole else []
 
     def _allowed(self, seconds: float) -> list[int]:
-        """Return for each end of a stage the latest one up to there at which sending takes no longer than this."""
+        """Return for each end of a stage the latest end up to it at which sending takes at most this long."""
         ends = (end if cut <= seconds else 0 for end, cut in enumerate(self.cut_seconds))
         return list(accumulate(ends, max))
 
@@ -162,11 +167,11 @@ def unequal_partitions(
 
     Args:
         problem: graph, costs, cluster and batch.
-        costs: the look-up of the same.
-        graph: what is to be cut, perhaps not all of the problem's graph.
-        sizes: micro-batch sizes; None sweeps.
-        ceiling: seconds that the slowest stage may take for the mini-batch.
-        share_in_flight: share of the mini-batch that every stage is assumed to keep in flight.
+        costs: the cost look-up of the problem.
+        graph: the graph to cut, which may be a part of the problem's graph.
+        sizes: micro-batch sizes to try; None tries all.
+        ceiling: most seconds of the slowest stage for the mini-batch.
+        share_in_flight: assumed share of the mini-batch in flight at every stage.
     """
     most = max(Counter(device.type for device in problem.cluster.devices).values())
     units = [2**k for k in range(most.bit_length())]
@@ -181,7 +186,7 @@ def unequal_partitions(
 
 
 def _orders(graph: Graph) -> list[tuple[str, ...]]:
-    """Return branch after branch, and all branches side by side."""
+    """Return the orders to cut: branch after branch, and all branches side by side."""
     level: dict[str, int] = {}
     for name in graph.order:
         level[name] = 1 + max((level[before] for before in graph.predecessors[name]), default=0)
@@ -198,7 +203,7 @@ def _sums(values: NDArray[np.float64]) -> list[float]:
 
 
 def _cut_bytes(graph: Graph, order: Sequence[str]) -> NDArray[np.float64]:
-    """Bytes per sample that cross before operator 0, 1, ... of an order, and none after the last."""
+    """Return the bytes per sample that cross before operator 0, 1, ... of an order; 0 after the last."""
     position = {name: at for at, name in enumerate(order)}
     count: dict[int, float] = {}
     last: dict[int, int] = {}

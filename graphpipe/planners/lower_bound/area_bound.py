@@ -1,21 +1,21 @@
-"""The work of a mini-batch, in seconds of devices and bytes of devices, against what the cluster has of both."""
+"""A lower bound from total work: the device-seconds and bytes of a mini-batch against those of the cluster."""
 
 import numpy as np
 
-from graphpipe.planners.lower_bound.op_minima import Array, LeastSeconds
+from graphpipe.planners.lower_bound.op_minima import Array, OpMinima
 from graphpipe.planners.problem.partition import Problem
 
 _HALVINGS = 40
 
 
-def device_seconds_bound(problem: Problem, least: LeastSeconds) -> float:
-    """Return seconds within which all devices together cannot do the work of a mini-batch.
+def device_seconds_bound(problem: Problem, least: OpMinima) -> float:
+    """Return a lower bound on the seconds in which all devices together do the work of a mini-batch.
 
-    Within t seconds, an operator's stage has a degree at which the operator alone takes at most t. It then takes
-    degree times its seconds out of the devices' t each. Where the degrees that take the fewest device-seconds hold
-    more bytes than all devices have, fractions of the degrees are chosen by a linear programme that keeps to both.
+    If the slowest device takes t seconds, each operator's stage has a degree at which the operator takes at most t. It
+    uses degree times its seconds of the devices' total. If the degrees with the fewest device-seconds need more bytes
+    than all devices have, a linear programme chooses fractions of the degrees within both limits.
     """
-    # Infinite where an operator fits no device.
+    # Infinite if an operator does not fit on any device.
     low = float(least.anywhere.max())
     total, single = _choices(least)
     devices, capacity = _resources(problem)
@@ -39,14 +39,14 @@ def device_seconds_bound(problem: Problem, least: LeastSeconds) -> float:
     return low
 
 
-def _choices(least: LeastSeconds) -> tuple[Array, Array]:
-    """Return, of shape [operators, degrees and the whole batch at once], seconds of all devices and of each."""
+def _choices(least: OpMinima) -> tuple[Array, Array]:
+    """Return, of shape [operators, degrees and the whole batch at once], the device-seconds and the seconds."""
     seconds = np.min(list(least.seconds.values()), axis=0)
     single = np.column_stack((seconds, np.min(list(least.whole.values()), axis=0)))
     return single * np.array([*least.degrees, 1.0]), single
 
 
-def _bytes(least: LeastSeconds) -> Array:
+def _bytes(least: OpMinima) -> Array:
     """Return the bytes of state that all devices of a stage hold of an operator, for every choice."""
     return least.state_bytes[:, None] * np.array([*least.degrees, 1.0])
 
@@ -58,7 +58,7 @@ def _resources(problem: Problem) -> tuple[int, float]:
 
 
 def _split(total: Array, bytes_: Array, capacity: float) -> float:
-    """Return the fewest device-seconds of fractions of the allowed choices that keep to the bytes."""
+    """Return the fewest device-seconds of fractions of the allowed choices within the bytes."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 

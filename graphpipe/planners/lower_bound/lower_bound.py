@@ -1,4 +1,4 @@
-"""A proven lower bound on the step time of every plan of a problem, and how far a plan is from it."""
+"""A proven lower bound on the step time of every plan of a problem, and the gap of a plan to it."""
 
 from collections.abc import Collection
 
@@ -9,11 +9,13 @@ from graphpipe.costs import CostModel
 from graphpipe.planners.lower_bound.area_bound import device_seconds_bound
 from graphpipe.planners.lower_bound.configuration_lp import packing_bound
 from graphpipe.planners.lower_bound.device_loads import any_stages, one_stage_each
-from graphpipe.planners.lower_bound.op_minima import LeastSeconds
+from graphpipe.planners.lower_bound.op_minima import OpMinima
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.whole_batch_tail import whole_batch_tail
 from graphpipe.plans.estimates import bottleneck_seconds
-from graphpipe.plans.plan import Plan, Prediction, Stage
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.prediction import Prediction
+from graphpipe.plans.stage import Stage
 
 
 def bottleneck_bound(
@@ -24,29 +26,28 @@ def bottleneck_bound(
     hidden: Collection[str] = (),
     effort: float = 1.0,
 ) -> float:
-    """Return seconds per mini-batch below which the slowest device of no plan can be; infinite if no plan fits.
+    """Return a lower bound on the seconds per mini-batch of the slowest device of any plan; infinite if nothing fits.
 
-    Each relaxation drops more of what a plan must be than the next, and is where the next one starts:
+    There are three relaxations, from the loosest to the tightest. Each one starts from the bound of the previous one.
 
-    - the largest operator: it is in one stage, of the degree that is best for it alone;
-    - work: device-seconds, where an operator may only have a degree at which it is fast enough alone (a higher one
-      takes more of them), and bytes where they are short (see `device_seconds`);
-    - packing: what fits on one device at once (see `packing`).
+    - The largest operator: it is in one stage, of the degree that is best for it.
+    - Work: device-seconds, where each operator only has degrees at which it is fast enough (a higher degree takes
+      more device-seconds), and bytes if memory is short (see `area_bound`).
+    - Packing: the loads that fit on one device at once (see `configuration_lp`).
 
-    Transfers, the latency of messages, and activations beyond one micro-batch are left out of all of them.
+    All of them ignore transfers, the latency of messages, and activations beyond one micro-batch.
 
     Args:
         problem: graph, costs, cluster and batch.
-        sizes: micro-batch sizes that stages may have; None: all. What follows a whole-batch operator may always have
-            the mini-batch.
-        shared: True for every plan. False for those in which a device runs one stage only, but for stages of
-            whole-batch operators and what follows them: such are all that the planners make.
-        hidden: operators whose all-reduce is not to be counted (see `step_bound`); the objective counts all.
-        effort: how long to pack; 1 ends within half a second.
+        sizes: micro-batch sizes that stages may have; None: all. The whole-batch tail may always have the mini-batch.
+        shared: True for every plan. False for plans in which each device runs one stage and possibly stages of the
+            whole-batch tail. The planners only make such plans.
+        hidden: operators whose all-reduce does not count (see `step_bound`); the objective counts all.
+        effort: time limit of the packing; 1 ends within half a second.
     """
     if shared and sizes is not None and any(op.whole_batch for op in problem.graph.ops):
         sizes = {*sizes, problem.batch_size}
-    least = LeastSeconds.of(problem, sizes, hidden=hidden)
+    least = OpMinima.of(problem, sizes, hidden=hidden)
     work = device_seconds_bound(problem, least)
     if not 0 < work < np.inf:
         return work + least.overhead_seconds
@@ -55,14 +56,15 @@ def bottleneck_bound(
 
 
 def step_bound(problem: Problem, *, shared: bool = True) -> float:
-    """Return seconds below which the step of no synchronous plan can be.
+    """Return a lower bound on the step seconds of every synchronous plan.
 
-    The bottleneck bound, or for any operator: the forwards of one sample on the longest way to it, then its own work
-    on the mini-batch, the input gradients on the longest way back beginning where its last is ready. Operators of its
-    own stage on that way take their time on the same devices besides its work, those of other stages before and after.
+    It is the larger of the bottleneck bound and a path bound. The path bound of an operator adds the forwards of one
+    sample on the longest path to it, its own work on the mini-batch, and the input gradients on the longest path back.
+    The way back may begin once the operator's last input gradient is ready. Operators of the same stage on the path use
+    the same devices in addition to its work. Operators of other stages run before or after it.
 
-    Where communication overlaps computation, a device of several stages reduces the gradients of one while it computes
-    for another, so that the all-reduce of a stage that shares its devices counts nothing.
+    If communication overlaps computation, a device with several stages can reduce the gradients of one stage while it
+    computes for another. The all-reduce of a stage that shares its devices then does not count.
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -103,10 +105,9 @@ def _longest_before(problem: Problem, seconds: NDArray[np.float64]) -> NDArray[n
 
 
 def gap_percent(plan: Plan, prediction: Prediction) -> float:
-    """Return by how many percent a plan's predicted step exceeds the bound; 0 is proven best.
+    """Return by how many percent a plan's predicted step exceeds the bound; 0 means that the plan is proven best.
 
-    The bound is that of all plans that share devices among stages, where this one does, and of those that do not
-    where it does not.
+    If the plan shares devices among stages, the bound covers all plans; otherwise only plans that do not share them.
     """
     bound = step_bound(_problem(plan), shared=_shares(plan))
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
@@ -115,8 +116,8 @@ def gap_percent(plan: Plan, prediction: Prediction) -> float:
 def bottleneck_gap_percent(plan: Plan) -> float:
     """Return by how many percent the slowest device of a plan exceeds the bound for its micro-batch sizes.
 
-    Plans that share devices are compared with such, as in `gap_percent`. A larger micro-batch is always more efficient,
-    and takes longer to fill and drain: sizes are for the step time to choose.
+    Shared devices are treated as in `gap_percent`. The bound is restricted to the plan's sizes, because a larger
+    micro-batch always has a faster bottleneck, but takes longer to fill and drain.
     """
     sizes = {stage.micro_batch for stage in _own_stages(plan)} or {plan.batch_size}
     bound = bottleneck_bound(_problem(plan), sizes=sizes, shared=_shares(plan))
@@ -128,7 +129,7 @@ def _problem(plan: Plan) -> Problem:
 
 
 def _own_stages(plan: Plan) -> list[Stage]:
-    """Return the stages that are not of whole-batch operators and what follows them: these share devices anyway."""
+    """Return the stages outside the whole-batch tail, whose stages may always share devices."""
     tail = whole_batch_tail(plan.graph)
     return [stage for stage in plan.stages if not tail.issuperset(stage.ops)]
 

@@ -1,4 +1,4 @@
-"""What a caller may ask of any planner."""
+"""Options common to all planners."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ Objective = Literal["step", "bottleneck"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options common to all planners; a planner ignores what does not concern it."""
+    """Options common to all planners; a planner ignores those that it does not support."""
 
     objective: Objective = "step"
-    """What candidates of one micro-batch size are ranked by. `step`: the time of a whole step. `bottleneck`: the
-    published objective, the slowest stage's time per sample; only micro-batch sizes are then compared by step time."""
+    """How candidates of one micro-batch size are ranked. `step`: by the time of a whole step. `bottleneck`: by the
+    slowest stage's time per sample, the published objective; only micro-batch sizes are then compared by step time."""
     evaluate: Callable[[Plan], float] = estimated_step_seconds
     """Seconds of one step of a plan."""
     scheduled: Callable[[Sequence[Plan]], Plan] | None = None
-    """Returns the best of a search's finalists under the schedule that suits it best; None: they keep their own."""
+    """Returns the best of a search's candidates under its best schedule; None: candidates keep their own schedule."""
     micro_batch: int | None = None
-    """Only this micro-batch size; None sweeps."""
+    """The only micro-batch size to try; None tries all."""
     mixed_micro_batches: bool = False
-    """Let every stage have its own micro-batch size, with kFkB (GraphPipe, section 6)."""
+    """Allow each stage its own micro-batch size, with kFkB (GraphPipe, section 6)."""
 
     def best(self, plans: Iterable[Plan]) -> Plan:
-        """Return the plan that `evaluate` finds best, the earlier of equals; at least one is given.
+        """Return the fastest plan by `evaluate`, the earlier of equals; `plans` must not be empty.
 
-        Where the least time any schedule of its stages takes is no better than the best so far, a plan need not be
-        evaluated; nor need the only one.
+        A plan is not evaluated if its lower bound over all schedules is not better than the best plan so far, or if
+        it is the only plan.
         """
         plans = list(plans)
         if len(plans) == 1:
@@ -41,5 +41,5 @@ class Options:
                 seconds = self.evaluate(plan)
                 if found is None or seconds < found[0]:
                     found = seconds, plan
-        assert found is not None, "there is a plan to choose"
+        assert found is not None, "plans must not be empty"
         return found[1]

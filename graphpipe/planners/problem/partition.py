@@ -9,12 +9,14 @@ from graphpipe.costs import CostTable, Recompute
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.plans.in_flight import in_flight_samples
-from graphpipe.plans.plan import Plan, Stage, StageEdge
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import Stage, StageEdge
+from graphpipe.schedule.schedulers.registry import find_scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stage to be."""
+    """A stage without devices and samples in flight."""
 
     ops: tuple[str, ...]
     degree: int
@@ -25,14 +27,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What every planner is given."""
+    """The input of every planner."""
 
     graph: Graph
     costs: CostTable
     cluster: Cluster
     batch_size: int
     recompute: Literal["none", "full"] = "none"
-    """What all stages are to recompute, if a planner does not choose for each."""
+    """What all stages recompute, unless the planner chooses for each stage."""
 
 
 def assemble(
@@ -46,18 +48,18 @@ def assemble(
     types: Sequence[str] | None = None,
     devices: Sequence[tuple[int, ...]] | None = None,
 ) -> Plan:
-    """Return the plan of a partition: stage edges, devices, samples in flight.
+    """Return the plan of a partition, with stage edges, devices and samples in flight.
 
     Args:
         problem: graph, costs, cluster and mini-batch size.
         parts: the stages, in a topological order.
-        planner: who made the partition.
+        planner: name of the planner.
         schedule: name of the scheduler.
-        chain: run the stages as a sequential pipeline: stages that do not feed each other still follow each other
-            (edges of no bytes), so that warm-up counts every stage.
-        hosts: stages (by position) that get no devices of their own but share those of another stage.
+        chain: run the stages as a sequential pipeline. Stages that do not feed each other then follow each other
+            through edges of 0 bytes, so that the warm-up includes every stage.
+        hosts: stages (by position) without devices of their own, and the stage whose devices they share.
         types: the device type of every stage; None: any.
-        devices: of every stage; None places the stages, as `hosts` and `types` say.
+        devices: of every stage; None places the stages by `hosts` and `types`.
     """
     crossing = crossing_bytes(problem.graph, parts)
     if chain:
@@ -67,7 +69,7 @@ def assemble(
     successors: list[list[int]] = [[] for _ in parts]
     for source, target, _ in edges:
         successors[source].append(target)
-    if schedule == "gpipe":  # All forwards come before the first backward.
+    if find_scheduler(schedule).whole_batch_in_flight:
         in_flight = (problem.batch_size,) * len(parts)
     else:
         in_flight = in_flight_samples(
@@ -104,7 +106,7 @@ def _placed(
     hosts: dict[int, int],
     types: Sequence[str] | None,
 ) -> list[tuple[int, ...]]:
-    """Devices of every stage; those with a host take the first of its devices."""
+    """Return the devices of every stage; a stage with a host takes the first devices of the host."""
     own = [stage for stage in range(len(parts)) if stage not in hosts]
     rank = {stage: position for position, stage in enumerate(own)}
     near = [(rank[s], rank[t], count) for s, t, count in edges if s in rank and t in rank]
@@ -114,13 +116,13 @@ def _placed(
 
 
 def is_chain(plan: Plan) -> bool:
-    """Whether each stage follows the one before it, as in a sequential pipeline."""
+    """Return whether each stage follows the one before it, as in a sequential pipeline."""
     links = {(edge.source, edge.target) for edge in plan.edges}
     return all((stage, stage + 1) in links for stage in range(len(plan.stages) - 1))
 
 
 def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int], float]:
-    """Return bytes per sample between stages; an output that a stage reads several times is sent once."""
+    """Return bytes per sample between stages; an output that a stage reads several times counts once."""
     stage_of = {name: position for position, part in enumerate(parts) for name in part.ops}
     sent: dict[tuple[int, int, str], float] = {}
     for edge in graph.edges:

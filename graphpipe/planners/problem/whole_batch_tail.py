@@ -1,4 +1,4 @@
-"""The whole-batch tail: operators that need the mini-batch at once, and all that follows them."""
+"""The whole-batch tail: operators that need the whole mini-batch at once, and all operators after them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from graphpipe.planners.problem.partition import Part, Problem
 
 
 def whole_batch_tail(graph: Graph) -> frozenset[str]:
-    """Return the whole-batch operators and what follows them."""
+    """Return the whole-batch operators and all operators after them."""
     inside: set[str] = set()
     for name in graph.order:
         if graph[name].whole_batch or not inside.isdisjoint(graph.predecessors[name]):
@@ -17,31 +17,31 @@ def whole_batch_tail(graph: Graph) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
-    """The operators from a whole-batch operator on, which run once per mini-batch, and the graph before them."""
+class WholeBatchTail:
+    """The whole-batch operators and all after them, which run once per mini-batch, and the graph before them."""
 
     before: Graph | None
-    """None when nothing comes before."""
+    """None if the tail is the whole graph."""
     ops: tuple[str, ...]
-    """Empty when the model has no whole-batch operator."""
+    """Empty if the model does not have a whole-batch operator."""
 
     @staticmethod
-    def of(graph: Graph) -> "Tail":
-        """Return the tail of a graph: nothing downstream of a whole-batch operator can start before it ends."""
+    def of(graph: Graph) -> "WholeBatchTail":
+        """Return the tail of a graph. Operators after a whole-batch operator can only start when it has ended."""
         inside = whole_batch_tail(graph)
         if not inside:
-            return Tail(graph, ())
+            return WholeBatchTail(graph, ())
         ops = tuple(op for op in graph.ops if op.name not in inside)
         edges = tuple(edge for edge in graph.edges if edge.target not in inside)
         before = Graph(name=graph.name, ops=ops, edges=edges) if ops else None
-        return Tail(before, tuple(name for name in graph.order if name in inside))
+        return WholeBatchTail(before, tuple(name for name in graph.order if name in inside))
 
     def part(self, problem: Problem) -> Part:
-        """Return the one stage of the tail."""
+        """Return the single stage of the tail."""
         return Part(self.ops, 1, problem.batch_size, recompute=problem.recompute)
 
     def hosts(self, problem: Problem, parts: Sequence[Part]) -> list[int]:
-        """Return the stages whose device may host the tail beside them: those that feed it."""
+        """Return the stages that feed the tail, because only their devices may host it too."""
         inside = set(self.ops)
         feeding = {edge.source for edge in problem.graph.edges if edge.target in inside}
         return [position for position, part in enumerate(parts) if feeding.intersection(part.ops)]

@@ -1,4 +1,4 @@
-"""The finalists of a search: drafts kept by the objective, and the nearest miss where nothing fits in memory."""
+"""The candidates of a search: its best estimates by the objective, and the nearest miss if nothing fits in memory."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,66 +6,66 @@ from typing import Literal
 import numpy as np
 
 from graphpipe.planners.problem.options import Objective
-from graphpipe.planners.search.partition_estimate import Draft
+from graphpipe.planners.search.partition_estimate import PartitionEstimate
 
-FINALISTS = 12
+MOST_CANDIDATES = 12
 _CLOSE = 1.15
 """Candidates within this factor of the best estimate are worth keeping."""
 
 
 @dataclass(slots=True)
 class Candidates:
-    """The best drafts so far, by the objective, and the nearest miss where none fits in memory."""
+    """The best estimates so far, by the objective, and the nearest miss if nothing fits in memory."""
 
     objective: Objective | Literal["split"]
     """`split`: the step time under schedules that split the backward."""
-    drafts: list[Draft] = field(default_factory=list[Draft])
+    estimates: list[PartitionEstimate] = field(default_factory=list[PartitionEstimate])
     shortfall: float = np.inf
     missing: str = ""
 
     @property
     def close(self) -> float:
-        """Seconds from which on a plan is not worth keeping."""
-        return _CLOSE * self.score(self.drafts[0]) if self.drafts else np.inf
+        """Seconds above which a plan is not worth keeping."""
+        return _CLOSE * self.score(self.estimates[0]) if self.estimates else np.inf
 
     @property
     def ceiling(self) -> float:
-        """Seconds from which on a plan cannot become a finalist."""
-        return min(self.close, self.score(self.drafts[-1])) if len(self.drafts) == FINALISTS else self.close
+        """Seconds above which a plan cannot become a candidate."""
+        return min(self.close, self.score(self.estimates[-1])) if len(self.estimates) == MOST_CANDIDATES else self.close
 
-    def score(self, draft: Draft) -> float:
-        """Return the seconds that the objective counts."""
+    def score(self, estimate: PartitionEstimate) -> float:
+        """Return the estimated seconds that the objective minimises."""
         match self.objective:
             case "step":
-                return draft.step_seconds
+                return estimate.step_seconds
             case "bottleneck":
-                return draft.bottleneck_seconds
+                return estimate.bottleneck_seconds
             case "split":
-                return draft.split_seconds
+                return estimate.split_seconds
 
     def hopeless(self, seconds: float) -> bool:
-        """Return whether no plan that takes at least this long can become a finalist."""
+        """Return whether a plan that takes this long or longer cannot become a candidate."""
         return seconds > self.ceiling
 
-    def offer(self, draft: Draft) -> bool:
-        """Take a draft, unless it is too slow or known; return whether it fits in memory."""
-        stage = int(np.argmin(draft.spare_bytes))
-        if draft.spare_bytes[stage] < 0:
-            self._miss(draft, stage)
+    def offer(self, estimate: PartitionEstimate) -> bool:
+        """Keep an estimate unless it is too slow or known; return whether it fits in memory."""
+        stage = int(np.argmin(estimate.spare_bytes))
+        if estimate.spare_bytes[stage] < 0:
+            self._miss(estimate, stage)
             return False
-        known = any(draft.parts == other.parts for other in self.drafts)
-        if not self.hopeless(self.score(draft)) and not known:
-            # Of equals the one that leaves more memory (section 5).
-            by = sorted([*self.drafts, draft], key=lambda each: (self.score(each), -min(each.spare_bytes)))
-            self.drafts = by[:FINALISTS]
+        known = any(estimate.parts == other.parts for other in self.estimates)
+        if not self.hopeless(self.score(estimate)) and not known:
+            # Of equals, prefer the one that leaves more memory (section 5).
+            by = sorted([*self.estimates, estimate], key=lambda each: (self.score(each), -min(each.spare_bytes)))
+            self.estimates = by[:MOST_CANDIDATES]
         return True
 
-    def _miss(self, draft: Draft, stage: int) -> None:
-        ops = draft.parts[stage].ops
+    def _miss(self, estimate: PartitionEstimate, stage: int) -> None:
+        ops = estimate.parts[stage].ops
         names = ", ".join(ops[:3]) + (f", ... ({len(ops)} operators)" if len(ops) > 3 else "")
-        self.note(-draft.spare_bytes[stage], f"stage 's{stage}' ({names})")
+        self.note(-estimate.spare_bytes[stage], f"stage 's{stage}' ({names})")
 
     def note(self, shortfall: float, where: str) -> None:
-        """Remember the nearest miss: bytes lacking, and where."""
+        """Keep the nearest miss: the bytes that are missing, and where."""
         if shortfall < self.shortfall:
             self.shortfall, self.missing = shortfall, where

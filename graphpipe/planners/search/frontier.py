@@ -1,12 +1,12 @@
-"""The partition dynamic programme: which prefixes of a graph fit on how many devices, for many targets at once.
+"""The partition dynamic programme: the devices that each prefix of a graph needs, for many targets at once.
 
-GraphPipe (section 5, Algorithm 1) asks, for one target time t: can this subgraph run on d devices so that every stage
-takes at most t? It recurses over the series-parallel structure with the cases *base* (the subgraph is one stage),
-*series* and *parallel* (split the devices between two subgraphs). Here the same three cases are walked from the
+GraphPipe (section 5, Algorithm 1) asks for one target time t whether a subgraph can run on d devices with at most t
+seconds per stage. It recurses over the series-parallel structure with three cases: *base* (the subgraph is one stage),
+*series* and *parallel* (split the devices between two subgraphs). This module applies the same three cases from the
 sources to the sinks, with one array instead of one memo entry per device count:
 
-    load[m, k] = the smallest load of the *open* stage, the one that the next operator may still join, when the
-                 stages before it are closed on at most m devices and the open stage will run on 2^k devices
+    load[m, k] = the smallest load of the *open* stage, which the next operator may still join, if the stages
+                 before it are closed on at most m devices and the open stage will run on 2^k devices
 
     series     an operator joins the open stage (load grows), or the open stage closes (it must fit; m grows by
                2^k) and the operator opens a new one.
@@ -15,10 +15,10 @@ sources to the sinks, with one array instead of one memo entry per device count:
                counts are split by a min-plus convolution over m. A branch may also close its last stage first.
     base       the open stage takes a whole parallel block.
 
-So the join shares a stage with the tails of any of its branches, and small branches ride along whole, which a
-recursion whose stages are themselves two-terminal subgraphs cannot express. Loads are fractions of
-what a stage may have, one row for time and (where memory is tight) one for memory; a stage fits when neither exceeds 1.
-All arrays have the shape [rows, degrees, devices + 1, settings, targets]: one walk answers every setting and target.
+The join can therefore share a stage with the tails of any of its branches, and one stage can take small branches whole.
+A recursion in which every stage is a two-terminal subgraph cannot express that. A load is a fraction of a stage's
+limit, with one row for time and, if memory is tight, one for memory. A stage fits if neither exceeds 1. All arrays
+have the shape [rows, degrees, devices + 1, settings, targets], so one walk covers every setting and target.
 """
 
 from dataclasses import dataclass
@@ -27,20 +27,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series
-from graphpipe.planners.search.relative_loads import SLACK, Float, Loads, Shares
+from graphpipe.planners.search.relative_loads import SLACK, Float, RelativeLoads, Shares
 
 Mask = NDArray[np.bool_]
 
 
 @dataclass(slots=True)
 class _Step:
-    """What stood before one part of a series (or its end), kept to find the way back."""
+    """The state before one part of a series, or at its end, kept for backtracking."""
 
     before: Shares
     fits: Mask
     """[degrees, devices + 1, settings, targets]: the open stage can close here."""
     closed: Mask
-    """[devices + 1, settings, targets]: all before fits on m devices."""
+    """[devices + 1, settings, targets]: everything before fits on m devices."""
     riding: Shares | None = None
     """Parallel: the loads with the whole block in the open stage."""
     branches: tuple["_Walk", ...] = ()
@@ -50,7 +50,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Walk:
-    """A walk over a series; equal series share it, so it names no operators."""
+    """A walk over a series, without operator names because equal series share it."""
 
     steps: list[_Step]
     after: Shares
@@ -68,21 +68,21 @@ class ClosedStage:
 
     ops: tuple[str, ...]
     units: int
-    """Devices, in the units they are counted in."""
+    """Devices, in units."""
 
 
 class Frontier:
-    """One dynamic programme over a decomposed graph."""
+    """The dynamic programme over one decomposed graph."""
 
-    def __init__(self, tree: Series, loads: Loads, cuts: dict[int, tuple[float, ...]], devices: int) -> None:
-        """Prepare.
+    def __init__(self, tree: Series, loads: RelativeLoads, cuts: dict[int, tuple[float, ...]], devices: int) -> None:
+        """Prepare the arrays.
 
         Args:
             tree: the decomposed graph.
             loads: of its operators.
             cuts: for every series of the tree, by `id`: bytes per sample over the boundary before each part and
                 after the last.
-            devices: how many there are.
+            devices: number of devices, in units.
         """
         self._tree = tree
         self._loads = loads
@@ -91,7 +91,7 @@ class Frontier:
         self._degrees = [2**k for k in range(loads.seconds.shape[-1])]
         self._shape = (loads.rows, len(self._degrees), devices + 1, settings, targets)
         self._monotone = loads.rows == 1 and loads.overlap
-        """More devices before it never make an open stage fuller: what can close on m devices can on more."""
+        """More devices before an open stage never increase its load, so what can close on m devices can on more."""
         self._ends = np.add.outer(self._degrees, np.arange(devices + 1))
         self._keep = True
         self._known: dict[object, _Walk] = {}
@@ -100,13 +100,13 @@ class Frontier:
 
     @property
     def targets(self) -> int:
-        """How many targets each setting has."""
+        """Number of targets of each setting."""
         return self._shape[-1]
 
     def feasible(self) -> Mask:
         """Return, of shape [settings, targets], whether the graph fits on all devices.
 
-        Nothing is kept for the way back: what no longer matters is freed at once, and its memory used again.
+        Keeps nothing for backtracking, so that memory can be reused at once.
         """
         self._keep = False
         return self._walk(self._tree).closed[-1]
@@ -114,15 +114,15 @@ class Frontier:
     def partition(self, setting: int, target: int) -> list[ClosedStage]:
         """Return the stages, in topological order, for one setting and one target (positions) that is feasible."""
         walk = self._walk(self._tree)
-        back = _WayBack(self._degrees, self._ends, setting, target)
+        back = _Backtrack(self._degrees, self._ends, setting, target)
         stages, tail = back.end(self._tree, walk, self._shape[2] - 1, 0)
         assert not tail, "the last stage is closed"
         return stages
 
-    # The walk forward.
+    # The forward walk.
 
     def _walk(self, series: Series) -> _Walk:
-        """Walk a series from its own start; equal series are walked once."""
+        """Walk a series from its start; equal series share one walk."""
         signature = self._signature(series)
         if signature not in self._known:
             self._known[signature] = self._walked(series)
@@ -135,7 +135,7 @@ class Frontier:
         for part, cut in zip(series.parts, cuts, strict=False):
             step = self._step(load, cut)
             if isinstance(part, Leaf):
-                # Series case: the operator joins the open stage, or opens a new one where the open stage can close.
+                # Series case: the operator joins the open stage, or opens a new one if the open stage can close.
                 load = self._opened(load, step.closed, cut)
                 load += self._table[self._row_of[part.op]]
             else:
@@ -174,14 +174,14 @@ class Frontier:
             fits &= load[0] + self._loads.of_cut(cut) <= SLACK
         elif cut > self._narrow:
             fits &= self._loads.of_cut(cut) <= SLACK
-        # A stage that nothing has joined yet is closed already, whatever its degree would be.
+        # An empty stage counts as closed, whatever its degree would be.
         closed = _worst(load[:, 0]) == 0.0
         for k, degree in enumerate(self._degrees):
             closed[degree:] |= fits[k, :-degree]
         return _Step(load, fits, closed if self._monotone else np.logical_or.accumulate(closed))
 
     def _opened(self, load: Shares, closed: Mask, cut: float) -> Shares:
-        """Return the loads with an empty stage open wherever the open stage could close."""
+        """Return the loads with an empty open stage wherever the open stage could close."""
         if not cut or self._loads.overlap:
             if self._keep:
                 return np.where(closed, Float(0), load)
@@ -196,15 +196,15 @@ class Frontier:
         devices = self._shape[2]
         best = np.full(self._shape, np.inf, Float)
         worst = _worst(best) if self._loads.rows == 1 else np.full(self._shape[1:], np.inf, Float)
-        # Devices that leave the right side no less open than one device fewer does are wasted on it.
+        # A device is wasted on the right side if the load stays the same without it.
         useful = np.isfinite(right)
         useful[:, :, 1:] &= right[:, :, 1:] != right[:, :, :-1]
         least = int(np.isfinite(left).any(axis=(0, 1, 3, 4)).argmax())
-        # Made once: memory that is new to the process takes longer to get than to fill.
-        room = np.empty_like(best)
+        # Allocated once, because allocating new memory takes longer than filling it.
+        buffer = np.empty_like(best)
         for count in np.flatnonzero(useful[:, :, : devices - least].any(axis=(0, 1, 3, 4))):
             split = np.s_[:, :, least : devices - count]
-            total = np.add(left[split], right[:, :, count : count + 1], out=room[split])
+            total = np.add(left[split], right[:, :, count : count + 1], out=buffer[split])
             kept = np.s_[..., least + count :, :, :]
             if self._loads.rows == 1:
                 np.minimum(best[kept], total, out=best[kept])
@@ -217,12 +217,12 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True)
-class _WayBack:
-    """Reads the stages out of a walk, for one setting and one target."""
+class _Backtrack:
+    """Recovers the stages from a walk, for one setting and one target."""
 
     degrees: list[int]
     ends: NDArray[np.intp]
-    """[degrees, devices + 1]: devices in use once a stage of a degree has closed behind so many."""
+    """[degrees, devices + 1]: devices in use after a stage of a degree has closed behind m devices."""
     setting: int
     target: int
 
@@ -235,7 +235,7 @@ class _WayBack:
         return ([*stages, ClosedStage(tail, self.degrees[k])] if tail else stages), ()
 
     def _inside(self, series: Series, walk: _Walk, devices: int, k: int) -> tuple[list[ClosedStage], tuple[str, ...]]:
-        """Return the closed stages and the open stage's operators behind row [devices, k] at a series' end."""
+        """Return the closed stages and the open stage's operators for row [devices, k] at the end of a series."""
         stages: list[ClosedStage] = []  # from the back
         current: list[str] = []  # operators, from the back, of the stage being collected
         tail: tuple[str, ...] | None = None
@@ -258,7 +258,7 @@ class _WayBack:
                 stages.append(ClosedStage(ops, self.degrees[k]))
             stages.extend(reversed(inner))
             devices, k = self._chosen(step, devices)
-        # A block that rides along from the very start leaves its stage without an opening operator.
+        # If a whole block joined the first stage, no operator opened that stage.
         first = tuple(reversed(current))
         if tail is None:
             return stages[::-1], first
@@ -290,15 +290,18 @@ class _WayBack:
         return stages, tails, devices
 
     def _chosen(self, step: _Step, devices: int) -> tuple[int, int]:
-        """Return the row [devices, k] that closes before this step: an empty one, else the fullest (fewest stages)."""
+        """Return the row [devices, k] that closes before this step: an empty one, else the one of largest load.
+
+        The largest load leads to the fewest stages.
+        """
         load = _worst(step.before[:, :, : devices + 1, self.setting, self.target])
-        nothing = load[0] == 0.0  # Nothing has joined it, whatever its degree would be.
-        if nothing[row := int(nothing.argmax())]:
+        empty = load[0] == 0.0  # The stage is empty, whatever its degree would be.
+        if empty[row := int(empty.argmax())]:
             return row, 0
         fits = step.fits[:, : devices + 1, self.setting, self.target] & (self.ends[:, : devices + 1] <= devices)
         best = np.where(fits, load, Float(-1)).T
         row, k = divmod(int(best.argmax()), len(self.degrees))
-        assert fits[k, row], "a closed cut has a stage that closes there"
+        assert fits[k, row], "a stage must close at a closed cut"
         return row, k
 
 

@@ -1,52 +1,52 @@
-"""A partition judged before any device is assigned: samples in flight, memory and step time, in microseconds."""
+"""Estimates of a partition before devices are assigned: samples in flight, memory and step time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpipe.costs import CostModel
+from graphpipe.costs import CostModel, StageMemory
 from graphpipe.planners.problem.partition import Part, Problem, crossing_bytes
-from graphpipe.planners.search.size_settings import far_bandwidth, smallest_memory_bytes, stage_seconds
+from graphpipe.planners.problem.stage_costs import far_bandwidth, smallest_memory_bytes, stage_seconds
 from graphpipe.plans.in_flight import in_flight_samples
-from graphpipe.plans.plan import one_way_pairs
+from graphpipe.plans.one_way_pairs import one_way_pairs
 
 Array = NDArray[np.float64]
 _FORWARD_SHARE = 1 / 3
-"""Of a stage's seconds, about: candidates are ranked by it, no more."""
+"""Approximate share of a stage's seconds, used only to rank candidates."""
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A partition and what is known of it."""
+class PartitionEstimate:
+    """A partition with its estimated time and memory."""
 
     parts: tuple[Part, ...]
     in_flight: tuple[int, ...]
     step_seconds: float
-    """Closed form, as `bounds.estimated_step_seconds`, on the slowest device type and links."""
+    """In closed form, as `estimates.estimated_step_seconds`, on the slowest device type and links."""
     split_seconds: float
-    """The same where the schedule may split the backward: only the first micro-batch's way forward is waited for."""
+    """The same if the schedule may split the backward. A stage then only waits for the first forward to arrive."""
     bottleneck_seconds: float
-    """Seconds that the slowest stage needs for the mini-batch, never waiting."""
+    """Seconds of the slowest stage for the mini-batch, without waiting."""
     spare_bytes: tuple[float, ...]
-    """Per stage, what the smallest device has left (negative: what it lacks)."""
+    """Per stage, the free memory of the smallest device; negative if memory is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
-    """Judges partitions of one problem."""
+class PartitionEstimator:
+    """Estimates partitions of one problem."""
 
     problem: Problem
     costs: CostModel
     chain: bool
-    """Stages follow each other also where they do not feed each other."""
+    """Whether stages that do not feed each other still follow each other."""
     _seconds: dict[tuple[int, int], Array] = field(default_factory=dict[tuple[int, int], Array])
     _known: dict[Part, "_Load"] = field(default_factory=dict[Part, "_Load"])
 
-    def draft(self, parts: Sequence[Part]) -> Draft:
-        """Return the draft of a partition, its stages in topological order."""
+    def estimate(self, parts: Sequence[Part]) -> PartitionEstimate:
+        """Return the estimate of a partition, its stages in topological order."""
         crossing = crossing_bytes(self.problem.graph, parts)
         followers: list[set[int]] = [set() for _ in parts]
         for source, target in crossing:
@@ -62,7 +62,7 @@ class Drafter:
         busy = self._busy(parts, loads, crossing)
         batch = self.problem.batch_size
         rounds = [batch / part.micro_batch for part in parts]
-        return Draft(
+        return PartitionEstimate(
             tuple(parts),
             in_flight,
             self._step_seconds(busy, rounds, successors),
@@ -79,11 +79,12 @@ class Drafter:
         one_way = one_way_pairs(self.problem.graph, [part.ops for part in parts])
         bandwidth = far_bandwidth(self.problem)
         for (source, target), count in crossing.items():
-            ways = 1 if (source, target) in one_way else 2
-            way = count / bandwidth / min(parts[source].degree, parts[target].degree)
+            directions = 1 if (source, target) in one_way else 2
+            per_sample = count / bandwidth / min(parts[source].degree, parts[target].degree)
             for stage in (source, target):
-                once = way * parts[stage].micro_batch
-                busy[stage] = max(busy[stage], once) if self.problem.cluster.overlap else busy[stage] + ways * once
+                once = per_sample * parts[stage].micro_batch
+                added = busy[stage] + directions * once
+                busy[stage] = max(busy[stage], once) if self.problem.cluster.overlap else added
         return busy
 
     def _step_seconds(self, busy: Sequence[float], rounds: Sequence[float], successors: list[list[int]]) -> float:
@@ -111,33 +112,32 @@ class Drafter:
         received = [0.0] * len(parts)
         for (_, target), count in crossing.items():
             received[target] += count
-        # Samples that a stage holds what was saved of: all in flight, or, computed again, those of one micro-batch.
         return tuple(
-            capacity
-            - load.fixed_bytes
-            - ((part.micro_batch if part.recompute == "full" else held) * load.saved_bytes + held * more) / part.degree
-            for part, load, held, more in zip(parts, loads, in_flight, received, strict=True)
+            capacity - replace(load.memory, received=count).total(held / part.degree)
+            for part, load, held, count in zip(parts, loads, in_flight, received, strict=True)
         )
 
     def _load(self, part: Part) -> "_Load":
-        """Look up or sum what the operators of a part add up to: most parts are in many drafts."""
+        """Return the summed load of a part's operators, cached because most parts are in many partitions."""
         if (known := self._known.get(part)) is None:
             key = part.micro_batch, part.degree
             if key not in self._seconds:
                 self._seconds[key] = stage_seconds(self.problem, self.costs, *key)
             at = self.costs.positions(part.ops)
-            seconds, saved = float(self._seconds[key][at].sum()), float(self.costs.saved_bytes[at].sum())
-            fixed = self.costs.state_bytes(part.ops)
-            if self.costs.knows_temporaries:
-                fixed += float(self.costs.temporary_bytes(part.micro_batch / part.degree)[at].max())
-            known = self._known[part] = _Load(seconds, saved, fixed)
+            samples, each = part.micro_batch / part.degree, self.costs.op_bytes
+            memory = StageMemory.summed(
+                self.costs.parameter_bytes.state(part.ops),
+                float(each.saved[at].sum()),
+                recompute="full" if part.recompute == "full" else "none",
+                samples=samples,
+                temporary=float(each.temporary(samples)[at].max()) if each.has_temporaries else 0.0,
+            )
+            known = self._known[part] = _Load(float(self._seconds[key][at].sum()), memory)
         return known
 
 
 class _Load(NamedTuple):
     seconds: float
-    """Per micro-batch, transfers apart."""
-    saved_bytes: float
-    """Per sample in flight."""
-    fixed_bytes: float
-    """However many samples are in flight: of weights, gradients and optimizer state, and while an operator runs."""
+    """Per micro-batch, without transfers."""
+    memory: StageMemory[float]
+    """Without received tensors, which depend on the other parts."""

@@ -1,4 +1,4 @@
-"""What operators and cuts add to a stage, as shares of what a stage may have."""
+"""The loads that operators and cuts add to a stage, as shares of the stage's limits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Shares = NDArray[np.float32]
 Float = np.float32
-"""Loads are shares of a limit: seven digits are plenty, and half the memory traffic."""
+"""Seven digits suffice for shares of a limit, and halve the memory traffic."""
 SLACK = Float(1 + 1e-5)
-"""A stage fits up to here: sums of shares are rounded."""
+"""The largest load that fits; above 1 because sums of shares are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class RelativeLoads:
     """Loads of operators and of cuts, for every setting (micro-batch size) and target."""
 
     index: dict[str, int]
-    """Position of each operator below."""
+    """Position of each operator in the arrays below."""
     seconds: Array
-    """[operators, settings, degrees]: stage time one operator adds per micro-batch; infinite where not allowed."""
+    """[operators, settings, degrees]: stage time that one operator adds per micro-batch; infinite if not allowed."""
     targets: Array
     """[settings, targets]: seconds a stage may take per micro-batch."""
     memory: Array | None
-    """[operators, settings, degrees]: share of a device's memory one operator adds; None to leave memory out."""
+    """[operators, settings, degrees]: share of a device's memory that one operator adds; None ignores memory."""
     classes: tuple[int, ...]
     """Equal numbers for operators of equal loads."""
     cut_seconds_per_byte: Array
@@ -41,7 +41,7 @@ class Loads:
     def table(self, ops: Iterable[str]) -> tuple[Shares, dict[str, int]]:
         """Return the loads of operators, of shape [classes, rows, degrees, 1, settings, targets].
 
-        Equal operators share a row of the first axis: also returns which row is whose.
+        Equal operators share a row of the first axis. Also returns the row of each operator.
         """
         classes = {op: self.classes[self.index[op]] for op in ops}
         firsts = {kind: self.index[op] for op, kind in reversed(classes.items())}
@@ -56,7 +56,7 @@ class Loads:
 
     @property
     def narrow_bytes(self) -> float:
-        """Bytes per sample up to which no cut takes more than a stage may, whatever the setting."""
+        """Bytes per sample up to which a cut is within the time limit in every setting."""
         most = float((self.cut_seconds_per_byte[..., None] / self.targets[:, None]).max(initial=0.0))
         return 1.0 / most if most else np.inf
 

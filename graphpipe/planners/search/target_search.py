@@ -1,4 +1,4 @@
-"""The search over targets: for every setting the smallest time per sample that the partition programme can reach."""
+"""The search over targets: the smallest feasible time per sample for every setting."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Series
 from graphpipe.planners.problem.partition import Part, Problem
-from graphpipe.planners.search.coarsen import Coarsening, Runs
+from graphpipe.planners.search.coarsen import Coarsening, MergedOps
 from graphpipe.planners.search.frontier import ClosedStage, Frontier
 from graphpipe.planners.search.size_settings import SettingTable
 from graphpipe.planners.search.tree_rewrites import cut_bytes, mirrored
@@ -17,66 +17,66 @@ Array = NDArray[np.float64]
 _TARGETS = 8
 _ROUNDS = 4
 _RUNS_PER_UNIT = 8
-"""Runs of operators that the work of one unit of devices is divided into, at least."""
+"""Least number of runs of operators into which the work of one unit of devices is divided."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """One form of the graph to cut: its tree, walked from the sources or, turned around, from the sinks."""
+class GraphForm:
+    """One form of the graph to cut: its tree, walked from the sources or, reversed, from the sinks."""
 
     tree: Series
     cuts: dict[int, tuple[float, ...]]
     reverse: bool
-    runs: Runs = field(default_factory=dict[str, tuple[str, ...]])
-    """Operators that stand for several, with all they stand for; empty: none does."""
+    runs: MergedOps = field(default_factory=dict[str, tuple[str, ...]])
+    """Operators that represent several, with all that they represent."""
 
     @staticmethod
-    def of(problem: Problem, tree: Series, *, reverse: bool) -> "Shape":
-        """Return the shape of a decomposed graph.
+    def of(problem: Problem, tree: Series, *, reverse: bool) -> "GraphForm":
+        """Return the form of a decomposed graph.
 
-        Turned around, forks become joins: the stage of a fork then takes the heads of its branches, which walking
-        forwards cannot see.
+        Reversed, forks become joins. The stage of a fork can then take the heads of its branches, which a forward walk
+        cannot find.
         """
         tree = mirrored(tree) if reverse else tree
-        return Shape(tree, cut_bytes(tree, problem.graph, reverse=reverse), reverse)
+        return GraphForm(tree, cut_bytes(tree, problem.graph, reverse=reverse), reverse)
 
-    def for_units(self, table: SettingTable, shares: Mapping[str, float]) -> "Shape":
-        """Return the shape with runs of light operators, as fine as the fewest devices of a stage ask for.
+    def for_units(self, table: SettingTable, shares: Mapping[str, float]) -> "GraphForm":
+        """Return the form with runs of light operators merged, finer if the cluster has more units.
 
         Args:
-            table: says how many units of devices there are.
-            shares: of each operator in the work, as `settings.shares`.
+            table: holds the number of units of devices.
+            shares: of each operator in the work, see `size_settings.shares`.
         """
         coarsening = Coarsening(shares, 1 / (_RUNS_PER_UNIT * table.units), self.cuts, {}, {})
         tree = coarsening.series(self.tree)
-        return Shape(tree, coarsening.merged_cuts, self.reverse, coarsening.runs)
+        return GraphForm(tree, coarsening.merged_cuts, self.reverse, coarsening.runs)
 
     def frontier(self, table: SettingTable, targets: Array, in_flight: Array | None = None) -> Frontier:
-        """Return the partition programme of the shape for targets of shape [settings, targets]."""
+        """Return the dynamic programme of the form for targets of shape [settings, targets]."""
         return Frontier(self.tree, table.loads(targets, in_flight, self.runs), self.cuts, table.units)
 
 
 def best_targets(
     table: SettingTable,
-    shape: Shape,
+    form: GraphForm,
     ceiling: float,
     in_flight: Array | None = None,
     *,
     least: Array | None = None,
     precision: float = 1.003,
 ) -> Array:
-    """Return for every setting the smallest feasible seconds per sample; infinite if none.
+    """Return the smallest feasible seconds per sample of every setting; infinite if nothing is feasible.
 
-    GraphPipe searches the target by bisection (section 5, Algorithm 1); here a few targets are tried at once for
-    every setting, and the interval between the last that fails and the first that holds is divided again.
+    GraphPipe searches the target by bisection (section 5, Algorithm 1). This search tries a few targets at once for
+    every setting, and continues between the largest infeasible and the smallest feasible one.
 
     Args:
         table: the settings and their loads.
-        shape: the form of the graph.
-        ceiling: targets above it are of no use.
-        in_flight: assumed samples in flight of each operator's stage, [operators, settings]; None leaves memory out.
-        least: bounds on the targets, known from less memory: seconds per sample of every setting.
-        precision: at most this factor above the smallest.
+        form: the form of the graph.
+        ceiling: largest target to try.
+        in_flight: assumed samples in flight of each operator's stage, [operators, settings]; None ignores memory.
+        least: lower bounds on the targets, from a search with less memory: seconds per sample of every setting.
+        precision: the result is at most this factor above the smallest feasible target.
     """
     low, high = _interval(table)
     low = low if least is None else np.maximum(low, least)
@@ -89,7 +89,7 @@ def best_targets(
             break
         targets = np.geomspace(low[chosen], high[chosen], _TARGETS + 1, axis=1)[:, 1:]
         assumed = None if in_flight is None else in_flight[:, chosen]
-        feasible = shape.frontier(table.only(chosen), targets, assumed).feasible()
+        feasible = form.frontier(table.only(chosen), targets, assumed).feasible()
         first = feasible.argmax(axis=1)
         rows = np.arange(len(chosen))
         found[chosen] = feasible.any(axis=1)
@@ -100,41 +100,41 @@ def best_targets(
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """Partitions of one form of the graph, read out on demand."""
+class TargetPartitions:
+    """Partitions of one form of the graph, recovered on demand."""
 
     frontier: Frontier
     table: SettingTable
-    shape: Shape
+    form: GraphForm
 
     @staticmethod
-    def of(table: SettingTable, shape: Shape, targets: Array, in_flight: Array | None = None) -> "Draws":
-        """Walk once for targets of shape [settings, targets]; only feasible ones may be read."""
-        return Draws(shape.frontier(table, targets, in_flight), table, shape)
+    def of(table: SettingTable, form: GraphForm, targets: Array, in_flight: Array | None = None) -> "TargetPartitions":
+        """Walk once for targets of shape [settings, targets]; call `parts` only for feasible ones."""
+        return TargetPartitions(form.frontier(table, targets, in_flight), table, form)
 
     @property
     def targets(self) -> int:
-        """How many targets each setting has."""
+        """Number of targets of each setting."""
         return self.frontier.targets
 
     def parts(self, setting: int, target: int) -> list[Part]:
         """Return the partition for one of the settings and one of its targets (positions)."""
         stages = [
-            ClosedStage(tuple(op for name in stage.ops for op in self.shape.runs.get(name, (name,))), stage.units)
+            ClosedStage(tuple(op for name in stage.ops for op in self.form.runs.get(name, (name,))), stage.units)
             for stage in self.frontier.partition(setting, target)
         ]
-        if self.shape.reverse:
+        if self.form.reverse:
             stages = [ClosedStage(stage.ops[::-1], stage.units) for stage in reversed(stages)]
         size = int(self.table.sizes[setting])
-        how = self.table.problem.recompute
-        return [Part(stage.ops, stage.units * self.table.unit, size, recompute=how) for stage in stages]
+        recompute = self.table.problem.recompute
+        return [Part(stage.ops, stage.units * self.table.unit, size, recompute=recompute) for stage in stages]
 
 
 def _interval(table: SettingTable) -> tuple[Array, Array]:
-    """Return bounds on the target of every setting: no device idle ever, and everything in one stage."""
+    """Return bounds on the target of every setting: all devices always busy, and everything in one stage."""
     seconds = table.seconds.sum(axis=0)
     units = 2.0 ** np.arange(seconds.shape[1])
     low = (seconds * units).min(axis=1) / table.units / table.sizes
     high = seconds.min(axis=1) / table.sizes
-    # A single stage leaves no cut, so it is feasible in time; the margin keeps rounding from excluding it.
+    # A single stage has no cuts, so it is within the time. The margin keeps rounding from excluding it.
     return np.minimum(low, high) * 0.999, high * 1.001

@@ -1,4 +1,4 @@
-"""Rewrites of a decomposed graph that the partition search sweeps over, and the bytes over its cuts."""
+"""Rewrites of a decomposed graph for the partition search, and the bytes over its cuts."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ from graphpipe.graph.series_parallel import Leaf, Parallel, Series
 
 
 def mirrored(tree: Series) -> Series:
-    """Return the tree of the graph with every edge turned around."""
+    """Return the tree of the graph with every edge reversed."""
     return Series(
         tuple(
             part if isinstance(part, Leaf) else Parallel(tuple(mirrored(branch) for branch in part.branches))
@@ -25,8 +25,8 @@ def width(tree: Series) -> int:
 def bundled(tree: Series, groups: int) -> Series:
     """Return the tree with every parallel block narrowed to at most `groups` branches.
 
-    Neighbouring branches are put in series, which keeps every cut of the result a cut of the graph: a stage may
-    then hold the end of one branch and the start of the next, or several whole branches. One group is a chain.
+    Neighbouring branches are put in series, so that every cut of the result is a cut of the graph. A stage may then
+    hold the end of one branch and the start of the next, or several whole branches. One group is a chain.
     """
     parts: list[Leaf | Parallel] = []
     for part in tree.parts:
@@ -45,13 +45,13 @@ def bundled(tree: Series, groups: int) -> Series:
 def cut_bytes(tree: Series, graph: Graph, *, reverse: bool = False) -> dict[int, tuple[float, ...]]:
     """Return bytes per sample over each cut of each series, by `id` of the series.
 
-    Entry i of a series with n parts is what operators of its parts before part i send to anywhere after; entry n is
-    what leaves the series. An output that is read at several places counts once over each cut.
+    Entry i of a series with n parts counts what the operators before part i send to part i or later. Entry n counts
+    what leaves the series. An output with several readers counts once over each cut.
 
     Args:
-        tree: of the graph, or of the graph turned around.
+        tree: of the graph, or of the reversed graph.
         graph: the graph itself.
-        reverse: True for the graph turned around.
+        reverse: True for the reversed graph.
     """
     reads: dict[str, list[tuple[str, float]]] = {op.name: [] for op in graph.ops}
     for edge in graph.edges:
@@ -65,7 +65,7 @@ def cut_bytes(tree: Series, graph: Graph, *, reverse: bool = False) -> dict[int,
 def _collect(
     series: Series, reads: dict[str, list[tuple[str, float]]], cuts: dict[int, tuple[float, ...]]
 ) -> list[str]:
-    """Fill `cuts` for a series and all inside it; return the operators of the series."""
+    """Fill `cuts` for a series and all series in it; return the operators of the series."""
     part_of: dict[str, int] = {}
     for position, part in enumerate(series.parts):
         inside = [part.op] if isinstance(part, Leaf) else [op for b in part.branches for op in _collect(b, reads, cuts)]

@@ -1,4 +1,4 @@
-"""DAPPLE: the latency of a step, against every sequential pipeline."""
+"""DAPPLE: the latency of a step, compared with every sequential pipeline."""
 
 import pytest
 from baseline_oracles import Pipeline, all_reduce, best, busy_problem, compute, cuts, planned
@@ -9,7 +9,7 @@ from problems import towers
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
-from graphpipe.plans.estimates import memory_shortfall
+from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.verify import verify
 
 
@@ -45,14 +45,14 @@ def test_latency_by_hand() -> None:
     assert found == pytest.approx(7 * 12e-3 + 21e-3 + 2 * 1e3 / 5e10, rel=1e-6)
 
 
-def test_where_the_shortest_step_does_not_fit_a_longer_one_is_found() -> None:
+def test_a_longer_step_is_found_if_the_shortest_does_not_fit() -> None:
     problem = towers([6], 4, 16, saved_bytes=1e8, memory_bytes=1.5e9)
-    plan = PLANNERS["dapple"](problem, Options())
+    plan = PLANNERS["dapple"].plan(problem, Options())
     verify(plan)
     assert memory_shortfall(plan) <= 0
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_device_more_never_lengthens_the_step(seed: int) -> None:
+def test_one_more_device_never_lengthens_the_step(seed: int) -> None:
     fewer, more = (busy_problem(seed, most_ops=6, devices=devices) for devices in (2, 3))
     assert planned("dapple", more, 2, latency)[0] <= planned("dapple", fewer, 2, latency)[0] * (1 + 1e-3)

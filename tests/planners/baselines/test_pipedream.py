@@ -1,4 +1,4 @@
-"""PipeDream: the published partition of vgg16, and both forms against every pipeline there is."""
+"""PipeDream: the published partition of vgg16, and both forms compared with every pipeline."""
 
 from functools import cache
 from pathlib import Path
@@ -8,12 +8,12 @@ from baseline_oracles import Pipeline, all_reduce, best, busy_problem, compute, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import towers
+from published_pipedream import Level, pipedream
 
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Measured, Op, read_pipedream
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.verify import verify
-from tests.support.published_pipedream import Level, pipedream
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "pipedream" / "vgg16.graph.txt"
 real = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")

@@ -1,4 +1,4 @@
-"""PipeDream-2BW's planner: equal blocks, one width, against every such partition."""
+"""PipeDream-2BW's planner: equal blocks of one width, compared with every such partition."""
 
 import pytest
 from baseline_oracles import Pipeline, all_reduce, best, busy_problem, compute, cuts, planned
@@ -43,6 +43,6 @@ def test_identical_layers_make_identical_blocks() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_device_more_never_raises_the_price(seed: int) -> None:
+def test_one_more_device_never_raises_the_objective(seed: int) -> None:
     fewer, more = (busy_problem(seed, most_ops=6, devices=devices) for devices in (2, 3))
     assert planned("pipedream-2bw", more, 2, slowest)[0] <= planned("pipedream-2bw", fewer, 2, slowest)[0] * (1 + 1e-9)

@@ -1,4 +1,4 @@
-"""Piper: the published figures on BERT, and the planner against every sequence of convex stages."""
+"""Piper: the published figures on BERT, and the planner compared with every sequence of convex stages."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from baseline_oracles import Block, Pipeline, all_reduce, best, busy_problem, co
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import towers
+from published_piper import Instance, TensorShare, piper
 
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph, Op
@@ -19,7 +20,6 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.plans.verify import verify
-from tests.support.published_piper import Instance, TensorShare, piper
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "piper" / "bert32a100.json"
 
@@ -93,13 +93,13 @@ def line(memory_bytes: float) -> Instance:
 @pytest.mark.parametrize(
     ("memory_bytes", "seconds"),
     [
-        (6.0, 4.0),  # 2 x 3 bytes in front, 3 behind: nothing is recomputed
+        (6.0, 4.0),  # 2 x 3 bytes in the first stage, 3 in the second, without recomputation
         (5.0, 5.0),  # both nodes on two devices, 3 + 1 bytes: one of them recomputes, (4 + 6) / 2
         (2.0, 6.0),  # only recomputing fits
         (1.0, None),
     ],
 )
-def test_recomputation_is_chosen_where_memory_is_short(memory_bytes: float, seconds: float | None) -> None:
+def test_recomputation_is_chosen_if_memory_is_short(memory_bytes: float, seconds: float | None) -> None:
     found = piper(line(memory_bytes))
     assert (max(cut.seconds for cut in found) if found else None) == seconds
 
@@ -120,7 +120,7 @@ def test_a_wide_graph_has_too_many_downsets() -> None:
 
 
 def test_downsets_by_hand() -> None:
-    # 0 -> 1, 0 -> 2: what holds its successors is {}, {1}, {2}, {1, 2}, {0, 1, 2}.
+    # 0 -> 1, 0 -> 2: the sets that contain all successors are {}, {1}, {2}, {1, 2}, {0, 1, 2}.
     assert closed_sets([0b110, 0, 0]) == [0, 0b010, 0b100, 0b110, 0b111]
     graph = towers([2, 1], 1, 1).graph  # 3 of the first branch's suffixes x 2 of the second's, and the empty set
     downsets = Downsets.of(graph)
@@ -143,5 +143,5 @@ def test_every_branch_may_give_a_piece_to_a_stage() -> None:
     # A chain cannot cut two branches of three layers in half: b0.0 b0.1 b0.2 | b1.0 b1.1 b1.2; it does not need to.
     problem = towers([3, 3], 2, 8, parameter_bytes=1e9)
     piper_seconds, _ = planned("piper", problem, 2, slowest)
-    chain = PLANNERS["pipedream"](problem, Options(micro_batch=2))
+    chain = PLANNERS["pipedream"].plan(problem, Options(micro_batch=2))
     assert piper_seconds <= slowest(problem, 2, [Block(stage.ops, stage.degree) for stage in chain.stages]) * (1 + 1e-9)

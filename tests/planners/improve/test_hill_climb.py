@@ -1,4 +1,4 @@
-"""Hill climbing near a plan: what it mends, what it leaves, and that it never loses."""
+"""Hill climbing near a plan: what it improves, what it keeps, and that it never makes a plan slower."""
 
 from dataclasses import replace
 from math import inf
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from problems import cluster, random_problem, table, towers
 
 from graphpipe.graph import Edge, Graph, Op
-from graphpipe.planners.improve.hill_climb import refined
+from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.registry import PLANNERS
@@ -24,7 +24,7 @@ def seconds(plan: Plan, limit_seconds: float = inf) -> float:
 
 
 def line(count: int, fixed: float = 0.0) -> Problem:
-    """Equal operators one after another on two devices: `fixed` seconds and one more per sample, each way."""
+    """Return equal operators in a chain on two devices, each `fixed` seconds and one per sample for every pass."""
     ops = tuple(Op(name=f"o{n}") for n in range(count))
     edges = tuple(Edge(source=f"o{n}", target=f"o{n + 1}") for n in range(count - 1))
     graph = Graph(name="line", ops=ops, edges=edges)
@@ -38,15 +38,15 @@ def cut(problem: Problem, at: int, size: int) -> Plan:
 
 def test_operators_move_until_stages_are_even() -> None:
     problem = line(6)
-    found = refined(cut(problem, 1, 1), seconds, 100)
+    found = hill_climb(cut(problem, 1, 1), seconds, 100)
     assert [stage.ops for stage in found.stages] == [("o0", "o1", "o2"), ("o3", "o4", "o5")]
-    # Nine seconds a micro-batch at either stage, and once more at the other.
+    # Nine seconds per micro-batch at each stage, and nine more to fill the pipeline.
     assert step_seconds(found) == pytest.approx(9 * 9)
 
 
-def test_micro_batches_grow_where_each_costs_something() -> None:
+def test_micro_batches_grow_if_each_has_a_fixed_cost() -> None:
     problem = line(2, fixed=4.0)
-    found = refined(cut(problem, 1, 1), seconds, 100)
+    found = hill_climb(cut(problem, 1, 1), seconds, 100)
     # Micro-batches of b take 3 (4 + b) seconds a stage, 8 / b + 1 of them: 135, 90, 72 and 72 for b = 1, 2, 4 and 8.
     assert [stage.micro_batch for stage in found.stages] == [4, 4]
     assert step_seconds(found) == pytest.approx(72)
@@ -54,23 +54,23 @@ def test_micro_batches_grow_where_each_costs_something() -> None:
 
 def test_without_trials_the_plan_stays() -> None:
     start = cut(line(6), 1, 1)
-    assert refined(start, seconds, 0) is start
+    assert hill_climb(start, seconds, 0) is start
 
 
-def test_a_whole_batch_operator_stays_alone_with_its_micro_batch() -> None:
-    plan = PLANNERS["graphpipe"](towers([3, 2], 4, 8, whole_batch=True), Options(evaluate=step_seconds))
-    found = refined(plan, seconds, 100)
+def test_a_whole_batch_stage_keeps_its_operators_and_micro_batch() -> None:
+    plan = PLANNERS["graphpipe"].plan(towers([3, 2], 4, 8, whole_batch=True), Options(evaluate=step_seconds))
+    found = hill_climb(plan, seconds, 100)
     verify(found)
     last = [(stage.ops, stage.micro_batch) for stage in found.stages if "join" in stage.ops]
     assert last == [(stage.ops, stage.micro_batch) for stage in plan.stages if "join" in stage.ops]
 
 
-def test_what_does_not_fit_in_memory_is_not_tried() -> None:
+def test_plans_that_do_not_fit_in_memory_are_not_tried() -> None:
     problem = line(6)
     heavy = replace(problem.graph, ops=tuple(replace(op, parameter_bytes=1e9) for op in problem.graph.ops))
     costs = replace(problem.costs, graph_fingerprint=heavy.fingerprint)
     each = Problem(heavy, costs, problem.cluster, 8)
-    state = cut(each, 1, 1).cost_model.state_bytes(("o0",))
+    state = cut(each, 1, 1).cost_model.parameter_bytes.state(("o0",))
     tight = replace(each, cluster=cluster(2, memory_bytes=5.5 * state))
     full = cut(tight, 5, 1)
     trialled: list[int] = []
@@ -79,7 +79,7 @@ def test_what_does_not_fit_in_memory_is_not_tried() -> None:
         trialled.append(len(plan.stages[0].ops))
         return seconds(plan, limit_seconds)
 
-    verify(refined(full, noted, 100))
+    verify(hill_climb(full, noted, 100))
     assert max(trialled) == 5
 
 
@@ -87,8 +87,8 @@ def test_what_does_not_fit_in_memory_is_not_tried() -> None:
 @settings(max_examples=60, deadline=None)
 def test_a_plan_stays_sound_and_never_gets_slower(seed: int) -> None:
     problem = random_problem(seed, most_ops=12, most_devices=4)
-    plan = PLANNERS["pipedream"](problem, Options(evaluate=step_seconds))
-    found = refined(plan, seconds, 30)
+    plan = PLANNERS["pipedream"].plan(problem, Options(evaluate=step_seconds))
+    found = hill_climb(plan, seconds, 30)
     verify(found)
     assert step_seconds(found) <= step_seconds(plan)
     assert [stage.devices for stage in found.stages] == [stage.devices for stage in plan.stages]

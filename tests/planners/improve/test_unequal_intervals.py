@@ -1,4 +1,4 @@
-"""Plans for unequal devices: every stage as long as its own devices are fast."""
+"""Plans for unequal devices: faster devices get more work."""
 
 from dataclasses import replace
 
@@ -16,9 +16,9 @@ from graphpipe.planners.improve.unequal_intervals import Intervals
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.problem.stage_costs import stage_seconds
 from graphpipe.planners.search.search import search
-from graphpipe.planners.search.size_settings import stage_seconds
-from graphpipe.plans.estimates import memory_shortfall
+from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.verify import verify
 from graphpipe.simulator import step_seconds
@@ -27,7 +27,7 @@ OPTIONS = Options(evaluate=step_seconds)
 
 
 def unequal(problem: Problem, fast: int, *, times: float = 2.0, memory_bytes: float | None = None) -> Problem:
-    """The problem with its last `fast` devices so many times faster than the others, on a node of their own."""
+    """Return the problem with its last `fast` devices `times` times faster than the others, on a separate node."""
     (slow,) = problem.cluster.device_types
     kind = replace(slow, name="fast", memory_bytes=memory_bytes or slow.memory_bytes)
     devices = problem.cluster.devices
@@ -51,7 +51,7 @@ def unequal(problem: Problem, fast: int, *, times: float = 2.0, memory_bytes: fl
 
 
 def as_slow(problem: Problem, options: Options) -> Plan:
-    """What the search finds that sees the slowest device everywhere."""
+    """Return the plan of the search that treats every device as the slowest one."""
     found: list[Plan] = []
     for chain in (False, True):
         found.append(search(problem, options, planner="graphpipe", chains=(chain,)))
@@ -67,7 +67,7 @@ def test_two_fast_devices_do_more_of_the_work(branches: list[int], whole_batch: 
     verify(plan)
     assert step_seconds(as_slow(equal, OPTIONS)) >= 1.2 * step_seconds(plan)
     assert step_seconds(as_slow(problem, OPTIONS)) >= 1.2 * step_seconds(plan)
-    # All the work, 24 layers x 3 ms x 64 samples, in six slow devices' worth: none of them waits for long.
+    # The work, 24 layers x 3 ms x 64 samples, on the equivalent of six slow devices, with little waiting.
     assert step_seconds(plan) <= 1.2 * 24 * 3e-3 * 64 / 6
     mixed = plan_graphpipe(problem, replace(OPTIONS, mixed_micro_batches=True))
     verify(mixed)
@@ -78,7 +78,7 @@ def test_two_fast_devices_do_more_of_the_work(branches: list[int], whole_batch: 
 
 @given(seed=st.integers(0, 10**9), fast=st.integers(1, 3), times=st.sampled_from([1.5, 3.0]))
 @settings(max_examples=25, deadline=None)
-def test_it_is_never_worse_than_seeing_all_devices_as_slow(seed: int, fast: int, times: float) -> None:
+def test_it_is_never_worse_than_treating_all_devices_as_slow(seed: int, fast: int, times: float) -> None:
     problem = random_problem(seed)
     problem = unequal(problem, min(fast, len(problem.cluster.devices)), times=times)
     plan = plan_graphpipe(problem, OPTIONS)
@@ -87,7 +87,7 @@ def test_it_is_never_worse_than_seeing_all_devices_as_slow(seed: int, fast: int,
 
 
 def best_intervals(problem: Problem, order: tuple[str, ...], micro_batch: int) -> float:
-    """Seconds of the slowest stage, the least over all cuts of the order and all teams of devices, one by one."""
+    """Return the least bottleneck seconds over all cuts of the order and all teams of devices, by enumeration."""
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
     types = sorted({device.type for device in problem.cluster.devices})
     counts = [sum(device.type == kind for device in problem.cluster.devices) for kind in types]
@@ -137,7 +137,7 @@ def test_the_slowest_interval_is_the_least_of_all(seed: int, fast: int, micro_ba
     assert slowest == pytest.approx(best_intervals(problem, graph.order, micro_batch), rel=1e-4)
 
 
-def test_what_fits_large_devices_only_is_planned() -> None:
+def test_a_model_that_only_fits_large_devices_is_planned() -> None:
     # Of 9 layers of 1 MB (4 MB with gradients and state) a small device holds one, a large one four.
     equal = towers([9], 4, 8, saved_bytes=1.0, memory_bytes=5.1e6)
     with pytest.raises(Infeasible):

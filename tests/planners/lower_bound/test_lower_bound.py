@@ -1,4 +1,4 @@
-"""The lower bound: by hand, and below every plan there is."""
+"""The lower bound: worked out by hand, and compared with every plan of small problems."""
 
 from dataclasses import replace
 from statistics import mean
@@ -12,7 +12,7 @@ from problems import best_bottleneck, cluster, random_problem, table, towers
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
-from graphpipe.planners.choose_schedule import CHOICES, scheduled
+from graphpipe.planners.choose_schedule import schedule_choices, scheduled
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_bound, bottleneck_gap_percent, gap_percent, step_bound
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
@@ -28,13 +28,13 @@ def test_by_hand() -> None:
     # With 16 devices 6 ms each; four devices per layer synchronise 1 MB over 50 GB/s: 2 (4 - 1) / 4 of 20 us.
     many = towers([4], 16, 8, layer=(0.0, 1e-3), join=(0.0, 0.0))
     assert bottleneck_bound(many) == pytest.approx(6.03e-3)
-    # One sample's way to the last layer is 3 ms, there and back; between, its own forward and input gradient: 1 + 1.
+    # The path to the last layer and back takes one sample 3 ms, plus its own forward and input gradient, 1 + 1.
     assert step_bound(many) == pytest.approx(8e-3)
 
 
 @given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4, 8]))
 @settings(max_examples=40, deadline=None)
-def test_no_partition_goes_below(seed: int, micro_batch: int) -> None:
+def test_every_partition_is_above_the_bound(seed: int, micro_batch: int) -> None:
     problem = random_problem(seed, most_ops=6)
     assert bottleneck_bound(problem) <= problem.batch_size * best_bottleneck(problem, micro_batch) * (1 + 1e-9)
 
@@ -49,7 +49,7 @@ def _of(curves: dict[str, float], devices: int, batch: int, *, chain: bool = Fal
     return Problem(graph, table(graph, {name: (0.0, seconds) for name, seconds in curves.items()}), here, batch)
 
 
-def test_what_operators_share_is_held_and_updated_once() -> None:
+def test_a_shared_parameter_is_held_and_updated_once() -> None:
     # Two operators with one parameter of 10 GB, whose update takes 10 s, on a device that holds it and no second one.
     problem = _of({"a": 1.0, "b": 1.0}, 1, 1, parameter_bytes=1e10, memory_bytes=4.1e10)
     ops = tuple(replace(op, parameters=("tied",)) for op in problem.graph.ops)
@@ -61,7 +61,7 @@ def test_what_operators_share_is_held_and_updated_once() -> None:
     assert bottleneck_bound(problem) == pytest.approx(16)
 
 
-def test_what_does_not_divide_leaves_a_device_idle() -> None:
+def test_an_indivisible_sample_leaves_a_device_idle() -> None:
     # One sample cannot be split. Three operators of 3 s on two devices: one has two of them; the work is 4.5 s each.
     problem = _of({"a": 1.0, "b": 1.0, "c": 1.0}, 2, 1)
     assert bottleneck_bound(problem) == pytest.approx(6.0, rel=2e-3)
@@ -99,7 +99,7 @@ def test_memory_keeps_operators_apart_and_micro_batches_small() -> None:
 
 @given(seed=st.integers(0, 10**9))
 @settings(max_examples=150, deadline=None)
-def test_no_partition_of_heavy_operators_goes_below(seed: int) -> None:
+def test_every_partition_of_heavy_operators_is_above_the_bound(seed: int) -> None:
     problem = heavy_problem(seed)
     sizes = tuple(b for b in range(1, problem.batch_size + 1) if problem.batch_size % b == 0)
     for allowed in (sizes, sizes[:2]):
@@ -109,7 +109,7 @@ def test_no_partition_of_heavy_operators_goes_below(seed: int) -> None:
         assert bottleneck_bound(problem, sizes=allowed, shared=False) <= truth
 
 
-def test_the_bound_is_close_to_the_least_there_is() -> None:
+def test_the_bound_is_close_to_the_optimum() -> None:
     gaps: list[float] = []
     for seed in range(60):
         problem = heavy_problem(seed)
@@ -123,7 +123,7 @@ def test_the_bound_is_close_to_the_least_there_is() -> None:
 @example(seed=7329, uneven=False)  # its step, 115 ms, has a reduction beside another stage's task; the bound was 123
 @given(seed=st.integers(0, 10**9), uneven=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_no_plan_at_all_goes_below(seed: int, uneven: bool) -> None:
+def test_every_plan_is_above_the_bound(seed: int, uneven: bool) -> None:
     problem = heavy_problem(seed, uneven=uneven)
     try:
         plan = plan_by_hand(problem, random_hand(problem, seed))
@@ -138,18 +138,18 @@ def test_no_plan_at_all_goes_below(seed: int, uneven: bool) -> None:
 
 @given(seed=st.integers(0, 10**9), name=st.sampled_from(sorted(PLANNERS)))
 @settings(max_examples=40, deadline=None)
-def test_no_planner_goes_below(seed: int, name: str) -> None:
+def test_every_planner_is_above_the_bound(seed: int, name: str) -> None:
     problem = random_problem(seed, most_ops=8)
-    plan = PLANNERS[name](problem, Options())
+    plan = PLANNERS[name].plan(problem, Options())
     assert step_bound(problem) <= step_seconds(plan) * (1 + 1e-9)
     assert gap_percent(plan, predict(plan)) >= -1e-6
     assert bottleneck_gap_percent(plan) >= -1e-6
 
 
-@given(seed=st.integers(0, 10**9), name=st.sampled_from(sorted(PLANNERS)), choice=st.sampled_from(CHOICES))
+@given(seed=st.integers(0, 10**9), name=st.sampled_from(sorted(PLANNERS)), choice=st.sampled_from(schedule_choices()))
 @settings(max_examples=60, deadline=None)
 def test_no_schedule_of_a_plan_goes_below_its_least(seed: int, name: str, choice: str) -> None:
-    plan = PLANNERS[name](random_problem(seed, most_ops=8), Options())
+    plan = PLANNERS[name].plan(random_problem(seed, most_ops=8), Options())
     assert least_step_seconds(plan) <= step_seconds(scheduled(plan, choice, step_seconds)) * (1 + 1e-9)
 
 

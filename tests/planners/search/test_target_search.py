@@ -1,4 +1,4 @@
-"""The partition programme against an oracle that tries every partition."""
+"""The partition dynamic programme against an oracle that tries every partition."""
 
 import numpy as np
 import pytest
@@ -10,20 +10,20 @@ from graphpipe.costs import CostModel
 from graphpipe.graph.series_parallel import decompose
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.search.size_settings import SettingTable
-from graphpipe.planners.search.target_search import Draws, Shape, best_targets
+from graphpipe.planners.search.target_search import GraphForm, TargetPartitions, best_targets
 from graphpipe.planners.search.tree_rewrites import bundled, width
 
 
 def reached(
     problem: Problem, micro_batch: int, groups: int, *, reverse: bool, unit: int = 1
 ) -> tuple[float, list[Part]]:
-    """Smallest seconds per sample the programme finds on one form of the graph, and its partition."""
+    """Return the smallest seconds per sample found on one form of the graph, and its partition."""
     tree = decompose(problem.graph)
-    shape = Shape.of(problem, bundled(tree, groups), reverse=reverse)
+    form = GraphForm.of(problem, bundled(tree, groups), reverse=reverse)
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
     table = SettingTable.of(problem, costs, unit, [micro_batch], frozenset(tree.ops))
-    target = best_targets(table, shape, np.inf)
-    return float(target[0]), Draws.of(table, shape, target[:, None]).parts(0, 0)
+    target = best_targets(table, form, np.inf)
+    return float(target[0]), TargetPartitions.of(table, form, target[:, None]).parts(0, 0)
 
 
 def best_of_all_forms(problem: Problem, micro_batch: int) -> float:
@@ -44,7 +44,7 @@ def test_no_partition_beats_the_oracle_and_few_fall_short(seed: int, micro_batch
     problem = random_problem(seed)
     found, oracle = best_of_all_forms(problem, micro_batch), best_bottleneck(problem, micro_batch)
     assert found >= oracle * (1 - 2e-5)
-    # The forms searched do not hold every partition of an arbitrary graph; what they miss is bounded.
+    # The forms do not contain every partition of an arbitrary graph; the loss is bounded.
     assert found <= oracle * 1.5
 
 
@@ -55,7 +55,7 @@ def test_towers_reach_the_optimum(branches: list[int], devices: int) -> None:
     assert best_of_all_forms(problem, 4) == pytest.approx(best_bottleneck(problem, 4), rel=0.01)
 
 
-def test_the_join_rides_with_the_tails_of_its_branches() -> None:
+def test_the_join_shares_a_stage_with_the_tails_of_its_branches() -> None:
     # 4 branches x 2 layers on 8 devices divide evenly only if the join shares a device with a layer.
     problem = towers([2, 2, 2, 2], 8, 8, layer=(0.0, 1e-3), join=(0.0, 1e-4))
     target, parts = reached(problem, 1, 4, reverse=False)
@@ -64,7 +64,7 @@ def test_the_join_rides_with_the_tails_of_its_branches() -> None:
     assert next(part for part in parts if "join" in part.ops).ops != ("join",)
 
 
-def test_a_fork_takes_the_heads_of_its_branches_when_the_graph_is_turned_around() -> None:
+def test_a_fork_takes_the_heads_of_its_branches_if_the_graph_is_reversed() -> None:
     problem = random_problem(3)
     forward, backward = (reached(problem, 1, 8, reverse=reverse)[1] for reverse in (False, True))
     for parts in (forward, backward):
@@ -73,14 +73,14 @@ def test_a_fork_takes_the_heads_of_its_branches_when_the_graph_is_turned_around(
 
 @given(seed=st.integers(0, 10**9), groups=st.integers(1, 4), reverse=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_every_draw_is_a_valid_partition_that_keeps_its_target(seed: int, groups: int, reverse: bool) -> None:
+def test_every_partition_is_valid_and_keeps_its_target(seed: int, groups: int, reverse: bool) -> None:
     problem = random_problem(seed, most_ops=12, most_devices=8)
     target, parts = reached(problem, 4, groups, reverse=reverse)
     assert sorted(op for part in parts for op in part.ops) == sorted(op.name for op in problem.graph.ops)
     assert sum(part.degree for part in parts) <= len(problem.cluster.devices)
     seen: set[str] = set()
     for part in parts:
-        # In the order given, every operator comes with or after what it reads: a chain of downsets.
+        # Every operator is in the same stage as its inputs or a later one, as in a chain of downsets.
         seen.update(part.ops)
         assert all(before in seen for op in part.ops for before in problem.graph.predecessors[op])
         seconds = sum(3 * problem.costs.by_op[op, "gpu"].forward(4 / part.degree) for op in part.ops)

@@ -1,0 +1,64 @@
+"""The seconds of a stage, the memory it may use, and the micro-batch sizes and degrees worth trying."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpipe.costs import CostModel
+from graphpipe.planners.problem.partition import Problem
+
+Array = NDArray[np.float64]
+
+
+LEAST_LOAD = 1e-12  # seconds: an operator that takes no time still belongs to a stage
+
+
+def micro_batch_sizes(batch_size: int) -> list[int]:
+    """Return the micro-batch sizes worth trying: divisors of the mini-batch, at least a factor of 1.5 apart.
+
+    If the mini-batch size is a power of two, they are the powers of two.
+    """
+    found: list[int] = []
+    for divisor in range(1, batch_size + 1):
+        if batch_size % divisor == 0 and (not found or divisor >= 1.5 * found[-1]):
+            found.append(divisor)
+    return found
+
+
+def stage_seconds(
+    problem: Problem, costs: CostModel, micro_batch: int, degree: int, types: Sequence[str] | None = None
+) -> Array:
+    """Return seconds per micro-batch that each operator adds to a stage: forward, backward, its share of the update.
+
+    The forward counts twice if stages recompute. The seconds are those on the slowest of `types`; None: of all types
+    in the cluster.
+    """
+    types = types or sorted({device.type for device in problem.cluster.devices})
+    each = [costs.seconds(kind, micro_batch / degree) for kind in types]
+    again = [(seconds[0], *seconds) for seconds in each] if problem.recompute == "full" else each
+    compute = np.max([np.sum(seconds, axis=0) for seconds in again], axis=0)
+    devices = tuple(range(min(degree, len(problem.cluster.devices))))
+    link = problem.cluster.slowest_link(devices)
+    update_per_byte = problem.costs.optimizer_seconds_per_parameter_byte
+    if link is not None:  # a ring all-reduce of the gradients precedes the optimizer step
+        update_per_byte += 2 * (degree - 1) / degree / link.bandwidth_bytes_per_second
+    update = costs.op_bytes.trainable * update_per_byte * micro_batch / problem.batch_size
+    return np.maximum(compute + update, LEAST_LOAD)
+
+
+def smallest_memory_bytes(problem: Problem) -> float:
+    """Return the memory of the smallest device."""
+    return min(problem.cluster.type_of(device).memory_bytes for device in range(len(problem.cluster.devices)))
+
+
+def far_bandwidth(problem: Problem) -> float:
+    """Return the bandwidth between nodes, or within the node if there is only one."""
+    nodes = {device.node for device in problem.cluster.devices}
+    cluster = problem.cluster
+    return (cluster.inter_node if len(nodes) > 1 else cluster.intra_node).bandwidth_bytes_per_second
+
+
+def degrees_of(problem: Problem, micro_batch: int) -> tuple[int, ...]:
+    """Return the data-parallel degrees that divide a micro-batch."""
+    return tuple(degree for degree in range(1, len(problem.cluster.devices) + 1) if micro_batch % degree == 0)
