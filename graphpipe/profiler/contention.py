@@ -1,7 +1,7 @@
-"""Company while operators are measured: ranks on one machine share its caches, its memory and sometimes its cores.
+"""Contention during a measurement: ranks on one machine share its caches, its memory and sometimes its cores.
 
-Alone, an operator runs up to half as long again as it does beside other ranks, even where each has a core of its own:
-two cores of a machine may be the two threads of one, and both use the same path to memory.
+An operator that runs without other ranks can be up to 1.5 times as fast as beside them, even where each rank has a
+core. Two cores may be two threads of one physical core, and all cores share one path to memory.
 """
 
 import os
@@ -11,24 +11,24 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
-CROWD = 2
-"""Processes per core beyond which more change nothing but how long each of them waits."""
+MOST_PROCESSES_PER_CORE = 2
+"""More processes per core only make each of them wait longer."""
 
 
 @contextmanager
-def in_company(others: int, work: Callable[[Callable[[], object]], object]) -> Generator[None]:
-    """Let copies of this process work while the block runs; only Linux can copy a process that has torch loaded.
+def under_contention(copies: int, work: Callable[[Callable[[], object]], object]) -> Generator[None]:
+    """Run copies of this process while the block runs. Only Linux can copy a process that has loaded torch.
 
     Args:
-        others: how many.
-        work: what each does, again and again; it calls its argument every now and then.
+        copies: how many.
+        work: what each copy repeats until the block ends; it must call its argument from time to time.
     """
-    copies = [_copy(work) for _ in range(others)] if sys.platform == "linux" else []
+    started = [_copy(work) for _ in range(copies)] if sys.platform == "linux" else []
     try:
         yield
     finally:
-        for copy in copies:
-            with suppress(ProcessLookupError, ChildProcessError):  # somebody else waited for it
+        for copy in started:
+            with suppress(ProcessLookupError, ChildProcessError):  # other code may have waited for it
                 os.kill(copy, signal.SIGKILL)
                 os.waitpid(copy, 0)
 
@@ -36,19 +36,19 @@ def in_company(others: int, work: Callable[[Callable[[], object]], object]) -> G
 def _copy(work: Callable[[Callable[[], object]], object]) -> int:
     original = os.getpid()
     with warnings.catch_warnings():
-        # From Python 3.12 on it warns that other threads stop in the copy; what these hold, the copy does not need.
+        # Since Python 3.12, fork warns that other threads stop in the copy. The copy needs nothing that they hold.
         warnings.simplefilter("ignore", DeprecationWarning)
         copy = os.fork()
     if copy:
         return copy
-    with suppress(BaseException):  # the copy must not go on with what its original is in the middle of
+    with suppress(BaseException):  # the copy must not continue with the code of its original
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         while True:
-            work(lambda: _end_without(original))
+            work(lambda: _exit_without(original))
     os._exit(0)
 
 
-def _end_without(original: int) -> None:
+def _exit_without(original: int) -> None:
     if os.getppid() != original:
         os._exit(0)

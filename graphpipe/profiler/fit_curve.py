@@ -1,25 +1,25 @@
-"""A line through measured times: how a curve of the cost table comes from a profile."""
+"""A line through measured times: how a curve of the cost table is made from a profile."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from graphpipe.costs.cost_table import Curve
+from graphpipe.costs.op_cost import Curve
 
 
 def fit_curve(seconds: Mapping[int, float]) -> Curve:
-    """Return the line `fixed + slope * samples`, neither negative, nearest to measured seconds by number of samples.
+    """Return the line `fixed + slope * samples`, both at least 0, nearest to measured seconds by number of samples.
 
-    Nearest in relative error (least squares), so that a small batch counts as much as a large one. A single
-    measurement is taken to grow with the samples; measurements of no time at all make an empty curve.
+    The fit minimises the squared relative error, so that a small batch counts as much as a large one. A single
+    measurement gives a line through the origin. If all measurements are 0, the curve is empty.
     """
     measured = np.array(list(seconds.values()))
     if not measured.any():
         return Curve()
-    # Every row is divided by its measurement: what is left of `terms @ line - 1` is the relative error.
+    # Each row is divided by its measurement, so that `terms @ line - 1` is the relative error.
     terms = np.array([[1.0, samples] for samples in seconds]) / measured[:, None]
     ones = np.ones(len(terms))
-    # The best line without constraints if it has no negative part, else the better one of those through a constraint.
+    # Candidates: a line with fixed = 0, one with slope = 0, and the unconstrained optimum if neither part is negative.
     candidates = [np.array([0.0, _factor(terms[:, 1])])]
     if len(terms) > 1:
         free = np.linalg.lstsq(terms, ones, rcond=None)[0]
@@ -34,5 +34,5 @@ def relative_error(curve: Curve, seconds: Mapping[int, float]) -> float:
 
 
 def _factor(term: np.ndarray) -> float:
-    # The x that brings x * term nearest to 1.
+    # The x for which x * term is nearest to 1.
     return float(term.sum() / np.square(term).sum())

@@ -1,4 +1,4 @@
-"""The bytes of tensors that operations make and that are alive, as long as someone looks."""
+"""Bytes of memory that torch operations have allocated and not yet freed."""
 
 import weakref
 from typing import Any, final
@@ -10,35 +10,35 @@ from graphpipe.model.torch_private import DispatchMode, flatten, memory_key
 
 
 @final
-class Living(DispatchMode):
-    """Counts, while it is entered, the memory that operations make; what is freed is noticed at any time.
+class LiveBytes(DispatchMode):
+    """While entered, counts the memory that operations allocate; memory that is freed later is always subtracted.
 
-    Memory counts once, whatever tensors share it, and that which a kernel needs inside does not.
+    Tensors that share memory count once. Scratch memory inside a kernel does not count.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
-        """Alive now."""
+        """Live now."""
         self.peak = 0
-        """The most that was alive since `forget_peak`."""
-        self._known = weakref.WeakSet[torch.UntypedStorage]()
+        """The most live bytes since `forget_peak`."""
+        self._counted = weakref.WeakSet[torch.UntypedStorage]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count what it makes."""
+        """Run an operation and count what it allocates."""
         given = {memory_key(tensor) for tensor in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
-            if storage not in self._known and memory_key(tensor) not in given:
-                self._known.add(storage)
+            if storage not in self._counted and memory_key(tensor) not in given:
+                self._counted.add(storage)
                 self.bytes += storage.nbytes()
                 weakref.finalize(storage, self._free, storage.nbytes())
         self.peak = max(self.peak, self.bytes)
         return result
 
     def forget_peak(self) -> None:
-        """Look for the peak from now on."""
+        """Start a new peak at the bytes that are live now."""
         self.peak = self.bytes
 
     def _free(self, count: int) -> None:

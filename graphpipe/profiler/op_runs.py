@@ -1,6 +1,6 @@
-"""The real code of every operator of a module, with the real inputs it gets."""
+"""The real code of every operator of a module, with the real inputs it reads."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,23 +15,52 @@ from graphpipe.model.split.split import split
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.plans import Plan, Stage, StageEdge
-from graphpipe.profiler.profile_ops import OpRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRun:
+    """The real code of one operator, with real inputs."""
+
+    op: str
+    call: Callable[[dict[str, Tensor]], Sequence[Tensor]]
+    """Takes the inputs by name, for any number of samples, and returns every output tensor of the operator."""
+    inputs: Mapping[str, Tensor]
+    """At least as many samples as the largest batch that is measured."""
+    differentiable: frozenset[str] = frozenset()
+    """Inputs that need a gradient in training."""
+    parameters: tuple[Tensor, ...] = ()
+    """Those that need a gradient; it accumulates in them."""
+    signature: Hashable
+    """Operators with equal signatures run the same code on the same shapes, so one measurement serves all."""
+    saved_bytes_per_sample: float = 0.0
+    """Saved for its backward."""
+    ends: bool = False
+    """Whether its output is the loss."""
+
+    def enter(self, samples: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Return the inputs that need a gradient, and all inputs by name, both of `samples` samples.
+
+        An operator may work in place, so it gets copies: neither `inputs` nor a leaf may be written into.
+        """
+        rows = {name: tensor[:samples].detach() for name, tensor in self.inputs.items()}
+        leaves = [rows[name].requires_grad_() for name in sorted(self.differentiable)]
+        return leaves, {name: tensor.clone() for name, tensor in rows.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """The loss of the training, and targets to take it of."""
+    """The loss function of the training, and its targets."""
 
     loss_fn: Callable[[Any, Any], Tensor]
     targets: Any
-    """A tree of tensors, of as many samples as the inputs."""
+    """A tree of tensors with as many samples as the inputs."""
 
     def rows(self) -> dict[str, Tensor]:
-        """Return the targets under names that no value has."""
+        """Return the targets, named so that they cannot collide with the values of the model."""
         return {f"target {number}": each for number, each in enumerate(flatten(self.targets)[0])}
 
     def loss(self, output: object, values: dict[str, Tensor]) -> Tensor:
-        """Return the loss, given the targets among these values."""
+        """Return the loss of an output; `values` contains the targets."""
         spec = flatten(self.targets)[1]
         return self.loss_fn(output, unflatten([values[name] for name in self.rows()], spec))
 
@@ -45,15 +74,15 @@ def op_runs(
 ) -> Iterator[OpRun]:
     """Yield the run of every operator, in topological order.
 
-    The model is split with one operator per stage, and the stages are run in order; a value lives until the last
+    The model is split with one operator per stage, and the stages run in order. A value is freed after the last
     operator that reads it.
 
     Args:
         model: a module with real weights; it is not changed.
         graph: captured from it.
-        cluster: any; the stages are put on its first device.
+        cluster: any; all stages are placed on its first device.
         values: the model's inputs, by name.
-        criterion: given, the loss is part of the operator that puts out the model's result.
+        criterion: if given, the loss is part of the operator that computes the model's output.
     """
     programs = split(model, _one_op_per_stage(graph, cluster))
     reads = [_reads(program) for program in programs]
@@ -98,8 +127,8 @@ def _run(
         inputs=inputs,
         differentiable=frozenset(spec.name for spec in received if spec.requires_grad),
         parameters=parameters,
-        twin=_twin(graph, name, program, inputs),
-        kept_bytes_per_sample=graph[name].work.saved_bytes_per_sample,
+        signature=_signature(graph, name, program, inputs),
+        saved_bytes_per_sample=graph[name].work.saved_bytes_per_sample,
         ends=last is not None,
     )
 
@@ -117,9 +146,9 @@ def _tensors(output: object) -> list[Tensor]:
     return [tensor for part in output for tensor in _tensors(part)] if isinstance(output, (tuple, list)) else []
 
 
-def _twin(graph: Graph, name: str, program: StageProgram, inputs: Mapping[str, Tensor]) -> Hashable:
-    # Names apart, everything that decides what the operator computes: its work (which counts FLOPs, traffic and
-    # kernels of its aten calls), its modules and their settings, and the shapes that go in.
+def _signature(graph: Graph, name: str, program: StageProgram, inputs: Mapping[str, Tensor]) -> Hashable:
+    # Everything except names that decides what the operator computes: its work (FLOPs, traffic and kernels of its aten
+    # calls), its modules and their settings, and the shapes of its inputs.
     op = graph[name]
     gradients = {spec.name: spec.requires_grad for specs in program.receives.values() for spec in specs}
     return (

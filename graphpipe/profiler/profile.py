@@ -1,4 +1,4 @@
-"""Profiling a module: its operators' real code, run in order on real inputs, gives the cost table."""
+"""Profiles a module: runs its operators in order on real inputs, and returns the cost table."""
 
 import os
 import time
@@ -17,17 +17,18 @@ from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.model.torch_private import flatten, unflatten
-from graphpipe.profiler.contention import CROWD, in_company
+from graphpipe.profiler.contention import MOST_PROCESSES_PER_CORE, under_contention
+from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.op_memory import temporaries
-from graphpipe.profiler.op_runs import Criterion, op_runs
-from graphpipe.profiler.profile_ops import Effort, OpRun, one_pass, profile_ops
+from graphpipe.profiler.op_runs import Criterion, OpRun, op_runs
+from graphpipe.profiler.profile_ops import one_pass, profile_ops
 from graphpipe.profiler.step_overheads import profile_optimizer, profile_task_overhead
 
-_STRANGER_BYTES = 4 * 2**20
-"""More than the caches of one core hold, less than what its neighbours share with it."""
+_EVICTING_BYTES = 4 * 2**20
+"""More than the caches of one core hold, and less than the cache that all cores share."""
 
-_SOME = 4
-"""Operators that run before every look at what a task costs beside them."""
+_MOST_SAMPLE_RUNS = 4
+"""Operators that run before every measurement of the task overhead."""
 
 
 def profile(
@@ -44,26 +45,26 @@ def profile(
 ) -> CostTable:
     """Return costs measured on this machine, with as many threads as each rank of the cluster will have.
 
-    Where ranks have one core or less each, as many processes compute beside this one as ranks will.
+    If each rank has one core or less, copies of this process compute at the same time, one for each other rank.
 
-    The model is left as it was: parameters, gradients, buffers, modes and random state. It runs in the mode it is in
-    (train or eval), on the device it is on.
+    Parameters, gradients, buffers, modes and random state of the model do not change. It runs in its present mode
+    (train or eval) and on its present device.
 
     Args:
         model: a module with real weights.
         example_inputs: real values, as for `capture`; rows are repeated up to the largest batch.
-        cluster: of devices of one type, that this machine has.
+        cluster: its devices are of one type, which this machine has.
         graph: what to measure; by default `capture(model, example_inputs)`.
-        loss_fn: of the training: takes the model's output and targets. What it takes counts with the operator that puts
-            out the model's result; None: it is taken to take no time.
-        targets: of as many samples as the example inputs: a tensor, or tuples, lists and dicts of tensors.
+        loss_fn: of the training: takes the model's output and targets. Its time is added to the operator that computes
+            the model's output. If None, the loss costs nothing.
+        targets: for the loss: a tensor, or tuples, lists and dicts of tensors, with as many samples as the inputs.
         batch_sizes: numbers of samples to measure at; each curve is a line through them.
         optimizer: builds the optimizer of the training from a list of parameters.
         effort: how long to measure each operator at each batch size.
 
     Raises:
-        InvalidInput: a model on the meta device, a cluster of several device types, batch sizes that are no positive
-            integers, or inputs that do not suit the model.
+        InvalidInput: a model on the meta device, a cluster of several device types, batch sizes that are not
+            positive integers, or inputs that do not fit the model.
     """
     device_type = _only_type(cluster)
     _check(model, batch_sizes)
@@ -79,15 +80,15 @@ def profile(
         def runs() -> Iterable[OpRun]:
             return op_runs(model, graph, cluster, values, criterion)
 
-        def beside(between: Callable[[], object]) -> None:
+        def work_of_a_copy(between: Callable[[], object]) -> None:
             profile_ops(runs(), device_type, sizes, replace(effort, between=between))
 
         memory: dict[str, Temporaries] = {}
-        some: list[OpRun] = []
-        with in_company(_others(cluster, threads, trainable), beside):
-            rows = profile_ops(_measured(runs(), graph, sizes, memory, some), device_type, sizes, effort)
+        samples: list[OpRun] = []
+        with under_contention(_copies(cluster, threads, trainable), work_of_a_copy):
+            rows = profile_ops(_with_memory(runs(), graph, sizes, memory, samples), device_type, sizes, effort)
             step = profile_optimizer(trainable, optimizer, effort)
-            overhead = profile_task_overhead(replace(effort, between=lambda: one_pass(some, max(sizes), effort)))
+            overhead = profile_task_overhead(replace(effort, between=lambda: one_pass(samples, max(sizes), effort)))
     return CostTable(
         graph_fingerprint=graph.fingerprint,
         rows=tuple(replace(row, temporaries=memory[row.op]) for row in rows),
@@ -97,29 +98,30 @@ def profile(
     )
 
 
-def _measured(
+def _with_memory(
     runs: Iterable[OpRun],
     graph: Graph,
     batch_sizes: Sequence[int],
     memory: dict[str, Temporaries],
-    some: list[OpRun],
+    samples: list[OpRun],
 ) -> Generator[OpRun]:
-    # The runs as they come, their memory noted on the way; some of different kinds stay in `some`.
+    # Yields the runs. Fills `memory` with the temporaries of each, and `samples` with a few different operators.
     known: dict[Hashable, Temporaries] = {}
     for run in runs:
-        if run.twin not in known:
-            known[run.twin] = temporaries(run, batch_sizes, graph[run.op].work.saved_bytes_per_sample)
-        memory[run.op] = known[run.twin]
-        if len(some) < _SOME and all(run.twin != each.twin for each in some):
-            some.append(run)
+        if run.signature not in known:
+            known[run.signature] = temporaries(run, batch_sizes, graph[run.op].work.saved_bytes_per_sample)
+        memory[run.op] = known[run.signature]
+        if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != each.signature for each in samples):
+            samples.append(run)
         yield run
 
 
 def _only_type(cluster: Cluster) -> str:
     types = {device.type for device in cluster.devices}
     if len(types) > 1:
+        names = ", ".join(sorted(types))
         raise InvalidInput(
-            f"cluster '{cluster.name}' has devices of types {', '.join(sorted(types))}, this machine measures one",
+            f"cluster '{cluster.name}' has devices of types {names}, but a machine can measure only one",
             remedy="Profile on a cluster of one type, or estimate the costs.",
         )
     return types.pop()
@@ -172,19 +174,19 @@ def _cores(cluster: Cluster) -> int:
     return cluster.cores_per_node or os.cpu_count() or 1
 
 
-def _others(cluster: Cluster, threads: int, parameters: Sequence[Tensor]) -> int:
-    # Torch's own threads do not come along into a copy of this process, and an accelerator cannot.
+def _copies(cluster: Cluster, threads: int, parameters: Sequence[Tensor]) -> int:
+    # A copy of this process has neither torch's threads nor the accelerator.
     if cluster.cores_per_node is None or threads > 1 or any(each.device.type != "cpu" for each in parameters):
         return 0
-    return min(_ranks(cluster), CROWD * _cores(cluster)) - 1
+    return min(_ranks(cluster), MOST_PROCESSES_PER_CORE * _cores(cluster)) - 1
 
 
 def _effort(parameters: Sequence[Tensor], threads: int) -> Effort:
-    # One thread's own processor time is not lengthened by what else the machine does; several threads, or an
-    # accelerator, can only be timed by the wall clock.
+    # The processor time of one thread does not include waiting for other processes. Several threads, or an accelerator,
+    # can only be timed by the wall clock.
     if any(parameter.device.type != "cpu" for parameter in parameters):
         return Effort()
-    stranger = torch.zeros(_STRANGER_BYTES, dtype=torch.uint8)
+    evicting = torch.zeros(_EVICTING_BYTES, dtype=torch.uint8)
     return Effort(
-        clock=time.thread_time if threads == 1 else time.perf_counter, between=lambda: stranger.bitwise_not_()
+        clock=time.thread_time if threads == 1 else time.perf_counter, between=lambda: evicting.bitwise_not_()
     )

@@ -1,70 +1,22 @@
-"""The profiler: times the real code of every operator on this machine, and fits curves to the times."""
+"""Times the real code of operators on this machine, and fits a curve to the times of each."""
 
-import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
-from statistics import mean, median
+from statistics import mean
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from graphpipe.costs.cost_table import Curve, OpCost
+from graphpipe.costs.op_cost import Curve, OpCost
 from graphpipe.errors import InvalidInput
+from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.fit_curve import fit_curve, relative_error
+from graphpipe.profiler.op_runs import OpRun
 
 WINDOW_BYTES = 64 * 2**20
-"""More than caches hold."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpRun:
-    """The real code of one operator, with real inputs."""
-
-    op: str
-    call: Callable[[dict[str, Tensor]], Sequence[Tensor]]
-    """Takes the inputs by name, for any number of samples, and returns every tensor the operator puts out."""
-    inputs: Mapping[str, Tensor]
-    """At least as many samples as the largest batch that is measured."""
-    differentiable: frozenset[str] = frozenset()
-    """Inputs that need a gradient in training."""
-    parameters: tuple[Tensor, ...] = ()
-    """Those that need a gradient; it accumulates in them."""
-    twin: Hashable
-    """Operators with equal twins are the same code on the same shapes: what is measured of some holds for all."""
-    kept_bytes_per_sample: float = 0.0
-    """For its backward."""
-    ends: bool = False
-    """Whether what it puts out is the loss."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How long to measure: at least `repeats` times, and on until `seconds` an operator have passed, but `most` times
-    at most."""
-
-    repeats: int = 5
-    most: int = 50
-    seconds: float = 0.03
-    clock: Callable[[], float] = field(default=time.perf_counter)
-    between: Callable[[], object] = field(default=lambda: None)
-    """Called before the forwards and before the backwards, to leave the caches as other work leaves them."""
-
-    def sample(self, action: Callable[[], Sequence[float]]) -> tuple[float, ...]:
-        """Return the median of each of the figures that `action` returns, after one call to warm up."""
-        action()
-        start = self.clock()
-        figures: list[Sequence[float]] = []
-        while len(figures) < self.repeats or (len(figures) < self.most and self.clock() - start < self.seconds):
-            figures.append(action())
-        return tuple(median(column) for column in zip(*figures, strict=True))
-
-    def now(self) -> float:
-        """Return the time, once the accelerator (if any) has done all it was given."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return self.clock()
+"""More than any cache holds."""
 
 
 class Times(NamedTuple):
@@ -72,12 +24,12 @@ class Times(NamedTuple):
 
     forward: float
     backward: float
-    """The whole of it."""
+    """Both input and weight gradients."""
     input_gradient: float
 
 
 class _Forward(NamedTuple):
-    # Between an operator's forward and its backward: inputs that need a gradient, outputs that have one.
+    # What a backward needs from its forward: the inputs that need a gradient, and the outputs that have one.
     leaves: list[Tensor]
     roots: list[Tensor]
     seconds: float
@@ -88,20 +40,20 @@ def profile_ops(
 ) -> tuple[OpCost, ...]:
     """Return a measured row of the cost table for every run, in order.
 
-    Operators are timed as training runs them: the forwards of several one after the other, then their backwards in
-    reverse. An operator that runs again and again by itself finds its code, its branches and the memory it writes to
-    in the caches, and takes down to half as long. `WINDOW_BYTES` of what is kept for the backward is as much as
-    matters to a cache: longer models are measured in windows, and of operators that are twins those of one window.
+    Operators are timed in the order of training: the forwards of several operators, then their backwards in reverse.
+    Repeated by itself, an operator finds its code and memory in the caches, and can take half as long. One window of
+    operators saves `WINDOW_BYTES` for the backward, which is more than caches hold. A longer model is measured window
+    by window, and operators with equal signatures are measured only in the first window that has one.
 
-    The forward and the whole backward are fitted; the backward is then divided between input and weight gradient as
-    the input gradient alone, measured too, is to the whole. `OpCost.error` is the worse of the two fits.
+    Curves are fitted to the forward and to the whole backward. The backward is then divided between input and weight
+    gradient in proportion to the measured time of the input gradient. `OpCost.error` is the larger of the two errors.
 
     Args:
-        runs: consumed one at a time, so that the inputs of one window only need be alive at once.
-        device_type: the name the rows carry.
-        batch_sizes: numbers of samples to measure at; those that an operator refuses (batch normalisation of one
-            sample) are left out for it.
-        effort: how long to measure each.
+        runs: read one at a time, so that only the inputs of one window are in memory at once.
+        device_type: the name in the rows.
+        batch_sizes: numbers of samples to measure at; an operator that refuses one (batch normalisation of one sample)
+            is measured without it.
+        effort: how long to measure each operator.
 
     Raises:
         InvalidInput: an operator refuses every batch size (its first reason is given).
@@ -111,35 +63,35 @@ def profile_ops(
     order: list[tuple[str, Hashable]] = []
     window: list[OpRun] = []
     for run in runs:
-        order.append((run.op, run.twin))
-        if run.twin in known:
+        order.append((run.op, run.signature))
+        if run.signature in known:
             continue
         window.append(run)
-        if sum(each.kept_bytes_per_sample for each in window) * max(batch_sizes) >= WINDOW_BYTES:
+        if sum(each.saved_bytes_per_sample for each in window) * max(batch_sizes) >= WINDOW_BYTES:
             known |= _profile(window, device_type, batch_sizes, effort)
             window = []
     known |= _profile(window, device_type, batch_sizes, effort)
-    return tuple(replace(known[twin], op=op) for op, twin in order)
+    return tuple(replace(known[signature], op=op) for op, signature in order)
 
 
 def _profile(
     window: Sequence[OpRun], device_type: str, batch_sizes: Sequence[int], effort: Effort
 ) -> dict[Hashable, OpCost]:
-    willing: dict[int, list[OpRun]] = {samples: [] for samples in batch_sizes}
+    accepted: dict[int, list[OpRun]] = {samples: [] for samples in batch_sizes}
     refusals: dict[Hashable, str] = {}
     for samples in batch_sizes:
         for run in window:
             try:
                 one_pass([run], samples, effort)
             except (RuntimeError, ValueError) as error:
-                refusals.setdefault(run.twin, f"{samples} samples: {str(error).splitlines()[0]}")
+                refusals.setdefault(run.signature, f"{samples} samples: {str(error).splitlines()[0]}")
             else:
-                willing[samples].append(run)
+                accepted[samples].append(run)
     for run in window:
-        if not any(run.op == each.op for some in willing.values() for each in some):
-            raise InvalidInput(f"cannot be run on {refusals[run.twin]}", where=f"operator '{run.op}'")
-    measured = _measure(willing, effort)
-    return {run.twin: _row(run, measured[run.twin], device_type) for run in window}
+        if not any(run.op == each.op for some in accepted.values() for each in some):
+            raise InvalidInput(f"cannot be run on {refusals[run.signature]}", where=f"operator '{run.op}'")
+    measured = _measure(accepted, effort)
+    return {run.signature: _row(run, measured[run.signature], device_type) for run in window}
 
 
 def _row(run: OpRun, measured: Mapping[int, Times], device_type: str) -> OpCost:
@@ -161,38 +113,45 @@ def _row(run: OpRun, measured: Mapping[int, Times], device_type: str) -> OpCost:
 
 
 def _measure(runs: Mapping[int, Sequence[OpRun]], effort: Effort) -> dict[Hashable, dict[int, Times]]:
-    # All numbers of samples in turn: where the machine is slower for a while, it is for all of them.
-    wanted = [(samples, twin) for samples, some in runs.items() for twin in dict.fromkeys(run.twin for run in some)]
+    # Batch sizes alternate, so that a slow period of the machine affects all of them alike.
+    wanted = [
+        (samples, each) for samples, some in runs.items() for each in dict.fromkeys(run.signature for run in some)
+    ]
 
     def once() -> list[float]:
         times = {samples: one_pass(some, samples, effort) for samples, some in runs.items()}
-        return [mean(column) for samples, twin in wanted for column in zip(*times[samples][twin], strict=True)]
+        return [
+            mean(column) for samples, signature in wanted for column in zip(*times[samples][signature], strict=True)
+        ]
 
     figures = iter(replace(effort, seconds=effort.seconds * len(wanted)).sample(once))
-    found: dict[Hashable, dict[int, Times]] = {twin: {} for _, twin in wanted}
-    for samples, twin in wanted:
-        found[twin][samples] = Times(*islice(figures, len(Times._fields)))
+    found: dict[Hashable, dict[int, Times]] = {signature: {} for _, signature in wanted}
+    for samples, signature in wanted:
+        found[signature][samples] = Times(*islice(figures, len(Times._fields)))
     return found
 
 
 def one_pass(runs: Sequence[OpRun], samples: int, effort: Effort) -> dict[Hashable, list[Times]]:
-    """Return what every operator takes, by its twin: two forwards of all, each with one of the two backwards."""
+    """Return the times of every operator, by its signature.
+
+    All operators run two forwards: one followed by the whole backward, one by the input gradient.
+    """
     effort.between()
     first = [_forward(run, samples, effort) for run in runs]
-    effort.between()  # other micro-batches
+    effort.between()
     wholes = [_backward(state, effort) for state in reversed(first)][::-1]
     effort.between()
     second = [_forward(run, samples, effort) for run in runs]
     effort.between()
     inputs = [_input_gradient(state, effort) for state in reversed(second)][::-1]
     found: dict[Hashable, list[Times]] = {}
-    for run, *states, whole, alone in zip(runs, first, second, wholes, inputs, strict=True):
-        found.setdefault(run.twin, []).append(Times(mean(state.seconds for state in states), whole, alone))
+    for run, *states, whole, by_input in zip(runs, first, second, wholes, inputs, strict=True):
+        found.setdefault(run.signature, []).append(Times(mean(state.seconds for state in states), whole, by_input))
     return found
 
 
 def _forward(run: OpRun, samples: int, effort: Effort) -> _Forward:
-    leaves, entered = _enter(run, samples)  # the operator before has just made what comes in
+    leaves, entered = run.enter(samples)  # in the caches, as if the previous operator had just computed it
     start = effort.now()
     outputs = run.call(entered)
     seconds = effort.now() - start
@@ -215,13 +174,6 @@ def _input_gradient(state: _Forward, effort: Effort) -> float:
     start = effort.now()
     torch.autograd.grad(state.roots, state.leaves, gradients, allow_unused=True)
     return effort.now() - start
-
-
-def _enter(run: OpRun, samples: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-    # The operator may work in place, which neither the kept inputs nor a leaf allows: it gets copies.
-    rows = {name: tensor[:samples].detach() for name, tensor in run.inputs.items()}
-    leaves = [rows[name].requires_grad_() for name in sorted(run.differentiable)]
-    return leaves, {name: tensor.clone() for name, tensor in rows.items()}
 
 
 def _input_share(run: OpRun, measured: float) -> float:

@@ -1,4 +1,4 @@
-"""Profiling what a training step costs beside the operators: the optimizer, and the entry into a task."""
+"""Profiling what a training step costs besides its operators: the optimizer, and the runtime around each task."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from graphpipe.profiler.profile_ops import Effort
+from graphpipe.profiler.effort import Effort
 
 _MOST_BYTES = 256 * 2**20
 
@@ -24,9 +24,9 @@ class OptimizerCost:
 def profile_optimizer(
     parameters: Sequence[Tensor], optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], effort: Effort
 ) -> OptimizerCost:
-    """Return the measured cost of optimizer steps on parameters of these shapes (not on these parameters).
+    """Return the measured cost of optimizer steps on copies of these parameters.
 
-    Of a large model, the first parameters up to 256 MiB stand for all.
+    For a large model, only the first parameters up to 256 MiB are measured.
     """
     copies = [nn.Parameter(torch.zeros_like(each)) for each in _first(parameters)]
     if not copies:
@@ -43,16 +43,16 @@ def profile_optimizer(
 
     (seconds,) = effort.sample(once)
     size = _bytes(copies)
-    state = _bytes([item for held in stepper.state.values() for item in held.values() if isinstance(item, Tensor)])
+    state = _bytes([item for items in stepper.state.values() for item in items.values() if isinstance(item, Tensor)])
     return OptimizerCost(seconds_per_parameter_byte=seconds / size, state_bytes_per_parameter_byte=2.0 + state / size)
 
 
 def profile_task_overhead(effort: Effort) -> float:
-    """Return seconds of what the runtime does around an operator: half of what it does around a micro-batch.
+    """Return the seconds that the runtime adds to an operator: half of what it adds to a micro-batch.
 
-    Generators are seeded, rows are cut out, what comes out is looked at, and a backward goes through nothing: the code
-    of which is in no cache after an operator's, if `effort.between` runs one. What messages add is in the cluster's
-    links.
+    The timed code seeds a generator, cuts rows out, takes the norm of the result and runs an empty backward. If
+    `effort.between` runs operators, this code has left the caches before each measurement. The cost of messages is in
+    the cluster's links.
     """
     rows = torch.zeros(2, 1)
 

@@ -1,4 +1,4 @@
-"""Copies of this process that work beside it."""
+"""Copies of this process that work at the same time."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphpipe.profiler.contention import in_company
+from graphpipe.profiler.contention import under_contention
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux copies a process that has torch loaded")
 
@@ -36,26 +36,26 @@ def test_copies_work_until_the_block_ends(tmp_path: Path) -> None:
             file.write("x")
         time.sleep(0.001)
 
-    with in_company(2, work):
+    with under_contention(2, work):
         assert len(copies() - before) == 2
         wait_until(lambda: [len(file.read_text()) > 2 for file in tmp_path.iterdir()] == [True, True])
     assert copies() == before
     assert {file.name for file in tmp_path.iterdir()}.isdisjoint({str(os.getpid())})
 
 
-def test_a_copy_that_fails_ends_alone_and_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_that_fails_ends_silently_and_nothing_else_does(capfd: pytest.CaptureFixture[str]) -> None:
     def work(_: Callable[[], object]) -> None:
         raise RuntimeError("in a copy")
 
     before = copies()
-    with in_company(1, work):
+    with under_contention(1, work):
         wait_until(lambda: copies() == before)
     assert capfd.readouterr() == ("", "")
 
 
 def test_an_error_in_the_block_ends_the_copies() -> None:
     before = copies()
-    with pytest.raises(ValueError, match="in the block"), in_company(1, lambda _: time.sleep(0.01)):
+    with pytest.raises(ValueError, match="in the block"), under_contention(1, lambda _: time.sleep(0.01)):
         raise ValueError("in the block")
     assert copies() == before
 
@@ -63,11 +63,11 @@ def test_an_error_in_the_block_ends_the_copies() -> None:
 def test_copies_of_a_killed_process_do_not_outlive_it() -> None:
     code = """
 import sys, time
-from graphpipe.profiler.contention import in_company
+from graphpipe.profiler.contention import under_contention
 def work(between):
     between()
     time.sleep(0.01)
-with in_company(1, work):
+with under_contention(1, work):
     print("ready", flush=True)
     time.sleep(60)
 """
@@ -80,7 +80,7 @@ with in_company(1, work):
         wait_until(lambda: not copy.is_running() or copy.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_nobody_is_no_company() -> None:
+def test_zero_copies_start_no_process() -> None:
     before = copies()
-    with in_company(0, lambda _: None):
+    with under_contention(0, lambda _: None):
         assert copies() == before

@@ -1,12 +1,13 @@
-"""Profiling real modules: sane times, and a model that is left as it was."""
+"""Profiling real modules: plausible times, and a model that does not change."""
 
 import copy
 import math
 import time
+from typing import cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostModel
@@ -14,10 +15,10 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.zoo import zoo
+from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.profile import profile
-from graphpipe.profiler.profile_ops import Effort
 
-QUICK = Effort(repeats=5, seconds=0.002, clock=time.thread_time)  # other processes do not lengthen it
+QUICK = Effort(repeats=5, seconds=0.002, clock=time.thread_time)  # excludes the time of other processes
 
 
 def make_cluster(*types: str) -> Cluster:
@@ -81,7 +82,7 @@ def test_the_table_covers_the_graph_with_positive_times():
     first = table.by_op[next(op.name for op in graph.ops if "wide.weight" in op.parameters), "cpu"]
     last = table.by_op[next(op.name for op in graph.ops if "head.linear.weight" in op.parameters), "cpu"]
     assert first.input_gradient(32) == 0.0  # nothing trainable is upstream
-    assert last.forward(32) > first.forward(32)  # 541 thousand multiplications a sample against 33 thousand
+    assert last.forward(32) > first.forward(32)  # 541 thousand multiplications per sample, against 33 thousand
     assert last.input_gradient(32) > 0
     assert last.weight_gradient(32) > 0
     assert table.state_bytes_per_parameter_byte == pytest.approx(4.0, rel=0.01)
@@ -89,7 +90,7 @@ def test_the_table_covers_the_graph_with_positive_times():
     assert 0 < table.task_overhead_seconds < 0.1
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_does_not_change():
     model, cluster = make_model(), make_cluster("cpu", "cpu")
     model(**EXAMPLES).sum().backward()
     state = copy.deepcopy(model.state_dict())
@@ -99,17 +100,17 @@ def test_the_model_is_left_as_it_was():
     profile(model, EXAMPLES, cluster, effort=QUICK, batch_sizes=(2, 4))
     assert all(torch.equal(each, state[name]) for name, each in model.state_dict().items())
     assert len(gradients) == len(list(model.parameters()))
-    assert all(torch.equal(each.grad, gradients[name]) for name, each in model.named_parameters())
+    assert all(torch.equal(cast("Tensor", each.grad), gradients[name]) for name, each in model.named_parameters())
     assert all(torch.equal(each, inputs[name]) for name, each in EXAMPLES.items())
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), random)
     assert model.training
 
 
-def test_the_loss_counts_with_the_operator_that_puts_out_the_result():
+def test_the_loss_is_timed_with_the_operator_that_computes_the_output():
     def slow_loss(output, targets):
         assert len(output) == len(targets["wanted"][0])
-        until = time.thread_time() + 0.02  # the clock of QUICK: it does not see a sleep
+        until = time.thread_time() + 0.02  # the clock of QUICK, which a sleep does not advance
         while time.thread_time() < until:
             pass
         return torch.nn.functional.mse_loss(output, targets["wanted"][0])
@@ -128,7 +129,7 @@ def test_the_loss_counts_with_the_operator_that_puts_out_the_result():
     assert slow == [costs.rows[-1].op]
 
 
-def test_targets_that_are_no_tensors_are_refused():
+def test_targets_must_be_tensors():
     with pytest.raises(InvalidInput, match="profile, targets: hold a float, must be tensors"):
         profile(make_model(), EXAMPLES, make_cluster("cpu"), loss_fn=lambda *_: torch.zeros(()), targets=[1.0])
 
@@ -168,7 +169,7 @@ def test_a_model_without_weights_is_refused_with_the_remedy():
 
 
 def test_devices_this_machine_does_not_have_are_refused():
-    with pytest.raises(InvalidInput, match="types a100, v100, this machine measures one"):
+    with pytest.raises(InvalidInput, match="types a100, v100, but a machine can measure only one"):
         profile(make_model(), EXAMPLES, make_cluster("v100", "a100"))
 
 

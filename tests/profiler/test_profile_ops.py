@@ -1,4 +1,4 @@
-"""The profiler: fits against timings known exactly, with a clock that only the operators move."""
+"""Fitted curves against exactly known times: only the operators advance the clock."""
 
 from dataclasses import dataclass, field
 
@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
+from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.fit_curve import fit_curve, relative_error
-from graphpipe.profiler.profile_ops import WINDOW_BYTES, Effort, OpRun, profile_ops
+from graphpipe.profiler.op_runs import OpRun
+from graphpipe.profiler.profile_ops import WINDOW_BYTES, profile_ops
 
 
 @dataclass
 class Clock:
-    """Stands still until somebody works."""
+    """Advances only by `work`."""
 
     time: float = 0.0
     readings: int = 0
@@ -29,7 +31,7 @@ class Clock:
 
 @dataclass
 class FakeOp:
-    """weight * rows, which takes the seconds it is told to: forward, input gradient, weight gradient."""
+    """Computes weight * rows in given times (fixed, per sample) of forward, input gradient and weight gradient."""
 
     clock: Clock
     forward: tuple[float, float] = (1.0, 0.5)
@@ -47,7 +49,7 @@ class FakeOp:
 
 
 class _Timed(torch.autograd.Function):
-    """The identity, whose backward takes fixed + slope * samples seconds."""
+    """The identity; its backward takes fixed + slope * samples seconds."""
 
     @staticmethod
     def forward(ctx, tensor, clock, line, samples):
@@ -60,7 +62,7 @@ class _Timed(torch.autograd.Function):
         return gradient, None, None, None
 
 
-def profile(op, clock, *, differentiable=True, parameters=True, batch_sizes=(1, 2, 4, 8), twins=1, kept=0.0):
+def profile(op, clock, *, differentiable=True, parameters=True, batch_sizes=(1, 2, 4, 8), equal=1, saved=0.0):
     runs = [
         OpRun(
             op=f"op{index}",
@@ -68,10 +70,10 @@ def profile(op, clock, *, differentiable=True, parameters=True, batch_sizes=(1, 
             inputs={"rows": torch.ones(max(batch_sizes), 3)},
             differentiable=frozenset({"rows"} if differentiable else ()),
             parameters=(op.weight,) if parameters else (),
-            twin="the same",
-            kept_bytes_per_sample=kept,
+            signature="the same",
+            saved_bytes_per_sample=saved,
         )
-        for index in range(twins)
+        for index in range(equal)
     ]
     return profile_ops(iter(runs), "cpu", batch_sizes, Effort(repeats=3, seconds=0.0, clock=clock))
 
@@ -83,8 +85,8 @@ def test_an_affine_operator_is_recovered_exactly():
     assert row.error == pytest.approx(0.0, abs=1e-9)
     for samples in (1, 3, 64):
         assert row.forward(samples) == pytest.approx(1.0 + 0.5 * samples)
-        # The whole backward is 6 + 0.75 n, divided as the input gradient's share over the batch sizes: of
-        # 4 * 6 + 0.75 * 15 = 35.25 in all, 4 * 2 + 0.25 * 15 = 11.75 seconds.
+        # The whole backward takes 6 + 0.75 n seconds: 4 * 6 + 0.75 * 15 = 35.25 seconds over the four batch sizes. The
+        # input gradient takes 4 * 2 + 0.25 * 15 = 11.75 of them, a third.
         assert row.input_gradient(samples) == pytest.approx((6.0 + 0.75 * samples) / 3)
         assert row.weight_gradient(samples) == pytest.approx((6.0 + 0.75 * samples) * 2 / 3)
 
@@ -97,32 +99,32 @@ def test_without_parameters_the_backward_is_all_input_gradient():
     assert row.weight_gradient(4) == 0.0
 
 
-def test_at_the_models_inputs_the_backward_is_all_weight_gradient():
+def test_at_model_inputs_the_backward_is_all_weight_gradient():
     clock = Clock()
     (row,) = profile(FakeOp(clock), clock, differentiable=False)
     assert row.weight_gradient(4) == pytest.approx(4.0 + 0.5 * 4)
     assert row.input_gradient(4) == 0.0
 
 
-def test_a_frozen_operator_at_the_models_inputs_has_no_backward():
+def test_a_frozen_operator_at_model_inputs_has_no_backward():
     clock = Clock()
     (row,) = profile(FakeOp(clock, weight=torch.ones(3)), clock, differentiable=False, parameters=False)
     assert row.forward(4) == pytest.approx(3.0)
     assert row.input_gradient(4) == row.weight_gradient(4) == 0.0
 
 
-@pytest.mark.parametrize(("kept", "measured"), [(0.0, 3), (WINDOW_BYTES / 8 / 2, 2), (WINDOW_BYTES / 8, 1)])
-def test_twins_have_one_cost_and_those_of_later_windows_are_not_measured(kept, measured):
+@pytest.mark.parametrize(("saved", "measured"), [(0.0, 3), (WINDOW_BYTES / 8 / 2, 2), (WINDOW_BYTES / 8, 1)])
+def test_equal_operators_share_one_cost_and_are_not_measured_in_later_windows(saved, measured):
     clock = Clock()
     op = FakeOp(clock)
-    rows = profile(op, clock, twins=3, kept=kept)
+    rows = profile(op, clock, equal=3, saved=saved)
     assert [row.op for row in rows] == ["op0", "op1", "op2"]
     assert rows[0].forward == rows[1].forward == rows[2].forward
-    # Four batch sizes; each tried, warmed up and repeated three times, two forwards in each.
+    # Four batch sizes: each is tried, warmed up and repeated three times, with two forwards every time.
     assert op.calls == measured * 4 * (1 + 1 + 3) * 2
 
 
-def test_operators_are_timed_as_training_runs_them():
+def test_operators_are_timed_in_the_order_of_training():
     clock, done = Clock(), list[str]()
 
     class Traced(torch.autograd.Function):
@@ -143,24 +145,24 @@ def test_operators_are_timed_as_training_runs_them():
             call=lambda values, name=name: [Traced.apply(values["rows"], name)],
             inputs={"rows": torch.ones(1, 2)},
             differentiable=frozenset({"rows"}),
-            twin=name,
+            signature=name,
         )
         for name in "ab"
     ]
     profile_ops(runs, "cpu", (1,), Effort(repeats=1, most=1, seconds=0.0, clock=clock))
-    # Each by itself first, which shows whether it takes the batch; then both, to warm up and to be timed.
-    alone = ["F a", "B a"] * 2 + ["F b", "B b"] * 2
-    assert done == alone + ["F a", "F b", "B b", "B a"] * 4
+    # First each operator runs separately, to see whether it accepts the batch. Then both warm up and are timed.
+    separately = ["F a", "B a"] * 2 + ["F b", "B b"] * 2
+    assert done == separately + ["F a", "F b", "B b", "B a"] * 4
 
 
-def test_an_operator_that_works_in_place_does_not_spoil_the_inputs():
+def test_an_operator_that_works_in_place_does_not_change_the_inputs():
     rows = torch.full((4, 2), -1.0)
     run = OpRun(
         op="relu",
         call=lambda values: [values["rows"].relu_()],
         inputs={"rows": rows},
         differentiable=frozenset({"rows"}),
-        twin=None,
+        signature=None,
     )
     (row,) = profile_ops([run], "cpu", (1, 4), Effort(repeats=3, seconds=0.0))
     assert row.forward(4) > 0
@@ -175,15 +177,15 @@ def refuse_fewer_than(least, clock):
         clock.work(1.0 + len(values["rows"]))
         return [values["rows"]]
 
-    return OpRun(op="norm", call=call, inputs={"rows": torch.ones(8, 2)}, twin=None)
+    return OpRun(op="norm", call=call, inputs={"rows": torch.ones(8, 2)}, signature=None)
 
 
-def test_what_leaves_the_caches_as_other_work_would_is_not_timed():
+def test_the_work_between_measurements_is_not_timed():
     clock, done = Clock(), list[str]()
 
-    def stranger() -> None:
+    def other_work() -> None:
         clock.work(100.0)
-        done.append("stranger")
+        done.append("other work")
 
     def call(values):
         done.append("forward")
@@ -196,13 +198,13 @@ def test_what_leaves_the_caches_as_other_work_would_is_not_timed():
         inputs={"rows": torch.ones(4, 3)},
         differentiable=frozenset({"rows"}),
         parameters=(op.weight,),
-        twin=None,
+        signature=None,
     )
-    (row,) = profile_ops([run], "cpu", (4,), Effort(repeats=1, most=1, clock=clock, between=stranger))
+    (row,) = profile_ops([run], "cpu", (4,), Effort(repeats=1, most=1, clock=clock, between=other_work))
     assert row.forward(4) == pytest.approx(3.0)
     assert row.input_gradient(4) + row.weight_gradient(4) == pytest.approx(9.0)
-    # Forward and whole backward, forward and input gradient: tried, warmed up, and timed.
-    assert done == ["stranger", "forward", "stranger"] * 6
+    # Forward and whole backward, then forward and input gradient: each pair is tried, warmed up and timed.
+    assert done == ["other work", "forward", "other work"] * 6
 
 
 def test_a_batch_that_an_operator_refuses_is_left_out():
@@ -221,7 +223,7 @@ def test_the_median_ignores_an_outlier_and_the_warm_up():
     assert Effort(repeats=3, seconds=0.0, clock=Clock()).sample(lambda: (next(durations),)) == (2.0,)
 
 
-def test_effort_goes_on_until_the_time_is_up():
+def test_effort_repeats_until_the_time_is_up():
     clock = Clock()
     times = []
 
@@ -231,7 +233,7 @@ def test_effort_goes_on_until_the_time_is_up():
         return (1.0,)
 
     Effort(repeats=2, most=100, seconds=10.0, clock=clock).sample(once)
-    assert len(times) == 11  # one to warm up, then ten seconds' worth
+    assert len(times) == 11  # one to warm up, then ten of a second each
     times.clear()
     Effort(repeats=2, most=4, seconds=10.0, clock=clock).sample(once)
     assert len(times) == 5
@@ -248,7 +250,7 @@ def test_a_line_is_fitted_exactly(fixed, slope):
 
 
 @given(st.dictionaries(st.integers(1, 256), amounts, min_size=1, max_size=6))
-def test_the_fit_is_never_negative_and_no_line_is_nearer(seconds):
+def test_the_fit_is_the_nearest_line_that_is_never_negative(seconds):
     def misfit(fixed, slope):
         return sum(((fixed + slope * samples) / measured - 1) ** 2 for samples, measured in seconds.items())
 
@@ -263,14 +265,14 @@ def test_the_fit_is_never_negative_and_no_line_is_nearer(seconds):
     assert best <= len(seconds)
 
 
-def test_the_error_is_the_worst_relative_miss():
-    # Seconds that fall with the samples cannot be fitted with a slope: the best constant for 4 and 2 is 2.4.
+def test_the_error_is_the_largest_relative_error():
+    # Times that fall as samples grow need a slope of 0: the best constant for 4 and 2 is 2.4.
     seconds = {1: 4.0, 2: 2.0}
     curve = fit_curve(seconds)
     assert curve.lines == (pytest.approx((2.4, 0.0)),)
     assert relative_error(curve, seconds) == pytest.approx(0.4)
 
 
-def test_one_measurement_grows_with_the_samples_and_none_is_no_curve():
+def test_one_measurement_gives_a_line_through_the_origin_and_zeros_an_empty_curve():
     assert fit_curve({4: 2.0}).lines == (pytest.approx((0.0, 0.5)),)
     assert fit_curve({1: 0.0, 2: 0.0}).lines == ()
