@@ -1,7 +1,7 @@
-"""One mini-batch, one meaning: ranks that talk to each other were given inputs of the same shapes, or none sends.
+"""Ranks compare their mini-batches before sending; on a mismatch nothing is sent.
 
-Before a step every rank tells its neighbours what it was given; the answers are read before its first message, and
-have come by then: a rank that computes first does not wait for them.
+Before a step every rank sends its neighbours a description of its mini-batch. It reads theirs before its first message
+of the step; a rank that computes first does not wait for them, because they have arrived by then.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,11 @@ from graphpipe.schedule import LoweredSchedule, Send
 _TAG = 2
 """Other messages between ranks have tags 0 and 1."""
 _DIGEST, _LENGTH = 16, 256
-"""Bytes of what is compared, and of the whole message: the rest is for a sentence, as much as fits."""
+"""Bytes of the digest, which is compared, and of the whole message, whose rest is the start of the description."""
 
 
 def neighbours(plan: Plan, placement: Placement, lowered: LoweredSchedule, rank: int) -> tuple[int, ...]:
-    """Return the ranks that a rank sends to or receives from, and those next to it among the replicas of a stage."""
+    """Return the ranks that a rank sends to or receives from, and its neighbours among the replicas of a stage."""
     ends = [
         (placement.rank_of[action.transfer.source_device], placement.rank_of[action.transfer.target_device])
         for _, action in lowered.order
@@ -40,30 +40,30 @@ def neighbours(plan: Plan, placement: Placement, lowered: LoweredSchedule, rank:
 
 
 @dataclass(slots=True, kw_only=True)
-class Agreement:
-    """A comparison under way."""
+class BatchComparison:
+    """A comparison of mini-batches that has begun."""
 
     world: World
     own: Tensor
-    """What this rank was given, as `_encoded`."""
+    """The message of this rank."""
     given: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """The same of other ranks, by rank."""
+    """The messages of other ranks, by rank."""
     works: list[tuple[int, dist.Work]] = field(default_factory=list[tuple[int, dist.Work]])
-    """What to wait for, and for whom."""
+    """The pending sends and receives, with their peers."""
 
     @staticmethod
-    def begin(world: World, peers: Iterable[int], text: str) -> "Agreement":
-        """Start to compare; all peers must call this.
+    def begin(world: World, peers: Iterable[int], text: str) -> "BatchComparison":
+        """Begin a comparison; all peers must call this.
 
         Args:
             world: this rank.
-            peers: whom to compare with. NCCL, which has no tags, compares all ranks, and at once.
-            text: what must be the same, as the end of a sentence that begins with "rank 1".
+            peers: the ranks to compare with. NCCL does not have tags, so it compares all ranks at once.
+            text: the description that must be equal on all ranks, as the end of a sentence that begins with "rank 1".
 
         Raises:
             PeerLost, PeerStalled: a peer is gone.
         """
-        found = Agreement(world=world, own=_encoded(text).to(world.device))
+        found = BatchComparison(world=world, own=_encoded(text).to(world.device))
         if world.size > 1 and not world.in_order:
             for peer in peers:
                 found.ask(peer)
@@ -75,20 +75,20 @@ class Agreement:
         return found
 
     def ask(self, peer: int) -> None:
-        """Tell a peer what this rank was given, and expect the same of it."""
+        """Start to exchange messages with a peer."""
         self.given[peer] = torch.empty_like(self.own)
         with self.world.waiting_for(peer):
             sent, come = (
-                self.world.messages.send(self.own, peer, _TAG),
-                self.world.messages.receive(self.given[peer], peer, _TAG),
+                self.world.p2p.send(self.own, peer, _TAG),
+                self.world.p2p.receive(self.given[peer], peer, _TAG),
             )
         self.works += [(peer, sent), (peer, come)]
 
     def settle(self) -> None:
-        """Wait for the answers.
+        """Wait for the peers' messages and compare them.
 
         Raises:
-            InvalidInput: a peer was given something else; names it.
+            InvalidInput: a peer was given another mini-batch; names the peer.
             PeerLost, PeerStalled: a peer is gone.
         """
         try:
@@ -102,7 +102,7 @@ class Agreement:
                 raise InvalidInput(
                     f"rank {peer} {_text(given)}; rank {self.world.rank} {_text(self.own)}",
                     where="mini-batch",
-                    remedy="Give every rank the same, whole mini-batch, drawn from the epoch and the seed alone: "
+                    remedy="Give every rank the same, whole mini-batch, drawn only from the epoch and the seed: "
                     "each takes the samples it needs.",
                 )
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers from the rank, or the replica, that has the true ones to those that need them."""
+"""Copies parameters and buffers between ranks, and between replicas in one process."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain

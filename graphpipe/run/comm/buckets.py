@@ -1,4 +1,4 @@
-"""Many tensors as few: buckets of one type laid end to end, so that a collective is called once per bucket."""
+"""Buckets of tensors of one dtype, concatenated so that a collective is called once per bucket."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -10,7 +10,7 @@ BUCKET_BYTES = 32 * 2**20
 
 
 def buckets(tensors: Iterable[Tensor], limit_bytes: int = BUCKET_BYTES) -> Iterator[list[Tensor]]:
-    """Yield the tensors in groups of one dtype, of about `limit_bytes` each; the same on every rank."""
+    """Yield the tensors in groups of one dtype, of about `limit_bytes` each; the groups are the same on every rank."""
     by_type = sorted(tensors, key=lambda tensor: str(tensor.dtype))  # stable: order inside a dtype is kept
     for _, alike in groupby(by_type, key=lambda tensor: tensor.dtype):
         bucket: list[Tensor] = []
@@ -25,7 +25,7 @@ def buckets(tensors: Iterable[Tensor], limit_bytes: int = BUCKET_BYTES) -> Itera
 
 
 def flatten(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the tensors laid end to end, as one vector on `device`."""
+    """Concatenate the tensors into one vector on `device`."""
     return torch.cat([tensor.detach().reshape(-1).to(device) for tensor in tensors])
 
 

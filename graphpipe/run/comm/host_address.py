@@ -1,4 +1,4 @@
-"""This host's place in the network: the address and the interface by which it meets the other ranks."""
+"""The address and the network interface by which this host reaches the other ranks."""
 
 import os
 import socket
@@ -10,9 +10,9 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def own_address(host: str) -> str:
-    """Return the address from which this machine talks to another (or to itself), or nothing if there is no way to it.
+    """Return the address from which this machine reaches another (or itself), or an empty string if it cannot.
 
-    Nothing is sent: a datagram socket that is connected knows its own end.
+    Nothing is sent: connecting a datagram socket only chooses its own address.
     """
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
@@ -24,18 +24,18 @@ def own_address(host: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface with this address, or nothing."""
+    """Return the name of the interface with this address, or an empty string."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.partition("%")[0] == address for each in addresses):
             return name
     return ""
 
 
-def stay_on_the_way_to(host: str) -> None:
-    """Keep gloo's connections on the interface that leads to where the ranks meet, unless the user chose one.
+def bind_gloo_to_route_of(host: str) -> None:
+    """Make gloo listen on the interface that leads to the rendezvous host, unless the user chose an interface.
 
-    Otherwise gloo looks up the machine's own name and listens on its address: off the network where ranks meet on the
-    loopback interface, and on the loopback interface where a machine's name leads there.
+    By default gloo listens on the address of the machine's own name. That may be the loopback interface, where other
+    machines cannot reach it, or the network where all ranks are on one machine.
     """
     if INTERFACE not in os.environ and (name := interface_of(own_address(host))):
         os.environ[INTERFACE] = name

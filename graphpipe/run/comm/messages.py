@@ -1,4 +1,4 @@
-"""Messages between ranks: started in the order of the schedule, waited for only where their content is needed."""
+"""Messages between ranks: started in the order of the schedule, waited for only when their values are needed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch import Tensor
 
-from graphpipe.run.comm.batch_comparison import Agreement
-from graphpipe.run.comm.warm_up_pairs import Pair, rounds, warm_up
+from graphpipe.run.comm.batch_comparison import BatchComparison
+from graphpipe.run.comm.warm_up_pairs import Pair, disjoint_rounds, warm_up
 from graphpipe.run.comm.world import World
 from graphpipe.schedule import Transfer
 
 
 @dataclass(slots=True)
 class Message:
-    """A message under way, and the tensor it is read from or written to."""
+    """A message in transit, and the tensor that it is read from or written to."""
 
     work: dist.Work | None
     rows: Tensor
@@ -23,10 +23,10 @@ class Message:
     world: World
 
     def wait(self) -> None:
-        """Wait until the message has gone or come.
+        """Wait until the message is sent or received.
 
         Raises:
-            PeerLost, PeerStalled: it never will.
+            PeerLost, PeerStalled: the peer is gone.
         """
         if self.work is not None:
             with self.world.waiting_for(self.peer):
@@ -35,52 +35,52 @@ class Message:
 
 
 @dataclass(slots=True)
-class Channels:
+class RankMessages:
     """The point-to-point messages of one rank.
 
-    A gloo send ends only once the peer has posted its receive, so a send is never waited for before it is known to
-    have been taken, or the step ends; until then its tensor is kept here, because the message is read from that memory.
+    A gloo send completes only after the peer has posted its receive. So a send is waited for only when the peer is
+    known to have received it, or when the step ends. Until then its tensor is kept here, because gloo reads it.
     """
 
     world: World
     sending: dict[int, list[Message]] = field(default_factory=dict[int, list[Message]])
-    """A message per value, by identity of the transfer: hashing one takes longer."""
-    agreement: Agreement | None = None
-    """Under way; None once it is settled."""
+    """A message per value, by `id(transfer)`, because hashing a transfer takes longer."""
+    comparison: BatchComparison | None = None
+    """The comparison of this step; None once it has ended."""
     warm: set[Pair] = field(default_factory=set[Pair])
-    """The pairs of ranks, this one's or not, that have talked to each other."""
+    """The pairs of ranks, of the whole world, that have communicated."""
 
     def open(self, pairs: Iterable[Pair]) -> None:
-        """Get ready for messages between these ranks, where that takes more than to send them; all ranks call this.
+        """Connect these ranks if the backend connects on the first message; all ranks call this.
 
         Raises:
             PeerLost, PeerStalled: another rank is gone.
         """
         new = {*pairs} - self.warm
         if self.world.in_order and new:
-            warm_up(self.world, [pair for one in rounds(new) for pair in one])
+            warm_up(self.world, [pair for one in disjoint_rounds(new) for pair in one])
         self.warm |= new
 
     def send(self, rows: Tensor, peer: int, transfer: Transfer) -> None:
         """Start sending `rows`, a value of a transfer, to rank `peer`."""
         rows = rows.contiguous()
         with self.world.waiting_for(peer):
-            work = self.world.messages.send(rows, peer)
+            work = self.world.p2p.send(rows, peer)
         self.sending.setdefault(id(transfer), []).append(Message(work, rows, peer, self.world))
 
     def receive(self, rows: Tensor, peer: int) -> Message:
         """Start receiving from rank `peer` into `rows`, which must be contiguous."""
         assert rows.is_contiguous()
         with self.world.waiting_for(peer):
-            return Message(self.world.messages.receive(rows, peer), rows, peer, self.world)
+            return Message(self.world.p2p.receive(rows, peer), rows, peer, self.world)
 
-    def let_go(self, transfers: Iterable[Transfer]) -> None:
-        """Keep no longer what these transfers sent: it is known to have been taken."""
+    def release(self, transfers: Iterable[Transfer]) -> None:
+        """Release what these transfers sent, because the peers have received it."""
         for transfer in transfers:
             self._end(self.sending.pop(id(transfer), ()))
 
     def drain(self) -> None:
-        """Wait until every message sent has been taken."""
+        """Wait until every sent message is received."""
         for messages in self.sending.values():
             self._end(messages)
         self.sending.clear()
@@ -91,17 +91,17 @@ class Channels:
             message.wait()
 
     def forget(self) -> None:
-        """Let go of all messages: a handle keeps its connection open."""
+        """Drop all messages, because a handle keeps its connection open."""
         self.sending.clear()
-        self.agreement = None
+        self.comparison = None
 
-    def settle(self) -> None:
-        """Wait until it is known that all ranks mean the same mini-batch, before the first message of a step.
+    def finish_comparison(self) -> None:
+        """Wait until this step's comparison has ended, before the first message of the step.
 
         Raises:
-            InvalidInput: they do not.
+            InvalidInput: another rank was given another mini-batch.
             PeerLost, PeerStalled: another rank is gone.
         """
-        agreement, self.agreement = self.agreement, None
-        if agreement is not None:
-            agreement.settle()
+        comparison, self.comparison = self.comparison, None
+        if comparison is not None:
+            comparison.settle()

@@ -1,15 +1,13 @@
-"""The handshake: all ranks must mean the same run before the first message, or buffers would be misread."""
+"""The handshake: before the first message, all ranks check that they run the same plan, model and options."""
 
 import socket
 from collections.abc import Mapping
-from hashlib import sha256
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import Placement
-from graphpipe.run.comm.reachability import Reach
+from graphpipe.run.comm.reachability import Reachability
 from graphpipe.run.comm.world import World
-from graphpipe.run.stage.edge_values import EdgeSpecs
 
 _REMEDIES = {
     "plan": "Give every rank the same plan file.",
@@ -21,29 +19,27 @@ _REMEDIES = {
 }
 
 
-def agree(
-    world: World, plan: Plan, placement: Placement, specs: EdgeSpecs, seed: int, settings: Mapping[str, str]
-) -> None:
-    """Compare plan, edge values, seed and settings over all ranks, and learn where each is; every rank must call this.
+def shake_hands(world: World, plan: Plan, placement: Placement, settings: Mapping[str, str | int]) -> None:
+    """Compare plan and settings over all ranks, and record where each rank is; every rank must call this.
+
+    Otherwise ranks could misread each other's messages.
 
     Args:
-        world: this rank.
+        world: this rank; its `hosts` and `reach` are filled in.
         plan: to be run.
         placement: of the plan on the ranks.
-        specs: the values on every edge.
-        seed: of all random numbers.
-        settings: the engine, the sharding of the optimizer's state, and the precision, by these names.
+        settings: of this rank; the keys are those of `_REMEDIES` other than `plan`.
 
     Raises:
-        InvalidInput: on every rank, if any two differ; says which rank differs from rank 0, and in what.
+        InvalidInput: on every rank, if two ranks differ; names the rank that differs from rank 0, and the setting.
     """
-    own = {"plan": plan.fingerprint, **settings, "values on the stage edges": digest(specs), "seed": seed}
+    own = {"plan": plan.fingerprint, **settings}
     if world.size > 1:
-        world.reach = Reach.open()
+        world.reach = Reachability.open()
     ranks = world.exchange(own | {"host": socket.gethostname(), "place": world.reach.place})
     world.reach.learn({tuple(other["place"]): other["host"] for other in ranks if other["place"]})
     for rank, other in enumerate(ranks):
-        stages = sorted({seat.stage for seat in placement.seats(rank)})
+        stages = sorted({slot.stage for slot in placement.slots(rank)})
         hosted = ", ".join(f"'{plan.stages[stage].name}'" for stage in stages)
         world.hosts[rank] = f"host {other['host']}, stage{'s' * (len(stages) > 1)} {hosted}"
     for what, remedy in _REMEDIES.items():
@@ -53,13 +49,3 @@ def agree(
                 raise InvalidInput(
                     f"rank {rank} has another {what} than rank 0 ({second} against {first})", remedy=remedy
                 )
-
-
-def digest(specs: EdgeSpecs) -> str:
-    """Return the SHA-256 of the names, shapes, dtypes and gradients of all values on all edges."""
-    text = [
-        f"{edge} {spec.name} {spec.sample_shape} {spec.dtype} {spec.requires_grad}"
-        for edge, values in sorted(specs.items())
-        for spec in values
-    ]
-    return sha256("\n".join(text).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Where everything is: which rank hosts which devices, and so which replicas of which stages."""
+"""Which rank hosts which devices, and therefore which replicas of which stages."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from graphpipe.plans import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class ReplicaSlot:
     """One replica of a stage on one device."""
 
     stage: int
@@ -29,7 +29,7 @@ class Placement:
         """Place the plan's devices on `size` ranks.
 
         Raises:
-            InvalidInput: neither one rank nor one per device in use.
+            InvalidInput: the world has neither one rank nor one rank per device in use.
         """
         used = plan.used_devices
         if size not in (1, len(used)):
@@ -46,10 +46,10 @@ class Placement:
         """Return the devices a rank hosts, ascending."""
         return tuple(device for device, host in self.rank_of.items() if host == rank)
 
-    def seats(self, rank: int) -> tuple[Seat, ...]:
-        """Return what a rank hosts, by stage, then replica."""
+    def slots(self, rank: int) -> tuple[ReplicaSlot, ...]:
+        """Return the replicas that a rank hosts, by stage, then replica."""
         return tuple(
-            Seat(stage=number, replica=replica, device=device)
+            ReplicaSlot(stage=number, replica=replica, device=device)
             for number, stage in enumerate(self.plan.stages)
             for replica, device in enumerate(stage.devices)
             if self.rank_of[device] == rank
@@ -61,8 +61,8 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatLayout:
-    """A stage replica as a banner shows it."""
+class ReplicaLayout:
+    """A stage replica, as the start-up banner shows it."""
 
     stage: str
     device: str
@@ -74,27 +74,27 @@ class SeatLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """What one rank hosts, as a banner shows it."""
+    """What one rank hosts, as the start-up banner shows it."""
 
     rank: int
-    seats: tuple[SeatLayout, ...]
+    replicas: tuple[ReplicaLayout, ...]
 
 
 def layout(placement: Placement) -> tuple[RankLayout, ...]:
     """Return what every rank hosts."""
     plan = placement.plan
 
-    def show(seat: Seat) -> SeatLayout:
-        stage = plan.stages[seat.stage]
-        return SeatLayout(
+    def show(slot: ReplicaSlot) -> ReplicaLayout:
+        stage = plan.stages[slot.stage]
+        return ReplicaLayout(
             stage=stage.name,
-            device=plan.cluster.devices[seat.device].name,
-            replica=seat.replica,
+            device=plan.cluster.devices[slot.device].name,
+            replica=slot.replica,
             degree=stage.degree,
             micro_batch=stage.micro_batch,
         )
 
     return tuple(
-        RankLayout(rank=rank, seats=tuple(show(seat) for seat in placement.seats(rank)))
+        RankLayout(rank=rank, replicas=tuple(show(slot) for slot in placement.slots(rank)))
         for rank in range(placement.size)
     )

@@ -1,8 +1,8 @@
-"""Which hosts can still be reached: asked when a rank was waited for in vain.
+"""Finds which hosts can still be reached, after a wait for another rank has timed out.
 
-Ranks wait for each other in chains. When a host is cut off, all ranks give up at the same time, most of them waiting
-for one on a host that is well. So the first rank of every host keeps a socket open that nobody ever talks to: as long
-as the host runs and its cable is in, the system answers whoever knocks, be the rank busy, stopped or dead.
+Ranks wait for each other in chains. When a host is cut off, all ranks time out together, and most of them were waiting
+for a rank on a healthy host. So the first rank of every host keeps a listening socket. As long as the host runs and is
+connected, its operating system accepts connections, even if the rank is busy, stopped or dead.
 """
 
 import os
@@ -14,49 +14,49 @@ from ipaddress import ip_address
 
 from graphpipe.run.comm.host_address import own_address
 
-PATIENCE_SECONDS = 2.0
+CONNECT_SECONDS = 2.0
 _KNOCKS = 1024
-"""How many may knock: none is ever let in."""
+"""The backlog of connections, which are never accepted."""
 
 Place = tuple[str, int]
 """An address and a port."""
 
 
 @dataclass(slots=True)
-class Reach:
-    """This host's socket, and where those of the others are. Empty among the ranks of one machine."""
+class Reachability:
+    """This host's socket, and the addresses of the other hosts' sockets. Empty if all ranks are on one machine."""
 
     address: str = ""
-    """By which this host meets the others."""
+    """By which this host reaches the others."""
     listener: socket.socket | None = None
     hosts: dict[Place, str] = field(default_factory=dict[Place, str])
-    """The names of the other hosts, by where they listen."""
+    """The names of the other hosts, by the place where they listen."""
 
     @staticmethod
-    def open() -> "Reach":
-        """Listen, on the first rank of a host, at the address by which it meets the others."""
+    def open() -> "Reachability":
+        """Start to listen, on the first rank of a host, at the address by which it reaches the others."""
         address = own_address(os.environ.get("MASTER_ADDR", "localhost"))
         if not address or ip_address(address).is_loopback:
-            return Reach()
+            return Reachability()
         if os.environ.get("LOCAL_RANK") != "0":
-            return Reach(address)
+            return Reachability(address)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return Reach(address, socket.create_server((address, 0), family=family, backlog=_KNOCKS))
+        return Reachability(address, socket.create_server((address, 0), family=family, backlog=_KNOCKS))
 
     @property
     def place(self) -> Place | None:
-        """Where this rank listens, if it does."""
+        """Where this rank listens, or None."""
         if self.listener is None:
             return None
         address, port, *_ = self.listener.getsockname()
         return address, port
 
     def learn(self, hosts: Mapping[Place, str]) -> None:
-        """Take in the names of all hosts, by where they listen."""
+        """Set the names of all hosts, by the place where they listen."""
         self.hosts = {place: host for place, host in hosts.items() if place[0] != self.address}
 
     def lost(self) -> list[str]:
-        """Return the hosts that do not answer now."""
+        """Return the hosts that do not answer."""
         if not self.hosts:
             return []
         with ThreadPoolExecutor(len(self.hosts)) as pool:
@@ -64,14 +64,14 @@ class Reach:
             return [host for host, answer in zip(self.hosts.values(), answers, strict=True) if not answer]
 
     def verdict(self) -> str:
-        """Return which hosts do not answer, to be put at the end of a sentence; nothing if all do."""
+        """Return the end of a sentence that names the hosts that do not answer; empty if all answer."""
         lost = self.lost()
         if len(lost) == len(self.hosts) > 1:
             return f"; no other host can be reached from {socket.gethostname()}"
         return f"; host{'s' * (len(lost) > 1)} {', '.join(lost)} cannot be reached" if lost else ""
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self.listener is not None:
             self.listener.close()
             self.listener = None
@@ -79,9 +79,9 @@ class Reach:
 
 def _answers(place: Place) -> bool:
     try:
-        socket.create_connection(place, PATIENCE_SECONDS).close()
+        socket.create_connection(place, CONNECT_SECONDS).close()
     except ConnectionRefusedError:
-        return True  # The rank is gone, its host is not.
+        return True  # the rank is gone, but its host answers
     except OSError:
         return False
     return True

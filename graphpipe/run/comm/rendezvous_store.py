@@ -1,4 +1,4 @@
-"""Where ranks meet: a store that listens at the address it was given, and nowhere else."""
+"""The rendezvous store of the ranks, which listens only at the address it was given."""
 
 import errno
 import ipaddress
@@ -12,7 +12,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def bound_store(rank: int, host: str, port: int, timeout: timedelta) -> dist.TCPStore:
-    """Return the store that ranks meet at; rank 0 hosts it. Torch's own would listen on every interface.
+    """Return the rendezvous store, hosted by rank 0. Torch's default store would listen on every interface.
 
     Args:
         rank: this one.
@@ -21,7 +21,7 @@ def bound_store(rank: int, host: str, port: int, timeout: timedelta) -> dist.TCP
         timeout: how long to wait for rank 0.
 
     Raises:
-        RuntimeError: the port is in use (EADDRINUSE), or the address is none of this machine's.
+        RuntimeError: the port is in use (EADDRINUSE), or the address is not of this machine.
     """
     if rank:
         return dist.TCPStore(host, port, timeout=timeout)
@@ -36,7 +36,7 @@ def bound_store(rank: int, host: str, port: int, timeout: timedelta) -> dist.TCP
 
 
 def is_address(host: str) -> bool:
-    """True for an IP address; a name may mean another address on every machine."""
+    """True for an IP address. A host name may resolve differently on every machine."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -45,5 +45,5 @@ def is_address(host: str) -> bool:
 
 
 def loopback_interface() -> str:
-    """Return the name under which this system knows the loopback interface."""
+    """Return the system's name of the loopback interface."""
     return "lo0" if sys.platform == "darwin" else "lo"

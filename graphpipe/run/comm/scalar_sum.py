@@ -1,8 +1,8 @@
-"""A few numbers of every rank, added up at the end of a step: to the rank that ends last, and back.
+"""Sums a few numbers over all ranks at the end of a step: every rank sends them to one rank, which returns the sums.
 
-An all-reduce begins when the last rank comes, and takes several rounds of messages from there. Here whoever ends early
-has sent its numbers by then, and the rank that ends last goes on at once: nobody waits for more than one message after
-the last rank's work.
+An all-reduce starts when the last rank arrives, and then takes several rounds of messages. Here the other ranks have
+already sent their numbers to the rank that ends last, so that rank continues at once, and every other rank waits for
+only one message after it.
 """
 
 from dataclasses import dataclass, field
@@ -18,23 +18,23 @@ _TAG = 1
 
 
 @dataclass(slots=True)
-class Numbers:
-    """Sums over all ranks of as many numbers each, in float64; every rank calls every method alike.
+class ScalarSum:
+    """Sums over all ranks of `count` numbers, in float64; all ranks call its methods alike.
 
-    NCCL has no tags, so that its messages cannot overtake those of the pipeline: there it is an all-reduce.
+    NCCL does not have tags, so these messages could not overtake those of the pipeline. With NCCL it is an all-reduce.
     """
 
     world: World
     count: int
-    """How many."""
+    """How many numbers each rank adds."""
     root: int
-    """The rank that adds up: best one that ends last, as the first stage does."""
+    """The rank that sums: ideally the one that ends last, as a rank of the first stage does."""
     _arriving: dict[int, tuple[Tensor, dist.Work]] = field(default_factory=dict[int, tuple[Tensor, dist.Work]])
-    """What is to come, by rank."""
+    """Pending receives, by rank."""
     _leaving: list[tuple[Tensor, dist.Work]] = field(default_factory=list[tuple[Tensor, dist.Work]])
 
     def expect(self) -> None:
-        """Get ready to receive, before the work whose numbers are added up.
+        """Post the receives, before the work whose numbers are summed.
 
         Raises:
             PeerLost, PeerStalled: another rank is gone.
@@ -44,10 +44,10 @@ class Numbers:
         with self.world.waiting_for(None):
             for rank in self._others if self.world.rank == self.root else [self.root]:
                 tensor = torch.empty(self.count, dtype=torch.float64)
-                self._arriving[rank] = tensor, self.world.messages.receive(tensor, rank, _TAG)
+                self._arriving[rank] = tensor, self.world.p2p.receive(tensor, rank, _TAG)
 
     def add_up(self, own: list[float]) -> list[float]:
-        """Return the sums over all ranks, in rank order; `expect` came before.
+        """Return the sums over all ranks, added in rank order; `expect` must be called before.
 
         Raises:
             PeerLost, PeerStalled: another rank is gone.
@@ -71,7 +71,7 @@ class Numbers:
         return tensor.tolist()
 
     def forget(self) -> None:
-        """Let go of all messages: a handle keeps its connection open."""
+        """Drop all messages, because a handle keeps its connection open."""
         self._arriving.clear()
         self._leaving.clear()
 
@@ -85,11 +85,11 @@ class Numbers:
 
     def _send(self, tensor: Tensor, rank: int) -> None:
         with self.world.waiting_for(None):
-            self._leaving.append((tensor, self.world.messages.send(tensor, rank, _TAG)))
+            self._leaving.append((tensor, self.world.p2p.send(tensor, rank, _TAG)))
 
     def _finish(self) -> None:
-        # The other side has been ready since its step began. A message that ends after torch's profiler has stopped,
-        # but began before, crashes the process.
+        # The peer posted its receive when its step began, so this wait is short. A message that begins before torch's
+        # profiler stops and ends afterwards would crash the process.
         with self.world.waiting_for(None):
             for _, work in self._leaving:
                 work.wait()
@@ -97,7 +97,7 @@ class Numbers:
 
     def _take(self, rank: int) -> Tensor:
         tensor, work = self._arriving.pop(rank)
-        # The root waits for everyone, and the others for it: it may not be the one that is gone.
+        # The root waits for each rank. The others wait for the root, which may itself wait for a rank that is gone.
         known = self.world.rank == self.root
         with self.world.waiting_for(rank if known else None):
             work.wait()

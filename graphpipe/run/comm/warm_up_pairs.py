@@ -1,7 +1,7 @@
-"""Pairs of ranks that send each other messages, and their first message, in an order that all ranks share.
+"""The first contact of every pair of ranks that exchange messages, in an order that all ranks share.
 
-NCCL makes a communicator for every two ranks when they first talk, and both wait there for each other. Left to the
-first step, these waits would follow the schedule; here they come before it, in an order that ends whatever the plan.
+NCCL creates a communicator when two ranks first communicate, and both wait for each other. During the first step these
+waits could deadlock. Here they happen before it, in an order that cannot deadlock for any plan.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ Pair = tuple[int, int]
 """Two ranks, the lower one first."""
 
 
-def talking(lowered: LoweredSchedule, placement: Placement) -> frozenset[Pair]:
+def communicating_pairs(lowered: LoweredSchedule, placement: Placement) -> frozenset[Pair]:
     """Return the pairs of ranks between which a lowered schedule has messages."""
     ends = (
         sorted((placement.rank_of[it.transfer.source_device], placement.rank_of[it.transfer.target_device]))
@@ -27,11 +27,11 @@ def talking(lowered: LoweredSchedule, placement: Placement) -> frozenset[Pair]:
     return frozenset((low, high) for low, high in ends if low != high)
 
 
-def rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Return the pairs in rounds, in each of which a rank is in one pair at most: those of a round need not wait.
+def disjoint_rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """Return the pairs in rounds. A rank is in at most one pair of a round, so the pairs of a round do not wait.
 
-    Each pair comes in the first round that has room for it. With d the most partners of any rank there are at most
-    2 d - 1 rounds, since each end of a pair is busy in d - 1 others at most.
+    Each pair is put into the first round that has room for it. If a rank has at most d partners, there are at most
+    2 d - 1 rounds, because each rank of a pair is in at most d - 1 other rounds.
     """
     found: list[list[Pair]] = []
     for pair in sorted(pairs):
@@ -45,9 +45,9 @@ def rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def warm_up(world: World, pairs: Sequence[Pair]) -> None:
-    """Let every pair exchange its numbers, both ways, one pair after the other; all ranks give the same pairs.
+    """Let every pair exchange their ranks in both directions; all ranks pass the same pairs.
 
-    Each rank comes to its own pairs in the order of the whole list, so the first pair that is left can always talk.
+    Each rank handles its pairs in the order of the list, so both ranks of the first remaining pair are ready.
 
     Raises:
         PeerLost, PeerStalled: the other rank of a pair is gone.
@@ -56,14 +56,14 @@ def warm_up(world: World, pairs: Sequence[Pair]) -> None:
         if world.rank in pair:
             low, high = pair
             for source, target in ((low, high), (high, low)):
-                _say(world, source, target)
+                _send_rank(world, source, target)
 
 
-def _say(world: World, source: int, target: int) -> None:
+def _send_rank(world: World, source: int, target: int) -> None:
     peer = target if world.rank == source else source
     number = torch.full((1,), world.rank, dtype=torch.int64, device=world.device)
     with world.waiting_for(peer):
-        ways = world.messages
+        ways = world.p2p
         work = ways.send(number, target) if world.rank == source else ways.receive(number, source)
         work.wait()
         heard = int(number.item())  # on a GPU only this waits for the message itself

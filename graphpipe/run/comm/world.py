@@ -1,4 +1,4 @@
-"""The world: which rank this process is, how the ranks talk, and what it means when one of them does not."""
+"""The world: this rank among all ranks, how they communicate, and the errors when a rank is gone."""
 
 import json
 import os
@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
-from graphpipe.run.comm.host_address import stay_on_the_way_to
-from graphpipe.run.comm.p2p_groups import Ways
-from graphpipe.run.comm.reachability import Reach
+from graphpipe.run.comm.host_address import bind_gloo_to_route_of
+from graphpipe.run.comm.p2p_groups import P2PGroups
+from graphpipe.run.comm.reachability import Reachability
 from graphpipe.run.comm.rendezvous_store import bound_store, is_address
 
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """This rank among its peers. A world of one talks to nobody and needs no network."""
+    """This rank among all ranks. A single rank has no peers and does not use the network."""
 
     rank: int
     size: int
@@ -31,16 +31,16 @@ class World:
     """Where this rank computes."""
     timeout: timedelta
     everyone: dist.ProcessGroup | None = None
-    """For what all ranks do together; None in a world of one, as `ways`."""
-    ways: Ways | None = None
+    """The group of all ranks; None for a single rank."""
+    p2p_groups: P2PGroups | None = None
     initialised_here: bool = False
     groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict[tuple[int, ...], dist.ProcessGroup])
     hosts: dict[int, str] = field(default_factory=dict[int, str])
-    """What is known of other ranks: host and stages, by rank, to name a rank that is lost."""
-    reach: Reach = field(default_factory=Reach)
-    """Tells which hosts are lost."""
+    """Host and stages of every rank, to describe a rank that is lost."""
+    reach: Reachability = field(default_factory=Reachability)
+    """Finds the hosts that are lost."""
     waits: dict[int, "Waiting"] = field(default_factory=dict[int, "Waiting"])
-    """What `waiting_for` returns, by rank."""
+    """The contexts that `waiting_for` returns, by rank."""
 
     @property
     def backend(self) -> str:
@@ -49,27 +49,27 @@ class World:
 
     @property
     def in_order(self) -> bool:
-        """Whether messages have no tags: NCCL's are told apart by the order alone in which both ends list them."""
+        """Whether messages do not have tags. NCCL matches messages only by their order on both ranks."""
         return self.backend == "nccl"
 
     @property
-    def messages(self) -> Ways:
-        """What starts messages to and from other ranks."""
-        assert self.ways is not None, "a world of one talks to nobody"
-        return self.ways
+    def p2p(self) -> P2PGroups:
+        """Starts messages to and from other ranks."""
+        assert self.p2p_groups is not None, "a single rank has no peers"
+        return self.p2p_groups
 
     def about(self, rank: int) -> str:
-        """Return what is known of a rank, to be put at the end of a sentence."""
+        """Return the end of a sentence that describes a rank; empty if nothing is known."""
         return f", {self.hosts[rank]}" if rank in self.hosts else ""
 
     def open_group(self, ranks: Sequence[int]) -> None:
-        """Make the group of these ranks; every rank of the world must call this, in the same order."""
+        """Open the group of these ranks; every rank of the world must call this, in the same order."""
         key = tuple(sorted(set(ranks)))
         if len(key) > 1 and key not in self.groups:
             self.groups[key] = _new_group(list(key), self.timeout, self.backend)
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """Return the group of these ranks, which `open_group` has made."""
+        """Return the group of these ranks, which `open_group` opened."""
         return self.groups[tuple(sorted(set(ranks)))]
 
     def sum(self, tensor: Tensor, ranks: Sequence[int] | None = None) -> None:
@@ -88,10 +88,10 @@ class World:
         """Wait for all ranks."""
         arrived = torch.zeros(1, device=self.device)
         self.sum(arrived)
-        arrived.item()  # on a GPU only this waits
+        arrived.item()  # on a GPU only this line waits
 
     def exchange(self, value: object) -> list[Any]:
-        """Return every rank's `value`, in rank order; values are what JSON can hold (nothing is unpickled)."""
+        """Return every rank's `value`, in rank order; values are JSON values (nothing is unpickled)."""
         with self._group(None) as group:
             if group is None:
                 return [json.loads(json.dumps(value))]
@@ -108,27 +108,31 @@ class World:
             return [json.loads(bytes(piece.tolist())) for piece in pieces]
 
     def leave(self) -> None:
-        """Wait until every rank wants to leave, then close; a peer that is gone already is no error."""
+        """Wait until every rank calls this, then close; a peer that is already gone is not an error."""
         with suppress(PeerLost, PeerStalled):
             self.barrier()
         self.close()
 
     def close(self) -> None:
-        """Leave now: close the connections, so that a peer still waiting for this rank learns of it at once."""
-        groups = [*self.groups.values(), self.everyone, *([self.ways.up, self.ways.down] if self.ways else [])]
+        """Close the connections at once, so that a peer that waits for this rank fails at once."""
+        groups = [
+            *self.groups.values(),
+            self.everyone,
+            *([self.p2p_groups.up, self.p2p_groups.down] if self.p2p_groups else []),
+        ]
         if dist.is_initialized():
             for group in {id(group): group for group in groups if group is not None}.values():
                 dist.destroy_process_group(group)
             if self.initialised_here:
                 dist.destroy_process_group()
         self.groups.clear()
-        self.everyone = self.ways = None
+        self.everyone = self.p2p_groups = None
         self.reach.close()
 
     def waiting_for(self, ranks: int | Sequence[int] | None) -> AbstractContextManager[None]:
-        """Return what to be inside of where one rank, some of several, or any (None) is waited for.
+        """Return the context for waiting for one rank, for several, or for any (None).
 
-        Their loss is PeerLost or PeerStalled there.
+        In it, a lost rank raises PeerLost or PeerStalled.
         """
         if ranks is None:
             return translate_loss("another rank", self.reach.verdict)
@@ -157,10 +161,10 @@ class World:
 
 
 def join(device: torch.device | str | None, timeout_seconds: float) -> World:
-    """Enter the world that torchrun's environment describes, or that the caller has initialised already.
+    """Join the world that torchrun's environment describes, or that the caller has initialised.
 
     Args:
-        device: where to compute; None takes `cuda:LOCAL_RANK` where there is CUDA, the CPU elsewhere.
+        device: where to compute; None is `cuda:LOCAL_RANK` if CUDA is available, else the CPU.
         timeout_seconds: how long to wait for a peer that neither answers nor dies.
 
     Raises:
@@ -178,7 +182,7 @@ def join(device: torch.device | str | None, timeout_seconds: float) -> World:
     world = World(rank=dist.get_rank(), size=size, device=place, timeout=timeout, initialised_here=not ready)
     everyone = world.everyone = _new_group(list(range(size)), timeout, world.backend)
     up, down = (everyone if world.in_order else _new_group(list(range(size)), timeout, world.backend) for _ in range(2))
-    world.ways = Ways(rank=world.rank, up=up, down=down)
+    world.p2p_groups = P2PGroups(rank=world.rank, up=up, down=down)
     return world
 
 
@@ -216,13 +220,13 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
     try:
         with translate_loss("the rank at MASTER_ADDR"):
             host = os.environ["MASTER_ADDR"]
-            stay_on_the_way_to(host)
+            bind_gloo_to_route_of(host)
             rank = int(os.environ["RANK"])
             if is_address(host) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                 store: dist.Store = bound_store(rank, host, int(os.environ["MASTER_PORT"]), timeout)
             else:
                 store = next(dist.rendezvous("env://", timeout=timeout))[0]
-            # An agent's store outlives this world: the next world of these ranks must not meet in this one's traces.
+            # An agent's store outlives this world. The prefix separates the keys of this world from the next one's.
             own = dist.PrefixStore(f"world{next(_WORLDS)}", store)
             dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:
@@ -240,18 +244,18 @@ def _nothing() -> str:
 
 
 def translate_loss(peer: str, about: Callable[[], str] = _nothing) -> "Waiting":
-    """Return what turns what torch.distributed raises inside when a peer goes away into PeerLost or PeerStalled.
+    """Return a context that turns torch.distributed's errors about a lost peer into PeerLost or PeerStalled.
 
     Args:
-        peer: who is waited for, as the subject of the sentence.
-        about: returns the end of the sentence: what else is known of it, and found out once it is lost.
+        peer: the rank that is waited for, as the subject of the message.
+        about: returns the end of the message; called once the peer is lost.
     """
     return Waiting(peer, about)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """See `translate_loss`. A class, because a generator's context takes longer, and is around every message."""
+    """See `translate_loss`. A class, because it is entered for every message and a generator is slower."""
 
     peer: str
     about: Callable[[], str]
@@ -260,7 +264,7 @@ class Waiting:
         """Begin to wait."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Raise what an error of torch means."""
+        """Translate an error of torch."""
         if not isinstance(error, RuntimeError) or isinstance(error, GraphPipeError):
             return
         text = str(error).lower()

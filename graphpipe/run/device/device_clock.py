@@ -1,4 +1,4 @@
-"""When something happens: on a CPU when it is called, on a GPU when its lane comes to it, which is known later."""
+"""Clocks for a CPU and for a GPU, where the time of an operation is known only after it has run."""
 
 import time
 from abc import ABC, abstractmethod
@@ -7,19 +7,19 @@ from typing import final
 import torch
 
 Moment = object
-"""What a clock notes; its seconds are known once the clock has settled."""
+"""A moment of a clock; its seconds are known after `settle`."""
 
 
-class Clock(ABC):
-    """Notes moments without keeping anything waiting."""
+class DeviceClock(ABC):
+    """Records moments without blocking."""
 
     @abstractmethod
     def now(self) -> Moment:
-        """Note this moment: on a GPU, when all is done that was put into the current lane before."""
+        """Record this moment; on a GPU, the moment when all operations queued on the current stream are done."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Wait until all moments have come."""
+        """Wait until all recorded moments have passed."""
 
     @abstractmethod
     def seconds(self, start: Moment, end: Moment) -> float:
@@ -27,11 +27,11 @@ class Clock(ABC):
 
 
 @final
-class HostClock(Clock):
-    """The processor's."""
+class HostClock(DeviceClock):
+    """The clock of the host."""
 
     def now(self) -> Moment:
-        """Return seconds since some moment."""
+        """Return seconds since an arbitrary start."""
         return time.perf_counter()
 
     def settle(self) -> None:
@@ -45,11 +45,11 @@ class HostClock(Clock):
 
 
 @final
-class CudaClock(Clock):
+class CudaClock(DeviceClock):
     """CUDA events on the current stream.
 
     Args:
-        device: whose.
+        device: the GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -62,16 +62,16 @@ class CudaClock(Clock):
         return event
 
     def settle(self) -> None:
-        """Wait until the device has done all it was given."""
+        """Wait until the device has run all queued operations."""
         torch.cuda.synchronize(self._device)
 
     def seconds(self, start: Moment, end: Moment) -> float:
-        """Return the time between two events, which CUDA gives in milliseconds, to half a microsecond."""
+        """Return the seconds between two events; CUDA's resolution is half a microsecond."""
         assert isinstance(start, torch.cuda.Event)
         assert isinstance(end, torch.cuda.Event)
         return start.elapsed_time(end) / 1e3
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> DeviceClock:
     """Return the clock of a device."""
     return CudaClock(device) if device.type == "cuda" else HostClock()

@@ -1,4 +1,4 @@
-"""Memory of this process and of the place it computes in."""
+"""The memory of this process and of its device."""
 
 import resource
 import sys
@@ -10,14 +10,14 @@ from graphpipe.host_memory import available_host_bytes
 
 
 def held_bytes(device: torch.device) -> float:
-    """Return what this process holds now: on a GPU what torch has allocated there, else its resident memory."""
+    """Return the bytes in use by this process: those allocated by torch on a GPU, else its resident memory."""
     if device.type == "cuda":
         return float(torch.cuda.memory_allocated(device))
     return float(psutil.Process().memory_info().rss)
 
 
 def peak_bytes(device: torch.device) -> float:
-    """Return the step's peak on a GPU; on the CPU the process's peak so far, torch itself (200 MiB) included."""
+    """Return the step's peak on a GPU. On the CPU it is the process's peak so far, including torch itself (200 MiB)."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -25,7 +25,7 @@ def peak_bytes(device: torch.device) -> float:
 
 
 def available_bytes(device: torch.device) -> float:
-    """Return what may still be allocated, what torch keeps in reserve for this process included.
+    """Return the bytes that can still be allocated, including those that torch has reserved for this process.
 
     On the CPU this is shared by all processes of the machine.
     """

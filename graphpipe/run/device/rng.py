@@ -11,8 +11,8 @@ from torch import Tensor
 
 
 @contextmanager
-def apart(device: torch.device) -> Generator[None]:
-    """Put torch's generators back, afterwards, to where they are now: once per step, as it costs more than `seed`."""
+def preserve_rng_state(device: torch.device) -> Generator[None]:
+    """Restore torch's generators at the end of the block; used once per step, because it costs more than `seed`."""
     cpu = torch.default_generator.get_state()
     own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
@@ -23,8 +23,8 @@ def apart(device: torch.device) -> Generator[None]:
             torch.cuda.set_rng_state(own, device)
 
 
-def number_of(*key: int) -> int:
-    """Return what to seed generators with for `key` (seed, step, stage, micro-batch, replica)."""
+def derive_seed(*key: int) -> int:
+    """Return the seed of the generators for `key` (seed, step, stage, micro-batch, replica)."""
     digest = blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -38,29 +38,29 @@ def seed(device: torch.device, number: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Generators:
-    """Where torch's generators of the CPU and of one device were."""
+class RngState:
+    """The state of torch's generators of the CPU and of one device."""
 
     device: torch.device
     cpu: Tensor
     own: Tensor | None
-    """Of the device, if it is a GPU."""
+    """The state of the device's generator, if it is a GPU."""
 
     @staticmethod
-    def now(device: torch.device) -> "Generators":
-        """Return where they are."""
+    def now(device: torch.device) -> "RngState":
+        """Return the current state."""
         own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return Generators(device, torch.get_rng_state(), own)
+        return RngState(device, torch.get_rng_state(), own)
 
     def moved(self) -> bool:
-        """Whether numbers have been drawn since."""
-        now = Generators.now(self.device)
+        """Whether numbers have been drawn since then."""
+        now = RngState.now(self.device)
         pairs = ((self.cpu, now.cpu), (self.own, now.own))
         return any(one is not None and other is not None and not torch.equal(one, other) for one, other in pairs)
 
     @contextmanager
-    def put_back(self) -> Generator[None]:
-        """Put the generators there, and afterwards back to where they are now."""
+    def restored(self) -> Generator[None]:
+        """Set the generators to this state for the block, and restore them afterwards."""
         with torch.random.fork_rng(devices=[] if self.own is None else [self.device]):
             torch.set_rng_state(self.cpu)
             if self.own is not None:

@@ -1,11 +1,11 @@
-"""The lanes of one rank: one per stage replica, one per stage edge and direction, and the one that steps come in.
+"""The streams of one rank: one per stage replica, one per stage edge and direction, and the caller's.
 
-    main     weights ready |                                         | gradients there: reduce, tally, update
+    main     weights ready |                                         | gradients there: reduce, sum up, update
     s0              F0.0 F0.1 ...                        B0.0 ...
-    edge 0 ->            copy or receive  ...                          a message waits for the task that made it alone,
-    s1                                  F1.0 ... B1.0                  and for nothing else that its device computes
+    edge 0 ->            copy or receive  ...                          a message waits only for the task that made it,
+    s1                                  F1.0 ... B1.0                  not for other tasks of its device
 
-So stages on one GPU run side by side, and messages beside tasks: a receive begins when it is posted, not after the
+So stages on one GPU run side by side, and so do messages and tasks. A receive begins when it is posted, not after the
 tasks that were queued before it.
 """
 
@@ -17,80 +17,80 @@ from typing import Literal
 import torch
 
 from graphpipe.plans import Plan
-from graphpipe.run.device.stream import Lane, current_lane, new_lane
+from graphpipe.run.device.stream import Stream, current_stream, new_stream
 
 Direction = Literal["forward", "backward"]
 _EVERYWHERE = -1
 
 
 @dataclass(slots=True)
-class Lanes:
-    """Each is made when it is first used, so that a stage that is elsewhere has none."""
+class StageStreams:
+    """Each stream is created when it is first used, so only for stages of this rank."""
 
     device: torch.device
     sharing: dict[int, int]
-    """Stages that share a lane, because gradients of theirs add up in the same tensors: the first of them, by stage."""
-    stages: dict[tuple[int, int], Lane] = field(default_factory=dict[tuple[int, int], Lane])
-    """By stage and device, or the first stage of those that share and `_EVERYWHERE`."""
-    edges: dict[tuple[int, Direction], Lane] = field(default_factory=dict[tuple[int, Direction], Lane])
-    main: Lane = field(init=False)
+    """By stage: the first of the stages that share its stream, because their gradients add up in the same tensors."""
+    stages: dict[tuple[int, int], Stream] = field(default_factory=dict[tuple[int, int], Stream])
+    """By stage and device; for stages that share a stream, by the first of them and `_EVERYWHERE`."""
+    edges: dict[tuple[int, Direction], Stream] = field(default_factory=dict[tuple[int, Direction], Stream])
+    main: Stream = field(init=False)
 
     def __post_init__(self) -> None:
-        self.main = current_lane(self.device)
+        self.main = current_stream(self.device)
 
     @staticmethod
-    def of(device: torch.device, plan: Plan) -> "Lanes":
-        """Return the lanes of a rank. Stages that share parameters run the same module, where they are in one process.
+    def of(device: torch.device, plan: Plan) -> "StageStreams":
+        """Return the streams of a rank. Stages that share parameters run the same module if they are in one process.
 
         Args:
             device: where the rank computes.
             plan: to be run.
         """
-        return Lanes(device, _united([exchange.stages for exchange in plan.exchanges]))
+        return StageStreams(device, _united([exchange.stages for exchange in plan.tied_gradients]))
 
-    def stage(self, stage: int, device: int) -> Lane:
-        """Return the lane of a replica."""
+    def stage(self, stage: int, device: int) -> Stream:
+        """Return the stream of a replica."""
         key = (self.sharing[stage], _EVERYWHERE) if stage in self.sharing else (stage, device)
         if key not in self.stages:
             self.stages[key] = self._new()
         return self.stages[key]
 
-    def edge(self, edge: int, direction: Direction) -> Lane:
-        """Return the lane of what goes along a stage edge, outputs or gradients."""
+    def edge(self, edge: int, direction: Direction) -> Stream:
+        """Return the stream of the messages along a stage edge, outputs or gradients."""
         if (edge, direction) not in self.edges:
             self.edges[edge, direction] = self._new()
         return self.edges[edge, direction]
 
     @contextmanager
     def forked(self) -> Generator[None]:
-        """Let all lanes wait for what came before, and what comes after, if only an error, for all lanes."""
-        self.main = current_lane(self.device)
+        """Let all streams wait for earlier operations, and later operations wait for all streams, even on an error."""
+        self.main = current_stream(self.device)
         before = self.main.mark()
-        for lane in self._all:
-            lane.wait(before)
+        for stream in self._all:
+            stream.wait(before)
         try:
             yield
         finally:
-            for lane in self._all:
-                self.main.wait(lane.mark())
+            for stream in self._all:
+                self.main.wait(stream.mark())
 
-    def join(self, lanes: Iterable[Lane]) -> None:
-        """Let what comes next outside of the lanes wait for these."""
-        for lane in lanes:
-            self.main.wait(lane.mark())
+    def join(self, streams: Iterable[Stream]) -> None:
+        """Let later operations of the caller wait for these streams."""
+        for stream in streams:
+            self.main.wait(stream.mark())
 
-    def _new(self) -> Lane:
-        lane = new_lane(self.device)
-        lane.wait(self.main.mark())
-        return lane
+    def _new(self) -> Stream:
+        stream = new_stream(self.device)
+        stream.wait(self.main.mark())
+        return stream
 
     @property
-    def _all(self) -> list[Lane]:
+    def _all(self) -> list[Stream]:
         return [*self.stages.values(), *self.edges.values()]
 
 
 def _united(groups: Iterable[Collection[int]]) -> dict[int, int]:
-    # Groups with a stage in common are one.
+    # Merge groups that have a stage in common.
     first: dict[int, int] = {}
     for group in groups:
         merged = {first.get(stage, stage) for stage in group}

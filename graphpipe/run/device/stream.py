@@ -1,4 +1,4 @@
-"""A queue of operations: what a GPU does in order, behind the host's back; on a CPU all is done when it is called."""
+"""Streams: queues of operations that a GPU runs in order. On a CPU, operations run when they are called."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -9,35 +9,35 @@ import torch
 from torch import Tensor
 
 Mark = object
-"""A moment in a queue: all that was put into it before."""
+"""A point in a stream, after all operations queued so far."""
 
 
-class Lane(ABC):
-    """A queue of operations on one device. Those of different lanes run side by side, unless one waits for another."""
+class Stream(ABC):
+    """A queue of operations on one device. Different streams run side by side, unless one waits for another."""
 
     @abstractmethod
     def entered(self) -> AbstractContextManager[object]:
-        """Return what to be inside of for operations to be put into this lane."""
+        """Return a context in which operations are queued on this stream."""
 
     @abstractmethod
     def mark(self) -> Mark:
-        """Return the moment when all that is in this lane so far is done."""
+        """Return the point after all operations queued so far."""
 
     @abstractmethod
     def wait(self, mark: Mark) -> None:
-        """Let what is put in from now on wait for a moment of another lane."""
+        """Let all later operations wait for a point of another stream."""
 
     @abstractmethod
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Keep memory of another lane from being used anew before what is in this lane so far is done with it.
+        """Keep memory of another stream from being reused before the operations queued here are done with it.
 
-        Torch gives freed memory out again in the lane that it was allocated in, at once, and knows of no other's use.
+        Torch reuses freed memory at once on the stream that allocated it, without regard to other streams.
         """
 
 
 @final
-class Immediate(Lane):
-    """Operations are done when they are called, and there is nothing to wait for."""
+class HostStream(Stream):
+    """Operations run when they are called, so there is nothing to wait for."""
 
     _nothing = nullcontext()
 
@@ -46,7 +46,7 @@ class Immediate(Lane):
         return self._nothing
 
     def mark(self) -> Mark:
-        """Return a moment that has passed."""
+        """Return a point that has passed."""
         return None
 
     def wait(self, mark: Mark) -> None:
@@ -57,11 +57,11 @@ class Immediate(Lane):
 
 
 @final
-class Stream(Lane):
+class CudaStream(Stream):
     """A CUDA stream; its marks are CUDA events.
 
     Args:
-        stream: of torch's.
+        stream: torch's stream.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -77,7 +77,7 @@ class Stream(Lane):
 
     def wait(self, mark: Mark) -> None:
         """Wait for an event."""
-        assert isinstance(mark, torch.cuda.Event), "a mark of another kind of lane"
+        assert isinstance(mark, torch.cuda.Event), "a mark of another kind of stream"
         self._stream.wait_event(mark)
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
@@ -86,14 +86,14 @@ class Stream(Lane):
             tensor.record_stream(self._stream)
 
 
-_IMMEDIATE = Immediate()
+_HOST_STREAM = HostStream()
 
 
-def new_lane(device: torch.device) -> Lane:
-    """Return a lane of its own on a GPU; on a CPU there is one for all."""
-    return Stream(torch.cuda.Stream(device)) if device.type == "cuda" else _IMMEDIATE
+def new_stream(device: torch.device) -> Stream:
+    """Return a new stream on a GPU, or the only stream on a CPU."""
+    return CudaStream(torch.cuda.Stream(device)) if device.type == "cuda" else _HOST_STREAM
 
 
-def current_lane(device: torch.device) -> Lane:
-    """Return the lane in which operations are put that are called now."""
-    return Stream(torch.cuda.current_stream(device)) if device.type == "cuda" else _IMMEDIATE
+def current_stream(device: torch.device) -> Stream:
+    """Return the stream on which operations are queued now."""
+    return CudaStream(torch.cuda.current_stream(device)) if device.type == "cuda" else _HOST_STREAM

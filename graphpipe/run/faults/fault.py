@@ -1,7 +1,7 @@
-"""One fault to be injected, and how it is written: `kill@rank2:step3:phase=send`."""
+"""A fault to be injected, written as `kill@rank2:step3:phase=send`."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from graphpipe.errors import InvalidInput, nearest
@@ -18,7 +18,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "shape": ("send", "forward"),
     "disk-full": ("checkpoint",),
 }
-"""The phases each kind can strike in; the first is taken where none is named."""
+"""The phases in which each kind can strike. The first is the default."""
 
 _FORM = "KIND@rankR:stepS[:phase=PHASE][:seconds=X]"
 _TEXT = re.compile(r"([^@]+)@rank(\d+):step(\d+)((?::[a-z]+=[^:=]+)*)")
@@ -26,15 +26,15 @@ _TEXT = re.compile(r"([^@]+)@rank(\d+):step(\d+)((?::[a-z]+=[^:=]+)*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong, where and when; once."""
+    """What goes wrong, on which rank and when. A fault strikes once."""
 
     kind: str
     rank: int
     step: int
-    """From 1, as metrics.jsonl counts."""
+    """From 1, as in metrics.jsonl."""
     phase: str
     seconds: float = 1.0
-    """How long `slow` lasts."""
+    """How long a `slow` lasts."""
 
     def __str__(self) -> str:
         """Return the text that `parse_fault` reads."""
@@ -46,8 +46,8 @@ def parse_fault(text: str) -> Fault:
     """Return the fault that a text describes.
 
     Raises:
-        InvalidInput: it has another form, an unknown kind or phase (the nearest is named), or a phase in which this
-            kind cannot strike.
+        InvalidInput: the text has another form, an unknown kind or phase (the nearest is named), or a phase in which
+            this kind cannot strike.
     """
     where = f"fault '{text}'"
     match = _TEXT.fullmatch(text.strip())
@@ -78,51 +78,6 @@ def parse_faults(texts: Iterable[str]) -> tuple[Fault, ...]:
         InvalidInput: as `parse_fault`.
     """
     return tuple(parse_fault(text) for text in texts)
-
-
-def check_faults(
-    faults: Iterable[Fault],
-    phases: Sequence[Collection[str]],
-    *,
-    steps: int,
-    every: int | None,
-    timeout_seconds: float,
-) -> None:
-    """Check that faults can strike at all in a training.
-
-    Args:
-        faults: to be injected.
-        phases: by rank, those it comes to in a step (see `phases_by_rank`).
-        steps: of the whole training.
-        every: steps between checkpoints; None for no checkpoints.
-        timeout_seconds: how long a rank is waited for.
-
-    Raises:
-        InvalidInput: a rank or step that does not exist, a step without a checkpoint, or a `slow` that lasts too long;
-            or a phase that the rank never comes to.
-    """
-    for fault in faults:
-        where = f"fault '{fault}'"
-        if fault.rank >= len(phases):
-            raise InvalidInput(f"there are {len(phases)} ranks, from 0", where=where, remedy="Choose one of them.")
-        if fault.phase not in phases[fault.rank]:
-            others = [str(rank) for rank, own in enumerate(phases) if fault.phase in own]
-            raise InvalidInput(
-                f"rank {fault.rank} never comes to phase '{fault.phase}' in this plan",
-                where=where,
-                remedy=f"Ranks that do: {', '.join(others) or 'none'}.",
-            )
-        if fault.step > steps:
-            raise InvalidInput(f"there are {steps} steps, from 1", where=where, remedy="Choose one of them.")
-        if fault.phase == "checkpoint" and (every is None or (fault.step % every and fault.step != steps)):
-            made = f"one is made every {every} steps" if every else "none is made"
-            raise InvalidInput(f"there is no checkpoint after step {fault.step}: {made}", where=where)
-        if fault.kind == "slow" and fault.seconds >= timeout_seconds:
-            raise InvalidInput(
-                f"lasts {fault.seconds:g} s, a rank is waited for {timeout_seconds:g} s",
-                where=where,
-                remedy="Use 'stop', or raise run.timeout_seconds.",
-            )
 
 
 def _seconds(kind: str, options: Mapping[str, str], where: str) -> float:

@@ -1,4 +1,7 @@
-"""A device without memory, told as such: torch has a kind of error for it on GPUs only."""
+"""`reporting_out_of_memory`: names the stage and the task in which an allocation failed.
+
+Torch has a special exception for this only on GPUs. On CPUs a failed allocation is a plain `RuntimeError`.
+"""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -6,23 +9,23 @@ from contextlib import contextmanager
 import torch
 
 from graphpipe.errors import OutOfMemory
-from graphpipe.run.faults.status_reporter import Watch
+from graphpipe.run.faults.status_reporter import StatusReporter
 
 
 @contextmanager
-def naming_shortage(watch: Watch) -> Generator[None]:
-    """Turn an allocation that fails inside into `OutOfMemory`, which says where."""
+def reporting_out_of_memory(monitor: StatusReporter) -> Generator[None]:
+    """Turn a failed allocation in the block into `OutOfMemory`, which names what the rank was doing."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_shortage(error):
+        if not _is_out_of_memory(error):
             raise
         raise OutOfMemory(
             f"out of memory: {next(iter(str(error).splitlines()), '')}",
-            where=str(watch.where),
+            where=str(monitor.last_status),
             remedy="Plan smaller micro-batches, recomputation, or more devices for this stage.",
         ) from error
 
 
-def _is_shortage(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,7 +1,8 @@
-"""Where a rank is in its work, noted in a file that its launcher reads when the rank can no longer speak.
+"""What a rank is doing, written to a file that its launcher can still read after the rank has died.
 
-A rank that is killed or stopped says nothing, and its peers know only whom they waited for. So every rank notes what
-it is about to do in a small mapped file (half a microsecond), which outlives it.
+A rank that is killed or stopped cannot report anything, and its peers know only which rank they waited for. Therefore
+every rank writes what it does next to a small memory-mapped file, which outlives the process. A write takes half a
+microsecond.
 """
 
 import mmap
@@ -13,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-WATCH = "GRAPHPIPE_WATCH"
-"""The environment variable that names the folder of these files; without it a rank notes for itself alone."""
+STATUS_FOLDER = "GRAPHPIPE_STATUS_FOLDER"
+"""The environment variable that names the folder of the status files. Unset: a rank keeps its status in memory."""
 
-NOBODY, EVERYBODY = -1, -2
-"""Whom a rank waits for, if not for one peer."""
+NO_PEER, ALL_PEERS = -1, -2
+"""Values of `RankStatus.peer` for a rank that waits for no single peer."""
 
-# Seconds since the epoch, process, step, phase, stage, micro-batch, peer; then the host and the names of the stages.
+# The record: seconds since the epoch, process, step, phase, stage, micro-batch, peer.
+# After the record: the host and the names of the stages, one per line.
 _RECORD = struct.Struct("<d6i")
 _PHASES = (
     "start",
@@ -30,22 +32,23 @@ _PHASES = (
     "send",
     "receive",
     "reduce",
-    "tally",
+    "summary",
     "optimizer",
     "buffers",
     "checkpoint",
 )
-_WORDS = {
+_PHASE_NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}
+_DESCRIPTIONS = {
     "start": "starting",
     "data": "between two steps",
     "agree": "comparing its mini-batch with the other ranks'",
-    "tally": "waiting for all ranks to end the step",
+    "summary": "waiting for all ranks to end the step",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
-    """What a rank was about to do when it was last heard of."""
+class RankStatus:
+    """What a rank was about to do when it last wrote its status."""
 
     host: str
     pid: int
@@ -55,24 +58,25 @@ class Whereabouts:
     """From 1."""
     phase: str
     stage: str
-    """Empty where the phase is of no stage."""
+    """Empty if the phase does not belong to a stage."""
     micro_batch: int
+    """-1 if the phase does not belong to a micro-batch."""
     peer: int
-    """The rank it waited for, or `NOBODY` or `EVERYBODY`."""
+    """The rank it waited for, or `NO_PEER` or `ALL_PEERS`."""
 
     def __str__(self) -> str:
-        """Return it as the end of a sentence: host, stage, step, task."""
-        task = _WORDS.get(self.phase, self.phase) + (f" of micro-batch {self.micro_batch}" * (self.micro_batch >= 0))
+        """Return host, stage, step and task, to end a sentence."""
+        micro_batch = f" of micro-batch {self.micro_batch}" if self.micro_batch >= 0 else ""
         stage = f"stage '{self.stage}', " if self.stage else ""
-        return f"host {self.host}, {stage}step {self.step}, {task}"
+        return f"host {self.host}, {stage}step {self.step}, {_DESCRIPTIONS.get(self.phase, self.phase)}{micro_batch}"
 
 
-class Notebook:
-    """This rank's notes of where it is; the last one counts.
+class StatusWriter:
+    """Writes the status of this rank. Each status replaces the one before.
 
     Args:
-        rank: this one.
-        stages: names, by position.
+        rank: this rank.
+        stages: names of all stages, by number.
     """
 
     def __init__(self, rank: int, stages: Sequence[str]) -> None:
@@ -80,57 +84,55 @@ class Notebook:
         self.host = socket.gethostname()
         names = "\n".join([self.host, *stages]).encode()
         size = _RECORD.size + len(names)
-        folder = os.environ.get(WATCH)
+        folder = os.environ.get(STATUS_FOLDER)
         if folder is None:
             self._memory = mmap.mmap(-1, size)
         else:
-            with _file(Path(folder), rank).open("w+b") as file:
+            with _status_file(Path(folder), rank).open("w+b") as file:
                 file.truncate(size)
                 self._memory = mmap.mmap(file.fileno(), size)
         self._memory[_RECORD.size :] = names
         self._pid = os.getpid()
-        self.note("start")
+        self.write("start")
 
-    def note(self, phase: str, stage: int = -1, micro_batch: int = -1, peer: int = NOBODY) -> None:
-        """Note what comes next."""
-        _RECORD.pack_into(self._memory, 0, time.time(), self._pid, self.step, _NUMBERS[phase], stage, micro_batch, peer)
+    def write(self, phase: str, stage: int = -1, micro_batch: int = -1, peer: int = NO_PEER) -> None:
+        """Write what this rank does next."""
+        number = _PHASE_NUMBERS[phase]
+        _RECORD.pack_into(self._memory, 0, time.time(), self._pid, self.step, number, stage, micro_batch, peer)
 
-    def last(self) -> Whereabouts:
-        """Return the last note."""
+    def last(self) -> RankStatus:
+        """Return the status that was written last."""
         return _decode(self._memory[:])
 
 
-def last_seen(folder: str | Path, rank: int) -> Whereabouts | None:
-    """Return the last note of a rank that was launched with this folder; None if it made none."""
-    return _read(_file(Path(folder), rank))
+def read_status(folder: str | Path, rank: int) -> RankStatus | None:
+    """Return the last status of a rank that was launched with this folder. None: it has not written any."""
+    return _read(_status_file(Path(folder), rank))
 
 
-def all_seen(folder: Path) -> list[Whereabouts]:
-    """Return the last notes of all ranks that made any."""
-    notes = [_read(path) for path in folder.glob("watch-*")]
-    return [note for note in notes if note is not None]
+def read_statuses(folder: Path) -> list[RankStatus]:
+    """Return the last status of every rank that has written one."""
+    found = [_read(path) for path in folder.glob("status-*")]
+    return [status for status in found if status is not None]
 
 
-_NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}
+def _status_file(folder: Path, rank: int) -> Path:
+    return folder / f"status-{rank}"
 
 
-def _file(folder: Path, rank: int) -> Path:
-    return folder / f"watch-{rank}"
-
-
-def _read(path: Path) -> Whereabouts | None:
+def _read(path: Path) -> RankStatus | None:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    # Names come first, then the first note: without it there is nothing to tell.
+    # The writer stores the names first. While the record is all zeros, there is no status yet.
     return _decode(content) if len(content) > _RECORD.size and any(content[: _RECORD.size]) else None
 
 
-def _decode(content: bytes) -> Whereabouts:
+def _decode(content: bytes) -> RankStatus:
     seconds, pid, step, phase, stage, micro_batch, peer = _RECORD.unpack_from(content)
     host, *names = content[_RECORD.size :].decode().split("\n")
-    return Whereabouts(
+    return RankStatus(
         host=host,
         pid=pid,
         seconds=seconds,

@@ -1,4 +1,4 @@
-"""What happens at every point of a rank's work besides the work: it is noted, and injected faults strike."""
+"""`StatusReporter`: records what a rank does next, and injects the faults that are due there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from graphpipe.run.faults.fault import Fault
 from graphpipe.run.faults.injector import Injector
-from graphpipe.run.faults.rank_status import NOBODY, Notebook, Whereabouts
+from graphpipe.run.faults.rank_status import NO_PEER, RankStatus, StatusWriter
 
 
 @dataclass(slots=True, kw_only=True)
-class Watch:
-    """One rank's notes and faults."""
+class StatusReporter:
+    """The status and the injected faults of one rank. The runtime calls it before every piece of work."""
 
-    notebook: Notebook
+    status: StatusWriter
     injector: Injector
 
     @staticmethod
@@ -26,43 +26,43 @@ class Watch:
         device: torch.device,
         faults: Sequence[Fault] = (),
         log: Path | None = None,
-    ) -> "Watch":
-        """Return the watch of a rank.
+    ) -> "StatusReporter":
+        """Return the monitor of a rank.
 
         Args:
-            rank: this one.
-            stages: names, by position.
-            device: where it computes.
+            rank: this rank.
+            stages: names of all stages, by number.
+            device: where the rank computes.
             faults: of all ranks.
-            log: where faults are noted as they strike.
+            log: where faults are recorded before they strike.
         """
-        return Watch(notebook=Notebook(rank, stages), injector=Injector.of(faults, rank, device, log))
+        return StatusReporter(status=StatusWriter(rank, stages), injector=Injector.of(faults, rank, device, log))
 
-    def begin(self, step: int) -> None:
-        """Note that a step begins; steps count from 1."""
-        self.notebook.step = step
+    def begin_step(self, step: int) -> None:
+        """Record that a step begins. Steps count from 1."""
+        self.status.step = step
 
-    def at(self, phase: str, stage: int = -1, micro_batch: int = -1, peer: int = NOBODY) -> None:
-        """Note what comes next, and let the faults strike that are due."""
-        self.notebook.note(phase, stage, micro_batch, peer)
+    def enter(self, phase: str, stage: int = -1, micro_batch: int = -1, peer: int = NO_PEER) -> None:
+        """Record what the rank does next, then inject the faults that are due in this phase."""
+        self.status.write(phase, stage, micro_batch, peer)
         if self.injector.armed:
-            self.injector.strike(phase, self.notebook.step)
+            self.injector.strike(phase, self.status.step)
 
-    def spoil(self, phase: str, value: Tensor) -> Tensor:
-        """Return the value as the faults that are due leave it."""
-        return self.injector.spoil(phase, self.notebook.step, value) if self.injector.armed else value
+    def corrupt(self, phase: str, value: Tensor) -> Tensor:
+        """Return the value, changed by the faults that are due in this phase."""
+        return self.injector.corrupt(phase, self.status.step, value) if self.injector.armed else value
 
-    def end(self) -> None:
-        """Note that the step is over.
+    def end_step(self) -> None:
+        """Record that the step is over.
 
         Raises:
-            InvalidInput: a fault of this step struck nothing.
+            InvalidInput: a fault of this step found nothing to strike.
         """
         if self.injector.armed:
-            self.injector.check_all_struck(self.notebook.step)
-        self.notebook.note("data")
+            self.injector.check_all_struck(self.status.step)
+        self.status.write("data")
 
     @property
-    def where(self) -> Whereabouts:
-        """The last note."""
-        return self.notebook.last()
+    def last_status(self) -> RankStatus:
+        """The status that was written last."""
+        return self.status.last()

@@ -1,4 +1,4 @@
-"""A rank lets go of what it has sent as soon as it can know that it was taken."""
+"""A rank releases a sent message as soon as it can infer that the peer has received it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,32 +10,34 @@ from run_ranks import run_ranks, values
 from run_scenarios import chain_of_two, messages_kept
 
 from graphpipe.run.comm.rank_placement import Placement
-from graphpipe.schedule import Action, Compute, Send, Task, lower, schedule
-from graphpipe.schedule.acknowledged_sends import taken_by
+from graphpipe.schedule import Action, Compute, Send, StageTask
+from graphpipe.schedule.acknowledged_sends import find_acknowledged_sends
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.schedulers.registry import build_schedule
 
 
-def test_of_a_chain_by_hand() -> None:
+def test_acknowledged_sends_of_a_chain_are_those_derived_by_hand() -> None:
     # Rank 0: F0 F1 B0 F2 B1 B2. Rank 1: F0 B0 F1 B1 F2 B2.
     plan = chain_of_two(micro_batch=BATCH // 3)
-    lowered, placement = lower(plan, schedule(plan)), Placement.of(plan, 2)
+    lowered, placement = lower(plan, build_schedule(plan)), Placement.of(plan, 2)
     first, second = (
         {place: [(each.direction, each.source_task.micro_batch) for each in sent] for place, sent in found.items()}
-        for found in (taken_by(lowered, placement.rank_of, rank) for rank in range(2))
+        for found in (find_acknowledged_sends(lowered, placement.rank_of, rank) for rank in range(2))
     )
     assert {place: sent for place, sent in first.items() if sent} == {
-        (0, Task("B", 0, number)): [("forward", number)] for number in range(3)
+        (0, StageTask("B", 0, number)): [("forward", number)] for number in range(3)
     }
-    assert {place: sent for place, sent in second.items() if sent} == {(1, Task("F", 1, 2)): [("backward", 0)]}
+    assert {place: sent for place, sent in second.items() if sent} == {(1, StageTask("F", 1, 2)): [("backward", 0)]}
 
 
 @pytest.mark.parametrize("cut", [cut for cut in STAGES if cut not in ("shared", "pair", "whole")])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-def test_whoever_took_it_did_so_before_sending_what_tells(cut: str, name: str) -> None:
+def test_the_peer_received_the_message_before_it_sent_the_acknowledging_one(cut: str, name: str) -> None:
     plan = plan_of(fan(), fan_batch()[0], STAGES[cut], BATCH, name)
-    lowered, placement = lower(plan, schedule(plan)), Placement.of(plan, len(plan.used_devices))
+    lowered, placement = lower(plan, build_schedule(plan)), Placement.of(plan, len(plan.used_devices))
     known = 0
     for rank in range(placement.size):
-        for (device, task), transfers in taken_by(lowered, placement.rank_of, rank).items():
+        for (device, task), transfers in find_acknowledged_sends(lowered, placement.rank_of, rank).items():
             assert placement.rank_of[device] == rank
             for transfer in transfers:
                 assert transfer.source_device == device
@@ -46,21 +48,21 @@ def test_whoever_took_it_did_so_before_sending_what_tells(cut: str, name: str) -
     assert known
 
 
-def _tells(action: Action, device: int, task: Task) -> bool:
+def _tells(action: Action, device: int, task: StageTask) -> bool:
     if not isinstance(action, Send):
         return False
     return (action.transfer.target_device, action.transfer.target_task) == (device, task)
 
 
-def test_few_messages_are_kept_however_many_are_sent(tmp_path: Path) -> None:
+def test_the_number_of_kept_messages_does_not_grow_with_the_number_sent(tmp_path: Path) -> None:
     for most, sent in values(run_ranks(messages_kept, 2, tmp_path)):
         assert sent == 2 * BATCH  # two values
         assert most <= 4  # transfers
 
 
-def test_every_message_is_let_go_once() -> None:
+def test_every_message_is_released_once() -> None:
     plan = replace(chain_of_two(micro_batch=1), schedule="1f1b")
-    lowered, placement = lower(plan, schedule(plan)), Placement.of(plan, 2)
+    lowered, placement = lower(plan, build_schedule(plan)), Placement.of(plan, 2)
     for rank in range(2):
-        gone = [each for sent in taken_by(lowered, placement.rank_of, rank).values() for each in sent]
+        gone = [each for sent in find_acknowledged_sends(lowered, placement.rank_of, rank).values() for each in sent]
         assert len(gone) == len(set(gone))

@@ -1,4 +1,4 @@
-"""Several hosts, each with a network and processes of its own, train like one; one that is cut off is missed."""
+"""Several hosts, each with a network and processes of its own, train like one; a host that is cut off is detected."""
 
 import importlib
 import json
@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from uninterrupted import unbroken
+from uninterrupted import train_uninterrupted
 
 import graphpipe as gp
 from bench.host_runs import DIGITS, TRAIN, TRAIN_EACH, run_of, torchrun, wait
 from bench.namespaces import hosts, why_not
-from graphpipe.run.checkpoint.export_weights import CHECKPOINTS
 from graphpipe.training.config.from_toml import read_config
-from graphpipe.training.run_folder.metrics_log import read_log
+from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.recoveries import read_recoveries
-from graphpipe.training.train_rank import LOG, METRICS, WEIGHTS
+from graphpipe.training.run_folder.run_folder import RunFolder
 
 pytest.importorskip("sklearn", reason="the digits come from scikit-learn: pip install graphpipe-torch[demo]")
 pytestmark = pytest.mark.skipif(bool(WHY := why_not()), reason=WHY)
@@ -58,7 +57,7 @@ def alone(plans: Sequence[tuple[gp.Plan, int]], folder: Path) -> dict[str, torch
     """Train in this process by one plan after the other; return the weights."""
     # A sum of two is the same in any order: bit for bit.
     assert max(stage.degree for plan, _ in plans for stage in plan.stages) <= 2
-    return unbroken(read_config(DIGITS, [SAVE, SIZE]), folder, plans)
+    return train_uninterrupted(read_config(DIGITS, [SAVE, SIZE]), folder, plans)
 
 
 def check_equal(weights: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
@@ -80,31 +79,39 @@ def test_two_hosts_train_like_one_and_faster_by_a_plan_that_knows_their_link(pla
         (stage.ops, stage.devices) for stage in plans["aware"].stages
     ]
     runs = {name: run_of(plan, tmp_path / name, LIMIT, SIZE, "train.steps=2") for name, plan in plans.items()}
-    with hosts(2, tmp_path, "10mbit") as on, torchrun(on, tmp_path, *TRAIN_EACH, *runs.values()) as agents:
-        wait_for(runs["unaware"] / LOG, agents)
+    with (
+        hosts(2, tmp_path, "10mbit") as on,
+        torchrun(on, tmp_path, *TRAIN_EACH, *(run.path for run in runs.values())) as agents,
+    ):
+        wait_for(runs["unaware"].metrics_log, agents)
         assert [host.listening() for host in on] == [{host.address} for host in on]
         assert wait(agents, 150) == [0, 0], [(tmp_path / f"{host.name}.txt").read_text() for host in on]
         assert [host.running() for host in on] == [[], []]
     for name, plan_of_run in plans.items():
-        check_equal(load_file(runs[name] / WEIGHTS), alone([(plan_of_run, 2)], tmp_path / f"{name}-alone"))
-    seconds = {name: read_log(run / LOG)[-1].seconds for name, run in runs.items()}
+        check_equal(load_file(runs[name].weights), alone([(plan_of_run, 2)], tmp_path / f"{name}-alone"))
+    seconds = {name: read_metrics_log(run.metrics_log)[-1].seconds for name, run in runs.items()}
     ratio = seconds["unaware"] / seconds["aware"]
     print(f"10 Mb/s: {seconds['unaware']:.2f} s against {seconds['aware']:.2f} s for the aware plan: {ratio:.1f} times")
     assert ratio > 2
 
 
-def test_one_of_four_hosts_is_cut_off_and_the_others_go_on(
+def test_one_of_four_hosts_is_cut_off_and_the_others_continue(
     plan: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    first, run, steps = plan(4, "50 Mb/s", 8), tmp_path / "runs" / "digits-job", 8
+    first, run, steps = plan(4, "50 Mb/s", 8), RunFolder(tmp_path / "runs" / "digits-job"), 8
     first.save(tmp_path / "plan.json")
-    files = [f"cluster={tmp_path / 'cluster.toml'}", f"run.directory={run.parent}", "--plan", tmp_path / "plan.json"]
+    files = [
+        f"cluster={tmp_path / 'cluster.toml'}",
+        f"run.directory={run.path.parent}",
+        "--plan",
+        tmp_path / "plan.json",
+    ]
     words = ["--elastic", *files, LIMIT, SIZE, SAVE, "plan.micro_batch=8", f"train.steps={steps}"]
     soon = "keep_alive_interval=1,last_call_timeout=3"
     options = ["--nnodes", "3:4", "--rdzv-id", "job", "--max-restarts", "2", "--rdzv-conf", soon]
     with hosts(4, tmp_path, "50mbit") as on, torchrun(on, tmp_path, *TRAIN, *words, options=options) as agents:
-        wait_for(run / CHECKPOINTS / "step-00000002", agents)
+        wait_for(run.checkpoints / "step-00000002", agents)
         on[2].cut_off()
         start = time.monotonic()
         assert wait([agents[number] for number in (0, 1, 3)], 150) == [0, 0, 0]
@@ -118,6 +125,6 @@ def test_one_of_four_hosts_is_cut_off_and_the_others_go_on(
     assert recovery.devices == ("host0/cpu-0", "host1/cpu-0", "host3/cpu-0")
     assert recovery.step in range(2, steps, 2)
     assert 0 < recovery.seconds < 120
-    assert json.loads((run / METRICS).read_text())["steps"] == steps
-    plans = [(first, recovery.step), (gp.Plan.load(run / "plan.json"), steps)]
-    check_equal(load_file(run / WEIGHTS), alone(plans, tmp_path / "alone"))
+    assert json.loads((run.metrics).read_text())["steps"] == steps
+    plans = [(first, recovery.step), (gp.Plan.load(run.plan), steps)]
+    check_equal(load_file(run.weights), alone(plans, tmp_path / "alone"))

@@ -1,4 +1,4 @@
-"""Transports without tags, as NCCL: what ranks post matches, pair by pair, and blocking for every message ends."""
+"""Transports without tags, as NCCL: posts of each pair of ranks match, and blocking messages do not deadlock."""
 
 import random
 from itertools import chain, combinations
@@ -16,8 +16,9 @@ from run_ranks import run_ranks, values
 from run_scenarios import train
 
 from graphpipe.run.comm.rank_placement import Placement
-from graphpipe.run.comm.warm_up_pairs import Pair, rounds, talking
-from graphpipe.schedule import lower, schedule
+from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs, disjoint_rounds
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.schedulers.registry import build_schedule
 
 PAIRS = st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] < pair[1]))
 
@@ -27,7 +28,7 @@ def ranks_of(cut: str) -> int:
 
 
 def check_posts(ranks: list[list[str]]) -> None:
-    """Every communicator, of a pair or of a group, is given the same calls in the same order by all its ranks."""
+    """All ranks of a communicator, of a pair or of a group, make the same calls in the same order."""
     told: dict[str, dict[int, list[str]]] = {}
     for rank, posted in enumerate(ranks):
         for call in posted:
@@ -42,7 +43,7 @@ def check_posts(ranks: list[list[str]]) -> None:
 
 
 def check_one_queue(ranks: list[list[str]]) -> None:
-    """The calls of all ranks end even if each keeps its ranks until the last has come."""
+    """The calls of all ranks end even if each call blocks until its last rank has made it."""
     left = [posted[::-1] for posted in ranks]
     members: dict[str, list[int]] = {}
     for rank, posted in enumerate(ranks):
@@ -83,7 +84,7 @@ def test_ranks_post_alike_without_tags_and_train_alike(cut: str, options: dict[s
 
 
 @pytest.mark.parametrize("cut", ["shared", "mixed"])
-def test_training_ends_if_every_message_keeps_both_its_ranks(cut: str, tmp_path: Path) -> None:
+def test_training_ends_even_if_every_message_blocks_both_ranks(cut: str, tmp_path: Path) -> None:
     alone = train(cut, 2, {})
     for rank in values(run_ranks(run_in_order.train, ranks_of(cut), tmp_path, cut, {}, True)):
         assert rank["losses"] == alone["losses"]
@@ -99,7 +100,7 @@ def test_posts_that_differ_are_found() -> None:
 
 @given(PAIRS)
 def test_rounds_hold_every_pair_once_and_no_rank_twice(pairs: set[Pair]) -> None:
-    found = rounds(pairs)
+    found = disjoint_rounds(pairs)
     assert sorted(chain(*found)) == sorted(pairs)
     for one in found:
         assert one
@@ -109,12 +110,15 @@ def test_rounds_hold_every_pair_once_and_no_rank_twice(pairs: set[Pair]) -> None
 
 
 @given(PAIRS, st.randoms(use_true_random=False))
-def test_rounds_do_not_depend_on_the_order_they_are_told_in(pairs: set[Pair], rng: random.Random) -> None:
-    assert rounds(rng.sample(sorted(pairs), len(pairs))) == rounds(pairs)
+def test_rounds_do_not_depend_on_the_order_of_the_pairs(pairs: set[Pair], rng: random.Random) -> None:
+    assert disjoint_rounds(rng.sample(sorted(pairs), len(pairs))) == disjoint_rounds(pairs)
 
 
-def test_a_chain_is_warm_after_two_rounds() -> None:
-    assert rounds((rank, rank + 1) for rank in range(6)) == [[(0, 1), (2, 3), (4, 5)], [(1, 2), (3, 4), (5, 6)]]
+def test_a_chain_needs_two_rounds() -> None:
+    assert disjoint_rounds((rank, rank + 1) for rank in range(6)) == [
+        [(0, 1), (2, 3), (4, 5)],
+        [(1, 2), (3, 4), (5, 6)],
+    ]
 
 
 def test_pairs_are_those_that_the_schedule_sends_between() -> None:
@@ -122,13 +126,13 @@ def test_pairs_are_those_that_the_schedule_sends_between() -> None:
     plan = make_plan(parts)
     placement = Placement.of(plan, 7)
     wanted = {(0, 2), (0, 3), (1, 4), (1, 5), (2, 6), (3, 6), (4, 6), (5, 6)}
-    assert talking(lower(plan, schedule(plan)), placement) == wanted
-    assert not talking(lower(plan, schedule(plan)), Placement.of(plan, 1))
+    assert communicating_pairs(lower(plan, build_schedule(plan)), placement) == wanted
+    assert not communicating_pairs(lower(plan, build_schedule(plan)), Placement.of(plan, 1))
 
 
-def test_ranks_greet_each_other_in_one_order(tmp_path: Path) -> None:
+def test_ranks_make_first_contact_in_one_order(tmp_path: Path) -> None:
     pairs = [*combinations(range(4), 2)]
-    posted = values(run_ranks(run_in_order.greet, 4, tmp_path, pairs))
+    posted = values(run_ranks(run_in_order.first_messages, 4, tmp_path, pairs))
     check_posts(posted)
     check_one_queue(posted)
     assert all(sum(call.startswith("message") for call in calls) == 6 for calls in posted)

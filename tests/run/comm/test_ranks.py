@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from run_jobs import meet_again
+from run_jobs import rejoin_world
 from run_models import STAGES
 from run_ranks import run_ranks, values
-from run_scenarios import differ, train, train_apart
+from run_scenarios import differ, train, train_from_unequal_weights
 
 
 def ranks_of(cut: str) -> int:
@@ -46,7 +46,7 @@ def test_ranks_equal_one_rank_bit_for_bit(cut: str, options: dict[str, Any], tmp
 
 
 def test_replica_0_decides_the_weights(tmp_path: Path) -> None:
-    together = values(run_ranks(train_apart, 4, tmp_path, "replicas"))
+    together = values(run_ranks(train_from_unequal_weights, 4, tmp_path, "replicas"))
     for rank in together[1:]:
         assert rank["losses"] == together[0]["losses"]
         assert_equal(rank["state"], together[0]["state"])
@@ -55,7 +55,7 @@ def test_replica_0_decides_the_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "said"), [("seed", "rank 1 has another seed"), ("schedule", "rank 1 has another plan")]
 )
-def test_ranks_that_mean_different_runs_are_refused(what: str, said: str, tmp_path: Path) -> None:
+def test_ranks_with_different_plans_or_options_are_refused(what: str, said: str, tmp_path: Path) -> None:
     for outcome in run_ranks(differ, 4, tmp_path, "replicas", what):
         assert outcome.error.startswith("InvalidInput")
         assert said in outcome.error
@@ -66,6 +66,6 @@ def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:
         assert "the plan uses 4 devices, the world has 3 ranks. Start 4 processes" in outcome.error
 
 
-def test_a_world_that_meets_again_in_an_agents_store_is_not_misled_by_the_first(tmp_path: Path) -> None:
+def test_a_second_world_ignores_the_first_worlds_keys_in_an_agents_store(tmp_path: Path) -> None:
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    assert values(run_ranks(meet_again, 2, tmp_path, str(store.port))) == [[1.0, 3.0]] * 2
+    assert values(run_ranks(rejoin_world, 2, tmp_path, str(store.port))) == [[1.0, 3.0]] * 2

@@ -1,4 +1,4 @@
-"""Numbers added up at the end of a step: the same sums on every rank, whoever comes last."""
+"""Scalar sums at the end of a step are the same on every rank, whichever rank ends last."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from run_ranks import run_ranks, values
 from run_scalar_sum import STEPS, add_up
 
-from graphpipe.run.comm.scalar_sum import Numbers
+from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.world import join
 from graphpipe.run.stage.loss import is_exact, sum_of
 from graphpipe.run.step.step_summary import total_norm
@@ -20,13 +20,13 @@ def test_every_rank_gets_the_sums_of_its_step(root: int, tmp_path: Path) -> None
         assert sums == [[3.0, 0.1 * step + 0.1 * step + 0.1 * step] for step in range(STEPS)]
 
 
-def test_one_rank_alone_has_its_own_numbers() -> None:
-    numbers = Numbers(join("cpu", 30), count=2, root=0)
+def test_a_single_rank_gets_its_own_numbers() -> None:
+    numbers = ScalarSum(join("cpu", 30), count=2, root=0)
     numbers.expect()
     assert numbers.add_up([1.5, 2.5]) == [1.5, 2.5]
 
 
-def test_a_sum_is_finite_if_all_it_adds_is() -> None:
+def test_a_sum_is_finite_if_all_its_terms_are() -> None:
     good = torch.randn(50, 3)
     for spoilt in (float("nan"), float("inf"), -float("inf")):
         bad = good.clone()
@@ -39,7 +39,7 @@ def test_a_sum_is_finite_if_all_it_adds_is() -> None:
     assert torch.isfinite(sum_of(torch.complex(good, good)))
 
 
-def test_what_has_no_fractions_needs_no_look() -> None:
+def test_integer_values_are_not_checked() -> None:
     assert is_exact(torch.arange(3))
     assert is_exact(torch.tensor([True]))
     assert not is_exact(torch.zeros(1))
@@ -48,7 +48,7 @@ def test_what_has_no_fractions_needs_no_look() -> None:
 
 @pytest.mark.parametrize("large", [1, 600])
 def test_the_norm_of_all_gradients_is_finite_if_all_of_them_are(large: int) -> None:
-    # Few elements are looked at as one vector, many tensor by tensor.
+    # Few elements are checked as one vector, many are checked tensor by tensor.
     gradients = [torch.randn(large, 1000), torch.randn(7), torch.randn(()), torch.randn(3, 5).T]
     exact = math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients))
     assert total_norm(gradients) == pytest.approx(exact, rel=1e-5)

@@ -1,4 +1,4 @@
-"""What the simulator says a rank holds, against what torch has allocated in a real step."""
+"""The simulator's memory of a rank equals what torch allocates in a real step."""
 
 from pathlib import Path
 
@@ -9,15 +9,14 @@ from run_ranks import run_ranks, values
 
 from graphpipe.api import hand_plan, plan, simulate
 from graphpipe.cluster import Cluster
-from graphpipe.cluster.presets import resolve
 from graphpipe.costs import CostTable
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.zoo import zoo_model
+from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans import Plan
+from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.profile import profile
-from graphpipe.profiler.profile_ops import Effort
 
 CUTS = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))
 BATCH = 32
@@ -25,7 +24,7 @@ ONCE = Effort(repeats=1, most=1, seconds=0.0)
 
 
 def measured_costs(name: str, cluster: Cluster) -> tuple[Graph, CostTable]:
-    """Return a model's graph, and what its operators hold and take here, looked at once."""
+    """Return a model's graph, and its operators' memory and seconds measured here, once."""
     zoo = zoo_model(name)
     graph = capture(zoo.module, zoo.example_inputs)
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), BATCH)
@@ -46,7 +45,7 @@ def assert_as_predicted(made: Plan, name: str, folder: Path, allowed: float) -> 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_measured_memory_is_as_predicted(schedule: str, tmp_path: Path) -> None:
-    cluster = resolve("local:2")
+    cluster = Cluster.resolve("local:2")
     graph, costs = measured_costs("gpt-small", cluster)
     stages = [HandStage(ops=ops, devices=(at,), micro_batch=8) for at, ops in enumerate(CUTS)]
     by_hand = hand_plan(graph, costs, cluster, batch_size=BATCH, stages=stages, schedule=schedule)
@@ -57,7 +56,7 @@ def test_measured_memory_is_as_predicted(schedule: str, tmp_path: Path) -> None:
     ("name", "ranks"), [("gpt-small", 4), ("two-tower-small", 2), ("two-tower-small", 4), ("mmt-small", 4)]
 )
 def test_memory_of_planned_stages_is_as_predicted(name: str, ranks: int, tmp_path: Path) -> None:
-    cluster = resolve(f"local:{ranks}")
+    cluster = Cluster.resolve(f"local:{ranks}")
     graph, costs = measured_costs(name, cluster)
     planned = plan(graph, costs, cluster, batch_size=BATCH, micro_batch=8)
     assert_as_predicted(planned, name, tmp_path, 0.10)

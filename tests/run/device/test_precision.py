@@ -1,4 +1,4 @@
-"""Mixed precision: what torch's own recipe gives for the unpartitioned model, on any cut."""
+"""Mixed precision gives the results of torch's recipe for the unpartitioned model, however the model is cut."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from run_models import fan_batch
-from run_precision import STEPS, build, resume, train, train_alone
+from run_precision import STEPS, build, resume, train, train_unpartitioned
 from run_ranks import run_ranks, values
 
 from graphpipe.errors import NonFiniteLoss
@@ -17,7 +17,7 @@ ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 @pytest.mark.parametrize("loss", ["plain", "steep"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_whole_mini_batches_train_exactly_as_the_unpartitioned_model(precision: str, loss: str) -> None:
-    wanted = train_alone(precision, loss, clip_norm=None)
+    wanted = train_unpartitioned(precision, loss, clip_norm=None)
     found = train("whole", precision, loss, ["allreduce"], {"clip_norm": None})["allreduce"]
     assert found["losses"] == wanted["losses"]
     assert found["evaluation"] == pytest.approx(wanted["evaluation"], rel=1e-6)
@@ -30,8 +30,8 @@ def test_whole_mini_batches_train_exactly_as_the_unpartitioned_model(precision: 
     assert found["scales"] == (wanted["scales"] if precision == "fp16" else [1.0] * STEPS)
 
 
-def test_a_loss_too_steep_for_float16_makes_the_scale_fall_until_it_fits() -> None:
-    scales = train_alone("fp16", "steep")["scales"]
+def test_the_loss_scale_falls_until_float16_gradients_are_finite() -> None:
+    scales = train_unpartitioned("fp16", "steep")["scales"]
     assert scales[0] < 2.0**16
     assert scales[-1] == scales[-2]  # there were steps that did not overflow
 
@@ -39,7 +39,7 @@ def test_a_loss_too_steep_for_float16_makes_the_scale_fall_until_it_fits() -> No
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_every_engine_trains_on_several_ranks_within_the_rounding(precision: str, tmp_path: Path) -> None:
     kinds = ["allreduce", "fsdp2", "ddp, zero"]
-    wanted = train_alone(precision, "steep")
+    wanted = train_unpartitioned(precision, "steep")
     ranks: list[dict[str, Any]] = values(
         run_ranks(train, 4, tmp_path, "both", precision, "steep", kinds, {}, seconds=100)
     )
@@ -52,8 +52,8 @@ def test_every_engine_trains_on_several_ranks_within_the_rounding(precision: str
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_clipping_comes_after_the_scale_is_taken_back(precision: str) -> None:
-    wanted = train_alone(precision, "steep", clip_norm=0.5)
+def test_gradients_are_clipped_after_they_are_unscaled(precision: str) -> None:
+    wanted = train_unpartitioned(precision, "steep", clip_norm=0.5)
     found = train("whole", precision, "steep", ["allreduce"], {"clip_norm": 0.5})["allreduce"]
     assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
     for name, each in found["gradients"].items():
@@ -69,24 +69,24 @@ def test_recomputation_is_in_the_same_precision(precision: str) -> None:
         assert torch.equal(again["state"][name], each), name
 
 
-def test_backwards_in_halves_are_in_the_same_precision() -> None:
+def test_split_backwards_use_the_same_precision() -> None:
     whole = train("both", "bf16", "plain", ["allreduce"], {})["allreduce"]
     halves = train("both", "bf16", "plain", ["allreduce"], {"schedule": "zb-h1"})["allreduce"]
     assert halves["losses"] == pytest.approx(whole["losses"], rel=1e-6)
 
 
-def test_a_resumed_training_goes_on_with_its_loss_scale(tmp_path: Path) -> None:
-    wanted = train_alone("fp16", "steep")
+def test_a_resumed_training_continues_with_its_loss_scale(tmp_path: Path) -> None:
+    wanted = train_unpartitioned("fp16", "steep")
     assert resume(str(tmp_path), "fp16") == (wanted["scales"][1], wanted["losses"][2:])
 
 
 def test_a_checkpoint_of_float16_training_loads_into_another_precision(tmp_path: Path) -> None:
     scale, losses = resume(str(tmp_path), "fp32")
     assert scale == 1.0
-    assert losses[0] == pytest.approx(train_alone("fp16", "steep")["losses"][2], rel=30 * ROUNDING["fp16"])
+    assert losses[0] == pytest.approx(train_unpartitioned("fp16", "steep")["losses"][2], rel=30 * ROUNDING["fp16"])
 
 
-def test_gradients_that_no_scale_makes_finite_end_the_training() -> None:
+def test_gradients_that_stay_infinite_at_any_scale_end_the_training() -> None:
     pipeline, model = build("whole", "fp16", "plain")
     with torch.no_grad():
         model.get_submodule("head").scale.fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""A rank that fails ends the others within seconds, each says whom it lost, and the launcher says why."""
+"""When a rank fails, the others end within seconds and name the lost rank, and the launcher reports the cause."""
 
 import os
 import time
@@ -6,32 +6,32 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from processes import living, none_left, still_there
-from run_checkpoints import pipeline_of, train_with_faults, unbroken
+from processes import all_processes_end, running_processes, still_running
+from run_checkpoints import pipeline_of, train_uninterrupted, train_with_faults
 from run_ranks import Outcome, run_ranks, values
 from run_scenarios import die, fail_and_linger, fail_in_loss, not_a_number, stall
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe.errors import InvalidInput
-from graphpipe.launch.first_failure import RankFailed, first_cause
+from graphpipe.launch.first_failure import RankFailed, first_failure
 from graphpipe.launch.launcher import launch
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
-from graphpipe.run.faults.fault import KINDS, PHASES, check_faults, parse_fault, parse_faults
-from graphpipe.run.faults.injector import LOG
-from graphpipe.run.faults.phases import phases_by_rank
+from graphpipe.run.faults.check_faults import check_faults, phases_by_rank
+from graphpipe.run.faults.fault import KINDS, PHASES, parse_fault, parse_faults
 
 RANK_FUNCTIONS = Path(__file__).parents[2] / "support" / "ranks"
+
 CUT, RANKS, OUTPUT_RANK = "four", 4, 3
 
 
-def test_a_rank_that_raises(tmp_path: Path) -> None:
+def test_peers_of_a_rank_that_raises_end_with_an_error(tmp_path: Path) -> None:
     outcomes = run_ranks(fail_in_loss, RANKS, tmp_path, CUT)
     assert outcomes[OUTPUT_RANK].error == "KeyError: 'labels'"
     for outcome in outcomes[:OUTPUT_RANK]:
         assert outcome.error.startswith("PeerLost: rank ")
 
 
-def test_a_rank_that_raises_and_lives_on_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+def test_a_rank_that_raises_but_keeps_running_does_not_block_the_others(tmp_path: Path) -> None:
     outcomes = run_ranks(fail_and_linger, RANKS, tmp_path, CUT, str(tmp_path))
     assert outcomes[OUTPUT_RANK].error == "KeyError: 'labels'"
     for outcome in outcomes[:OUTPUT_RANK]:
@@ -40,7 +40,7 @@ def test_a_rank_that_raises_and_lives_on_does_not_keep_the_others_waiting(tmp_pa
 
 
 @pytest.mark.parametrize("killed", [0, 3])
-def test_a_rank_that_is_killed(killed: int, tmp_path: Path) -> None:
+def test_peers_of_a_killed_rank_end_with_an_error(killed: int, tmp_path: Path) -> None:
     outcomes = run_ranks(die, RANKS, tmp_path, CUT, killed)
     assert outcomes[killed].exitcode == -9
     errors = [outcome.error for rank, outcome in enumerate(outcomes) if rank != killed]
@@ -49,7 +49,7 @@ def test_a_rank_that_is_killed(killed: int, tmp_path: Path) -> None:
     assert max(outcome.seconds for outcome in outcomes) < 10
 
 
-def test_a_rank_that_stalls(tmp_path: Path) -> None:
+def test_peers_of_a_stalled_rank_end_with_an_error(tmp_path: Path) -> None:
     outcomes = run_ranks(stall, RANKS, tmp_path, CUT, 1, str(tmp_path))
     errors = [outcome.error for rank, outcome in enumerate(outcomes) if rank != 1]
     assert any(error.startswith("PeerStalled: rank 1 did not answer") for error in errors), errors
@@ -83,7 +83,7 @@ MATRIX = [
 
 
 def blame(outcomes: list[Outcome], folder: Path) -> RankFailed:
-    """Return what a launcher would make of it."""
+    """Return the first failure that a launcher would report."""
     failures = {
         rank: ProcessFailure(local_rank=rank, pid=1, exitcode=outcome.exitcode or 1, error_file="")
         for rank, outcome in enumerate(outcomes)
@@ -92,11 +92,11 @@ def blame(outcomes: list[Outcome], folder: Path) -> RankFailed:
     for rank, failure in failures.items():
         if outcomes[rank].error:
             failure.error_file_data = {"message": {"message": outcomes[rank].error}}
-    return first_cause(failures, folder)
+    return first_failure(failures, folder)
 
 
 @pytest.mark.parametrize(("kind", "phase"), MATRIX)
-def test_every_fault_in_every_phase_ends_soon_names_the_culprit_and_spares_the_checkpoint(
+def test_after_any_fault_all_ranks_end_the_failed_rank_is_named_and_the_checkpoint_is_kept(
     kind: str, phase: str, tmp_path: Path
 ) -> None:
     fault = f"{kind}@rank{GUILTY}:step{STEP}:phase={phase}"
@@ -104,7 +104,7 @@ def test_every_fault_in_every_phase_ends_soon_names_the_culprit_and_spares_the_c
     outcomes = run_ranks(train_with_faults, 2, tmp_path, "pair", str(tmp_path), [fault], limit)
     assert max(outcome.seconds for outcome in outcomes) < 10
     cause = blame(outcomes, tmp_path)
-    # NaN is found by all ranks together; the sentence names the stage.
+    # All ranks find a NaN in the same collective call, and the message names the stage.
     assert cause.rank == GUILTY or kind == "nan"
     assert SAID[kind] in str(cause)
     assert f"(host {os.uname().nodename}, " in str(cause)
@@ -120,56 +120,56 @@ def test_every_fault_in_every_phase_ends_soon_names_the_culprit_and_spares_the_c
     pipeline, _ = pipeline_of("pair")
     training = Checkpoints(pipeline, tmp_path / "checkpoints").load()
     assert training.step == STEP - 1
-    assert fault in (tmp_path / LOG).read_text()
+    assert fault in (tmp_path / "faults.jsonl").read_text()
 
 
-def test_a_slow_rank_only_delays(tmp_path: Path) -> None:
+def test_a_slow_rank_only_delays_the_training(tmp_path: Path) -> None:
     faults = [f"slow@rank{GUILTY}:step{STEP}:phase={phase}:seconds=0.1" for phase in PHASES]
     outcomes = run_ranks(train_with_faults, 2, tmp_path, "pair", str(tmp_path), faults, 20.0)
-    assert values(outcomes) == [unbroken("pair")["losses"][:3]] * 2
+    assert values(outcomes) == [train_uninterrupted("pair")["losses"][:3]] * 2
     assert min(outcome.seconds for outcome in outcomes) > 0.7
-    assert len((tmp_path / LOG).read_text().splitlines()) == len(PHASES)
+    assert len((tmp_path / "faults.jsonl").read_text().splitlines()) == len(PHASES)
 
 
-def test_a_launcher_names_a_rank_that_was_stopped_and_leaves_no_process(
+def test_a_launcher_names_a_stopped_rank_and_ends_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{RANK_FUNCTIONS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with none_left(), pytest.raises(RankFailed) as caught:
+    with all_processes_end(), pytest.raises(RankFailed) as caught:
         launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), "stop@rank1:step2:phase=backward"])
-    assert time.time() - caught.value.seen < 3 + 5  # the limit, and the launcher's own
+    assert time.time() - caught.value.seen < 3 + 5  # the time limit of the ranks, and the launcher's grace period
     assert str(caught.value).startswith(f"rank 1 (host {os.uname().nodename}, stage '")
     assert "step 2, backward of micro-batch" in caught.value.where
-    assert "nor to being told to stop: it was killed" in str(caught.value)
+    assert "and did not react to SIGTERM, so it was killed" in str(caught.value)
 
 
-@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("fault", ["oom@rank1:step2", "shape@rank0:step2", "nan@rank1:step2", "slow@rank0:step2"])
-def test_a_launcher_leaves_no_process_whatever_the_fault(
+def test_a_launcher_ends_all_processes_after_any_fault(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(RANK_FUNCTIONS)
     slow = fault.startswith("slow")
-    with none_left(), nullcontext() if slow else pytest.raises(RankFailed):
+    with all_processes_end(), nullcontext() if slow else pytest.raises(RankFailed):
         launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), fault + ":seconds=0.2" * slow])
     ranks = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
     assert len(ranks) == 2
-    assert still_there(living(ranks), 2) == []
+    assert still_running(running_processes(ranks), 2) == []
 
 
-def test_faults_strike_once_whatever_is_started_again(tmp_path: Path) -> None:
-    (tmp_path / LOG).write_text('{"fault": "raise@rank0:step1:phase=forward", "time": 0}\n')
+def test_a_recorded_fault_does_not_strike_again_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "faults.jsonl").write_text('{"fault": "raise@rank0:step1:phase=forward", "time": 0}\n')
     fault = ["raise@rank0:step1", "raise@rank0:step1:phase=optimizer"]
     with pytest.raises(RuntimeError, match="phase=optimizer"):
         train_with_faults("pair", str(tmp_path), fault, 3.0)
 
 
-def test_a_fault_that_finds_nothing_to_strike_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="rank 0 had nothing for it to strike in phase 'send' of step 1"):
+def test_a_fault_whose_phase_is_not_reached_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="rank 0 did not reach phase 'send' in step 1"):
         train_with_faults("pair", str(tmp_path), ["kill@rank0:step1:phase=send"], 3.0)
 
 
-def test_faults_are_written_as_they_are_read() -> None:
+def test_a_fault_is_parsed_from_its_text_form() -> None:
     for kind, phases in KINDS.items():
         assert parse_fault(f"{kind}@rank2:step3").phase == phases[0]
         for phase in phases:
@@ -192,7 +192,7 @@ def test_faults_are_written_as_they_are_read() -> None:
         ("slow@rank1:step1:seconds=soon", "seconds is 'soon', must be positive"),
     ],
 )
-def test_what_is_no_fault_is_named(text: str, said: str) -> None:
+def test_a_malformed_fault_is_refused(text: str, said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_fault(text)
     assert said in str(caught.value)
@@ -204,11 +204,11 @@ def test_what_is_no_fault_is_named(text: str, said: str) -> None:
         ("kill@rank2:step1", "there are 2 ranks, from 0"),
         ("kill@rank1:step9", "there are 8 steps, from 1"),
         ("kill@rank0:step4:phase=checkpoint", "there is no checkpoint after step 4: one is made every 3 steps"),
-        ("slow@rank0:step4:seconds=30", "lasts 30 s, a rank is waited for 20 s. Use 'stop'"),
-        ("kill@rank1:step1:phase=reduce", "rank 1 never comes to phase 'reduce' in this plan. Ranks that do: none"),
+        ("slow@rank0:step4:seconds=30", "lasts 30 s, ranks wait 20 s for a silent rank. Use 'stop'"),
+        ("kill@rank1:step1:phase=reduce", "rank 1 never reaches phase 'reduce' in this plan. Ranks that do: none"),
     ],
 )
-def test_a_fault_that_cannot_strike_is_named_before_the_training(text: str, said: str) -> None:
+def test_a_fault_that_cannot_strike_is_refused_before_the_training(text: str, said: str) -> None:
     pipeline, _ = pipeline_of("shared")
     phases = phases_by_rank(pipeline.plan, 2)
     check = {"steps": 8, "every": 3, "timeout_seconds": 20.0}

@@ -1,0 +1,34 @@
+"""Which rank hosts which devices and replicas."""
+
+import pytest
+from run_models import BATCH, STAGES, fan, fan_batch
+from run_plans import plan_of
+from run_scenarios import build
+
+from graphpipe.errors import InvalidInput
+from graphpipe.run import RankLayout, ReplicaLayout
+from graphpipe.run.comm.rank_placement import Placement
+
+
+def test_every_device_has_a_rank() -> None:
+    plan = plan_of(fan(), fan_batch()[0], STAGES["mixed"], BATCH)
+    spread, single = Placement.of(plan, 6), Placement.of(plan, 1)
+    assert [spread.devices(rank) for rank in range(6)] == [(device,) for device in range(6)]
+    assert single.devices(0) == (0, 1, 2, 3, 4, 5)
+    assert spread.ranks(1) == (2, 3, 4)
+    assert [(slot.stage, slot.replica, slot.device) for slot in spread.slots(4)] == [(1, 2, 4)]
+    with pytest.raises(InvalidInput, match="the plan uses 6 devices, the world has 4 ranks"):
+        Placement.of(plan, 4)
+
+
+def test_the_layout_lists_the_replicas_of_a_rank() -> None:
+    pipeline, _ = build("shared")
+    replicas = pipeline.layout()[0].replicas
+    assert isinstance(pipeline.layout()[0], RankLayout)
+    assert [(each.stage, each.device) for each in replicas] == [
+        ("stem", "cpu0"),
+        ("left", "cpu1"),
+        ("right", "cpu1"),
+        ("head", "cpu0"),
+    ]
+    assert replicas[3] == ReplicaLayout(stage="head", device="cpu0", replica=0, degree=1, micro_batch=4)
