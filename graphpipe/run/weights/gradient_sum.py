@@ -1,4 +1,4 @@
-"""Gradients of a stage summed over its replicas, which are all given a share of the same mini-batch."""
+"""Sums the gradients of a stage over its replicas, which each compute a share of the same mini-batch."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,10 @@ from graphpipe.run.comm.world import World
 
 
 def sum_between_ranks(world: World, parameters: Sequence[nn.Parameter], ranks: Sequence[int], stage: str) -> None:
-    """Replace each parameter's gradient by its sum over the ranks, which all hold these parameters.
+    """Replace each parameter's gradient by its sum over the ranks, which all have these parameters.
 
-    A parameter without gradient everywhere keeps none (an optimizer skips it); without one here, it counts as zero.
+    If a parameter has no gradient on any rank, its gradient stays None, so an optimizer skips it. If it lacks a
+    gradient only on some ranks, it counts as zero there.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     for bucket in buckets(trainable):
@@ -26,7 +27,7 @@ def sum_between_ranks(world: World, parameters: Sequence[nn.Parameter], ranks: S
 
 
 def sum_copies(copies: Sequence[nn.Parameter], stage: str) -> None:
-    """Sum the gradients of copies of a parameter in one process into the first one, in order."""
+    """Sum the gradients of copies of a parameter in one process, in order. The first copy gets the sum."""
     first = copies[0]
     for other in copies[1:]:
         if other.grad is not None:

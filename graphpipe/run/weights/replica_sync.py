@@ -1,68 +1,103 @@
-"""The data-parallel engine: what keeps the replicas of one stage, each on a rank of its own, at the same weights.
+"""Replica synchronisation: what keeps the replicas of one stage at the same weights.
 
     begin | forwards and backwards of the mini-batch ... last_backward | reduce | (the optimizer) | end
 
-Where all replicas of a stage are in one process there is nothing to keep together: their gradients are added there,
-whatever the engine.
+Each synchronisation has a file of its own (`sync_*.py`) and a line in `registry.py`. The rest of the package uses
+only its `SyncTraits` to decide what to combine it with.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Literal, get_args
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from graphpipe.errors import InvalidInput, nearest
-
-EngineName = Literal["allreduce", "ddp", "fsdp2"]
-ENGINES: tuple[str, ...] = get_args(EngineName)
+from graphpipe.run.comm.world import World
 
 
-class Engine(ABC):
-    """Of one stage on one rank; the ranks with a replica of the stage call its methods alike."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncTraits:
+    """What a synchronisation does, and what it can be combined with."""
 
-    @abstractmethod
-    def begin(self) -> None:
-        """Have the whole weights here, before a mini-batch."""
+    shards_parameters: bool = False
+    """Between steps each rank holds one shard of every weight, gradient and optimizer state. Its replica is then a copy
+    of the user's module, and all ranks take part to gather a whole weight or gradient."""
+    shards_optimizer: bool = False
+    """It shards the optimizer's state itself, so `shard_optimizer` (ZeRO-1) cannot be added."""
+    split_backward: bool = True
+    """It works where a backward is split into an input half and a weight half (zero-bubble schedules)."""
+    reduces_in_backward: bool = False
+    """Ranks wait for each other inside the last backward of a mini-batch, not in `reduce`."""
+    local_replicas: bool = False
+    """It can synchronise replicas that are in one process. If it cannot, `allreduce` does so in its place."""
 
-    @abstractmethod
-    def last_backward(self, roots: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Return what to be inside of during the last backward of a mini-batch, which begins at `roots`."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReplicas:
+    """The replicas of one stage, as one rank sees them."""
+
+    world: World
+    ranks: tuple[int, ...]
+    """Rank of each replica."""
+    stage: str
+    """Name of the stage, for errors."""
+    original: nn.Module
+    """The user's module of the stage."""
+    modules: tuple[nn.Module, ...]
+    """Modules of the replicas on this rank. The first is `original`, or a copy if parameters are sharded."""
+    parameters: tuple[tuple[nn.Parameter, ...], ...]
+    """Parameters to be synchronised: for each replica on this rank all of them, in the same order. Parameters that are
+    tied to other stages are not among them."""
+
+    @property
+    def spread(self) -> bool:
+        """Whether each replica is on a rank of its own; otherwise all are in this process."""
+        return len(set(self.ranks)) > 1
+
+
+class ReplicaSync(ABC):
+    """Synchronises the replicas of one stage. All ranks with a replica call each method in the same order.
+
+    Args:
+        replicas: of the stage.
+    """
+
+    traits: ClassVar[SyncTraits]
+
+    def __init__(self, replicas: StageReplicas) -> None:
+        self.replicas = replicas
 
     @abstractmethod
     def reduce(self) -> None:
-        """Sum the gradients over the replicas, after the last backward: each has the sum, or its shard of it."""
+        """Sum the gradients over the replicas. Each replica gets the sum, or its shard of the sum.
 
-    @abstractmethod
+        Called after the last backward. If the replicas are in one process, it is called after the last backward of each
+        replica, and must add every gradient once.
+        """
+
+    def begin(self) -> None:
+        """Prepare the weights for a mini-batch."""
+        return
+
+    def last_backward(self, roots: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Return a context for the last backward of a mini-batch.
+
+        Args:
+            roots: tensors where that backward begins.
+        """
+        del roots
+        return nullcontext()
+
     def end(self) -> None:
-        """Let go of what `begin` fetched, if it is still here."""
+        """Release what `begin` fetched, if it is still here."""
+        return
 
-    @abstractmethod
     def publish(self) -> None:
-        """Give the user's module the weights and buffers of now, if it does not hold them itself."""
+        """Copy the current weights and buffers to the user's module, if the replica is a copy."""
+        return
 
-    @abstractmethod
     def adopt(self) -> None:
-        """Take over the weights and buffers of the user's module, if they are not in use themselves."""
-
-
-def check_engine(name: str, *, shard_optimizer: bool, section: str = "") -> None:
-    """Check the name of an engine, and whether the optimizer's state can be sharded beside it.
-
-    Args:
-        name: of the engine.
-        shard_optimizer: whether replicas share out the optimizer's state.
-        section: what errors put before the names of these two.
-
-    Raises:
-        InvalidInput: there is none of this name (the nearest is given), or it shards the state itself.
-    """
-    if name not in ENGINES:
-        raise InvalidInput(f"unknown engine '{name}'", where=f"{section}engine", remedy=nearest(name, list(ENGINES)))
-    if shard_optimizer and name == "fsdp2":
-        raise InvalidInput(
-            "is true, and engine 'fsdp2' shards the optimizer's state itself",
-            where=f"{section}shard_optimizer",
-            remedy="Leave it out, or choose engine='allreduce' or 'ddp'.",
-        )
+        """Copy the weights and buffers of the user's module here, if the replica is a copy."""
+        return

@@ -1,4 +1,4 @@
-"""Tensors of which every rank of a group holds some rows (DTensor): the whole of one, and a rank's own rows."""
+"""Sharded tensors (DTensor): every rank of a group has some rows. Gathers whole tensors, and finds a rank's rows."""
 
 import sys
 from collections.abc import Iterable
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> "TypeIs[DTensor]":
-    """True for a tensor in shards."""
-    # Where torch's module was never imported there is none; to import it takes 0.2 s, and few need it.
+    """True for a sharded tensor."""
+    # If torch's module was never imported, no tensor is sharded. Importing it takes 0.2 s, and few runs need it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor; if it is in shards, all ranks that hold one must call this.
+    """Return the whole of a tensor. If it is sharded, all ranks with a shard must call this.
 
     Raises:
-        PeerLost, PeerStalled: one of them is gone.
+        PeerLost, PeerStalled: one of these ranks has died or stalled.
     """
     if is_sharded(tensor):
         with translate_loss("another replica"):
@@ -34,22 +34,22 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own(tensor: Tensor) -> Tensor:
-    """Return what of a tensor is on this rank."""
+    """Return this rank's shard of a tensor, or the tensor itself if it is not sharded."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def counted(tensors: Iterable[Tensor], *, whole: bool) -> list[Tensor]:
-    """Return what of some tensors is on this rank alone: its part of those in shards, and of the others all, or none.
+def local_parts(tensors: Iterable[Tensor], *, whole: bool) -> list[Tensor]:
+    """Return this rank's shards of tensors and, if asked for, also the tensors that are not sharded.
 
     Args:
-        tensors: in shards or not.
-        whole: whether those that are not in shards count here.
+        tensors: sharded or not.
+        whole: include the tensors that are not sharded.
     """
     return [own(each) for each in tensors if whole or is_sharded(each)]
 
 
 def in_shards(value: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor, which every rank has, in shards like another's if that is and has its shape."""
+    """Return a tensor, which every rank has whole, sharded like `like` if that is sharded and has the same shape."""
     if not is_sharded(like) or value.shape != like.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -59,7 +59,7 @@ def in_shards(value: Tensor, like: Tensor) -> Tensor:
 
 
 def publish(source: nn.Module, target: nn.Module) -> None:
-    """Give `target` the whole parameters, and the buffers, of `source`, which may be in shards."""
+    """Copy the whole parameters and the buffers of `source`, which may be sharded, to `target`."""
     with torch.no_grad():
         for theirs, mine in zip(source.parameters(), target.parameters(), strict=True):
             mine.copy_(whole(theirs))
@@ -68,7 +68,7 @@ def publish(source: nn.Module, target: nn.Module) -> None:
 
 
 def adopt(target: nn.Module, source: nn.Module) -> None:
-    """Give `target`, which may be in shards, this rank's part of `source`."""
+    """Copy the parameters and the buffers of `source` to `target`, which may be sharded."""
     with torch.no_grad():
         for theirs, mine in zip(source.parameters(), target.parameters(), strict=True):
             mine.copy_(in_shards(theirs, mine))

@@ -1,119 +1,108 @@
-"""The engine `fsdp2`: between steps, every replica holds a shard of the weights, gradients and optimizer state.
+"""Synchronisation `fsdp2`: between steps each replica holds one shard of the weights, gradients and optimizer state.
 
     begin: all-gather the weights | the mini-batch | reduce: reduce-scatter the gradients, drop the weights
 
-torch's `fully_shard`, with one group of parameters per stage and without its hooks around forwards: replicas may differ
-in how many forwards they do (evaluation), and a stage may compute forwards again, split its backward, or change its
-graph with the shapes of the inputs. Our backwards add to the gradients of the gathered weights; FSDP's hooks then run
-once, around a module that does nothing, and find them there.
+It uses torch's `fully_shard` with one group of parameters per stage, and without its hooks around forwards. Replicas
+may run different numbers of forwards (evaluation), and a stage may compute forwards again, split its backward, or
+change its graph with the shapes of the inputs. Backwards here add to the gradients of the gathered weights. FSDP's
+hooks then run once, around a module that computes nothing, and find the gradients there.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast, final
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.comm.world import World
 from graphpipe.run.weights import sharded_tensors as shards
 from graphpipe.run.weights.gradient_sum import sum_between_ranks
-from graphpipe.run.weights.replica_sync import Engine
+from graphpipe.run.weights.replica_sync import ReplicaSync, StageReplicas, SyncTraits
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 @final
-class Fsdp2(Engine):
-    """One replica on this rank, the others on other ranks.
-
-    Args:
-        world: this rank.
-        ranks: of the replicas.
-        module: of the replica here, no other's: its parameters become shards.
-        original: the user's module, of which `module` is a copy; it stays as it is.
-        parameters: of `module`, those that the replicas reduce among themselves; others stay whole.
-        stage: its name.
+class Fsdp2(ReplicaSync):
+    """One replica on this rank, the others on other ranks. The user's module stays whole.
 
     Raises:
         InvalidInput: trainable parameters of several dtypes.
     """
 
-    def __init__(
-        self,
-        world: World,
-        ranks: Sequence[int],
-        module: nn.Module,
-        original: nn.Module,
-        parameters: Sequence[nn.Parameter],
-        stage: str,
-    ) -> None:
-        self._world, self._ranks, self._module, self._original = world, tuple(ranks), module, original
-        self._stage = stage
-        # FSDP has no shards of a single number: every replica keeps it whole.
-        self._numbers = [parameter for parameter in parameters if not parameter.ndim]
-        cut = {parameter for parameter in parameters if parameter.ndim}
-        _check_dtypes(cut, stage)
-        self._whole = {parameter for parameter in module.parameters() if parameter not in cut}
-        group = world.group(ranks)
-        # Torch takes meshes of the same ranks and name for the same, and goes on with one whose group is gone.
-        name = f"replicas_{group.group_name}"
-        mesh = DeviceMesh.from_group(group, world.device.type, mesh_dim_names=(name,))
-        with world.waiting_for(ranks):
-            holder = fully_shard(
-                _Holder(module),
-                mesh=mesh,
-                reshard_after_forward=False,
-                ignored_params=self._whole,
-            )
-        self._fsdp: FSDPModule = holder
-        self._fsdp.set_gradient_divide_factor(1.0)  # losses are weighed by their share of the mini-batch instead
-        self._fsdp.set_force_sum_reduction_for_comms(True)
+    traits: ClassVar = SyncTraits(shards_parameters=True, shards_optimizer=True)
+
+    def __init__(self, replicas: StageReplicas) -> None:
+        super().__init__(replicas)
+        (self._module,), (parameters,) = replicas.modules, replicas.parameters
+        # FSDP cannot shard a 0-d parameter, so every replica keeps it whole.
+        self._scalars = [parameter for parameter in parameters if not parameter.ndim]
+        sharded = {parameter for parameter in parameters if parameter.ndim}
+        _check_dtypes(sharded, replicas.stage)
+        self._whole = {parameter for parameter in self._module.parameters() if parameter not in sharded}
+        self._fsdp = _fully_shard(self._module, self._whole, replicas)
 
     def begin(self) -> None:
         """Gather the weights."""
-        with self._world.waiting_for(self._ranks):
+        with self._waiting():
             self._fsdp.unshard()
 
-    def last_backward(self, roots: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        del roots
-        return nullcontext()
-
     def reduce(self) -> None:
-        """Sum the gradients; each replica keeps its shard, and drops the gathered weights."""
+        """Sum the gradients. Each replica keeps its shard, and drops the gathered weights."""
+        replicas = self.replicas
         self._fill_gaps()
-        with self._world.waiting_for(self._ranks):
-            flag = torch.zeros(1, device=self._world.device, requires_grad=True)
+        with self._waiting():
+            flag = torch.zeros(1, device=replicas.world.device, requires_grad=True)
             cast(Any, self._fsdp)(flag).backward()
-        sum_between_ranks(self._world, self._numbers, self._ranks, self._stage)
+        sum_between_ranks(replicas.world, self._scalars, replicas.ranks, replicas.stage)
 
     def end(self) -> None:
         """Drop the gathered weights."""
         self._fsdp.reshard()
 
     def publish(self) -> None:
-        """Give the user's module the whole weights."""
-        with self._world.waiting_for(self._ranks):
-            shards.publish(self._module, self._original)
+        """Copy the whole weights and the buffers to the user's module."""
+        with self._waiting():
+            shards.publish(self._module, self.replicas.original)
 
     def adopt(self) -> None:
-        """Take this rank's shard of the user's module."""
-        shards.adopt(self._module, self._original)
+        """Copy this rank's shard of the weights, and the buffers, of the user's module."""
+        shards.adopt(self._module, self.replicas.original)
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        return self.replicas.world.waiting_for(self.replicas.ranks)
 
     def _fill_gaps(self) -> None:
-        # FSDP reduces what has a gradient, which must be the same on all ranks: zeros where only others have one.
+        # FSDP reduces the parameters that have a gradient, which must be the same ones on all ranks.
+        world, ranks = self.replicas.world, self.replicas.ranks
         trainable = [each for each in self._module.parameters() if each.requires_grad and each not in self._whole]
-        present = torch.tensor([float(each.grad is not None) for each in trainable], device=self._world.device)
-        self._world.sum(present, self._ranks)
+        present = torch.tensor([float(each.grad is not None) for each in trainable], device=world.device)
+        world.sum(present, ranks)
         for parameter, count in zip(trainable, present.tolist(), strict=True):
             if count and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
 
+def _fully_shard(module: nn.Module, whole: set[nn.Parameter], replicas: StageReplicas) -> "FSDPModule":
+    # Imported here because both take 0.1 s, and few trainings need them.
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    group = replicas.world.group(replicas.ranks)
+    # Torch confuses meshes with the same ranks and name, and would use one whose group is closed.
+    name = f"replicas_{group.group_name}"
+    mesh = DeviceMesh.from_group(group, replicas.world.device.type, mesh_dim_names=(name,))
+    with replicas.world.waiting_for(replicas.ranks):
+        fsdp = fully_shard(_Holder(module), mesh=mesh, reshard_after_forward=False, ignored_params=whole)
+    fsdp.set_gradient_divide_factor(1.0)  # losses are weighted by their share of the mini-batch instead
+    fsdp.set_force_sum_reduction_for_comms(True)
+    return fsdp
+
+
 class _Holder(nn.Module):
-    """Holds a module for FSDP, and computes nothing: only the hooks around its forward matter."""
+    """Holds a module for FSDP and computes nothing, because only the hooks around its forward matter."""
 
     def __init__(self, held: nn.Module) -> None:
         super().__init__()
@@ -129,5 +118,5 @@ def _check_dtypes(parameters: Iterable[nn.Parameter], stage: str) -> None:
         raise InvalidInput(
             f"its trainable parameters are of {len(found)} dtypes: {', '.join(sorted(found))}",
             where=f"stage '{stage}'",
-            remedy="FSDP shards parameters of one dtype together: choose engine='ddp' or 'allreduce'.",
+            remedy="Give the stage's parameters one dtype, or choose an engine that does not shard them.",
         )

@@ -1,4 +1,4 @@
-"""Parameters that stages share, as a rank holds them: gradients summed over all holders, every copy updated alike."""
+"""Tied parameters on one rank: gradients are summed over all stages that share them, and all copies stay equal."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from graphpipe.plans import Plan
-from graphpipe.plans.tied_gradients import Exchange
+from graphpipe.plans.tied_gradients import TiedGradients
 from graphpipe.run.comm import broadcast as share
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
@@ -15,19 +15,19 @@ from graphpipe.run.weights.gradient_sum import sum_between_ranks, sum_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedParameters:
-    """The parameters of one `Exchange` on one rank."""
+class TiedParameters:
+    """The parameters of one `TiedGradients` on one rank."""
 
     name: str
-    """Of the first stage that has them, for errors."""
+    """Name of the first stage that has them, for errors."""
     copies: tuple[tuple[nn.Parameter, ...], ...]
-    """Per parameter, every copy here once. Stages that run the user's own module have it in common."""
+    """By parameter: each copy on this rank, once. Stages that run the user's own module use the same copy."""
     updated: frozenset[int]
-    """Of the copies those, by identity, that this rank's optimizer changes; the others follow them."""
+    """Ids of the copies that this rank's optimizer changes. The other copies get their values."""
     ranks: tuple[int, ...]
-    """Of all holders, each once, ascending; empty where this rank is none of them."""
+    """All ranks with a copy, ascending. Empty if this rank has no copy."""
     source: int
-    """The rank whose copy decides the weights."""
+    """The rank whose copy sets the weights of all others."""
 
     @property
     def firsts(self) -> list[nn.Parameter]:
@@ -35,7 +35,7 @@ class SharedParameters:
         return [copies[0] for copies in self.copies]
 
     def sum_gradients(self, world: World) -> None:
-        """Give all copies that are updated, here and elsewhere, the sum of all copies' gradients."""
+        """Give every copy that an optimizer changes the sum of all copies' gradients, over all ranks."""
         for copies in self.copies:
             sum_copies(copies, self.name)
         if len(self.ranks) > 1:
@@ -45,7 +45,7 @@ class SharedParameters:
                 other.grad = first.grad.clone() if first.grad is not None and id(other) in self.updated else None
 
     def align(self, world: World) -> None:
-        """Give all copies the values of the source's."""
+        """Copy the values of the source rank's copy to all others."""
         if len(self.ranks) > 1:
             share.broadcast(world, self.firsts, self.source, self.ranks)
         with torch.no_grad():
@@ -54,39 +54,46 @@ class SharedParameters:
                     other.copy_(first)
 
 
-Held = Mapping[tuple[int, int], Mapping[str, nn.Parameter]]
-"""The parameters of every replica on a rank, by name in the model; replicas by stage and number."""
+ReplicaParameters = Mapping[tuple[int, int], Mapping[str, nn.Parameter]]
+"""By replica on a rank (stage and number): its parameters, by name in the model."""
 
 
-def shared_parameters(
-    plan: Plan, placement: Placement, held: Held, leaders: Collection[tuple[int, int]]
-) -> list[SharedParameters]:
-    """Return what this rank holds of each of the plan's exchanges.
+def find_tied_parameters(
+    plan: Plan, placement: Placement, parameters: ReplicaParameters, leaders: Collection[tuple[int, int]]
+) -> list[TiedParameters]:
+    """Return the tied parameters on this rank, one value for each exchange of the plan.
 
     Args:
-        plan: says which stages share what.
+        plan: with the stages that share parameters.
         placement: of the plan on the ranks.
-        held: the parameters of this rank's replicas.
+        parameters: the parameters of this rank's replicas.
         leaders: the replicas whose parameters this rank's optimizer changes.
     """
-    return [_of(each, plan, placement, held, leaders) for each in plan.exchanges]
+    return [_of(each, plan, placement, parameters, leaders) for each in plan.tied_gradients]
 
 
 def _of(
-    exchange: Exchange, plan: Plan, placement: Placement, held: Held, leaders: Collection[tuple[int, int]]
-) -> SharedParameters:
-    seats = sorted((seat for seat in held if seat[0] in exchange.stages), key=lambda seat: (seat not in leaders, seat))
-    copies = [{id(held[seat][name]): held[seat][name] for seat in seats} for name in exchange.parameters if seats]
+    exchange: TiedGradients,
+    plan: Plan,
+    placement: Placement,
+    parameters: ReplicaParameters,
+    leaders: Collection[tuple[int, int]],
+) -> TiedParameters:
+    names = exchange.parameters
+    replicas = [replica for replica in parameters if replica[0] in exchange.stages]
+    replicas.sort(key=lambda replica: (replica not in leaders, replica))
+    updated = [parameters[replica][name] for replica in replicas if replica in leaders for name in names]
+    copies = [[parameters[replica][name] for replica in replicas] for name in names if replicas]
     ranks = sorted({rank for stage in exchange.stages for rank in placement.ranks(stage)})
-    return SharedParameters(
+    return TiedParameters(
         name=plan.stages[exchange.stages[0]].name,
-        copies=tuple(tuple(each.values()) for each in copies),
-        updated=frozenset(id(held[seat][name]) for seat in seats if seat in leaders for name in exchange.parameters),
-        ranks=tuple(ranks) if seats else (),
+        copies=tuple(tuple({id(copy): copy for copy in each}.values()) for each in copies),
+        updated=frozenset(map(id, updated)),
+        ranks=tuple(ranks) if replicas else (),
         source=placement.ranks(exchange.stages[0])[0],
     )
 
 
-def apart(shared: Sequence[SharedParameters]) -> frozenset[int]:
-    """Return the parameters, by identity, that a stage's replicas do not sum among themselves."""
+def tied_parameter_ids(shared: Sequence[TiedParameters]) -> frozenset[int]:
+    """Return the ids of all tied parameters, whose gradients are not summed within one stage only."""
     return frozenset(id(copy) for each in shared for copies in each.copies for copy in copies)

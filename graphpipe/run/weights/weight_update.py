@@ -9,83 +9,80 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from graphpipe.errors import InvalidInput
-from graphpipe.run.weights.zero1 import share_out
+from graphpipe.model.torch_private import without_compiler
+from graphpipe.run.weights.zero1 import shard_optimizer_state
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
-"""Takes the trainable parameters a rank hosts; not called on a rank that has none. Where optimizer state is sharded it
-is called once per set of ranks that share it, each time for some of them."""
+"""Builds an optimizer for trainable parameters of a rank. It is called once per group of parameters (see
+`OptimizerGroup`), so never on a rank without trainable parameters."""
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
-    """Parameters that one optimizer changes."""
+class OptimizerGroup:
+    """Parameters that one optimizer updates."""
 
     parameters: list[nn.Parameter]
-    group: dist.ProcessGroup | None = None
-    """Given, its ranks share out the optimizer's state."""
+    process_group: dist.ProcessGroup | None = None
+    """If given, its ranks shard the optimizer's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepper:
+class ScheduledOptimizer:
     """An optimizer and its learning-rate schedule."""
 
     optimizer: Optimizer
     scheduler: LRScheduler | None
 
     @staticmethod
-    def of(portion: Portion, optimizer: OptimizerFactory, scheduler: SchedulerFactory | None) -> "Stepper":
+    def of(
+        group: OptimizerGroup, optimizer: OptimizerFactory, scheduler: SchedulerFactory | None
+    ) -> "ScheduledOptimizer":
         """Build optimizer and schedule for some parameters."""
-        built = optimizer(portion.parameters)
-        if portion.group is not None:
-            built = share_out(built, portion.group)
-        return Stepper(optimizer=built, scheduler=None if scheduler is None else scheduler(built))
+        with without_compiler():
+            built = optimizer(group.parameters)
+            if group.process_group is not None:
+                built = shard_optimizer_state(built, group.process_group)
+            return ScheduledOptimizer(optimizer=built, scheduler=None if scheduler is None else scheduler(built))
 
     def step(self) -> None:
         """Step the optimizer, then the schedule."""
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
+        with without_compiler():
+            self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
 
 
 @dataclass(slots=True, kw_only=True)
-class Update:
-    """What changes the weights that a rank hosts; replicas on other ranks change theirs alike."""
+class WeightUpdate:
+    """Updates the weights on one rank. Other ranks update the weights of their replicas in the same way."""
 
-    portions: Sequence[Portion]
-    steppers: list[Stepper]
+    groups: Sequence[OptimizerGroup]
+    optimizers: list[ScheduledOptimizer]
     clip_norm: float | None
 
     @staticmethod
     def of(
-        portions: Sequence[Portion],
+        groups: Sequence[OptimizerGroup],
         optimizer: OptimizerFactory | None,
         scheduler: SchedulerFactory | None,
         clip_norm: float | None,
-    ) -> "Update":
-        """Build optimizer and schedule for each portion of a rank's trainable parameters.
-
-        Raises:
-            InvalidInput: a clipping norm that is not positive.
-        """
-        if clip_norm is not None and not clip_norm > 0:
-            raise InvalidInput(f"is {clip_norm}, must be positive", where="clip_norm", remedy="None clips nothing.")
-        return Update(
-            portions=portions,
-            steppers=[] if optimizer is None else [Stepper.of(each, optimizer, scheduler) for each in portions],
-            clip_norm=clip_norm,
-        )
+    ) -> "WeightUpdate":
+        """Build optimizer and schedule for each group of a rank's trainable parameters."""
+        optimizers: list[ScheduledOptimizer] = []
+        if optimizer is not None:
+            optimizers = [ScheduledOptimizer.of(each, optimizer, scheduler) for each in groups]
+        return WeightUpdate(groups=groups, optimizers=optimizers, clip_norm=clip_norm)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All that it changes."""
-        return [parameter for portion in self.portions for parameter in portion.parameters]
+        """All parameters that it updates."""
+        return [parameter for group in self.groups for parameter in group.parameters]
 
     def clear(self) -> None:
         """Drop all gradients."""
-        for portion in self.portions:
-            for parameter in portion.parameters:
+        for group in self.groups:
+            for parameter in group.parameters:
                 parameter.grad = None
 
     def scale_gradients(self, factor: float) -> None:
@@ -95,13 +92,13 @@ class Update:
                 parameter.grad.mul_(factor)
 
     def step(self, gradient_norm: float) -> None:
-        """Change the weights, given the norm of the whole model's gradients."""
+        """Update the weights, given the norm of the whole model's gradients."""
         if self.clip_norm is not None:
             self._clip(self.clip_norm, gradient_norm)
-        for stepper in self.steppers:
-            stepper.step()
+        for scheduled in self.optimizers:
+            scheduled.step()
 
     def _clip(self, limit: float, gradient_norm: float) -> None:
-        for portion in self.portions:  # torch takes the shards of one group at a time
-            norm = torch.tensor(gradient_norm, device=portion.parameters[0].device)
-            torch.nn.utils.clip_grads_with_norm_(portion.parameters, limit, norm)
+        for group in self.groups:  # torch clips the shards of one group at a time
+            norm = torch.tensor(gradient_norm, device=group.parameters[0].device)
+            torch.nn.utils.clip_grads_with_norm_(group.parameters, limit, norm)

@@ -1,8 +1,8 @@
-"""ZeRO-1: each replica keeps the optimizer's state of some parameters, and updates these for all.
+"""ZeRO-1: each replica keeps the optimizer's state of some parameters, and updates them for all replicas.
 
-Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (2020). Torch's own
-ZeroRedundancyOptimizer, around whatever optimizer the user builds; but its `consolidate_state_dict` is never called,
-which unpickles what peers send.
+Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (2020). It wraps the
+user's optimizer in torch's ZeroRedundancyOptimizer, and never calls its `consolidate_state_dict`, which unpickles data
+from peers.
 """
 
 import copy
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
-def share_out(optimizer: Optimizer, group: dist.ProcessGroup) -> "ZeroRedundancyOptimizer":
-    """Return an optimizer that does what the given one would, the work shared out over the ranks of a group.
+def shard_optimizer_state(optimizer: Optimizer, group: dist.ProcessGroup) -> "ZeroRedundancyOptimizer":
+    """Return an optimizer equal to the given one whose state and work are sharded over the ranks of a group.
 
-    All ranks must call this, with an optimizer of the same parameters (of one dtype) and options, and no state yet.
+    All ranks must call this, with an optimizer of the same parameters (of one dtype) and options, without state.
     """
-
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # which takes 0.2 s, and few need it
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # takes 0.2 s, and few runs need it
 
     def part(groups: list[dict[str, Any]], **_: Any) -> Optimizer:
-        # Not the class called anew: what it was called with is not known, its groups hold all options.
+        # A copy, because the arguments of the constructor are unknown. The groups hold all options.
         own = copy.copy(optimizer)
         own.param_groups, own.state = groups, defaultdict(dict)
         return own
@@ -35,19 +34,19 @@ def share_out(optimizer: Optimizer, group: dist.ProcessGroup) -> "ZeroRedundancy
     return ZeroRedundancyOptimizer(groups, cast("type[Optimizer]", part), process_group=group)
 
 
-def holder(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that holds the state on this rank, and has the parameters it updates in its groups."""
-    return cast(Optimizer, optimizer.optim) if _is_shared_out(optimizer) else optimizer
+def local_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that has this rank's state, with the parameters that it updates in its groups."""
+    return cast(Optimizer, optimizer.optim) if _is_sharded(optimizer) else optimizer
 
 
 def load(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a state dict of all parameter groups, with state for the parameters of `holder` alone."""
+    """Load a state dict of all parameter groups, with state only for the parameters of `local_optimizer`."""
     optimizer.load_state_dict(state)
-    if _is_shared_out(optimizer):
-        optimizer.state.clear()  # the holder has it
+    if _is_sharded(optimizer):
+        optimizer.state.clear()  # the local optimizer has it
 
 
-def _is_shared_out(optimizer: Optimizer) -> "TypeGuard[ZeroRedundancyOptimizer]":
-    # Where torch's module was never imported there is none.
+def _is_sharded(optimizer: Optimizer) -> "TypeGuard[ZeroRedundancyOptimizer]":
+    # If torch's module was never imported, no optimizer is sharded.
     module = sys.modules.get("torch.distributed.optim")
     return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)

@@ -1,4 +1,4 @@
-"""The benchmark against other engines: all train alike in it, and what does not depend on the cores holds here too."""
+"""The benchmark against other tools: all train alike, and results that do not depend on the cores hold here too."""
 
 import copy
 
@@ -7,13 +7,13 @@ import torch
 
 from bench.engines import ours, plain
 from bench.runtime import alone_plan, chain, two_branches
-from graphpipe.model.zoo import zoo_model
+from graphpipe.model.zoo.registry import zoo_model
 
 pytestmark = pytest.mark.timeout(200)
 
 
 def test_a_chain_trains_as_torch_pipelines_it() -> None:
-    """The ranks compare the losses of a first step (`bench.runtime_rank`); times of so few steps say nothing."""
+    """The ranks compare the losses of a first step (`bench.runtime_rank`). There are too few steps to compare times."""
     row = chain(2, "1f1b", warmup=1, repeats=3)
     assert row["steps"] == 3
     assert row["paired_ratio"] > 0
@@ -30,8 +30,8 @@ def test_one_rank_trains_as_gradient_accumulation_does() -> None:
         torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_two_branches_take_less_than_their_chain_by_what_is_predicted() -> None:
-    """Layers that sleep take as long however many share a core: a graph three deep against a chain of five stages."""
+def test_two_branches_are_faster_than_their_chain_as_predicted() -> None:
+    """Sleeping layers do not contend for cores. A graph of depth three is compared with a chain of five stages."""
     row = two_branches("1f1b", warmup=1, repeats=3)
     assert row["predicted_ratio"] == pytest.approx(0.80, abs=0.01)
     assert row["paired_ratio"] == pytest.approx(row["predicted_ratio"], abs=0.08)

@@ -1,4 +1,4 @@
-"""Data-parallel engines: each gives the gradients of the unpartitioned model, and trains it alike."""
+"""Every replica synchronisation gives the gradients and the training of the unpartitioned model."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from builders import crossed
 from run_checkpoints import STEPS
 from run_ranks import run_ranks, values
 from run_replica_syncs import (
-    ENGINES,
+    SYNCS,
     differ,
     reduce_some,
     refused,
@@ -19,13 +19,14 @@ from run_replica_syncs import (
     save_shared,
     state_bytes,
     train_all,
-    train_alone,
+    train_unpartitioned,
 )
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.rank_placement import Placement
-from graphpipe.run.weights.build_sync import check_schedule
-from graphpipe.schedule import Schedule, lower
+from graphpipe.run.weights.check_sync import check_schedule
+from graphpipe.schedule import Schedule
+from graphpipe.schedule.lower import lower
 
 RANKS = {"replicas": 4, "both": 4, "four": 4, "overlap": 3}
 
@@ -50,9 +51,9 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cut", RANKS)
-def test_every_engine_trains_as_the_unpartitioned_model(cut: str, tmp_path: Path) -> None:
-    wanted, schedules = train_alone(), ["1f1b", "gpipe"] if cut in ("both", "four") else ["1f1b"]
-    outcomes = values(run_ranks(train_all, RANKS[cut], tmp_path, cut, [*ENGINES], schedules, {}, seconds=200))
+def test_every_synchronisation_trains_like_the_unpartitioned_model(cut: str, tmp_path: Path) -> None:
+    wanted, schedules = train_unpartitioned(), ["1f1b", "gpipe"] if cut in ("both", "four") else ["1f1b"]
+    outcomes = values(run_ranks(train_all, RANKS[cut], tmp_path, cut, [*SYNCS], schedules, {}, seconds=200))
     for label in outcomes[0]:
         seen: set[str] = set()
         for outcome in outcomes:
@@ -61,10 +62,10 @@ def test_every_engine_trains_as_the_unpartitioned_model(cut: str, tmp_path: Path
         assert seen == wanted["gradients"].keys(), label
 
 
-def test_recomputation_and_backwards_in_halves_change_nothing(tmp_path: Path) -> None:
-    wanted = train_alone()
+def test_recomputation_and_split_backwards_do_not_change_results(tmp_path: Path) -> None:
+    wanted = train_unpartitioned()
     for name, kinds, schedule, options in [
-        ("recompute", [*ENGINES], "1f1b", {"recompute": True}),
+        ("recompute", [*SYNCS], "1f1b", {"recompute": True}),
         ("halves", ["allreduce", "fsdp2", "allreduce, zero"], "zb-h1", {}),
     ]:
         for outcome in values(
@@ -76,7 +77,7 @@ def test_recomputation_and_backwards_in_halves_change_nothing(tmp_path: Path) ->
 
 def test_batch_norm_has_the_statistics_of_replica_0_everywhere(tmp_path: Path) -> None:
     options = {"norm": True}
-    outcomes = values(run_ranks(train_all, 4, tmp_path, "replicas", [*ENGINES], ["1f1b"], options, seconds=200))
+    outcomes = values(run_ranks(train_all, 4, tmp_path, "replicas", [*SYNCS], ["1f1b"], options, seconds=200))
     wanted = outcomes[0]["allreduce, 1f1b"]
     assert any("running_mean" in name for name in wanted["state"])
     for outcome in outcomes:
@@ -100,7 +101,7 @@ def test_shards_take_a_fraction_of_the_memory(tmp_path: Path) -> None:
         assert max(rank["fsdp2"][part] for rank in ranks) < 0.4 * whole
 
 
-def test_checkpoints_go_from_any_engine_to_any_other_and_resume_exactly_with_the_same(tmp_path: Path) -> None:
+def test_a_checkpoint_resumes_with_any_synchronisation_and_exactly_with_the_same(tmp_path: Path) -> None:
     kinds = ["allreduce", "fsdp2", "ddp, zero"]
     folder = str(tmp_path / "saved")
     for found in values(run_ranks(save_and_resume, 4, tmp_path / "four", "both", folder, kinds, seconds=200)):
@@ -113,40 +114,41 @@ def test_checkpoints_go_from_any_engine_to_any_other_and_resume_exactly_with_the
                 assert_close(crossed["state"], found[saver]["state"])
         wanted = found["allreduce"]
     for saver in kinds:
-        alone = resume("both", f"{folder}/{saver}", "allreduce")
+        single = resume("both", f"{folder}/{saver}", "allreduce")
         others = values(run_ranks(resume, 3, tmp_path / saver, "overlap", f"{folder}/{saver}", "fsdp2"))
-        for found in (alone, *others):
+        for found in (single, *others):
             assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
             assert_close(found["state"], wanted["state"])
 
 
-def test_what_stages_share_stays_whole_under_every_engine(tmp_path: Path) -> None:
-    wanted = run_shared.train_plainly(3, 0.1)
-    for rank in values(run_ranks(save_shared, 2, tmp_path, [*ENGINES], str(tmp_path / "saved"), seconds=200)):
+def test_tied_parameters_stay_whole_under_every_synchronisation(tmp_path: Path) -> None:
+    wanted = run_shared.train_unpartitioned(3, 0.1)
+    for rank in values(run_ranks(save_shared, 2, tmp_path, [*SYNCS], str(tmp_path / "saved"), seconds=200)):
         for label, found in rank.items():
             assert found["losses"] == pytest.approx(wanted["losses"][-len(found["losses"]) :], rel=1e-5), label
             assert_close(found["gradients"], wanted["gradients"])
             assert_close(found["state"], wanted["state"])
 
 
-def test_one_process_adds_the_gradients_of_its_replicas_whatever_the_engine() -> None:
-    wanted = train_alone()
-    for found in train_all("replicas", [*ENGINES], ["1f1b"], {}).values():
+def test_replicas_in_one_process_are_summed_under_every_synchronisation() -> None:
+    wanted = train_unpartitioned()
+    for found in train_all("replicas", [*SYNCS], ["1f1b"], {}).values():
         assert_alike(found, wanted)
 
 
 @pytest.mark.parametrize("kind", ["allreduce", "ddp", "fsdp2"])
-def test_what_only_some_replicas_and_micro_batches_use_is_summed_too(kind: str, tmp_path: Path) -> None:
+def test_parameters_that_only_some_replicas_and_micro_batches_use_are_summed(kind: str, tmp_path: Path) -> None:
     for gradients in values(run_ranks(reduce_some, 2, tmp_path, kind)):
         assert gradients == [[26.0], [5.0], None]
 
 
-def test_ranks_that_were_given_different_options_do_not_start(tmp_path: Path) -> None:
+def test_ranks_with_different_options_do_not_start(tmp_path: Path) -> None:
+    split: dict[str, Any] = {"engine": "ddp", "schedule": "zb-h1"}
     pairs: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"engine": "ddp"}, {"engine": "fsdp2"}, "rank 1 has another engine than rank 0 (fsdp2 against ddp)"),
         ({}, {"shard_optimizer": True}, "rank 1 has another optimizer sharding than rank 0"),
         ({}, {"precision": "bf16"}, "rank 1 has another precision than rank 0 (bf16 against fp32)"),
-        (*[{"engine": "ddp", "schedule": "zb-h1"}] * 2, "2 replicas: DDP reduces in the hooks of whole backwards"),
+        (split, split, "has 2 replicas, and engine 'ddp' needs whole backwards"),
     ]
     given = [(ours, theirs) for ours, theirs, _ in pairs]
     for outcome in values(run_ranks(differ, 4, tmp_path, "both", given)):
@@ -162,7 +164,7 @@ def test_ranks_that_were_given_different_options_do_not_start(tmp_path: Path) ->
         ({"precision": "bf32"}, "precision: unknown precision 'bf32'. Did you mean"),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str) -> None:
+def test_options_that_exclude_each_other_are_refused(options: dict[str, Any], said: str) -> None:
     assert refused("both", options).startswith(said)
 
 
@@ -170,7 +172,7 @@ def test_ddp_is_refused_where_its_sums_would_wait_for_ever() -> None:
     plan, text = crossed()
     lowered = lower(plan, Schedule.parse(text))
     placement = Placement.of(plan, 3)
-    with pytest.raises(InvalidInput, match=r"devices 'd1', 'd2' would wait .* for ever: DDP reduces inside"):
+    with pytest.raises(InvalidInput, match=r"devices 'd1', 'd2' would wait .* for ever: engine 'ddp' reduces inside"):
         check_schedule("ddp", plan, (), placement, lowered)
     for engine in ("allreduce", "fsdp2"):
         check_schedule(engine, plan, (), placement, lowered)

@@ -1,4 +1,4 @@
-"""Stages that share parameters train them as one: gradients summed, clipped and counted once, every copy alike."""
+"""Stages that share parameters train them as one: gradients are summed and counted once, and all copies stay equal."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from run_ranks import run_ranks, values
-from run_shared import CUTS, batch, build, resume, save, train, train_apart, train_plainly
+from run_shared import CUTS, batch, build, resume, save, train, train_from_unequal_weights, train_unpartitioned
 from safetensors.torch import load_file
 
-from graphpipe.run.checkpoint.export_weights import export
-from graphpipe.run.checkpoint.folder import find
+from graphpipe.run.checkpoint.export_weights import export_weights
+from graphpipe.run.checkpoint.folder import newest_valid
 
 TIED = "source.weight"
 
@@ -28,9 +28,9 @@ def assert_close(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 @pytest.mark.parametrize("cut", CUTS)
 def test_one_rank_trains_like_the_unpartitioned_model(cut: str, clip_norm: float | None) -> None:
     pipeline, model = build(cut)
-    assert {name for each in pipeline.plan.exchanges for name in each.parameters} >= {TIED, "mix.weight"}
+    assert {name for each in pipeline.plan.tied_gradients for name in each.parameters} >= {TIED, "mix.weight"}
     assert model.score.weight is model.source.weight
-    wanted, found = train_plainly(4, clip_norm), train(cut, 4, {"clip_norm": clip_norm})
+    wanted, found = train_unpartitioned(4, clip_norm), train(cut, 4, {"clip_norm": clip_norm})
     assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
     assert found["gradients"].keys() == wanted["gradients"].keys()
     assert_close(found["gradients"], wanted["gradients"])
@@ -38,10 +38,10 @@ def test_one_rank_trains_like_the_unpartitioned_model(cut: str, clip_norm: float
 
 
 @pytest.mark.parametrize(("cut", "clip_norm"), [("four", 0.1), ("unequal", 0.1), ("crossed", None), ("beside", 0.1)])
-def test_every_rank_that_holds_a_shared_parameter_updates_it_alike(
+def test_every_rank_with_a_tied_parameter_makes_the_same_update(
     cut: str, clip_norm: float | None, tmp_path: Path
 ) -> None:
-    wanted = train_plainly(3, clip_norm)
+    wanted = train_unpartitioned(3, clip_norm)
     together = values(run_ranks(train, ranks_of(cut), tmp_path, cut, 3, {"clip_norm": clip_norm}))
     held: list[torch.Tensor] = []
     for rank in together:
@@ -53,8 +53,8 @@ def test_every_rank_that_holds_a_shared_parameter_updates_it_alike(
     assert all(torch.equal(each, held[0]) for each in held)
 
 
-def test_the_first_holder_decides_the_weights(tmp_path: Path) -> None:
-    together = values(run_ranks(train_apart, 3, tmp_path, "unequal"))
+def test_the_first_stages_replica_0_sets_the_weights(tmp_path: Path) -> None:
+    together = values(run_ranks(train_from_unequal_weights, 3, tmp_path, "unequal"))
     for rank in together[1:]:
         assert rank["losses"] == together[0]["losses"]
         for name, each in rank["state"].items():
@@ -62,8 +62,8 @@ def test_the_first_holder_decides_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", ["four", "unequal"])
-def test_backwards_in_halves_leave_nothing_out(cut: str) -> None:
-    wanted, found = train_plainly(2), train(cut, 2, {"schedule": "zb-h1"})
+def test_split_backwards_give_the_same_gradients(cut: str) -> None:
+    wanted, found = train_unpartitioned(2), train(cut, 2, {"schedule": "zb-h1"})
     assert_close(found["gradients"], wanted["gradients"])
     assert_close(found["state"], wanted["state"])
     pipeline, _ = build(cut, schedule="zb-h1")
@@ -71,26 +71,26 @@ def test_backwards_in_halves_leave_nothing_out(cut: str) -> None:
     assert "split" in pipeline.backwards().values()
 
 
-def test_dropout_is_drawn_alike_on_one_rank_and_on_several(tmp_path: Path) -> None:
-    alone = train("unequal", 2, {"dropout": 0.3})
-    assert alone["losses"] != train("unequal", 2, {})["losses"]
+def test_dropout_is_the_same_on_one_rank_and_on_several(tmp_path: Path) -> None:
+    single = train("unequal", 2, {"dropout": 0.3})
+    assert single["losses"] != train("unequal", 2, {})["losses"]
     for rank in values(run_ranks(train, 3, tmp_path, "unequal", 2, {"dropout": 0.3})):
-        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+        assert rank["losses"] == pytest.approx(single["losses"], rel=1e-6)
 
 
 @pytest.mark.parametrize(("saved", "loaded"), [("unequal", "four"), ("four", "unequal")])
-def test_checkpoints_hold_what_is_shared_once_and_load_into_any_plan(saved: str, loaded: str, tmp_path: Path) -> None:
+def test_checkpoints_hold_tied_parameters_once_and_load_into_any_plan(saved: str, loaded: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     values(run_ranks(save, ranks_of(saved), tmp_path / "save", saved, str(folder)))
-    found = find(folder)
+    found = newest_valid(folder)
     files = [load_file(path) for path in sorted(found.path.glob("*.safetensors"))]
     names = [name for file in files for name in file]
     assert len(names) == len(set(names))
     assert {TIED, f"{TIED}:exp_avg", "mix.weight"} < set(names)
-    assert found.contents.aliases == {"target.weight": TIED, "score.weight": TIED}
-    export(folder, tmp_path / "model.safetensors")
+    assert found.manifest.aliases == {"target.weight": TIED, "score.weight": TIED}
+    export_weights(folder, tmp_path / "model.safetensors")
     assert set(load_file(tmp_path / "model.safetensors")) == set(build(saved)[1].state_dict())
-    wanted = train_plainly(3)
+    wanted = train_unpartitioned(3)
     for rank in values(run_ranks(resume, ranks_of(loaded), tmp_path / "load", loaded, str(folder))):
         assert rank["losses"] == pytest.approx(wanted["losses"][1:], rel=1e-5)
         assert_close(rank["state"], wanted["state"])

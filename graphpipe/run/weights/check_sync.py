@@ -1,0 +1,87 @@
+"""Checks that a replica synchronisation fits the other options and the schedule. Only its traits decide."""
+
+from collections.abc import Callable, Collection
+
+from graphpipe.errors import InvalidInput
+from graphpipe.plans import Plan
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.weights.registry import REPLICA_SYNCS, find_sync
+from graphpipe.run.weights.replica_sync import SyncTraits
+from graphpipe.schedule import LoweredSchedule
+from graphpipe.schedule.deadlock import find_deadlock
+from graphpipe.schedule.schedulers.registry import all_schedulers
+
+
+def check_sync(name: str, *, shard_optimizer: bool, section: str = "") -> None:
+    """Check the name of a synchronisation, and whether the optimizer's state can be sharded as well.
+
+    Args:
+        name: of the synchronisation.
+        shard_optimizer: whether replicas shard the optimizer's state (ZeRO-1).
+        section: put before the names of both settings in errors, such as `train.`.
+
+    Raises:
+        InvalidInput: the name is unknown (the nearest one is given), or it shards the optimizer's state itself.
+    """
+    sync = find_sync(name, where=f"{section}engine")
+    if shard_optimizer and sync.traits.shards_optimizer:
+        raise InvalidInput(
+            f"is true, and engine '{name}' shards the optimizer's state itself",
+            where=f"{section}shard_optimizer",
+            remedy=f"Leave it out, or choose {choices(lambda traits: not traits.shards_optimizer)}.",
+        )
+
+
+def check_schedule(
+    name: str, plan: Plan, split: Collection[int], placement: Placement, lowered: LoweredSchedule
+) -> None:
+    """Check that a synchronisation works under a plan's schedule.
+
+    Args:
+        name: of the synchronisation.
+        plan: to be run.
+        split: stages whose backward is split into two halves.
+        placement: of the plan on the ranks.
+        lowered: the plan's schedule.
+
+    Raises:
+        InvalidInput: it needs whole backwards and a stage with replicas splits them, or it reduces inside the last
+            backward and ranks would wait for each other for ever.
+    """
+    traits = find_sync(name).traits
+    spread = {stage for stage in range(len(plan.stages)) if len(set(placement.ranks(stage))) > 1}
+    if not traits.split_backward:
+        _check_whole_backwards(name, plan, sorted(spread & {*split}))
+    if traits.reduces_in_backward:
+        _check_progress(name, plan, spread, lowered)
+
+
+def _check_whole_backwards(name: str, plan: Plan, split: list[int]) -> None:
+    if split:
+        stage = plan.stages[split[0]]
+        whole = [each.name for each in all_schedulers().values() if not each.splits_backward and not each.uses_bursts]
+        raise InvalidInput(
+            f"schedule {plan.schedule} splits the backward of stage '{stage.name}', which has {stage.degree} replicas, "
+            f"and engine '{name}' needs whole backwards",
+            where=f"engine '{name}'",
+            remedy=f"Choose {choices(lambda traits: traits.split_backward)}, or schedule {' or '.join(whole)}.",
+        )
+
+
+def _check_progress(name: str, plan: Plan, spread: set[int], lowered: LoweredSchedule) -> None:
+    stuck = find_deadlock(plan, lowered, inside=spread, messages_wait=False)
+    if stuck:
+        names = ", ".join(f"'{plan.cluster.devices[device].name}'" for device in sorted(stuck))
+        raise InvalidInput(
+            f"devices {names} would wait for each other for ever: engine '{name}' reduces inside a stage's last "
+            "backward, and another stage on one of these devices comes between",
+            where=f"engine '{name}'",
+            remedy=f"Choose {choices(lambda traits: not traits.reduces_in_backward)}, or give the stages devices of "
+            "their own.",
+        )
+
+
+def choices(fits: Callable[[SyncTraits], bool]) -> str:
+    """Return the synchronisations whose traits fit, as a setting: `engine='a', 'b' or 'c'`."""
+    *others, last = [f"'{name}'" for name, sync in REPLICA_SYNCS.items() if fits(sync.traits)]
+    return "engine=" + (f"{', '.join(others)} or {last}" if others else last)

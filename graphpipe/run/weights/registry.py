@@ -1,0 +1,69 @@
+"""The replica synchronisations by name: values of `Pipeline(..., engine=...)` and of `train.engine`.
+
+To add one, write its file and a line here. Other packages call `register_sync`, or declare an entry point. An entry
+point is also found in the processes that `graphpipe train` starts:
+
+    [project.entry-points."graphpipe.replica_syncs"]
+    gossip = "their_package.gossip:Gossip"
+"""
+
+from importlib.metadata import entry_points
+
+from graphpipe.errors import InvalidInput, nearest
+from graphpipe.run.weights.replica_sync import ReplicaSync
+from graphpipe.run.weights.sync_allreduce import AllReduce
+from graphpipe.run.weights.sync_ddp import Ddp
+from graphpipe.run.weights.sync_fsdp2 import Fsdp2
+
+DEFAULT_SYNC = "allreduce"
+ENTRY_POINTS = "graphpipe.replica_syncs"
+"""Group of the entry points by which installed packages add synchronisations."""
+
+REPLICA_SYNCS: dict[str, type[ReplicaSync]] = {
+    DEFAULT_SYNC: AllReduce,
+    "ddp": Ddp,
+    "fsdp2": Fsdp2,
+}
+
+
+def register_sync(name: str, sync: type[ReplicaSync]) -> None:
+    """Add a synchronisation. Every rank must do so before it builds a pipeline or reads a configuration.
+
+    Raises:
+        InvalidInput: another one has this name.
+    """
+    if REPLICA_SYNCS.get(name, sync) is not sync:
+        raise InvalidInput(
+            f"replica synchronisation '{name}' is already {REPLICA_SYNCS[name].__qualname__}",
+            where=sync.__qualname__,
+            remedy="Register it under another name.",
+        )
+    REPLICA_SYNCS[name] = sync
+
+
+def find_sync(name: str, *, where: str = "engine") -> type[ReplicaSync]:
+    """Return the synchronisation of this name.
+
+    Args:
+        name: registered, or of an entry point.
+        where: the setting that holds the name, for errors.
+
+    Raises:
+        InvalidInput: the name is unknown (the nearest one is given).
+    """
+    if name not in REPLICA_SYNCS:
+        _register_installed()  # Only now, because reading the entry points takes milliseconds.
+    if name not in REPLICA_SYNCS:
+        raise InvalidInput(f"unknown engine '{name}'", where=where, remedy=nearest(name, list(REPLICA_SYNCS)))
+    return REPLICA_SYNCS[name]
+
+
+def _register_installed() -> None:
+    for found in entry_points(group=ENTRY_POINTS):
+        try:
+            sync = found.load()
+        except (ImportError, AttributeError) as error:
+            where = f"entry point '{found.name}' of {ENTRY_POINTS}"
+            remedy = "Repair or uninstall the package that declares it."
+            raise InvalidInput(f"'{found.value}' cannot be imported: {error}", where=where, remedy=remedy) from None
+        register_sync(found.name, sync)
