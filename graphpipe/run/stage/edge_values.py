@@ -1,4 +1,4 @@
-"""The values on a stage edge: agreed before training, checked before they leave, entered where they arrive."""
+"""Shapes and dtypes of the values on stage edges, and the checks before a value is sent."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.stage_program import StageProgram, ValueSpec
-from graphpipe.model.torch_private import same_but_no_leaf
+from graphpipe.model.torch_private import non_leaf_alias
 
 EdgeSpecs = Mapping[int, tuple[ValueSpec, ...]]
 
 
 def edge_specs(programs: Sequence[StageProgram]) -> dict[int, tuple[ValueSpec, ...]]:
-    """Return the values on every edge, by position in `Plan.edges`; both ends must agree on them."""
+    """Return the values on every edge, by position in `Plan.edges`. Both ends must agree on them."""
     sent = {edge: specs for program in programs for edge, specs in program.sends.items()}
     received = {edge: specs for program in programs for edge, specs in program.receives.items()}
-    assert sent == received, "the stage programs disagree on what crosses their edges"
+    assert sent == received, "the stage programs at the two ends of an edge disagree on its values"
     return dict(sorted(sent.items()))
 
 
@@ -26,10 +26,10 @@ def gradient_edges(specs: EdgeSpecs) -> frozenset[int]:
 
 
 def check_outputs(outputs: Mapping[str, Tensor], specs: EdgeSpecs, rows: int, stage: str) -> None:
-    """Check what a stage is about to send against what its consumers expect.
+    """Check the outputs of a stage against the values that its consumers expect.
 
     Raises:
-        InvalidInput: another shape or dtype; a consumer's buffer would overflow or be misread.
+        InvalidInput: the shape or dtype differs. The message would not fit the consumer's buffer.
     """
     for spec in (spec for values in specs.values() for spec in values):
         value, shape = outputs[spec.name], (rows, *spec.sample_shape)
@@ -43,10 +43,10 @@ def check_outputs(outputs: Mapping[str, Tensor], specs: EdgeSpecs, rows: int, st
 
 
 def check_message(rows: Tensor, spec: ValueSpec, samples: int) -> None:
-    """Check a message just before it leaves: no receiver can defend itself.
+    """Check a message just before it is sent, because the receiver cannot check it.
 
     Raises:
-        InvalidInput: another shape or dtype than the ranks have agreed on.
+        InvalidInput: the shape or dtype differs from what the ranks have agreed on.
     """
     if rows.shape != (samples, *spec.sample_shape) or rows.dtype != spec.dtype:
         raise InvalidInput(
@@ -62,13 +62,13 @@ def _show(dtype: torch.dtype) -> str:
 
 
 def enter(leaf: Tensor) -> Tensor:
-    """Return a received value as the stage computes with it; its gradient arrives in `leaf.grad`.
+    """Return a received value for the stage to compute with. Its gradient arrives in `leaf.grad`.
 
-    It is no leaf, so that a stage may begin with an in-place operation (`ReLU(inplace=True)`).
+    It is not a leaf, so a stage may begin with an in-place operation (`ReLU(inplace=True)`).
     """
-    return same_but_no_leaf(leaf) if leaf.requires_grad else leaf
+    return non_leaf_alias(leaf) if leaf.requires_grad else leaf
 
 
 def gradient_of(leaf: Tensor) -> Tensor:
-    """Return the gradient that arrived at a received value; zeros if the stage's result does not depend on it."""
+    """Return the gradient that arrived at a received value, or zeros if the stage's result does not depend on it."""
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

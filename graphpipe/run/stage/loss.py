@@ -1,4 +1,4 @@
-"""The loss of some samples: the user's function, checked, and what a whole mini-batch makes of it."""
+"""Calls the user's loss function and checks its result, and sums up values to find NaN and infinity."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +13,16 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 
 def mean_loss(loss_fn: Callable[[Any, Any], object], output: object, targets: object) -> Tensor:
-    """Return the user's loss, a 0-d tensor, in float32 at least: its gradient may be scaled beyond float16.
+    """Return the user's loss, a 0-d tensor of at least float32, because its gradient may be scaled beyond float16.
 
     Raises:
-        InvalidInput: the function returned anything else, or nothing that a backward could start from.
+        InvalidInput: the function returned anything else, or a loss without a gradient.
     """
     loss = loss_fn(output, targets)
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.is_floating_point():
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise InvalidInput(
-                "returned a loss that depends on no trainable parameter",
+                "returned a loss that does not depend on any trainable parameter",
                 where="loss_fn",
                 remedy="Compute it from the outputs without .detach(), .item() and torch.no_grad(), and leave some "
                 "parameter trainable.",
@@ -36,7 +36,7 @@ def mean_loss(loss_fn: Callable[[Any, Any], object], output: object, targets: ob
 
 
 def kind_of(value: object) -> str:
-    """Return what a user's function returned, as the end of a sentence."""
+    """Describe a value that a user's function returned, for the end of a sentence."""
     return (
         f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     )
@@ -48,10 +48,10 @@ def is_exact(tensor: Tensor) -> bool:
 
 
 def sum_of(tensor: Tensor) -> Tensor:
-    """Return the sum of all elements (0-d): it is NaN or infinite if any of them is. Does not wait for a GPU.
+    """Return the sum of all elements (0-d). It is NaN or infinite if any element is. Does not wait for a GPU.
 
-    One pass over the memory and no temporary; finite numbers add up to infinity only if they are about as large as
-    the largest of float32.
+    It takes one pass over the memory, without a temporary. Finite numbers add up to infinity only if they are about as
+    large as the largest of float32.
     """
     detached = tensor.detach()
     if detached.is_complex():

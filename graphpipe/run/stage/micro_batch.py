@@ -1,4 +1,4 @@
-"""A micro-batch between its forward and its backward, and what a stage keeps of it."""
+"""A micro-batch in flight: its forward, its backward, and the state kept in between."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,79 +8,80 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.run.stage.edge_values import gradient_of
-from graphpipe.run.stage.receive_buffers import Values
-from graphpipe.run.stage.recompute import Forgetful
-from graphpipe.run.stage.releasable_tensors import Shelf
+from graphpipe.run.stage.receive_buffers import NamedTensors
+from graphpipe.run.stage.recompute import Recomputation
+from graphpipe.run.stage.releasable_tensors import ReleasableTensors
 from graphpipe.run.stage.split_backward import WeightHalf, input_half
 
-Around = Callable[[list[Tensor]], AbstractContextManager[None]]
+BackwardContext = Callable[[list[Tensor]], AbstractContextManager[None]]
 
 
 class Computed(NamedTuple):
-    """What a stage has computed of a micro-batch."""
+    """The results of a stage's forward of a micro-batch."""
 
-    outputs: Values
+    outputs: NamedTensors
     result: Any
-    """The model's output, at its output stage."""
+    """The model's output. None except at the output stage."""
     loss: Tensor | None
     """Mean over the samples of the micro-batch on this replica."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
-    """A micro-batch under way."""
+class MicroBatch:
+    """A micro-batch of one stage replica, from its forward to the end of its backward."""
 
-    received: dict[int, Values]
-    """What was received, by edge: leaves, where a gradient goes back."""
+    received: dict[int, NamedTensors]
+    """Received values, by edge. The values that need a gradient are leaves."""
     share: float
-    """Its part of the mini-batch: weighed with it, losses of replicas and micro-batches are summed."""
+    """Its share of the mini-batch's samples. Losses of replicas and micro-batches are summed with this weight."""
     scale: float
-    """Gradients are multiplied by it."""
+    """Gradients are multiplied by this factor."""
     compute: Callable[[], Computed]
-    forgetful: Forgetful | None
-    """Given, what the forward computes is forgotten, and computed again for the backward."""
-    shelf: Shelf | None
-    """Given, the backward comes in two halves."""
+    recomputation: Recomputation | None
+    """If given, the forward does not record a graph, and the backward runs the forward again."""
+    saved_tensors: ReleasableTensors | None
+    """If given, the backward is split into two halves."""
     _computed: Computed | None = None
-    _ends: bool = False
-    """Whether a loss was computed here: where gradients begin, if none arrive."""
-    _buffers: Values = field(default_factory=Values)
+    _has_loss: bool = False
+    """Whether the loss was computed here, so that gradients begin here."""
+    _buffers: NamedTensors = field(default_factory=NamedTensors)
 
     def forward(self) -> Computed:
-        """Compute, and keep what the backward needs."""
-        if self.forgetful is None:
-            computed = self.compute() if self.shelf is None else self._record()
+        """Run the forward, and keep what the backward needs."""
+        if self.recomputation is None:
+            computed = self.compute() if self.saved_tensors is None else self._record()
             self._keep(computed)
             return computed
         with torch.no_grad():
-            computed, self._buffers = self.forgetful.first(self.compute)
-        self._ends = computed.loss is not None
+            computed, self._buffers = self.recomputation.compute(self.compute)
+        self._has_loss = computed.loss is not None
         return computed
 
-    def backward(self, arrived: Values, around: Around | None = None) -> None:
-        """Add gradients to the parameters' and to those of what was received, given those of the outputs.
+    def backward(self, arrived: NamedTensors, context: BackwardContext | None = None) -> None:
+        """Add to the gradients of the parameters and of the received values.
 
         Args:
             arrived: gradients of the outputs, by name.
-            around: takes where the backward begins, and returns what to be inside of while it runs.
+            context: takes the tensors where the backward begins, and returns a context for it.
         """
         roots, gradients = self._roots(arrived)
-        if roots and around is not None:
-            with around(roots):
+        if roots and context is not None:
+            with context(roots):
                 torch.autograd.backward(roots, gradients)
         elif roots:
             torch.autograd.backward(roots, gradients)
 
-    def input_half(self, arrived: Values, *, check: bool) -> WeightHalf:
-        """Do the half of the backward that concerns what was received, and return the other half."""
-        assert self.shelf is not None
+    def input_half(self, arrived: NamedTensors, *, check: bool) -> WeightHalf:
+        """Compute the gradients of the received values, and return the half of the backward for the parameters."""
+        assert self.saved_tensors is not None
         roots, gradients = self._roots(arrived)
         leaves = [leaf for by_name in self.received.values() for leaf in by_name.values() if leaf.requires_grad]
-        return input_half(roots, gradients, leaves, self.shelf, check=check)
+        return input_half(roots, gradients, leaves, self.saved_tensors, check=check)
 
-    def gradients(self) -> dict[int, Values]:
-        """Return the gradients of what was received, by edge."""
+    def gradients(self) -> dict[int, NamedTensors]:
+        """Return the gradients of the received values, by edge."""
         if not self.received:
             return {}
         return {
@@ -88,13 +89,13 @@ class Flight:
             for edge, by_name in self.received.items()
         }
 
-    def _roots(self, arrived: Values) -> tuple[list[Tensor], list[Tensor]]:
-        # Where the backward begins. An output whose gradient nobody sends, or that has no graph, is no root.
+    def _roots(self, arrived: NamedTensors) -> tuple[list[Tensor], list[Tensor]]:
+        # Tensors where the backward begins, and their gradients: the loss, and outputs with a graph and a gradient.
         if self._computed is None:
-            assert self.forgetful is not None
-            if not (arrived or self._ends):
-                return [], []  # Nothing before trains.
-            self._keep(self.forgetful.again(self._record, self._buffers))
+            assert self.recomputation is not None
+            if not (arrived or self._has_loss):
+                return [], []  # This stage does not get any gradient.
+            self._keep(self.recomputation.compute_again(self._record, self._buffers))
         assert self._computed is not None
         outputs, _, loss = self._computed
         roots: list[Tensor] = []
@@ -109,11 +110,11 @@ class Flight:
         return roots, gradients
 
     def _keep(self, computed: Computed) -> None:
-        # The backward begins at the loss: the output that it was computed from may go.
+        # If there is a loss, the backward begins there, and the model's output is not needed.
         self._computed = computed if computed.loss is None else Computed(computed.outputs, None, computed.loss)
 
     def _record(self) -> Computed:
-        if self.shelf is None:
+        if self.saved_tensors is None:
             return self.compute()
-        with self.shelf.keeping():
+        with handle_saved_tensors(self.saved_tensors):
             return self.compute()

@@ -1,4 +1,4 @@
-"""One mini-batch as a rank sees it: everybody has all of it, and takes the rows it needs."""
+"""A mini-batch. Every rank has all of it, and takes the rows that its stages need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,32 +15,33 @@ from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Inputs by name, targets (a tree of tensors), and how many samples both hold."""
+class MiniBatch:
+    """Inputs by name, targets (a tree of tensors), and the settings of the step."""
 
     inputs: Mapping[str, Tensor]
     targets: Any
     size: int
+    """Samples in the inputs and in the targets."""
     micro_batches: tuple[int, ...]
-    """Samples of one micro-batch of each stage."""
+    """By stage: samples of one micro-batch."""
     key: tuple[int, ...]
-    """What random numbers depend on besides the task: the seed and the step."""
+    """The seed and the step, from which random numbers are derived together with the task."""
     training: bool
-    """False for an evaluation: nothing is kept for a backward pass."""
+    """False for an evaluation, which does not keep anything for a backward."""
     specs: EdgeSpecs
     """The values on every stage edge, for inputs of these shapes."""
     check_finite: bool
-    """Whether every stage looks for NaN and infinity in what it computes."""
+    """Whether every stage checks its outputs for NaN and infinity."""
     loss_scale: float = 1.0
-    """What the loss is multiplied by for the backward."""
+    """The loss is multiplied by this factor for the backward."""
 
     def input_rows(self, names: Sequence[str], rows: SampleRange, device: torch.device) -> dict[str, Tensor]:
-        """Return these samples of some inputs, by name, on `device`."""
+        """Return the given samples of the named inputs on `device`."""
         return {name: _cut(self.inputs[name], rows, device) for name in names}
 
     def target_rows(self, rows: SampleRange, device: torch.device) -> Any:
-        """Return these samples of the targets, on `device`."""
-        if isinstance(self.targets, Tensor):  # as most are: quickly
+        """Return the given samples of the targets on `device`."""
+        if isinstance(self.targets, Tensor):  # The usual case, without the cost of a tree.
             return _cut(self.targets, rows, device)
         return map_tensors(self.targets, lambda tensor: _cut(tensor, rows, device))
 
@@ -50,7 +51,7 @@ def _cut(tensor: Tensor, rows: SampleRange, device: torch.device) -> Tensor:
     return found if found.device == device else found.to(device, non_blocking=True)
 
 
-def fingerprint(batch: Batch) -> str:
+def fingerprint(batch: MiniBatch) -> str:
     """Return 8 hexadecimal digits of the values of the first and the last sample."""
     state = blake2b(digest_size=4)
     for tensor in [*batch.inputs.values(), *leaves(batch.targets)]:
@@ -63,7 +64,7 @@ def check_rows(inputs: Mapping[str, Tensor], targets: object) -> int:
     """Return the number of samples in a mini-batch.
 
     Raises:
-        InvalidInput: no inputs, a tensor without a dimension of samples, or tensors that disagree on their number.
+        InvalidInput: there are no inputs, a tensor has no dimension of samples, or the numbers of samples differ.
     """
     if not inputs:
         raise InvalidInput("the mini-batch has no inputs", where="inputs")

@@ -1,4 +1,4 @@
-"""What a stage replica receives: one buffer per value and task, which messages fill by rows."""
+"""Buffers for the values that a stage replica receives: one per value and task, filled by rows of messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,62 +8,63 @@ from torch import Tensor
 
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.run.comm.messages import Message
-from graphpipe.run.device.stream import Lane, Mark
-from graphpipe.schedule import Task
+from graphpipe.run.device.stream import Mark, Stream
+from graphpipe.schedule import StageTask
 
-Values = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
+"""Tensors by the name of their value."""
 
 
 @dataclass(slots=True)
-class Parcel:
-    """All that one task waits for: the values of each edge, and the messages still under way."""
+class TaskBuffers:
+    """What one task waits for: the values of each edge, and the messages that have not arrived."""
 
-    edges: dict[int, Values] = field(default_factory=dict[int, Values])
+    edges: dict[int, NamedTensors] = field(default_factory=dict[int, NamedTensors])
     messages: list[Message] = field(default_factory=list[Message])
     marks: list[Mark] = field(default_factory=list[Mark])
-    """When what stages of this rank hand over is there."""
+    """Points in other streams after which the values from stages of this rank are ready."""
 
 
 @dataclass(slots=True)
-class Inbox:
-    """Buffers of the tasks that have begun to receive; each is made at the first message and taken by its task."""
+class ReceiveBuffers:
+    """Buffers of the tasks that have begun to receive. A buffer is made at the first message, and its task takes it."""
 
     device: torch.device
-    parcels: dict[Task, Parcel] = field(default_factory=dict[Task, Parcel])
+    by_task: dict[StageTask, TaskBuffers] = field(default_factory=dict[StageTask, TaskBuffers])
 
-    def buffers(self, task: Task, edge: int, specs: Iterable[ValueSpec], rows: int) -> Values:
-        """Return the buffers, of `rows` samples each, that hold what comes for `task` along `edge`."""
-        parcel = self.parcels.setdefault(task, Parcel())
-        if edge not in parcel.edges:
-            parcel.edges[edge] = {
+    def buffers(self, task: StageTask, edge: int, specs: Iterable[ValueSpec], rows: int) -> NamedTensors:
+        """Return the buffers, of `rows` samples each, for the values that `task` receives along `edge`."""
+        found = self.by_task.setdefault(task, TaskBuffers())
+        if edge not in found.edges:
+            found.edges[edge] = {
                 spec.name: torch.empty((rows, *spec.sample_shape), dtype=spec.dtype, device=self.device)
                 for spec in specs
             }
-        return parcel.edges[edge]
+        return found.edges[edge]
 
-    def expect(self, task: Task, message: Message) -> None:
-        """Note that `task` must wait for this message."""
-        self.parcels[task].messages.append(message)
+    def expect(self, task: StageTask, message: Message) -> None:
+        """Record that `task` must wait for this message."""
+        self.by_task[task].messages.append(message)
 
-    def waiting(self, task: Task) -> list[Message]:
+    def waiting(self, task: StageTask) -> list[Message]:
         """Return the messages `task` still has to wait for."""
-        parcel = self.parcels.get(task)
-        return parcel.messages if parcel else []
+        found = self.by_task.get(task)
+        return found.messages if found else []
 
-    def note(self, task: Task, mark: Mark) -> None:
-        """Note that something for `task` is there at this moment of another lane."""
-        self.parcels[task].marks.append(mark)
+    def note(self, task: StageTask, mark: Mark) -> None:
+        """Record that a value for `task` is ready at this point of another stream."""
+        self.by_task[task].marks.append(mark)
 
-    def enter(self, task: Task, lane: Lane) -> None:
-        """Let the lane of `task` wait for what stages of this rank hand over, and keep all buffers until it is done."""
-        parcel = self.parcels.get(task)
-        if parcel is not None:
-            for mark in parcel.marks:
-                lane.wait(mark)
-            for values in parcel.edges.values():
-                lane.hold(values.values())
+    def enter(self, task: StageTask, stream: Stream) -> None:
+        """Make the stream of `task` wait for values from stages of this rank, and keep all buffers until it is done."""
+        found = self.by_task.get(task)
+        if found is not None:
+            for mark in found.marks:
+                stream.wait(mark)
+            for values in found.edges.values():
+                stream.hold(values.values())
 
-    def take(self, task: Task) -> dict[int, Values]:
-        """Return, and forget, what came for `task`, by edge in ascending order."""
-        parcel = self.parcels.pop(task, None) if self.parcels else None
-        return dict(sorted(parcel.edges.items())) if parcel else {}
+    def take(self, task: StageTask) -> dict[int, NamedTensors]:
+        """Remove and return the values received for `task`, by edge in ascending order."""
+        found = self.by_task.pop(task, None) if self.by_task else None
+        return dict(sorted(found.edges.items())) if found else {}

@@ -1,12 +1,14 @@
-"""Recomputation: a stage forgets what it computed, and computes it again when the backward needs it.
+"""Recomputation: a stage drops the tensors that its forward saved, and the backward computes them again.
 
-Chen et al., Training Deep Nets with Sublinear Memory Cost (2016): a micro-batch in flight keeps what the stage (or the
-region of a stage) received instead of what its operations saved.
+Chen et al., Training Deep Nets with Sublinear Memory Cost (2016): a micro-batch in flight keeps only the inputs of
+the stage, or of a region of the stage.
 
     none        F: compute, save                         B: backward
-    full        F: compute, forget; inputs stay          B: compute again (same random numbers, same buffers), backward
-    a region    F: compute, forget what the region's     B: backward; where it comes to the region, compute that again
-                operations saved; its inputs stay           (same random numbers, same buffers), backward
+    full        F: compute without a graph, keep inputs  B: compute again with a graph, backward
+    a region    F: compute, drop what the region's       B: backward; before its first read in the region, compute the
+                operations save, keep its inputs            region again
+
+The second computation has the same random numbers, buffers and autocast modes as the first.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,93 +19,92 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.split.recompute_region import regions_of
+from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
+from graphpipe.model.split.recompute_region import recompute_regions
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Stage
-from graphpipe.run.device.rng import Generators
+from graphpipe.run.device.rng import RngState
 from graphpipe.run.stage.edge_values import enter
-from graphpipe.run.stage.releasable_tensors import Box
 
 Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
-class Forgetful:
-    """Computes a module, and later once more, leaving its buffers as if it ran once."""
+class Recomputation:
+    """Runs a forward of a module twice, and leaves the module's buffers as after one run."""
 
     module: nn.Module
     changing: frozenset[str] | None = None
-    """The buffers that a forward changes, such as BatchNorm's statistics; None before the first."""
+    """Names of the buffers that a forward changes, such as BatchNorm's statistics; None before the first forward."""
 
-    def first(self, compute: Callable[[], Result]) -> tuple[Result, dict[str, Tensor]]:
-        """Compute; return also what the changing buffers held before."""
+    def compute(self, compute: Callable[[], Result]) -> tuple[Result, dict[str, Tensor]]:
+        """Compute for the first time. Also return the values that the changing buffers had before."""
         buffers = self.module.named_buffers()
-        before = {name: held.clone() for name, held in buffers if self.changing is None or name in self.changing}
+        before = {name: buffer.clone() for name, buffer in buffers if self.changing is None or name in self.changing}
         result = compute()
         if self.changing is None:
             now = dict(self.module.named_buffers())
-            self.changing = frozenset(name for name, held in before.items() if not torch.equal(held, now[name]))
+            self.changing = frozenset(name for name, buffer in before.items() if not torch.equal(buffer, now[name]))
         return result, {name: before[name] for name in self.changing}
 
-    def again(self, compute: Callable[[], Result], before: dict[str, Tensor]) -> Result:
-        """Compute with the buffers of the first time, which are used up; those of now stay."""
-        now = {name: self._swap(name, held) for name, held in before.items()}
+    def compute_again(self, compute: Callable[[], Result], before: dict[str, Tensor]) -> Result:
+        """Compute again with the buffers of the first time, which are overwritten, then restore the current buffers."""
+        now = {name: self._swap(name, buffer) for name, buffer in before.items()}
         try:
             return compute()
         finally:
-            for name, held in now.items():
-                self._swap(name, held)
+            for name, buffer in now.items():
+                self._swap(name, buffer)
 
     def _swap(self, name: str, value: Tensor) -> Tensor:
         owner, _, short = name.rpartition(".")
         module = self.module.get_submodule(owner)
-        held = module.get_buffer(short)
+        previous = module.get_buffer(short)
         setattr(module, short, value)
-        return held
+        return previous
 
 
 @dataclass(slots=True)
-class RegionKeeper:
-    """Computes a region (see `model.region.Keeper`) whose graph keeps the region's inputs alone."""
+class RegionRecomputation:
+    """Computes a region (see `recompute_region.Keeper`) so that its graph keeps only the region's inputs."""
 
     name: str
-    forgetful: Forgetful
+    recomputation: Recomputation
     device: torch.device
 
     def __call__(self, inner: nn.Module, args: tuple[Any, ...]) -> Any:
-        """Compute with a graph that computes again when its saved tensors are read."""
-        generators = Generators.now(self.device)
-        # The region may write into its arguments, which are needed once more.
+        """Compute with a graph that computes the region again when its saved tensors are read."""
+        generators = RngState.now(self.device)
+        # Clones, because the region may write into its arguments, which are needed again.
         own = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
-        rerun = _Rerun(self.name)
-        with saved_tensors_hooks(rerun.put, rerun.read):
-            results, before = self.forgetful.first(lambda: inner(*own))
+        dropped = DroppedTensors(self.name)
+        with handle_saved_tensors(dropped):
+            results, before = self.recomputation.compute(lambda: inner(*own))
         kept = tuple(arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg for arg in args)
         modes, drew = _autocast_modes(self.device), generators if generators.moved() else None
 
-        def again() -> None:
+        def compute_again() -> None:
             with ExitStack() as stack:
                 for mode in modes:
                     stack.enter_context(mode)
                 if drew is not None:
-                    stack.enter_context(drew.put_back())
+                    stack.enter_context(drew.restored())
                 entered = [enter(arg) if isinstance(arg, Tensor) else arg for arg in kept]
-                self.forgetful.again(lambda: inner(*entered), before)
+                self.recomputation.compute_again(lambda: inner(*entered), before)
 
-        rerun.again = again
+        dropped.compute_again = compute_again
         return results
 
 
-def keep_regions(program: StageProgram, stage: Stage, device: torch.device) -> None:
-    """Let the regions of a stage program keep what they read alone, as its stage says.
+def set_up_regions(program: StageProgram, stage: Stage, device: torch.device) -> None:
+    """Make the regions of a stage program keep only their inputs, as the plan's stage requires.
 
     Raises:
-        InvalidInput: the stage program has other regions.
+        InvalidInput: the regions of the stage program are not those of the plan's stage.
     """
-    found = {region.name: region for region in regions_of(program.module)}
+    found = {region.name: region for region in recompute_regions(program.module)}
     wanted = () if isinstance(stage.recompute, str) else stage.recompute
     if set(wanted) != found.keys():
         raise InvalidInput(
@@ -112,7 +113,7 @@ def keep_regions(program: StageProgram, stage: Stage, device: torch.device) -> N
             remedy="Give the pipeline the model: it makes the programs with the plan's regions.",
         )
     for name, region in found.items():
-        region.keeper = RegionKeeper(name, Forgetful(region.inner), device)
+        region.keeper = RegionRecomputation(name, Recomputation(region.inner), device)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -120,49 +121,59 @@ def _listed(names: Iterable[str]) -> str:
 
 
 @dataclass(slots=True)
-class _Rerun:
-    """One computation of a region: what autograd saves is not kept; the first read computes all of it again."""
+class DroppedTensors:
+    """The saved tensors of a region (a `SavedTensorHandler`), dropped when saved, computed again when read."""
 
     name: str
-    again: Callable[[], None] | None = None
-    """Computes the region once more; None before it is known, and after it was called."""
-    boxes: list[ref[Box]] = field(default_factory=list[ref[Box]])
-    """The graph's, in the order of saving; each goes when its operation is done."""
+    """The region's name, for errors."""
+    compute_again: Callable[[], None] | None = None
+    """Computes the region again. None until it is set, and after it was called."""
+    dropped: list[ref[SavedTensor]] = field(default_factory=list[ref[SavedTensor]])
+    """In the order of saving. Each reference dies when its operation is done."""
 
-    def put(self, tensor: Tensor) -> Box:
-        box = Box(None)
-        self.boxes.append(ref(box))
-        return box
+    def on_save(self, saved: SavedTensor) -> None:
+        """Drop a tensor."""
+        saved.tensor = None
+        self.dropped.append(ref(saved))
 
-    def read(self, box: Box) -> Tensor:
-        if box.tensor is None:
-            self._fill()
-        assert box.tensor is not None, "an operation saved the same the second time"
-        return box.tensor
+    def on_read(self, saved: SavedTensor) -> None:
+        """Compute the region again, unless that is already done."""
+        if saved.tensor is None:
+            self._restore()
 
-    def _fill(self) -> None:
-        again, self.again = self.again, None
-        assert again is not None, "a region is computed again once"
-        saved: list[Tensor] = []
-        with torch.enable_grad(), saved_tensors_hooks(lambda tensor: saved.append(tensor.detach()), _unread):
-            again()
-        if len(saved) != len(self.boxes):
+    def _restore(self) -> None:
+        compute_again, self.compute_again = self.compute_again, None
+        assert compute_again is not None, "a region is computed again only once"
+        found = _TakenTensors()
+        with torch.enable_grad(), handle_saved_tensors(found):
+            compute_again()
+        if len(found.tensors) != len(self.dropped):
             raise InvalidInput(
-                f"its operations saved {len(self.boxes)} tensors, and {len(saved)} when computed again",
+                f"its operations saved {len(self.dropped)} tensors, and {len(found.tensors)} when computed again",
                 where=f"recompute '{self.name}'",
                 remedy="A forward that differs from call to call cannot be recomputed: leave it out.",
             )
-        for held, tensor in zip(self.boxes, saved, strict=True):
-            if (box := held()) is not None:
-                box.tensor = tensor
+        for dropped, tensor in zip(self.dropped, found.tensors, strict=True):
+            if (saved := dropped()) is not None:
+                saved.tensor = tensor
 
 
-def _unread(_: object) -> Tensor:
-    raise AssertionError("the graph of the second computation is not used")
+@dataclass(slots=True)
+class _TakenTensors:
+    # The saved tensors of a second computation, whose own graph is not used.
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+
+    def on_save(self, saved: SavedTensor) -> None:
+        assert saved.tensor is not None, "a region is not computed again inside another one"
+        self.tensors.append(saved.tensor.detach())
+        saved.tensor = None
+
+    def on_read(self, saved: SavedTensor) -> None:
+        raise AssertionError("the graph of the second computation is not used")
 
 
 def _autocast_modes(device: torch.device) -> list[torch.autocast]:
-    """Return the autocast modes of now, to be entered by another thread or at another time."""
+    """Return the current autocast modes, so that another thread can enter them later."""
     return [
         torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
         for kind in dict.fromkeys(("cpu", device.type))

@@ -1,73 +1,69 @@
-"""What autograd saved in a forward, held where it can be let go before the graph that refers to it."""
+"""Saved tensors that can be released between the two halves of a split backward, before their graph is freed."""
 
-from collections.abc import Callable, Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
-from torch import Tensor
-from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.autograd.graph import Node
 
-from graphpipe.model.torch_private import running_node
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Box:
-    """One saved tensor, and the operations that have read it so far."""
-
-    tensor: Tensor | None
-    readers: list[Node | None] = field(default_factory=list[Node | None])
-    spare: bool = False
-    """Nobody should read it any more."""
+from graphpipe.model.saved_tensors import SavedTensor
+from graphpipe.model.torch_private import current_backward_node
 
 
 @dataclass(slots=True)
-class Shelf:
-    """The saved tensors of one micro-batch; the graph owns them.
+class _Reads:
+    # The operations that have read a saved tensor in this half, and whether the tensor was released.
+    nodes: list[Node | None] = field(default_factory=list[Node | None])
+    released: bool = False
 
-    Autograd frees what operations saved when they run for the last time, all or nothing. Between the two halves of a
-    split backward, operations that only pass gradients on will not run again: what they alone read can go. Not so where
-    an operation reads for others, as inside torch.utils.checkpoint: a trial tells, which lets nothing go.
+
+def _new_reads() -> WeakKeyDictionary[SavedTensor, _Reads]:
+    return WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class ReleasableTensors:
+    """The saved tensors of one micro-batch (a `SavedTensorHandler`).
+
+    Autograd frees all tensors of an operation at once, when the operation runs for the last time. After the input half
+    of a split backward, operations that only pass gradients on will not run again, so tensors that only they have read
+    can be released. This fails where one operation reads tensors for others, as inside torch.utils.checkpoint. So the
+    first graph of its kind is a trial: it keeps all tensors, and finds out whether the weight half would have missed
+    one.
     """
 
     trusts: Callable[[int], bool]
-    """Whether graphs that saved so many tensors have been tried, with success: a model may build another one in another
-    mode, or for longer samples."""
+    """Whether a graph with this number of saved tensors has passed its trial. A model may build another graph in
+    another mode, or for longer samples."""
     saved: int = 0
-    """Tensors that were put here."""
+    """Number of tensors saved."""
     mistaken: bool = False
-    """What was let go, or would have been but for the trial, was read again."""
-    boxes: WeakSet[Box] = field(default_factory=WeakSet[Box])
+    """A tensor was read after its release, or after the point where only the trial kept it."""
+    _reads: WeakKeyDictionary[SavedTensor, _Reads] = field(default_factory=_new_reads)
 
-    @contextmanager
-    def keeping(self) -> Generator[None]:
-        """Put on this shelf all that autograd saves inside."""
-        with saved_tensors_hooks(self._put, self._read):
-            yield
+    def on_save(self, saved: SavedTensor) -> None:
+        """Keep track of a tensor."""
+        self._reads[saved] = _Reads()
+        self.saved += 1
 
-    def keep_for(self, nodes: Collection[Node]) -> None:
-        """Let go of what operations have read, unless one of `nodes` has; what nobody has read stays."""
+    def on_read(self, saved: SavedTensor) -> None:
+        """Note which operation reads a tensor."""
+        assert saved.tensor is not None, "the weight half reads a tensor that was released after the input half"
+        reads = self._reads[saved]
+        self.mistaken |= reads.released
+        reads.nodes.append(current_backward_node())
+
+    def release_unless_read_by(self, nodes: Collection[Node]) -> None:
+        """Release the tensors that were read, but not by any of `nodes`. Tensors that were not read yet are kept."""
         trial = not self.trusts(self.saved)
-        for box in self.boxes:
-            if box.readers and not any(reader in nodes for reader in box.readers):
-                box.spare = True
-                box.tensor = box.tensor if trial else None
-            box.readers.clear()
+        for saved, reads in self._reads.items():
+            if reads.nodes and not any(node in nodes for node in reads.nodes):
+                reads.released = True
+                saved.tensor = saved.tensor if trial else None
+            reads.nodes.clear()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory that the tensors on the shelf lie in, each counted once."""
-        storages = [box.tensor.untyped_storage() for box in self.boxes if box.tensor is not None]
+        """Bytes of the tensors' storages, each storage counted once."""
+        storages = [saved.tensor.untyped_storage() for saved in self._reads if saved.tensor is not None]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-    def _put(self, tensor: Tensor) -> Box:
-        box = Box(tensor)
-        self.boxes.add(box)
-        self.saved += 1
-        return box
-
-    def _read(self, box: Box) -> Tensor:
-        assert box.tensor is not None, "the weight half reads what was let go after the input half"
-        self.mistaken |= box.spare
-        box.readers.append(running_node())
-        return box.tensor

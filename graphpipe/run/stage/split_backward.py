@@ -1,7 +1,7 @@
-"""The backward of a micro-batch in two halves: gradients of what was received first, those of the parameters later.
+"""A backward split into two halves: gradients of the received values first, gradients of the parameters later.
 
-Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 2: the input half (I) is all that the stages before
-wait for; the weight half (W) goes where a bubble would be.
+Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 2: earlier stages wait only for the input half (I), so
+the weight half (W) can fill a bubble.
 """
 
 from collections.abc import Sequence
@@ -12,35 +12,35 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from graphpipe.model.split.backward_graph import BackwardGraph, Edges
-from graphpipe.run.stage.releasable_tensors import Shelf
+from graphpipe.run.stage.releasable_tensors import ReleasableTensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """An operation to be run for its twigs."""
+    """An operation that runs again in the weight half, for some of its inputs."""
 
     arrivals: Edges
     gradients: tuple[Tensor, ...]
-    """What has arrived, by each of `arrivals`."""
+    """Gradients that have arrived, one for each of `arrivals`."""
     twigs: Edges
 
 
 @dataclass(slots=True, kw_only=True)
 class WeightHalf:
-    """What remains to be done for the gradients of the parameters; nothing, if the backward was done whole."""
+    """The half of a backward for the gradients of the parameters. Empty if the input half ran the whole backward."""
 
     whole: str = ""
-    """Why there is nothing to do; empty if there may be."""
+    """Why the backward was not split. Empty if it was split."""
     forks: list[Fork] = field(default_factory=list[Fork])
     roots: list[GradientEdge] = field(default_factory=list[GradientEdge])
-    """Where gradients enter that concern parameters alone."""
+    """Where gradients enter the parts of the graph that lead only to parameters."""
     gradients: list[Tensor] = field(default_factory=list[Tensor])
-    """By each of `roots`."""
-    shelf: Shelf | None = None
-    """Holds what it reads."""
+    """One for each of `roots`."""
+    saved_tensors: ReleasableTensors | None = None
+    """The tensors that its operations read."""
 
     def run(self) -> None:
-        """Add the gradients to the parameters', as `torch.autograd.backward` does: their hooks fire."""
+        """Add to the gradients of the parameters as `torch.autograd.backward` does, so that their hooks run."""
         while self.forks:
             fork = self.forks.pop()
             found = _gradients(fork.arrivals, fork.gradients, fork.twigs, again=False)
@@ -53,19 +53,24 @@ class WeightHalf:
 
 
 def input_half(
-    roots: Sequence[Tensor], gradients: Sequence[Tensor], received: Sequence[Tensor], shelf: Shelf, *, check: bool
+    roots: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    received: Sequence[Tensor],
+    saved: ReleasableTensors,
+    *,
+    check: bool,
 ) -> WeightHalf:
-    """Put the gradients of received values into their `grad`, and return what remains to be done.
+    """Put the gradients of received values into their `grad`, and return the weight half.
 
-    A graph that cannot be cut (see `BackwardGraph.why_whole`) is done whole. Where nothing received needs a gradient,
-    all remains for the weight half.
+    The backward of a graph that cannot be split (see `BackwardGraph.why_whole`) is done whole. If no received value
+    needs a gradient, everything is left to the weight half.
 
     Args:
-        roots: outputs and loss; views too, nothing is detached.
+        roots: outputs and loss. They may be views, because they are not detached.
         gradients: of the roots.
-        received: leaves that require a gradient; one that no root depends on gets none.
-        shelf: holds what the forward saved; afterwards only what the weight half needs.
-        check: assert that the halves leave no parameter out.
+        received: leaves that require a gradient. The `grad` of a leaf that does not lead to a root stays None.
+        saved: tensors that the forward saved. The tensors that the weight half does not need are released.
+        check: assert that the two halves together reach every parameter.
     """
     edges = [get_gradient_edge(root) for root in roots]
     leaves = [get_gradient_edge(leaf) for leaf in received]
@@ -86,12 +91,12 @@ def input_half(
         for leaf, gradient in zip(received, found, strict=False):
             leaf.grad = gradient
         arrived = dict(zip(wanted, found[len(leaves) :], strict=True))
-        shelf.keep_for(forks.keys())
+        saved.release_unless_read_by(forks.keys())
     return WeightHalf(
         forks=[fork for node, twigs in forks.items() if (fork := _fork(arrivals[node], twigs, arrived))],
         roots=[edges[n] for n in outside],
         gradients=[gradients[n] for n in outside],
-        shelf=shelf,
+        saved_tensors=saved,
     )
 
 

@@ -1,6 +1,6 @@
-"""Trees of tensors: a tensor, or tuples, lists and dicts of them, as models return and losses take.
+"""Trees of tensors: a tensor, or nested tuples, lists and dicts of tensors, as models return and losses take.
 
-So are containers that PyTorch has been told of (`torch.export.register_dataclass`).
+Containers that are registered with PyTorch (`torch.export.register_dataclass`) are also part of a tree.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,14 +13,14 @@ from graphpipe.model.torch_private import TreeSpec, flatten_unless, unflatten
 
 
 def leaves(tree: object) -> list[Tensor]:
-    """Return the tensors of a tree, in order; anything else in it is left out."""
+    """Return the tensors of a tree, in order, without its other values."""
     found: list[Tensor] = []
     map_tensors(tree, found.append)
     return found
 
 
 def map_tensors(tree: object, change: Callable[[Tensor], Any]) -> Any:
-    """Return the tree with every tensor replaced by `change(tensor)`; anything else stays as it is."""
+    """Return the tree with every tensor replaced by `change(tensor)`. Other values are kept."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
@@ -31,26 +31,31 @@ def map_tensors(tree: object, change: Callable[[Tensor], Any]) -> Any:
         if hasattr(tree, "_fields"):
             return type(tree)(*parts)
         return tuple(parts) if isinstance(tree, tuple) else parts
-    parts, spec = _opened(tree)
+    parts, spec = _flatten_one_level(tree)
     return tree if spec.is_leaf() else unflatten([map_tensors(part, change) for part in parts], spec)
 
 
-def stranger(tree: object) -> type | None:
-    """Return the type of an object in a tree of which nothing is known: it may hold tensors. None if there is none."""
+def find_unknown_type(tree: object) -> type | None:
+    """Return the type of the first object in a tree that may hide tensors, or None.
+
+    It is not a tensor, a number, a string or None, nor a container that PyTorch can flatten.
+    """
     if tree is None or isinstance(tree, Tensor | int | float | str):
         return None
     if isinstance(tree, Mapping):
         parts = [*cast("Mapping[Any, object]", tree).values()]
     else:
-        parts, spec = _opened(tree)
+        parts, spec = _flatten_one_level(tree)
         if spec.is_leaf():
             return type(tree)
-    return next((kind for part in parts if (kind := stranger(part)) is not None), None)
+    return next((kind for part in parts if (kind := find_unknown_type(part)) is not None), None)
 
 
 def describe(tree: object) -> Any:
-    """Return the tree's shape as JSON can hold it; `rebuild` reads it. Tensors become [dtype, shape], containers that
-    only PyTorch knows lists."""
+    """Return the structure of a tree as JSON data, which `rebuild` reads.
+
+    A tensor becomes [dtype, shape]. A container that is registered with PyTorch becomes a list.
+    """
     if isinstance(tree, Tensor):
         return {"tensor": [str(tree.dtype).removeprefix("torch."), list(tree.shape)]}
     if isinstance(tree, Mapping):
@@ -59,14 +64,14 @@ def describe(tree: object) -> Any:
     if isinstance(tree, tuple | list):
         kind = "tuple" if isinstance(tree, tuple) else "list"
         return {kind: [describe(part) for part in cast("Iterable[object]", tree)]}
-    parts, spec = _opened(tree)
+    parts, spec = _flatten_one_level(tree)
     if not spec.is_leaf():
         return {"list": [describe(part) for part in parts]}
     return {"plain": tree if isinstance(tree, int | float | str | bool) else None}
 
 
 def rebuild(description: Any) -> Any:
-    """Return the tree that `describe` described, with empty tensors on the CPU in place of its tensors."""
+    """Return the tree that `describe` described, with uninitialised tensors on the CPU in place of its tensors."""
     ((kind, body),) = description.items()
     if kind == "tensor":
         return torch.empty(body[1], dtype=getattr(torch, body[0]))
@@ -78,6 +83,6 @@ def rebuild(description: Any) -> Any:
     return body
 
 
-def _opened(tree: object) -> tuple[list[Any], TreeSpec]:
-    # What is right inside of a container, and its arrangement.
+def _flatten_one_level(tree: object) -> tuple[list[Any], TreeSpec]:
+    # The direct children of a container, and the structure to rebuild it.
     return flatten_unless(tree, lambda part: part is not tree)

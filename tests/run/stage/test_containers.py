@@ -1,4 +1,4 @@
-"""Dataclasses between the parts of a model and out of it: trained and evaluated as plain PyTorch does."""
+"""Dataclasses between the parts of a model, and as its output: results equal those of plain PyTorch."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def _plain(kind: str) -> tuple[nn.Module, Pair, float]:
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("kind", ["declared", "chained"])
 def test_dataclasses_pass_between_stages_and_out(kind: str, ranks: int, tmp_path: Path) -> None:
-    # fx carries no dataclass in the arguments of a call, and makes plain dicts of the outputs of Hugging Face.
+    # fx cannot carry a dataclass in the arguments of a call, and turns outputs of Hugging Face into plain dicts.
     model, output, value = _plain(kind)
     found = [trained(kind)] if ranks == 1 else values(run_ranks(trained, ranks, tmp_path, kind))
     gradients = {name: each for rank in found for name, each in rank["gradients"].items()}
@@ -38,14 +38,14 @@ def test_dataclasses_pass_between_stages_and_out(kind: str, ranks: int, tmp_path
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_an_output_that_nobody_knows_is_refused_on_every_rank(ranks: int, tmp_path: Path) -> None:
-    # Only the first micro-batch of it was returned, and nothing on other ranks.
+def test_an_output_of_an_unknown_type_is_refused_on_every_rank(ranks: int, tmp_path: Path) -> None:
+    # Once, the first micro-batch was returned as if it were the whole, and other ranks returned nothing.
     for said in [refused()] if ranks == 1 else values(run_ranks(refused, ranks, tmp_path)):
         assert "evaluate: the model returns a Unknown, whose tensors cannot be put together" in said
         assert "torch.export.register_dataclass(Unknown)" in said
 
 
-def test_a_module_that_returns_what_nobody_knows_is_told_the_remedy() -> None:
+def test_capturing_a_module_that_returns_an_unknown_type_names_the_remedy() -> None:
     model = nn.Sequential(declared(), nn.Identity())
     assert gp.capture(model, torch.zeros(4, 5)).ops
     with pytest.raises(gp.InvalidInput, match=r"it returns a Odd, .*register_dataclass\(Odd\)"):
@@ -53,14 +53,14 @@ def test_a_module_that_returns_what_nobody_knows_is_told_the_remedy() -> None:
 
 
 class Odd:
-    """Anything."""
+    """A type that is not registered with PyTorch."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.logits = logits
 
 
 class Returns(nn.Module):
-    """Returns an object."""
+    """Returns an object of an unknown type."""
 
     def __init__(self) -> None:
         super().__init__()

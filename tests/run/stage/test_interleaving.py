@@ -1,4 +1,4 @@
-"""A device that hosts several stages of one chain: 0 and 2 here, 1 and 3 there."""
+"""Devices that each host two stages of one chain: stages 0 and 2 on one, stages 1 and 3 on the other."""
 
 from pathlib import Path
 
@@ -8,21 +8,22 @@ from run_chain import INTERLEAVED, chain, chain_batch, chain_pipeline, train_cha
 from run_models import cross_entropy
 from run_ranks import run_ranks, values
 
-from graphpipe.files.json_document import from_body
-from graphpipe.schedule import lower, schedule
+from graphpipe.files.json_body import from_body
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.trace import Trace
 
 
 @pytest.mark.parametrize("order", ["1f1b", "zb-h1"])
 def test_two_ranks_with_two_stages_each_train_like_one(order: str, tmp_path: Path) -> None:
-    alone = train_chain(INTERLEAVED, order)
+    single = train_chain(INTERLEAVED, order)
     ranks = values(run_ranks(train_chain, 2, tmp_path, INTERLEAVED, order))
     for rank in ranks:
-        assert rank["losses"] == alone["losses"]
+        assert rank["losses"] == single["losses"]
         for what in ("gradients", "state"):
             for name, tensor in rank[what].items():
-                assert torch.equal(tensor, alone[what][name]), name
-    assert ranks[0]["gradients"].keys() | ranks[1]["gradients"].keys() == alone["gradients"].keys()
+                assert torch.equal(tensor, single[what][name]), name
+    assert ranks[0]["gradients"].keys() | ranks[1]["gradients"].keys() == single["gradients"].keys()
     trace = from_body(Trace, ranks[0]["trace"], "trace")
     assert {(span.device, span.stage) for span in trace.spans if span.kind == "F"} == {(0, 0), (1, 1), (0, 2), (1, 3)}
 
@@ -37,17 +38,17 @@ def test_gradients_equal_those_of_the_unpartitioned_model() -> None:
         torch.testing.assert_close(pipeline.gradients()[name], parameter.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_a_device_begins_its_later_stage_before_its_earlier_one_is_through() -> None:
+def test_a_device_begins_its_later_stage_before_its_earlier_stage_ends() -> None:
     pipeline, _ = chain_pipeline(INTERLEAVED, in_flight=4)
-    tasks = [str(task) for task in schedule(pipeline.plan).devices[0]]
+    tasks = [str(task) for task in build_schedule(pipeline.plan).devices[0]]
     assert tasks.index("F2.0") < tasks.index("B0.0") < tasks.index("F0.3")
 
 
-def test_more_samples_in_flight_than_the_plan_says_are_noticed() -> None:
+def test_more_samples_in_flight_than_the_plan_allows_are_an_error() -> None:
     pipeline, _ = chain_pipeline([(["a", "b"], [0], 2), (["c", "d"], [1], 2)], in_flight=4)
-    assert pipeline.step(*chain_batch()) > 0  # 1F1B keeps to two micro-batches
+    assert pipeline.step(*chain_batch()) > 0  # 1F1B has at most two micro-batches in flight
     greedy, _ = chain_pipeline([(["a", "b"], [0], 2), (["c", "d"], [1], 2)], "gpipe")
-    pipeline._lowered = lower(pipeline.plan, schedule(greedy.plan))
+    pipeline._parts.training.lowered = lower(pipeline.plan, build_schedule(greedy.plan))
     with pytest.raises(
         AssertionError, match=r"stage 'a\+b', replica 0: with F0.2 6 samples are in flight, .* allows 4"
     ):

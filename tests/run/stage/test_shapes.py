@@ -1,4 +1,4 @@
-"""Mini-batches of different lengths: each trains as the unpartitioned model does, and ranks that differ say so."""
+"""Mini-batches of different lengths train like the unpartitioned model. Ranks with different lengths are refused."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from run_ranks import run_ranks, values
-from run_shapes import LENGTHS, batch, build, disagree, disagree_on_values, refused, resume, train, train_alone
+from run_shapes import LENGTHS, batch, build, disagree, disagree_on_values, refused, resume, train, train_unpartitioned
 
 from graphpipe.errors import InvalidInput
 
@@ -28,15 +28,15 @@ def assert_alike(ranks: list[list[dict[str, Any]]], wanted: list[dict[str, Any]]
 
 @pytest.mark.parametrize(("cut", "ranks"), [("two", 2), ("four", 4)])
 def test_gpt_trains_on_changing_lengths(cut: str, ranks: int, tmp_path: Path) -> None:
-    wanted = train_alone(cut)
+    wanted = train_unpartitioned(cut)
     kinds = ["allreduce"] if cut == "two" else ["allreduce", "ddp", "fsdp2", "allreduce, zero"]
     together = values(run_ranks(train, ranks, tmp_path, cut, kinds, {}, seconds=100))
     for kind in kinds:
         assert_alike([rank[kind] for rank in together], wanted)
 
 
-def test_glue_that_holds_a_length_is_made_anew_for_every_length(tmp_path: Path) -> None:
-    wanted = train_alone("masked")
+def test_glue_that_depends_on_the_length_is_built_for_every_length(tmp_path: Path) -> None:
+    wanted = train_unpartitioned("masked")
     for kind, found in train("masked", ["allreduce", "ddp"], {}).items():
         assert len(found) > len(LENGTHS), kind
         assert_alike([found], wanted)
@@ -45,47 +45,47 @@ def test_glue_that_holds_a_length_is_made_anew_for_every_length(tmp_path: Path) 
         assert_alike([rank[kind] for rank in together], wanted)
 
 
-def test_lengths_change_under_autocast_too() -> None:
-    wanted = [each["loss"] for each in train_alone("two")]
+def test_lengths_may_change_under_autocast() -> None:
+    wanted = [each["loss"] for each in train_unpartitioned("two")]
     found = [each["loss"] for each in train("two", ["allreduce"], {"precision": "bf16"})["allreduce"]]
     assert found == pytest.approx(wanted, rel=2e-2)
     assert found != pytest.approx(wanted, rel=1e-6)
 
 
-def test_a_length_that_comes_again_is_not_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_length_is_not_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, _ = build("two")
     pipeline.step(*batch(LENGTHS[1], 0))
-    monkeypatch.setattr("graphpipe.run.step.programs_by_shape.split_for", None)
+    monkeypatch.setattr("graphpipe.run.step.programs_by_shape.split_for_shapes", None)
     pipeline.step(*batch(LENGTHS[0], 1))
     pipeline.step(*batch(LENGTHS[1], 2))
     with pytest.raises(TypeError):
         pipeline.step(*batch(20, 3))
 
 
-def test_a_checkpoint_is_of_no_length(tmp_path: Path) -> None:
+def test_a_checkpoint_does_not_depend_on_the_length(tmp_path: Path) -> None:
     unbroken, resumed = resume("two", str(tmp_path))
     assert unbroken == resumed
 
 
-def test_ranks_that_were_given_different_lengths_stop_before_any_message(tmp_path: Path) -> None:
+def test_ranks_with_different_lengths_stop_before_any_message(tmp_path: Path) -> None:
     for ranks, cut in [(2, "two"), (4, "four")]:
         outcomes = run_ranks(disagree, ranks, tmp_path / cut, cut, 24, 12)
         said = values(outcomes)
         given = "rank {} was given 12 samples of tokens int64[{}]"
         assert said[1].startswith(f"InvalidInput: mini-batch: {given.format(0, 16)}; {given.format(1, 24)}")
         assert said[0].startswith(f"InvalidInput: mini-batch: {given.format(1, 24)}; {given.format(0, 16)}")
-        # Rank 3 of four does not talk to rank 1, and learns that rank 2 has stopped.
+        # Rank 3 of four has no messages with rank 1, so it may only see that rank 2 has stopped.
         assert all(each.startswith(("InvalidInput: mini-batch: rank 1", "PeerLost: rank 2")) for each in said[2:])
         assert max(outcome.seconds for outcome in outcomes) < 15
 
 
-def test_a_rank_that_cannot_use_its_mini_batch_tells_the_others(tmp_path: Path) -> None:
+def test_a_mini_batch_that_one_rank_cannot_use_is_an_error_on_all_ranks(tmp_path: Path) -> None:
     said = values(run_ranks(disagree, 2, tmp_path, "two", 16, 7))
     assert said[1].startswith("InvalidInput: step: the mini-batch has 7 samples, the plan is for 12")
     assert "rank 1 cannot use its mini-batch (the mini-batch has 7 samples" in said[0]
 
 
-def test_a_length_at_which_the_model_computes_something_else_is_refused() -> None:
+def test_a_length_that_changes_the_models_graph_is_refused() -> None:
     said = refused("masked", "allreduce", 32)
     assert said.startswith("InvalidInput: inputs: with samples of tokens[32] the model computes something else")
     assert "Pad the samples" in said
@@ -95,17 +95,17 @@ def test_a_length_at_which_the_model_computes_something_else_is_refused() -> Non
     pipeline.step(*batch(LENGTHS[0], 0))
 
 
-def test_fsdp_refuses_to_follow_where_glue_reads_its_shards(tmp_path: Path) -> None:
+def test_fsdp_refuses_new_lengths_if_glue_reads_sharded_parameters(tmp_path: Path) -> None:
     said = values(run_ranks(refused, 4, tmp_path, "masked", "fsdp2", 24))
-    assert any("FSDP cannot follow there: pad the samples, or choose engine='ddp'" in each for each in said)
+    assert any("Pad the samples, or choose engine='allreduce' or 'ddp'" in each for each in said)
     assert all(each.startswith(("InvalidInput: ", "PeerLost: ")) for each in said)
 
 
-def test_ranks_that_were_given_different_values_stop_in_the_first_step(tmp_path: Path) -> None:
-    told = values(run_ranks(disagree_on_values, 2, tmp_path))
-    for rank, text in enumerate(told):
+def test_ranks_with_different_values_stop_in_the_first_step(tmp_path: Path) -> None:
+    errors = values(run_ranks(disagree_on_values, 2, tmp_path))
+    for rank, text in enumerate(errors):
         given = [f"rank {other} was given 12 samples (values {{}}) of tokens int64[16]" for other in (1 - rank, rank)]
         first, second = re.findall(r"\(values (\w{8})\)", text)
         assert first != second
         assert text.startswith(f"InvalidInput: mini-batch: {given[0].format(first)}; {given[1].format(second)}. Give")
-        assert "drawn from the epoch and the seed alone" in text
+        assert "drawn only from the epoch and the seed" in text

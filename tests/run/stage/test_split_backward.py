@@ -1,10 +1,10 @@
-"""A backward in two halves gives, bit for bit, the gradients of the whole one."""
+"""A backward in two halves gives, bit for bit, the gradients of the whole backward."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,24 +19,25 @@ from torch.utils.checkpoint import checkpoint
 from graphpipe.api import choose_backwards
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
+from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.model.split.backward_graph import BackwardGraph
 from graphpipe.model.split.whole_backwards import whole_backwards
-from graphpipe.report import plan_table
-from graphpipe.run import Pipeline
-from graphpipe.run.stage.releasable_tensors import Shelf
+from graphpipe.report.tables.plan_table import plan_table
+from graphpipe.run import Pipeline, PipelineOptions
+from graphpipe.run.stage.releasable_tensors import ReleasableTensors
 from graphpipe.run.stage.split_backward import WeightHalf, input_half
-from graphpipe.schedule import schedule
+from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify import verify
 
 Gradients = list[Tensor | None]
 TRUSTED = lambda _: True  # noqa: E731
 
 
-def forward(case: Case, shelf: Shelf) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the roots of the backward and what was received."""
+def forward(case: Case, saved: ReleasableTensors) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the roots of the backward, and the received values that need a gradient."""
     torch.manual_seed(1)
     received = [x.clone().requires_grad_() if flag else x for x, flag in zip(case.inputs, case.received, strict=True)]
-    with shelf.keeping():
+    with handle_saved_tensors(saved):
         result = case.module(*received)
     outputs: Sequence[Tensor] = result if isinstance(result, tuple) else (result,)
     return [out for out in outputs if out.requires_grad], [x for x in received if x.requires_grad]
@@ -49,16 +50,16 @@ def seeds(roots: list[Tensor]) -> list[Tensor]:
 
 def whole(case: Case) -> tuple[Gradients, Gradients]:
     case.module.zero_grad()
-    roots, received = forward(case, Shelf(TRUSTED))
+    roots, received = forward(case, ReleasableTensors(TRUSTED))
     torch.autograd.backward(roots, seeds(roots))
     return [x.grad for x in received], [p.grad for p in case.module.parameters()]
 
 
 def halves(case: Case, *, trial: bool = False) -> tuple[Gradients, Gradients, WeightHalf]:
     case.module.zero_grad()
-    shelf = Shelf(lambda _: not trial)
-    roots, received = forward(case, shelf)
-    half = input_half(roots, seeds(roots), received, shelf, check=True)
+    saved = ReleasableTensors(lambda _: not trial)
+    roots, received = forward(case, saved)
+    half = input_half(roots, seeds(roots), received, saved, check=True)
     early: Gradients = [x.grad for x in received]
     if not half.whole:
         assert all(p.grad is None for p in case.module.parameters())
@@ -79,14 +80,14 @@ def test_halves_equal_the_whole(name: str) -> None:
     for trial in (True, name == "a checkpoint"):
         early, late, half = halves(case, trial=trial)
         assert half.whole == ""
-        assert half.shelf is not None
-        assert half.shelf.mistaken == (name == "a checkpoint")
+        assert half.saved_tensors is not None
+        assert half.saved_tensors.mistaken == (name == "a checkpoint")
         assert_equal(early, received)
         assert_equal(late, parameters)
 
 
 @pytest.mark.parametrize("name", whole_cases())
-def test_what_cannot_be_split_is_done_whole_in_the_first_half(name: str) -> None:
+def test_a_graph_that_cannot_be_split_runs_whole_in_the_first_half(name: str) -> None:
     case = whole_cases()[name]
     received, parameters = whole(case)
     early, late, half = halves(case)
@@ -123,23 +124,23 @@ def test_hooks_fire_and_change_gradients_once() -> None:
     assert_equal(late, parameters)
 
 
-def test_what_only_the_input_half_reads_is_freed_after_it() -> None:
+def test_tensors_that_only_the_input_half_reads_are_freed_after_it() -> None:
     rows, width, hidden = 16, 8, 32
     module = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-    shelf = Shelf(TRUSTED)
-    roots, received = forward(Case(module, (torch.randn(rows, width),)), shelf)
+    saved = ReleasableTensors(TRUSTED)
+    roots, received = forward(Case(module, (torch.randn(rows, width),)), saved)
     inputs, weights = 4 * rows * (width + hidden), 4 * 2 * width * hidden
     before_gelu = 4 * rows * hidden
-    assert shelf.nbytes == pytest.approx(inputs + before_gelu + weights, abs=4 * width * hidden)
-    full = shelf.nbytes
-    half = input_half(roots, seeds(roots), received, shelf, check=True)
-    assert shelf.nbytes == full - before_gelu
+    assert saved.nbytes == pytest.approx(inputs + before_gelu + weights, abs=4 * width * hidden)
+    full = saved.nbytes
+    half = input_half(roots, seeds(roots), received, saved, check=True)
+    assert saved.nbytes == full - before_gelu
     half.run()
-    assert shelf.nbytes == 0
+    assert saved.nbytes == 0
 
 
-def test_a_graph_that_loses_a_parameter_is_noticed() -> None:
-    roots, received = forward(cases()["layers"], Shelf(TRUSTED))
+def test_a_split_that_misses_a_parameter_is_an_error() -> None:
+    roots, received = forward(cases()["layers"], ReleasableTensors(TRUSTED))
     graph = BackwardGraph.of([get_gradient_edge(root) for root in roots], [get_gradient_edge(received[0]).node])
     graph.check_complete()
     fork, twigs = next(iter(graph.forks().items()))
@@ -157,20 +158,20 @@ def test_zero_bubble_schedules_train_like_1f1b(cut: str, schedule: str) -> None:
     for name, gradient in wanted["gradients"].items():
         assert torch.equal(found["gradients"][name], gradient), name
     assert wanted["backwards"] == {}
-    # A source has nobody waiting for its input half: its backwards come whole.
+    # No stage waits for the input half of a source, so its backwards are whole.
     assert found["backwards"] == {"+".join(ops): "split" for ops, _, _ in STAGES[cut] if "stem" not in ops}
 
 
 def test_ranks_equal_one_rank(tmp_path: Path) -> None:
-    alone: dict[str, Any] = losses_and_gradients("four", "zb-h1")
+    single: dict[str, Any] = losses_and_gradients("four", "zb-h1")
     for rank in values(run_ranks(losses_and_gradients, 4, tmp_path, "four", "zb-h1")):
-        assert rank["losses"] == alone["losses"]
-        assert rank["backwards"].items() <= alone["backwards"].items()
+        assert rank["losses"] == single["losses"]
+        assert rank["backwards"].items() <= single["backwards"].items()
         for name, gradient in rank["gradients"].items():
-            assert torch.equal(gradient, alone["gradients"][name]), name
+            assert torch.equal(gradient, single["gradients"][name]), name
 
 
-def test_a_stage_that_cannot_be_split_trains_and_says_why() -> None:
+def test_a_stage_that_cannot_be_split_trains_and_warns_once() -> None:
     torch.manual_seed(0)
     twice = nn.Linear(8, 8)
     model = DagModule(
@@ -182,12 +183,12 @@ def test_a_stage_that_cannot_be_split_trains_and_says_why() -> None:
         stages = [(["a"], [0], 4), (["b"], [1], 4), (["c"], [2], 4)]
         example = {"x": inputs["x"]}
         plan = in_halves(plan_of(model, example, stages, 12, order), order)
-        pipeline = Pipeline(plan, hand_split(model, plan, example), cross_entropy, debug=True)
+        pipeline = Pipeline(plan, hand_split(model, plan, example), cross_entropy, options=PipelineOptions(debug=True))
         warned = pytest.warns(UserWarning, match=r"of stage 'b', which was done whole: several .* gp.choose_backwards")
         with warned if order == "zb-h1" else nullcontext():
             pipeline.step(example, targets)
-        pipeline.step(example, targets)  # warned of once
-        gradients.append({name: gradient.clone() for name, gradient in pipeline.gradients().items()})
+        pipeline.step(example, targets)  # does not warn again
+        gradients.append({name: cast("Tensor", each).clone() for name, each in pipeline.gradients().items()})
     assert pipeline.backwards() == {"b": "whole: several operations use one parameter", "c": "split"}
     for name, gradient in gradients[0].items():
         assert torch.equal(gradients[1][name], gradient), name
@@ -195,8 +196,8 @@ def test_a_stage_that_cannot_be_split_trains_and_says_why() -> None:
 
 @pytest.mark.parametrize("checkpoints", [(False, True), (True, False)], ids=["later", "at first"])
 def test_a_graph_that_changes_between_steps_is_tried_again(checkpoints: tuple[bool, bool]) -> None:
-    # What the first micro-batch ever let go was let go in all later ones, also where a model had begun to checkpoint
-    # its activations (Hugging Face's do so in training mode alone): the weight half then found nothing to read.
+    # Once, all micro-batches released the tensors that the first one could release, even after the model had begun to
+    # checkpoint its activations (Hugging Face's models do so only in training mode). The weight half then failed.
     class Sometimes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -216,7 +217,9 @@ def test_a_graph_that_changes_between_steps_is_tried_again(checkpoints: tuple[bo
     found: list[list[Tensor]] = []
     for order in ("1f1b", "zb-h1"):
         plan = in_halves(plan_of(model, {"x": inputs["x"]}, stages, 12, order), order)
-        pipeline = Pipeline(plan, hand_split(model, plan, {"x": inputs["x"]}), cross_entropy, debug=True)
+        pipeline = Pipeline(
+            plan, hand_split(model, plan, {"x": inputs["x"]}), cross_entropy, options=PipelineOptions(debug=True)
+        )
         gradients: list[Tensor] = []
         for middle.checkpoints in checkpoints:
             pipeline.step({"x": inputs["x"]}, targets)
@@ -226,7 +229,7 @@ def test_a_graph_that_changes_between_steps_is_tried_again(checkpoints: tuple[bo
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_a_plan_says_which_backwards_are_whole_and_is_run_as_it_says() -> None:
+def test_a_plan_names_its_whole_backwards_and_runs_them_whole() -> None:
     torch.manual_seed(0)
     model = DagModule(
         {
@@ -241,37 +244,37 @@ def test_a_plan_says_which_backwards_are_whole_and_is_run_as_it_says() -> None:
     example = {"x": inputs["x"]}
     stages = [([name], [number], 4) for number, name in enumerate("abcd")]
     asked = in_halves(captured_plan(model, example, stages, 12), "zb-h1")
-    told = choose_backwards(asked, model)
-    assert [stage.backward for stage in told.stages] == ["auto", "whole", "whole", "auto"]
-    assert schedule(asked).split_stages == {1, 2, 3}
-    assert schedule(told).split_stages == {3}
-    assert told.prediction is not None
+    chosen = choose_backwards(asked, model)
+    assert [stage.backward for stage in chosen.stages] == ["auto", "whole", "whole", "auto"]
+    assert build_schedule(asked).split_stages == {1, 2, 3}
+    assert build_schedule(chosen).split_stages == {3}
+    assert chosen.prediction is not None
     found, gradients = [], []
-    for plan in (asked, told):
-        pipeline = Pipeline(plan, model, cross_entropy, debug=True)
+    for plan in (asked, chosen):
+        pipeline = Pipeline(plan, model, cross_entropy, options=PipelineOptions(debug=True))
         with pytest.warns(UserWarning, match="done whole") if plan is asked else nullcontext():
             pipeline.step(example, targets)
         found.append(pipeline.backwards())
-        gradients.append({name: gradient.clone() for name, gradient in pipeline.gradients().items()})
+        gradients.append({name: cast("Tensor", each).clone() for name, each in pipeline.gradients().items()})
     reasons = {asked.stages[stage].name: why for stage, why in whole_backwards(asked, model).items()}
     assert found == [{name: f"whole: {why}" for name, why in reasons.items()} | {"d": "split"}, {"d": "split"}]
     for name, gradient in gradients[0].items():
         assert torch.equal(gradients[1][name], gradient), name
     assert choose_backwards(replace(asked, schedule="1f1b"), model).schedule == "1f1b"
-    with pytest.raises(InvalidInput, match=r"lists I1.0, but the plan wants whole backwards of stage 'b'"):
-        verify(told, replace(schedule(asked)))
-    table = plan_table(told, told.prediction)
+    with pytest.raises(InvalidInput, match=r"lists I1.0, but the plan requires whole backwards of stage 'b'"):
+        verify(chosen, replace(build_schedule(asked)))
+    table = plan_table(chosen, chosen.prediction)
     assert [row[-1] for row in table.rows] == ["whole", "whole", "whole", "in halves"]
 
 
-def test_a_step_after_a_failed_one_starts_afresh() -> None:
+def test_a_step_after_a_failed_step_starts_clean() -> None:
     def broken(output: Tensor, targets: Tensor) -> Tensor:
         raise KeyError("labels")
 
     pipeline = fan_pipeline("four", "zb-h1", dropout=0.0)
     wanted = pipeline.step(*fan_batch())
-    healthy, pipeline._loss_fn = pipeline._loss_fn, broken
+    healthy, pipeline._parts.training.loss_fn = pipeline._parts.training.loss_fn, broken
     with pytest.raises(KeyError, match="labels"):
         pipeline.step(*fan_batch())
-    pipeline._loss_fn = healthy
+    pipeline._parts.training.loss_fn = healthy
     assert pipeline.step(*fan_batch()) == wanted

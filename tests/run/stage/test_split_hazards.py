@@ -1,30 +1,31 @@
-"""What goes wrong where a backward is split with torch's own parts, and must not with ours: one test per hazard.
+"""Hazards of splitting a backward that torch's own functions for it do not handle: one test per hazard.
 
 The model is a chain of four stages under zero bubble; each hazard is in its second stage. Gradients are those of the
-unpartitioned model, and the stage's backward is really split.
+unpartitioned model, and the test checks that the stage's backward is split.
 """
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from run_models import cross_entropy
 from run_plans import captured_plan
 from run_ranks import run_ranks, values
-from run_replica_syncs import train_all, train_alone
+from run_replica_syncs import train_all, train_unpartitioned
 from run_splits import Wrap, in_halves
 from torch import Tensor, nn
 
 from graphpipe.model import DagModule
-from graphpipe.run import Pipeline
-from graphpipe.schedule import schedule
+from graphpipe.run import Pipeline, PipelineOptions
+from graphpipe.schedule.schedulers.registry import build_schedule
 
 SAMPLES = 8
 
 
 class Pooled(nn.Module):
-    """Scores the mean over positions; of `ignored` it takes the shape alone."""
+    """Scores the mean over positions. It uses only the shape of `ignored`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class Pooled(nn.Module):
 
 
 def trained_in_halves(second: nn.Module, feeds: list[str], head_reads: str) -> DagModule:
-    """Compare a step of first -> second -> third -> head with the unpartitioned model; return the model."""
+    """Compare a step of first -> second -> third -> head with the unpartitioned model, and return the model."""
     torch.manual_seed(0)
     parts = {"first": nn.Linear(5, 6), "second": second, "third": nn.Linear(6, 6), "head": Pooled()}
     reads = {"first": ["x"], "second": feeds, "third": ["second"], "head": ["third", head_reads]}
@@ -47,10 +48,10 @@ def trained_in_halves(second: nn.Module, feeds: list[str], head_reads: str) -> D
     targets = torch.randint(0, 3, (SAMPLES,))
     stages = [([name], [number], 2) for number, name in enumerate(parts)]
     plan = in_halves(captured_plan(model, inputs, stages, SAMPLES), "zb-h1")
-    assert schedule(plan).split_stages == {1, 2, 3}
+    assert build_schedule(plan).split_stages == {1, 2, 3}
     loss = cross_entropy(model(**inputs), targets)
     wanted = torch.autograd.grad(loss, [*model.parameters()])
-    pipeline = Pipeline(plan, model, cross_entropy, debug=True)
+    pipeline = Pipeline(plan, model, cross_entropy, options=PipelineOptions(debug=True))
     assert pipeline.step(inputs, targets) == pytest.approx(loss.item(), rel=1e-6)
     found = pipeline.gradients()
     for (name, _), gradient in zip(model.named_parameters(), wanted, strict=True):
@@ -68,21 +69,21 @@ def test_1_an_output_may_be_a_view(view: Callable[..., Tensor]) -> None:
 
 
 def test_2_an_output_may_get_no_gradient() -> None:
-    """The head receives what the second stage sends it and does nothing with it: no gradient comes of that."""
+    """The head does not compute with the value from the second stage, so that value gets no gradient."""
     trained_in_halves(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), ["first"], "second")
 
 
-def test_3_parameters_beside_what_is_received_get_their_gradients() -> None:
-    """An embedding of the model's own input: nothing that requires a gradient leads through it."""
+def test_3_parameters_that_no_received_value_reaches_get_gradients() -> None:
+    """An embedding of the model's input: none of its inputs requires a gradient."""
     both = Wrap(lambda m, x, tokens: m.a(x) + m.e(tokens), a=nn.Linear(6, 6), e=nn.Embedding(7, 6))
     trained_in_halves(both, ["first", "tokens"], "second")
 
 
 def test_4_hooks_fire_once_per_micro_batch_and_their_changes_count() -> None:
-    """Of tensors, of modules and after accumulation; DDP, which lives in such hooks, is refused (test_engines)."""
+    """Hooks of tensors, of modules and after accumulation. DDP uses them, so it is refused (test_replica_sync)."""
     fired: list[str] = []
 
-    def scaled(m: nn.Module, x: Tensor) -> Tensor:
+    def scaled(m: Any, x: Tensor) -> Tensor:
         hidden = m.a(x)
         if hidden.requires_grad and type(hidden) is Tensor:  # not while it is captured
             hidden.register_hook(lambda gradient: gradient * 2)
@@ -94,14 +95,14 @@ def test_4_hooks_fire_once_per_micro_batch_and_their_changes_count() -> None:
     second = Wrap(scaled, a=layer)
     trained_in_halves(second, ["first"], "third")
     micro_batches = SAMPLES // 2
-    # Once more by the unpartitioned model, whose gradients are asked for without accumulating them.
+    # One more call is from the unpartitioned model, whose gradients are computed but not accumulated.
     assert fired.count("weight") == micro_batches
     assert fired.count("module") == micro_batches + 1
 
 
 def test_5_shards_of_fsdp2_are_reduced_after_the_weight_halves(tmp_path: Path) -> None:
-    """FSDP2's own hooks do not run where a backward is split: its reduction is called for."""
-    wanted, halves = train_alone(), set[str]()
+    """FSDP2's own hooks do not run in a split backward, so the runtime calls its reduction."""
+    wanted, halves = train_unpartitioned(), set[str]()
     for found in values(run_ranks(train_all, 4, tmp_path, "both", ["fsdp2"], ["zb-h1"], {}, seconds=100)):
         (label,) = found
         assert all(how == "split" for how in found[label]["backwards"].values())
