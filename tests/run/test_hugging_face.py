@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
 
-from run_hugging_face import MODELS, plan_of, run_of, train_all, train_plainly
+from run_hugging_face import MODELS, plan_of, run_of, train_all, train_unpartitioned
 from run_ranks import run_ranks, values
 
 from graphpipe.errors import InvalidInput
@@ -31,15 +31,15 @@ def graphs() -> dict[str, Graph]:
 
 @pytest.fixture(scope="module")
 def plain(graphs: dict[str, Graph]) -> dict[str, dict[str, Any]]:
-    """Return what plain PyTorch makes of every model."""
-    return {name: train_plainly(name, graph) for name, graph in graphs.items()}
+    """Return the results of plain PyTorch for every model."""
+    return {name: train_unpartitioned(name, graph) for name, graph in graphs.items()}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def trained(
     request: pytest.FixtureRequest, graphs: dict[str, Graph], tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
-    """Return what every rank makes of every model, the ranks being started once for all of them."""
+    """Return every rank's results for every model; the ranks are started once for all models."""
     folder = tmp_path_factory.mktemp("plans")
     for name, graph in graphs.items():
         plan_of(graph, request.param).save(folder / f"{name}.json")
@@ -53,7 +53,7 @@ def test_plans_are_pipelines_over_all_devices_and_part_what_is_tied(name: str, g
         assert len(plan.used_devices) == devices
         assert len(plan.stages) > 1
         if name in TIED:
-            assert [TIED[name] in exchange.parameters for exchange in plan.exchanges] == [True]
+            assert [TIED[name] in exchange.parameters for exchange in plan.tied_gradients] == [True]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -65,7 +65,7 @@ def test_ranks_train_as_plain_pytorch_does(
         assert rank["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
         largest = max(gradient.abs().max().item() for gradient in wanted["gradients"].values())
         for key, gradient in rank["gradients"].items():
-            zero = torch.zeros_like(gradient)  # of what the loss does not depend on
+            zero = torch.zeros_like(gradient)  # of parameters that the loss does not depend on
             assert_near(gradient, wanted["gradients"].get(key, zero), largest, key)
         for key, weight in wanted["state"].items():
             torch.testing.assert_close(rank["state"][key], weight, rtol=1e-5, atol=1e-5, msg=key)
@@ -74,8 +74,8 @@ def test_ranks_train_as_plain_pytorch_does(
 
 
 def assert_near(gradient: Tensor, wanted: Tensor, largest: float, name: str) -> None:
-    """Compare within 1e-5 of what it is itself; float32 rounds what adds up to nothing by the size of what is added."""
-    # With 1e-5 as such, half of flava's gradients could have been zero.
+    """Compare with a relative tolerance of 1e-5; sums that cancel are rounded relative to their terms."""
+    # With an absolute tolerance of 1e-5, half of flava's gradients could have been zero.
     away, allowed = (gradient - wanted).abs().max().item(), 1e-5 * wanted.abs().max().item() + 3e-7 * largest
     assert away <= allowed, f"{name} is {away:.1e} away, {allowed:.1e} are allowed"
 
@@ -86,7 +86,7 @@ def test_every_rank_gets_the_evaluation_in_the_models_own_containers(
 ) -> None:
     for rank in (rank[name] for rank in trained):
         assert rank["kind"] == KINDS.get(name, "dict")
-        if name not in ("clip", "flava"):  # without labels no loss is evaluated
+        if name not in ("clip", "flava"):  # they do not evaluate a loss without labels
             assert rank["evaluation"] == pytest.approx(plain[name]["evaluation"], rel=1e-5)
         whole = plain[name]["outputs"] if rank["kind"] != "dict" else plain[name]["outputs"][:1]
         for found, wanted in zip(rank["outputs"], whole, strict=True):
@@ -111,7 +111,7 @@ def test_masks_and_labels_enter_at_the_stage_that_reads_them() -> None:
     with Pipeline(plan, run.model, lambda output, _: output["loss"]) as pipeline:
         wanted = run.model(**given).loss
         assert pipeline.step(given) == pytest.approx(wanted.item(), rel=1e-6)
-        (gradient,) = torch.autograd.grad(wanted, [run.model.transformer.wte.weight])
+        (gradient,) = torch.autograd.grad(wanted, [run.model.get_parameter("transformer.wte.weight")])
         torch.testing.assert_close(pipeline.gradients()["transformer.wte.weight"], gradient, rtol=1e-5, atol=1e-7)
 
 
@@ -140,7 +140,7 @@ def test_layers_stay_whole_unless_they_are_to_be_split() -> None:
     assert {"vit.layers.0.attention", "vit.layers.0.mlp", "vit.layers.1"} <= {*split.graph.order}
 
 
-def test_what_a_mini_batch_lacks_is_said() -> None:
+def test_a_missing_input_of_a_mini_batch_is_named() -> None:
     model, batch = MODELS["vit"]()
     held = from_transformers(model, batch(0))
     with pytest.raises(InvalidInput, match="'labels' is missing, which the model's loss reads"):

@@ -16,10 +16,10 @@ from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.split.split import split
-from graphpipe.run import Pipeline
-from graphpipe.run.faults.rank_status import WATCH
+from graphpipe.run import Pipeline, PipelineOptions
+from graphpipe.run.faults.rank_status import STATUS_FOLDER
 from graphpipe.run.stage.edge_values import edge_specs, gradient_edges
-from graphpipe.training.train_rank import telling_where
+from graphpipe.training.train_rank import reporting_status
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -33,10 +33,13 @@ def halve(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSchedu
 def build(model: DagModule, cut: str = "mixed", loss_fn: Any = cross_entropy, **options: Any) -> Pipeline:
     inputs, _ = fan_batch()
     plan = plan_of(model, inputs, STAGES[cut], BATCH)
-    return Pipeline(plan, hand_split(model, plan, inputs), loss_fn, options.pop("optimizer", sgd), **options)
+    optimizer, given = options.pop("optimizer", sgd), PipelineOptions(**options)
+    return Pipeline(plan, hand_split(model, plan, inputs), loss_fn, optimizer, options=given)
 
 
-def train_plainly(model: nn.Module, steps: int, clip_norm: float | None, scheduler: Callable[..., Any] | None) -> None:
+def train_unpartitioned(
+    model: nn.Module, steps: int, clip_norm: float | None, scheduler: Callable[..., Any] | None
+) -> None:
     optimizer = sgd(parameter for parameter in model.parameters() if parameter.requires_grad)
     rates = scheduler(optimizer) if scheduler else None
     for step in range(steps):
@@ -62,14 +65,15 @@ def test_weights_equal_those_of_plain_training(clip_norm: float | None, schedule
     pipeline = build(model, clip_norm=clip_norm, lr_scheduler=scheduler)
     for step in range(4):
         pipeline.step(*fan_batch(seed=step))
-    train_plainly(twin, 4, clip_norm, scheduler)
+    train_unpartitioned(twin, 4, clip_norm, scheduler)
     pipeline.sync_model()
     assert_same_state(model, twin)
 
 
 def test_clipping_and_schedule_do_change_something() -> None:
     ends = []
-    for options in ({}, {"clip_norm": 0.05}, {"lr_scheduler": halve}):
+    choices: list[dict[str, Any]] = [{}, {"clip_norm": 0.05}, {"lr_scheduler": halve}]
+    for options in choices:
         model = fan()
         pipeline = build(model, **options)
         for step in range(2):
@@ -87,7 +91,7 @@ def test_frozen_parts_stay_and_get_no_gradient(frozen: tuple[str, ...]) -> None:
     twin = copy.deepcopy(model)
     pipeline = build(model, "four")
     pipeline.step(*fan_batch(seed=0))
-    train_plainly(twin, 1, None, None)
+    train_unpartitioned(twin, 1, None, None)
     assert_same_state(model, twin)
     for name, gradient in pipeline.gradients().items():
         assert (gradient is None) == name.startswith(frozen), name
@@ -115,7 +119,7 @@ def test_the_plan_and_the_runtime_agree_on_where_gradients_go(
     assert [(plan.stages[edge.source].name, plan.stages[edge.target].name) for edge in one_way] == without
 
 
-def test_a_stage_whose_value_no_one_needs_trains_nothing() -> None:
+def test_a_stage_with_unused_output_does_not_train() -> None:
     model = DagModule(
         {"a": nn.Linear(5, 4), "b": First(), "c": nn.Linear(5, 4)},
         inputs={"a": ["x"], "c": ["x"], "b": ["a", "c"]},
@@ -205,7 +209,7 @@ def test_a_wrong_mini_batch_is_refused_and_the_next_one_trains(samples: int, tar
     assert pipeline.step(*fan_batch()) > 0
 
 
-def test_a_loss_that_is_no_mean_is_refused() -> None:
+def test_a_loss_that_is_not_a_scalar_is_refused() -> None:
     def per_sample(output: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(output, targets, reduction="none")
 
@@ -232,7 +236,7 @@ def test_an_infinite_loss_names_the_loss_stage_and_changes_no_weight() -> None:
         assert torch.equal(tensor, model.state_dict()[name]), name
 
 
-def test_the_output_is_let_go_once_the_loss_is_computed_from_it() -> None:
+def test_the_output_is_released_once_the_loss_is_computed() -> None:
     model = fan()
     outputs: list[weakref.ref[Tensor]] = []
     gone: list[bool] = []
@@ -252,11 +256,11 @@ def test_the_output_is_let_go_once_the_loss_is_computed_from_it() -> None:
 def test_under_torchrun_a_rank_that_fails_says_where_it_was(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Under torchrun nobody reads the notes that our own launcher reads.
-    monkeypatch.delenv(WATCH, raising=False)
-    held = SimpleNamespace(
-        world=SimpleNamespace(rank=1, size=2), worker=SimpleNamespace(watch=SimpleNamespace(where="stage 's1', step 3"))
+    # Under torchrun, unlike under our launcher, the rank status files are not read.
+    monkeypatch.delenv(STATUS_FOLDER, raising=False)
+    pipeline = SimpleNamespace(
+        world=SimpleNamespace(rank=1, size=2), monitor=SimpleNamespace(last_status="stage 's1', step 3")
     )
-    with pytest.raises(PeerLost), telling_where(cast(Pipeline, SimpleNamespace(held=lambda: held))):
+    with pytest.raises(PeerLost), reporting_status(cast(Pipeline, pipeline)):
         raise PeerLost("rank 0 died", remedy="Look there.")
     assert capsys.readouterr().err == "rank 1 failed: stage 's1', step 3\n"

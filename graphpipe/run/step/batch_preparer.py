@@ -1,4 +1,4 @@
-"""What a step is given, made ready: checked, compared with what other ranks were given, the replicas fitted to it."""
+"""Prepares the input of a step: checks it, compares it with other ranks', and fits the replicas to its shapes."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,38 +6,31 @@ from typing import Any
 from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import Inputs, describe, name_inputs
 from graphpipe.plans import Plan
-from graphpipe.run.comm.batch_comparison import Agreement
-from graphpipe.run.faults.rank_status import EVERYBODY
-from graphpipe.run.stage.mini_batch import Batch, check_rows, fingerprint
+from graphpipe.run.comm.batch_comparison import BatchComparison
+from graphpipe.run.faults.rank_status import ALL_PEERS
+from graphpipe.run.stage.mini_batch import MiniBatch, check_rows, fingerprint
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.build_worker import match_modes
-from graphpipe.run.step.programs_by_shape import Fitted, Shapes, show
-from graphpipe.run.step.refit_replicas import fit
+from graphpipe.run.step.pipeline_options import PipelineOptions
+from graphpipe.run.step.programs_by_shape import ProgramsByShape, ShapedPrograms, format_inputs
+from graphpipe.run.step.refit_replicas import refit_replicas
 from graphpipe.run.step.worker import Worker
 
 
 @dataclass(slots=True, kw_only=True)
-class Intake:
-    """Makes mini-batches of what this rank is given; all ranks call its methods alike."""
+class BatchPreparer:
+    """Makes mini-batches from the inputs of this rank; all ranks call its methods alike."""
 
     plan: Plan
-    shapes: Shapes
+    shapes: ProgramsByShape
     worker: Worker[StageReplica]
+    options: PipelineOptions
     neighbours: tuple[int, ...]
-    """The ranks to compare with (see `agreement.neighbours`)."""
-    fitted: Fitted | None = None
-    """What the replicas are fitted to; None before the first mini-batch, and after an error."""
+    """The ranks to compare with (see `batch_comparison.neighbours`)."""
+    fitted: ShapedPrograms | None = None
+    """The shapes that the replicas are fitted to; None before the first mini-batch and after an error."""
 
-    def check(
-        self,
-        inputs: Inputs,
-        targets: Any,
-        *,
-        key: tuple[int, ...],
-        training: bool,
-        loss_scale: float,
-        check_finite: bool,
-    ) -> Batch:
+    def check(self, inputs: Inputs, targets: Any, *, step: int, training: bool, loss_factor: float) -> MiniBatch:
         """Return the mini-batch.
 
         Raises:
@@ -51,62 +44,62 @@ class Intake:
                 where="step",
                 remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
             )
-        return Batch(
+        return MiniBatch(
             inputs=named,
             targets=targets,
             size=size,
             micro_batches=tuple(stage.micro_batch for stage in self.plan.stages),
-            key=key,
+            key=(self.options.seed, step),
             training=training,
             specs=self.shapes.first.specs,
-            loss_scale=loss_scale,
-            check_finite=check_finite,
+            loss_scale=loss_factor,
+            check_finite=training and self.options.check_finite,
         )
 
-    def tell(self, error: InvalidInput) -> None:
-        """Tell ranks that may have found nothing wrong with theirs; returns if they all found the same wrong.
+    def report_invalid(self, error: InvalidInput) -> None:
+        """Report an invalid mini-batch to the other ranks; return if all of them found the same error.
 
         Raises:
-            InvalidInput: this error; some rank was given something else.
+            InvalidInput: this error, if another rank found a different error or none.
             PeerLost, PeerStalled: another rank is gone.
         """
         said = f"cannot use its mini-batch ({error.what})"
         try:
-            Agreement.begin(self.worker.world, self.neighbours, said).settle()
+            BatchComparison.begin(self.worker.world, self.neighbours, said).settle()
         except InvalidInput:
             raise error from None
 
-    def ready(self, batch: Batch) -> Batch:
-        """Return the mini-batch with what will cross the edges, this rank's replicas being ready for its shapes.
+    def prepare(self, batch: MiniBatch) -> MiniBatch:
+        """Fit this rank's replicas to the mini-batch's shapes, and return it with the values that cross the edges.
 
         Raises:
-            InvalidInput: another rank was given something else, or the stages cannot be made for these shapes.
+            InvalidInput: another rank was given another mini-batch, or the stages cannot be built for these shapes.
             PeerLost, PeerStalled: another rank is gone.
         """
         worker = self.worker
-        worker.watch.at("agree", peer=EVERYBODY)
+        worker.monitor.enter("agree", peer=ALL_PEERS)
         fitted = self.shapes.known(batch.inputs)
-        agreement = None if worker.world.size == 1 else self._agree(batch, fitted)
+        comparison = None if worker.world.size == 1 else self._compare(batch, fitted)
         if fitted is None:
             fitted = self.shapes.fit(batch.inputs)
         if fitted is not self.fitted:
             self.fitted = None
-            fit(worker, self.plan, self.shapes.first, fitted)
+            refit_replicas(worker, self.plan, self.shapes.first, fitted)
             self.fitted = fitted
         if batch.training:
             match_modes(worker, fitted.programs)
-        worker.channels.agreement = agreement
+        worker.messages.comparison = comparison
         return batch if batch.specs is fitted.specs else replace(batch, specs=fitted.specs)
 
-    def _agree(self, batch: Batch, fitted: Fitted | None) -> Agreement:
+    def _compare(self, batch: MiniBatch, fitted: ShapedPrograms | None) -> BatchComparison:
         inputs = describe(batch.inputs) if fitted is None else fitted.inputs
         *_, step = batch.key
-        # Ranks that draw their data apart do so from the first step on; to look at every step would cost time.
+        # Ranks with different data differ from the first step on. Comparing values at every step would cost time.
         values = f" (values {fingerprint(batch)})" if batch.training and step == 0 else ""
-        said = f"was given {batch.size} samples{values} of {show(inputs)}"
-        agreement = Agreement.begin(self.worker.world, self.neighbours, said)
+        said = f"was given {batch.size} samples{values} of {format_inputs(inputs)}"
+        comparison = BatchComparison.begin(self.worker.world, self.neighbours, said)
         if fitted is None or not batch.training:
-            agreement.settle()
+            comparison.settle()
         if not batch.training:
-            self.worker.world.barrier()  # messages will go between ranks that have not compared theirs with each other
-        return agreement
+            self.worker.world.barrier()  # ranks that have not compared their batches exchange messages later
+        return comparison

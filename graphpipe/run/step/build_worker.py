@@ -1,123 +1,133 @@
-"""From a plan to a worker: every replica of this rank made, placed and given the parameters of replica 0."""
+"""Builds the worker of a rank: every replica is built, placed and given the parameters of replica 0."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.comm import broadcast as share
-from graphpipe.run.comm.messages import Channels
+from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
-from graphpipe.run.device.stage_streams import Lanes
-from graphpipe.run.faults.status_reporter import Watch
-from graphpipe.run.stage.receive_buffers import Inbox
-from graphpipe.run.stage.recompute import Forgetful, keep_regions
+from graphpipe.run.device.stage_streams import StageStreams
+from graphpipe.run.faults.status_reporter import StatusReporter
+from graphpipe.run.stage.receive_buffers import ReceiveBuffers
+from graphpipe.run.stage.recompute import Recomputation, set_up_regions
 from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.recorder import Recorder
 from graphpipe.run.step.worker import Worker
-from graphpipe.run.weights.build_sync import build_engine, is_spread
-from graphpipe.run.weights.tied_parameters import SharedParameters, shared_parameters
-from graphpipe.schedule import Task
+from graphpipe.run.weights.build_sync import build_sync, holds_shards
+from graphpipe.run.weights.replica_sync import ReplicaSync
+from graphpipe.run.weights.tied_parameters import TiedParameters, find_tied_parameters
+from graphpipe.schedule import LoweredSchedule, Schedule
 
 
 def build_worker(
-    plan: Plan,
     programs: Sequence[StageProgram],
     placement: Placement,
     world: World,
-    watch: Watch,
-    *,
-    split: Collection[int],
-    lasts: Mapping[tuple[int, int], Task],
-    engine: str,
-    precision: str,
-    record: bool,
-    debug: bool,
+    monitor: StatusReporter,
+    schedule: Schedule,
+    lowered: LoweredSchedule,
+    options: PipelineOptions,
 ) -> Worker[StageReplica]:
     """Return this rank's worker; every rank must call this. A rank's first replica of a stage is the user's module.
 
     Args:
-        plan: says what is where.
         programs: by stage.
         placement: of the plan on the ranks.
         world: this rank.
-        watch: of this rank.
-        split: stages whose backward comes in two halves.
-        lasts: the last backward of a step, or weight half, by stage and device.
-        engine: for stages whose replicas are on several ranks (see `Engine`).
-        precision: of forwards and losses.
-        record: measure when everything happens.
-        debug: assert that no replica has more samples in flight than the plan says.
+        monitor: of this rank.
+        schedule: of the plan.
+        lowered: the same with its messages.
+        options: of the pipeline.
 
     Raises:
-        InvalidInput: the engine cannot work for a stage.
+        InvalidInput: the engine does not work for a stage.
     """
+    plan = placement.plan
     open_groups(plan, placement, world)
-    hosted = _programs(programs, placement, world, engine)
-    engines = {
-        stage: build_engine(engine, stage, programs[stage], [*by_device.values()], placement, world)
+    hosted = _replicate_programs(programs, placement, world, options.engine)
+    syncs = {
+        stage: build_sync(options.engine, stage, programs[stage], [*by_device.values()], placement, world)
         for stage, by_device in hosted.items()
     }
-    replicas: dict[tuple[int, int], StageReplica] = {}
-    for seat in placement.seats(world.rank):
-        program, stage = hosted[seat.stage][seat.device], plan.stages[seat.stage]
-        keep_regions(program, stage, world.device)
-        replicas[seat.stage, seat.device] = StageReplica(
-            seat=seat,
-            stage_name=stage.name,
-            program=program,
-            device=world.device,
-            inbox=Inbox(world.device),
-            watch=watch,
-            parameters=tuple(program.module.parameters()),
-            engine=engines[seat.stage],
-            last=lasts.get((seat.stage, seat.device)),
-            precision=precision,
-            forgetful=Forgetful(program.module) if stage.recompute == "full" else None,
-            splits=seat.stage in split,
-            room=stage.in_flight / stage.degree if debug else None,
-            kept=plan.costs.kept_for_weight_gradient,
-        )
+    replicas = _replicas(hosted, syncs, placement, world, monitor, schedule, lowered, options)
     worker = Worker(
         placement=placement,
         world=world,
         replicas=replicas,
-        engines=engines,
-        channels=Channels(world),
-        lanes=Lanes.of(world.device, plan),
-        recorder=Recorder(world=world, on=record, stages=tuple(stage.name for stage in plan.stages)),
-        watch=watch,
+        syncs=syncs,
+        messages=RankMessages(world),
+        streams=StageStreams.of(world.device, plan),
+        recorder=Recorder(world=world, on=options.record, stages=tuple(stage.name for stage in plan.stages)),
+        monitor=monitor,
     )
-    worker.shared = _shared(worker)
+    worker.shared = _tied_parameters(worker)
     for each in worker.shared:
         each.align(world)
     return worker
 
 
-def _shared(worker: Worker[StageReplica]) -> list[SharedParameters]:
+def _replicas(
+    programs: Mapping[int, Mapping[int, StageProgram]],
+    syncs: Mapping[int, ReplicaSync],
+    placement: Placement,
+    world: World,
+    monitor: StatusReporter,
+    schedule: Schedule,
+    lowered: LoweredSchedule,
+    options: PipelineOptions,
+) -> dict[tuple[int, int], StageReplica]:
+    """Return the replicas of this rank, by stage and device."""
+    plan, lasts = placement.plan, lowered.last_backwards()
+    replicas: dict[tuple[int, int], StageReplica] = {}
+    for slot in placement.slots(world.rank):
+        program, stage = programs[slot.stage][slot.device], plan.stages[slot.stage]
+        set_up_regions(program, stage, world.device)
+        replicas[slot.stage, slot.device] = StageReplica(
+            slot=slot,
+            stage_name=stage.name,
+            program=program,
+            device=world.device,
+            received=ReceiveBuffers(world.device),
+            monitor=monitor,
+            parameters=tuple(program.module.parameters()),
+            sync=syncs[slot.stage],
+            last=lasts.get((slot.stage, slot.device)),
+            precision=options.precision,
+            recomputation=Recomputation(program.module) if stage.recompute == "full" else None,
+            splits=slot.stage in schedule.split_stages,
+            in_flight_limit=stage.in_flight / stage.degree if options.debug else None,
+            kept_share=plan.costs.kept_for_weight_gradient,
+        )
+    return replicas
+
+
+def _tied_parameters(worker: Worker[StageReplica]) -> list[TiedParameters]:
     held: dict[tuple[int, int], dict[str, nn.Parameter]] = {}
     for replica in worker.replicas.values():
         names = replica.program.parameter_names
         named = {names[local]: parameter for local, parameter in replica.module.named_parameters()}
-        held[replica.seat.stage, replica.seat.replica] = named
-    leaders = {(leader.seat.stage, leader.seat.replica) for leader in worker.leaders()}
-    return shared_parameters(worker.placement.plan, worker.placement, held, leaders)
+        held[replica.slot.stage, replica.slot.replica] = named
+    leaders = {(leader.slot.stage, leader.slot.replica) for leader in worker.leaders()}
+    return find_tied_parameters(worker.placement.plan, worker.placement, held, leaders)
 
 
-def _programs(
+def _replicate_programs(
     programs: Sequence[StageProgram], placement: Placement, world: World, engine: str
 ) -> dict[int, dict[int, StageProgram]]:
     """Return the program of every replica here, by stage and device, all with the weights of replica 0.
 
-    The first of a stage is the user's own, and the others are copies; all are where FSDP will cut them up.
+    The first of a stage is the user's own, and the others are copies. Where the replicas hold shards, all are copies.
     """
     hosted: dict[int, dict[int, StageProgram]] = {}
-    for seat in placement.seats(world.rank):
-        user, ranks = programs[seat.stage], placement.ranks(seat.stage)
-        by_device = hosted.setdefault(seat.stage, {})
-        copied = engine == "fsdp2" and is_spread(placement, seat.stage, user)
+    for slot in placement.slots(world.rank):
+        user, ranks = programs[slot.stage], placement.ranks(slot.stage)
+        by_device = hosted.setdefault(slot.stage, {})
+        copied = holds_shards(engine, placement, slot.stage, user)
         if not by_device:
             if not copied:
                 user.module.to(world.device)
@@ -125,20 +135,20 @@ def _programs(
                 share.broadcast(world, share.state(user.module), ranks[0], ranks)
         program = user.replicate() if copied or by_device else user
         program.module.to(world.device)
-        by_device[seat.device] = program
+        by_device[slot.device] = program
     return hosted
 
 
 def match_modes(worker: Worker[StageReplica], programs: Sequence[StageProgram]) -> None:
-    """Put every copy of a stage into the modes that the user has set on their own module."""
+    """Put every copy of a stage into the training or evaluation modes of the user's module."""
     for replica in worker.replicas.values():
-        user = programs[replica.seat.stage].module
+        user = programs[replica.slot.stage].module
         if replica.module is not user:
             share.copy_modes(user, replica.module)
 
 
 def align_buffers(worker: Worker[StageReplica], stage: int) -> None:
-    """Give all replicas of a stage the buffers of its replica 0, and its parameters to those in the same process."""
+    """Give all replicas of a stage the buffers of replica 0; those in the same process also get its parameters."""
     ranks = worker.placement.ranks(stage)
     held = worker.of_stage(stage)
     if not held or len(ranks) == 1:
@@ -151,8 +161,8 @@ def align_buffers(worker: Worker[StageReplica], stage: int) -> None:
 
 
 def open_groups(plan: Plan, placement: Placement, world: World) -> None:
-    """Make the groups that gradients are reduced in, of a stage or of several that share; every rank must call this."""
+    """Open the groups that reduce gradients of a stage, or of tied parameters; every rank must call this."""
     for stage in range(len(plan.stages)):
         world.open_group(placement.ranks(stage))
-    for exchange in plan.exchanges:
+    for exchange in plan.tied_gradients:
         world.open_group([rank for stage in exchange.stages for rank in placement.ranks(stage)])

@@ -2,13 +2,65 @@
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from graphpipe.plans import Plan
-from graphpipe.schedule import LoweredSchedule, Schedule, lower
+from graphpipe.run.comm.scalar_sum import ScalarSum
+from graphpipe.run.comm.warm_up_pairs import communicating_pairs
+from graphpipe.run.device.rng import preserve_rng_state
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.step.batch_preparer import BatchPreparer
+from graphpipe.run.step.gather_outputs import gather_outputs
+from graphpipe.run.step.step_summary import summarise_step
+from graphpipe.run.step.worker import Worker
+from graphpipe.schedule import LoweredSchedule, Schedule
+from graphpipe.schedule.lower import lower
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Computes the model's output and loss without changing anything; all ranks call `run` alike."""
+
+    plan: Plan
+    schedule: Schedule
+    output_stage: int
+    worker: Worker[StageReplica]
+    batches: BatchPreparer
+    sums: ScalarSum
+    loss_fn: LossFunction
+
+    def run(self, batch: MiniBatch, *, gather: bool) -> tuple[float | None, Any]:
+        """Return the mean loss, None without targets, and the outputs, None if they are not gathered.
+
+        Raises:
+            InvalidInput: another rank was given another mini-batch, or the outputs cannot be joined.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        worker, loss_fn = self.worker, None if batch.targets is None else self.loss_fn
+        stretched, lowered = lower_forward(self.plan, self.schedule, batch.size)
+        batch = replace(batch, micro_batches=tuple(stage.micro_batch for stage in stretched.stages))
+        batch = self.batches.prepare(batch)
+        worker.messages.open(communicating_pairs(lowered, worker.placement))
+        with evaluation_mode(replica.program.module for replica in worker.replicas.values()):
+            if loss_fn is not None:
+                self.sums.expect()
+            with preserve_rng_state(worker.world.device):
+                worker.run(lowered, batch, loss_fn)
+            return self._results(with_loss=loss_fn is not None, gather=gather)
+
+    def _results(self, *, with_loss: bool, gather: bool) -> tuple[float | None, Any]:
+        replicas = [*self.worker.replicas.values()]
+        own = [piece for replica in replicas for piece in replica.results]
+        arrange = self.batches.shapes.first.programs[self.output_stage].arrange
+        outputs = arrange(gather_outputs(self.worker.world, own)) if gather else None
+        loss = summarise_step(self.sums, self.plan, replicas, self.output_stage).loss if with_loss else None
+        return loss, outputs
 
 
 def stretch(plan: Plan, samples: int) -> Plan:
@@ -21,13 +73,13 @@ def stretch(plan: Plan, samples: int) -> Plan:
 
 
 def lower_forward(plan: Plan, schedule: Schedule, samples: int) -> tuple[Plan, LoweredSchedule]:
-    """Return what to run to evaluate this many samples."""
+    """Return the plan and the lowered schedule that evaluate this many samples."""
     stretched = stretch(plan, samples)
     return stretched, lower(stretched, schedule, batch_size=samples, forward_only=True)
 
 
 @contextmanager
-def evaluating(modules: Iterable[nn.Module]) -> Generator[None]:
+def evaluation_mode(modules: Iterable[nn.Module]) -> Generator[None]:
     """Put the modules into evaluation mode without gradients, and every submodule back into its own mode after."""
     modes = [(module, module.training) for root in modules for module in root.modules()]
     try:

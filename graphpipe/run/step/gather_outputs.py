@@ -1,4 +1,4 @@
-"""The model's outputs of an evaluation: pieces of rows on several ranks, put together on all of them."""
+"""Gathers the model's outputs of an evaluation from several ranks, and joins them on all of them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,20 +9,20 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.world import World
-from graphpipe.run.stage.tensor_tree import describe, leaves, map_tensors, rebuild, stranger
+from graphpipe.run.stage.tensor_tree import describe, find_unknown_type, leaves, map_tensors, rebuild
 
 Piece = tuple[SampleRange, Any]
 """Samples, and the model's output (a tree of tensors) for them."""
 
 
-def gather(world: World, own: Sequence[Piece]) -> Any:
+def gather_outputs(world: World, own: Sequence[Piece]) -> Any:
     """Return the model's output for all samples, on every rank; every rank must call this.
 
     Raises:
-        InvalidInput: see `join`; or there are several pieces or ranks, and an object of a type that is unknown here.
+        InvalidInput: see `join`; or there are several pieces or ranks, and an output is an object of an unknown type.
     """
-    strangers = [kind.__name__ for _, tree in own if (kind := stranger(tree)) is not None]
-    described = world.exchange([strangers, [[rows.start, rows.stop, describe(tree)] for rows, tree in own]])
+    unknown = [kind.__name__ for _, tree in own if (kind := find_unknown_type(tree)) is not None]
+    described = world.exchange([unknown, [[rows.start, rows.stop, describe(tree)] for rows, tree in own]])
     _check(described)
     pieces: list[Piece] = []
     for rank, (_, listed) in enumerate(described):
@@ -35,10 +35,10 @@ def gather(world: World, own: Sequence[Piece]) -> Any:
 
 
 def join(pieces: Sequence[Piece]) -> Any:
-    """Return one tree of the pieces', rows in order of the samples.
+    """Join the pieces into one tree, with rows in the order of the samples.
 
     Raises:
-        InvalidInput: there are several pieces and a tensor in them has no dimension of samples.
+        InvalidInput: there are several pieces, and a tensor in them does not have one row per sample.
     """
     pieces = sorted(pieces, key=lambda piece: piece[0])
     if len(pieces) == 1:
@@ -56,8 +56,8 @@ def join(pieces: Sequence[Piece]) -> Any:
 
 
 def _check(described: Sequence[Any]) -> None:
-    # An object's tensors are not seen: rows of other pieces, and all of it on other ranks, would be missing unnoticed.
-    names = [name for strangers, _ in described for name in strangers]
+    # The tensors inside an unknown object cannot be found: rows of other pieces would be missing without an error.
+    names = [name for unknown, _ in described for name in unknown]
     if names and (len(described) > 1 or sum(len(listed) for _, listed in described) > 1):
         raise InvalidInput(
             f"the model returns a {names[0]}, whose tensors cannot be put together",

@@ -1,30 +1,30 @@
-"""Which of a rank's parameters go to one optimizer: all of them, unless some are in shards or share out their state."""
+"""Groups a rank's parameters by optimizer: one group, unless some are sharded or their optimizer state is."""
 
 import torch
 
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.sharded_tensors import is_sharded
-from graphpipe.run.weights.tied_parameters import apart
-from graphpipe.run.weights.weight_update import Portion
+from graphpipe.run.weights.tied_parameters import tied_parameter_ids
+from graphpipe.run.weights.weight_update import OptimizerGroup
 
 Key = tuple[tuple[int, ...], torch.dtype | None]
-"""The ranks that share parameters, none if this rank updates them alone; and their dtype, where it matters."""
+"""The ranks that share the parameters, empty if only this rank updates them; and the dtype, where it matters."""
 
 
-def portions(worker: Worker[StageReplica], *, share_out: bool) -> list[Portion]:
-    """Return the portions of a rank's trainable parameters, the same on all ranks that share one.
+def optimizer_groups(worker: Worker[StageReplica], *, shard: bool) -> list[OptimizerGroup]:
+    """Return the groups of a rank's trainable parameters, the same on all ranks that share a group.
 
     Args:
         worker: of this rank.
-        share_out: whether replicas on ranks of their own share out the optimizer's state. Torch's optimizer for this
-            takes parameters of one dtype. What stages share is updated, and its state kept, by every holder.
+        shard: shard the optimizer's state over replicas on different ranks. Torch's optimizer for this takes
+            parameters of one dtype. Tied parameters are updated, with their whole state, on every rank that has them.
     """
-    found: dict[Key, Portion] = {}
-    shared, seen = apart(worker.shared), set[int]()
+    found: dict[Key, OptimizerGroup] = {}
+    shared, seen = tied_parameter_ids(worker.shared), set[int]()
     for leader in worker.leaders():
-        ranks = worker.placement.ranks(leader.seat.stage)
-        spread = share_out and len(set(ranks)) > 1
+        ranks = worker.placement.ranks(leader.slot.stage)
+        spread = shard and len(set(ranks)) > 1
         for parameter in leader.parameters:
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
@@ -35,6 +35,6 @@ def portions(worker: Worker[StageReplica], *, share_out: bool) -> list[Portion]:
             elif spread and id(parameter) not in shared:
                 key = (ranks, parameter.dtype)
             if key not in found:
-                found[key] = Portion(parameters=[], group=worker.world.group(ranks) if key[1] else None)
+                found[key] = OptimizerGroup(parameters=[], process_group=worker.world.group(ranks) if key[1] else None)
             found[key].parameters.append(parameter)
     return [*found.values()]

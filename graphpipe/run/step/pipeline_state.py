@@ -1,40 +1,37 @@
-"""What a rank of a pipeline holds from step to step: what a checkpoint is made of."""
+"""What a checkpoint saves and restores on one rank."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run.comm.world import World
-from graphpipe.run.device.loss_scale import LossScale
-from graphpipe.run.stage.stage_replica import StageReplica
-from graphpipe.run.step.worker import Worker
-from graphpipe.run.weights.weight_update import Update
+from graphpipe.run.device.precision import LossScale
+from graphpipe.run.weights.weight_update import ScheduledOptimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """The parts of a pipeline on one rank, themselves and not copies."""
+class PipelineState:
+    """The training state of one rank. Modules and optimizers are the live objects, not copies."""
 
-    world: World
-    plan: Plan
+    rank: int
+    """This rank. Rank 0 also saves what belongs to no stage."""
+    steps: int
+    """Steps done."""
     seed: int
-    model: nn.Module | None
-    """The user's module; None where the pipeline was given stage programs."""
-    programs: tuple[StageProgram, ...]
-    """Of all stages, hosted here or not: those of the other ranks tell names and shapes, not current values."""
-    worker: Worker[StageReplica]
-    update: Update
+    plan: Plan
     loss_scale: LossScale | None
-    """None where gradients are not scaled."""
-
-    def publish(self) -> None:
-        """Give the programs of this rank's stages the weights of now; every rank must call this."""
-        for engine in self.worker.engines.values():
-            engine.publish()
-
-    def adopt(self) -> None:
-        """Take over the weights of the programs of this rank's stages."""
-        for engine in self.worker.engines.values():
-            engine.adopt()
+    """None if gradients are not scaled."""
+    model: nn.Module | None
+    """The user's module; None if the pipeline was built from stage programs."""
+    programs: tuple[StageProgram, ...]
+    """Of all stages. Those of stages on other ranks have the right names and shapes, but not the current values."""
+    hosted: tuple[int, ...]
+    """The stages with a replica on this rank, ascending."""
+    saved: tuple[int, ...]
+    """The stages that this rank saves: their replica 0 is here."""
+    parameter_names: Mapping[int, str]
+    """Names, in the user's model, of the parameters that this rank's optimizers change; by `id(parameter)`."""
+    optimizers: tuple[ScheduledOptimizer, ...]
+    """This rank's optimizers and their learning-rate schedules."""

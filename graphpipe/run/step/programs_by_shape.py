@@ -1,4 +1,4 @@
-"""Stage programs and what crosses their edges, by the shapes of the inputs: made when they first come up, then kept."""
+"""Stage programs and the values on their edges, by the shapes of the inputs; built on first use, then kept."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.graph import Input
+from graphpipe.model.capture.capture import Captured
 from graphpipe.model.inputs import describe
 from graphpipe.model.split.autocast_specs import autocast_specs
 from graphpipe.model.split.module_stage import ModuleStage
-from graphpipe.model.split.split import split
-from graphpipe.model.split.split_for_shapes import Grouping, grouping, split_for
+from graphpipe.model.split.split import capture_for, split
+from graphpipe.model.split.split_for_shapes import OperatorNodes, operator_nodes, split_for_shapes
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.device.precision import DTYPES
@@ -23,7 +24,7 @@ _Key = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class ShapedPrograms:
     """A split model for inputs of certain shapes."""
 
     inputs: Inputs
@@ -32,7 +33,7 @@ class Fitted:
     specs: EdgeSpecs
 
 
-class Shapes:
+class ProgramsByShape:
     """The splits of a model by a plan.
 
     Args:
@@ -41,62 +42,69 @@ class Shapes:
             shapes for all inputs, in the dtypes that they name.
         precision: of the forwards.
         device: where they run.
+        captured: the model as it was captured for the plan, if it is at hand.
 
     Raises:
         InvalidInput: the model does not fit the plan.
     """
 
-    first: Fitted
+    first: ShapedPrograms
     """For the inputs that the plan was made with."""
 
     def __init__(
-        self, plan: Plan, model: nn.Module | Sequence[StageProgram], precision: str, device: torch.device
+        self,
+        plan: Plan,
+        model: nn.Module | Sequence[StageProgram],
+        precision: str,
+        device: torch.device,
+        captured: Captured | None = None,
     ) -> None:
+        self._captured = captured
         self._plan, self._precision, self._device = plan, precision, device
         self._model = model if isinstance(model, nn.Module) else None
-        self._groups: Grouping | None = None
+        self._groups: OperatorNodes | None = None
         if isinstance(model, nn.Module):
-            self.first = self._fit(plan.graph.inputs, split(model, plan))
+            self.first = self._fit(plan.graph.inputs, split(model, plan, captured))
         else:
             programs = tuple(model)
-            self.first = Fitted(inputs=plan.graph.inputs, programs=programs, specs=edge_specs(programs))
+            self.first = ShapedPrograms(inputs=plan.graph.inputs, programs=programs, specs=edge_specs(programs))
         key = tuple((each.name, each.sample_shape, getattr(torch, each.dtype)) for each in plan.graph.inputs)
-        self._known: dict[_Key, Fitted] = {key: self.first}
+        self._known: dict[_Key, ShapedPrograms] = {key: self.first}
 
-    def known(self, batch: Mapping[str, Tensor]) -> Fitted | None:
-        """Return the split for inputs of these shapes; None if they have not come up before."""
+    def known(self, batch: Mapping[str, Tensor]) -> ShapedPrograms | None:
+        """Return the split for inputs of these shapes; None if these shapes are new."""
         return self._known.get(_key(batch))
 
-    def fit(self, batch: Mapping[str, Tensor]) -> Fitted:
+    def fit(self, batch: Mapping[str, Tensor]) -> ShapedPrograms:
         """Return the split for inputs of these shapes.
 
         Raises:
-            InvalidInput: the model cannot be captured with these, or computes something else then.
+            InvalidInput: the model cannot be captured with these inputs, or its graph differs for them.
         """
         found = self.known(batch)
         if found is None:
             found = self._known[_key(batch)] = self._make(describe(batch))
         return found
 
-    def _make(self, inputs: Inputs) -> Fitted:
-        if self._model is None:  # what they send is checked before it leaves
-            return Fitted(inputs=inputs, programs=self.first.programs, specs=self.first.specs)
+    def _make(self, inputs: Inputs) -> ShapedPrograms:
+        if self._model is None:  # their outputs are checked before they are sent
+            return ShapedPrograms(inputs=inputs, programs=self.first.programs, specs=self.first.specs)
         if self._groups is None:
-            self._groups = grouping(self._model, self._plan)
-        return self._fit(inputs, split_for(self._model, self._plan, self._groups, inputs))
+            self._groups = operator_nodes(self._captured or capture_for(self._model, self._plan.graph))
+        return self._fit(inputs, split_for_shapes(self._model, self._plan, self._groups, inputs))
 
-    def _fit(self, inputs: Inputs, programs: tuple[ModuleStage, ...]) -> Fitted:
+    def _fit(self, inputs: Inputs, programs: tuple[ModuleStage, ...]) -> ShapedPrograms:
         specs = edge_specs(programs)
         if self._precision in DTYPES:
             specs = autocast_specs(programs, inputs, self._device, DTYPES[self._precision])
-        return Fitted(inputs=inputs, programs=programs, specs=specs)
+        return ShapedPrograms(inputs=inputs, programs=programs, specs=specs)
 
 
 def _key(batch: Mapping[str, Tensor]) -> _Key:
-    # What `describe` returns, with nothing to be built or printed: it is looked up in every step.
+    # The same information as `describe`, but cheap, because it is looked up in every step.
     return tuple([(name, tensor.shape[1:], tensor.dtype) for name, tensor in batch.items()])
 
 
-def show(inputs: Inputs) -> str:
-    """Return inputs as a message shows them; samples, their first dimension, apart."""
+def format_inputs(inputs: Inputs) -> str:
+    """Return inputs as text for messages, without their first dimension (samples)."""
     return ", ".join(f"{each.name} {each.dtype}{[*each.sample_shape]}" for each in inputs)

@@ -1,4 +1,4 @@
-"""When everything happened: spans of one rank, and all ranks' spans as a trace."""
+"""Records when everything happened: the spans of one rank, and those of all ranks as a trace."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,50 +10,50 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.profiler import record_function
 
-from graphpipe.files.json_document import from_body, to_body
+from graphpipe.files.json_body import from_body, to_body
 from graphpipe.model.torch_private import profiling
 from graphpipe.plans import Plan
 from graphpipe.run.comm.world import World
-from graphpipe.run.device.device_clock import Clock, Moment, clock_of
+from graphpipe.run.device.device_clock import DeviceClock, Moment, clock_of
 from graphpipe.run.device.memory_usage import peak_bytes
 from graphpipe.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
 
 
-class Doing(NamedTuple):
-    """What a rank is at."""
+class CurrentWork(NamedTuple):
+    """What a rank is doing."""
 
     kind: SpanKind
     stage: int
     micro_batch: int
-    """-1 for what concerns the whole mini-batch."""
+    """-1 if it concerns the whole mini-batch."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Recorder:
-    """The spans of the last step on this rank; nothing is recorded, and nothing waited for, unless `on`."""
+    """The spans of the last step on this rank. Unless `on`, nothing is recorded and nothing waits."""
 
     world: World
     on: bool
     spans: list[Span] = field(default_factory=list[Span])
-    """Known at the end of the step."""
+    """Filled at the end of the step."""
     memory: list[MemorySample] = field(default_factory=list[MemorySample])
-    clock: Clock = field(init=False)
+    clock: DeviceClock = field(init=False)
     began: Moment = None
     noted: "list[Recording]" = field(default_factory=lambda: list[Recording]())
-    """What this step's spans will be of, once the seconds of their moments are known."""
+    """The recordings of this step. They become spans once the seconds of their moments are known."""
     step_seconds: float = 0.0
     stages: tuple[str, ...] = ()
-    """Their names; without them their numbers stand in what torch's profiler records."""
-    doing: Doing | None = None
-    """What the rank is at, or was at when an error ended it."""
-    unseen: "Unseen" = field(init=False)
+    """The names of the stages. If empty, torch's profiler shows their numbers."""
+    doing: CurrentWork | None = None
+    """What the rank is doing, or was doing when an error occurred."""
+    not_recorded: "NotRecorded" = field(init=False)
 
     def __post_init__(self) -> None:
-        self.unseen = Unseen(self)
+        self.not_recorded = NotRecorded(self)
         self.clock = clock_of(self.world.device)
 
     def begin(self) -> None:
-        """Forget the last step, and start the clock together with all other ranks."""
+        """Discard the last step, and start the clock at the same time as all other ranks."""
         if self.on:
             self._forget()
             self.world.barrier()
@@ -61,9 +61,9 @@ class Recorder:
             self.began = self.clock.now()
 
     def begin_at_once(self, margin_seconds: float) -> None:
-        """Do the same where all ranks share a machine and so a clock: begin at a moment that suits all.
+        """Do the same for ranks on one machine, which share a clock: begin at a moment that all ranks agree on.
 
-        A barrier of many ranks on few cores lets them go one after another.
+        A barrier would release many ranks on few cores one after another.
         """
         self._forget()
         self.began = start = max(self.world.exchange(time.perf_counter())) + margin_seconds
@@ -77,7 +77,7 @@ class Recorder:
             torch.cuda.reset_peak_memory_stats(self.world.device)
 
     def end(self, devices: tuple[int, ...]) -> None:
-        """Stop the clock, and note the peak memory where it can be told which device's it is."""
+        """Stop the clock, and record the peak memory if this rank has only one device."""
         if self.on:
             end = self.clock.now()
             self.clock.settle()
@@ -91,27 +91,29 @@ class Recorder:
     def span(
         self, device: int, kind: SpanKind, stage: int, micro_batch: int = -1, peer: int = -1, count: float = 0.0
     ) -> AbstractContextManager[None]:
-        """Return what to be inside of: what happens there is recorded as a span, and named to torch's profiler.
+        """Return a context that records a span, and names it to torch's profiler.
 
         Args:
-            device: that does it.
-            kind: of work.
-            stage: that it is of.
-            micro_batch: -1 for what concerns the whole mini-batch.
+            device: that does the work.
+            kind: of the work.
+            stage: that the work is for.
+            micro_batch: -1 if it concerns the whole mini-batch.
             peer: the other device of a transfer.
             count: bytes of a transfer.
         """
-        return self.span_of(Doing(kind, stage, micro_batch), device, peer, count)
+        return self.span_of(CurrentWork(kind, stage, micro_batch), device, peer, count)
 
-    def span_of(self, doing: Doing, device: int, peer: int = -1, count: float = 0.0) -> AbstractContextManager[None]:
-        """Return the same for what is named already."""
+    def span_of(
+        self, doing: CurrentWork, device: int, peer: int = -1, count: float = 0.0
+    ) -> AbstractContextManager[None]:
+        """Return the same for work that is described already."""
         self.doing = doing
         if not (self.on or profiling()):
-            return self.unseen
+            return self.not_recorded
         return Recording(self, device, doing, peer, count)
 
-    def name(self, doing: Doing) -> str:
-        """Return what torch's profiler shows."""
+    def name(self, doing: CurrentWork) -> str:
+        """Return the name that torch's profiler shows."""
         stage = self.stages[doing.stage] if self.stages else str(doing.stage)
         micro_batch = f" micro-batch {doing.micro_batch}" if doing.micro_batch >= 0 else ""
         return f"{SPAN_WORDS[doing.kind]} {stage}{micro_batch}"
@@ -130,8 +132,8 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
-    """What nobody records. One object for all spans, and no generator's context: it stands between all tasks."""
+class NotRecorded:
+    """A span that is not recorded. One object serves all spans, because it is entered for every task."""
 
     recorder: Recorder
 
@@ -139,24 +141,24 @@ class Unseen:
         """Begin."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End; after an error, what was done stays in `Recorder.doing`."""
+        """End. After an error `Recorder.doing` keeps what was being done."""
         if kind is None:
             self.recorder.doing = None
 
 
 @dataclass(slots=True)
 class Recording:
-    """A span under way, which is recorded."""
+    """A span that is being recorded."""
 
     recorder: Recorder
     device: int
-    doing: Doing
+    doing: CurrentWork
     peer: int
     count: float
     start: Moment = None
     end: Moment = None
     named: record_function | None = None
-    """What torch's profiler sees, while it looks."""
+    """The span of torch's profiler, while it is on."""
 
     def __enter__(self) -> None:
         """Begin."""
@@ -168,7 +170,7 @@ class Recording:
             self.named.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End; after an error, what was done stays in `Recorder.doing`."""
+        """End. After an error `Recorder.doing` keeps what was being done."""
         if self.named is not None:
             self.named.__exit__(kind, error, at)
         if kind is not None:
@@ -194,7 +196,7 @@ class Recording:
 
 
 def assemble(plan: Plan, ranks: Sequence[Mapping[str, Any]], source: Literal["measured", "emulated"]) -> Trace:
-    """Return the trace of what each rank says of one step (see `Recorder.own`)."""
+    """Return the trace of one step, from what each rank recorded (see `Recorder.own`)."""
     spans = [from_body(Span, body, "trace") for rank in ranks for body in rank["spans"]]
     return Trace(
         source=source,

@@ -1,42 +1,42 @@
-"""What a rank has to know of a schedule, looked up once: a training runs the same one in every step."""
+"""One rank's part of a schedule with everything looked up, once, because every step runs the same schedule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.run.device.stream import Lane
-from graphpipe.run.step.recorder import Doing
-from graphpipe.schedule import Action, LoweredSchedule, Task, Transfer
+from graphpipe.run.device.stream import Stream
+from graphpipe.run.step.recorder import CurrentWork
+from graphpipe.schedule import Action, LoweredSchedule, StageTask, Transfer
 
 AnyReplica = TypeVar("AnyReplica")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn(Generic[AnyReplica]):
-    """A task of this rank, and what it needs."""
+class ResolvedTask(Generic[AnyReplica]):
+    """A task of this rank, with all that it needs."""
 
     device: int
-    task: Task
-    doing: Doing
-    """The task as the recorder names it."""
+    task: StageTask
+    doing: CurrentWork
+    """The task, as the recorder names it."""
     phase: str
-    """And as the watch does."""
+    """The task, as `StatusReporter` names it."""
     replica: AnyReplica
     rows: SampleRange
-    """The samples; there are some."""
-    lane: Lane
-    """Of its stage."""
+    """Its samples, at least one."""
+    stream: Stream
+    """The stream of its stage."""
     taken: Sequence[Transfer]
-    """What this rank has sent, and others have taken by now."""
+    """Transfers of this rank that other ranks have received before this task."""
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt(Generic[AnyReplica]):
-    """A schedule as one rank has learnt it."""
+class ResolvedSchedule(Generic[AnyReplica]):
+    """The tasks, messages and reductions of one rank."""
 
     lowered: LoweredSchedule
-    turns: Sequence[Turn[AnyReplica]]
-    """What comes before its first message or reduction."""
-    rest: Sequence[tuple[int, Turn[AnyReplica] | Action]]
-    """All that comes then, and the devices that do it."""
+    first_tasks: Sequence[ResolvedTask[AnyReplica]]
+    """The tasks before the first message or reduction."""
+    rest: Sequence[tuple[int, ResolvedTask[AnyReplica] | Action]]
+    """All later actions, each with its device."""

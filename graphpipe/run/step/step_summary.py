@@ -1,4 +1,4 @@
-"""What all ranks must know at the end of a step: the loss, whether all was finite, and the norms of the gradients."""
+"""Sums up a step over all ranks: the loss, whether everything was finite, and the norms of the gradients."""
 
 import math
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import NonFiniteLoss
-from graphpipe.model.torch_private import end_to_end, norms
+from graphpipe.model.torch_private import flat_vector, norms
 from graphpipe.plans import Plan
-from graphpipe.run.comm.scalar_sum import Numbers
+from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.stage.stage_replica import StageReplica
-from graphpipe.run.weights.sharded_tensors import counted
+from graphpipe.run.weights.sharded_tensors import local_parts
 
 _FEW = 2**18
-"""Elements of all gradients of a stage that are copied into one vector sooner than they are looked at one by one."""
+"""Up to this many elements, one norm of all gradients in one vector is faster than one norm per gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """One step in numbers, the same on every rank."""
+class StepSummary:
+    """The results of one step, the same on every rank."""
 
     loss: float
     """Mean over the mini-batch."""
@@ -41,37 +41,37 @@ class Tally:
         return math.sqrt(sum(self.squared_norms))
 
 
-def places(plan: Plan, output_stage: int) -> int:
-    """Return how many numbers a tally adds up."""
+def summary_length(plan: Plan, output_stage: int) -> int:
+    """Return how many numbers a summary consists of."""
     degrees = [stage.degree for stage in plan.stages]
     return degrees[output_stage] + 2 * sum(degrees)
 
 
-def tally(
-    numbers: Numbers, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
-) -> Tally:
-    """Add up the step over all ranks; every rank must call this.
+def summarise_step(
+    numbers: ScalarSum, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
+) -> StepSummary:
+    """Sum up the step over all ranks; every rank must call this.
 
-    Every number has a place of its own in one vector, to which one rank alone contributes: the sum over ranks is
-    exact, and the loss is added up in replica order wherever the replicas run.
+    Every number has its own position in one vector, and only one rank contributes to a position. So the sum over ranks
+    is exact, and the losses are added in replica order wherever the replicas run.
     """
     degrees = [stage.degree for stage in plan.stages]
     degree, replicas_in_all = degrees[output_stage], sum(degrees)
     first_place = [degree + sum(degrees[:stage]) for stage in range(len(degrees))]
-    given = [0.0] * places(plan, output_stage)
+    given = [0.0] * summary_length(plan, output_stage)
     for replica in replicas:
-        seat = replica.seat
-        place = first_place[seat.stage] + seat.replica
-        loss, given[replicas_in_all + place] = _found(replica)
-        if seat.stage == output_stage:
-            given[seat.replica] = loss
+        slot = replica.slot
+        place = first_place[slot.stage] + slot.replica
+        loss, given[replicas_in_all + place] = _loss_and_first_bad(replica)
+        if slot.stage == output_stage:
+            given[slot.replica] = loss
         if with_norms:
             given[place] = total_norm(_counted(plan, replica)) ** 2
     sums = numbers.add_up(given)
     rest = iter(sums[degree:])
     squared_norms = [sum(islice(rest, replicas)) for replicas in degrees]
     firsts = [min(islice(rest, replicas)) for replicas in degrees]
-    return Tally(
+    return StepSummary(
         loss=sum(sums[:degree]),
         first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
         squared_norms=tuple(squared_norms),
@@ -79,31 +79,31 @@ def tally(
 
 
 def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
-    # Every gradient, or part of one, on one replica alone: its shards, and on replica 0 what all replicas have. What
-    # stages share counts with the first of them.
-    stage = replica.seat.stage
-    elsewhere = {name for each in plan.exchanges if stage in each.stages[1:] for name in each.parameters}
+    # Every gradient, or shard of one, counts once: a shard where it is, a whole gradient on replica 0. Tied parameters
+    # count with the first stage that has them.
+    stage = replica.slot.stage
+    elsewhere = {name for each in plan.tied_gradients if stage in each.stages[1:] for name in each.parameters}
     parameters = replica.parameters
     if elsewhere:
         names = replica.program.parameter_names
         parameters = [each for local, each in replica.module.named_parameters() if names[local] not in elsewhere]
     gradients = [each.grad for each in parameters if each.grad is not None]
-    return counted(gradients, whole=replica.seat.replica == 0)
+    return local_parts(gradients, whole=replica.slot.replica == 0)
 
 
 def total_norm(gradients: list[Tensor]) -> float:
-    """Return the 2-norm of all gradients together; NaN or infinite if anything in them is."""
+    """Return the 2-norm of all gradients together; it is not finite if any element is not."""
     if not gradients:
         return 0.0
     if sum([each.numel() for each in gradients]) <= _FEW:
-        return float(torch.linalg.vector_norm(end_to_end(gradients)))
+        return float(torch.linalg.vector_norm(flat_vector(gradients)))
     return float(torch.linalg.vector_norm(torch.stack(norms(gradients))))
 
 
-def _found(replica: StageReplica) -> tuple[float, float]:
+def _loss_and_first_bad(replica: StageReplica) -> tuple[float, float]:
     """Return the part of the mini-batch's loss that the replica has computed, and its first bad micro-batch.
 
-    The latter is infinity where there is none. A GPU is waited for once.
+    The micro-batch is infinity if all were finite. A GPU is waited for only once.
     """
     losses = [loss for loss, _ in replica.losses]
     seen = [(number, each) for number, sums in replica.sums.items() for each in sums]
@@ -115,7 +115,7 @@ def _found(replica: StageReplica) -> tuple[float, float]:
     return loss, min((number for (number, _), value in sums if not math.isfinite(value)), default=math.inf)
 
 
-def check_finite(result: Tally, plan: Plan, step: int) -> None:
+def check_finite(result: StepSummary, plan: Plan, step: int) -> None:
     """Refuse a step that computed NaN or infinity.
 
     Args:
@@ -125,7 +125,8 @@ def check_finite(result: Tally, plan: Plan, step: int) -> None:
 
     Raises:
         NonFiniteLoss: names the step, the first stage in topological order with a non-finite output and its first
-            such micro-batch; or, where all outputs are good, the stage whose gradients were spoilt first: the last.
+            such micro-batch; or, if all outputs are finite, the last stage with a non-finite gradient, which
+            backwards reach first.
     """
     remedy = "No weight was changed. Look at this mini-batch, or lower the learning rate."
     names = [stage.name for stage in plan.stages]
@@ -136,10 +137,10 @@ def check_finite(result: Tally, plan: Plan, step: int) -> None:
             raise NonFiniteLoss(what, where=f"step {step}", remedy=remedy)
         where = f"step {step}, stage '{bad[0][0]}', micro-batch {bad[0][1]}"
         raise NonFiniteLoss(f"{what}, and this is the first non-finite output", where=where, remedy=remedy)
-    spoilt = [name for name, norm in zip(names, result.squared_norms, strict=True) if not math.isfinite(norm)]
-    if spoilt:
+    bad_gradients = [name for name, norm in zip(names, result.squared_norms, strict=True) if not math.isfinite(norm)]
+    if bad_gradients:
         raise NonFiniteLoss(
             f"the loss is {result.loss:.6g}, but a gradient is not finite, first in this stage",
-            where=f"step {step}, stage '{spoilt[-1]}'",
+            where=f"step {step}, stage '{bad_gradients[-1]}'",
             remedy=remedy,
         )

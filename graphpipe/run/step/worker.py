@@ -1,4 +1,4 @@
-"""The worker: does the actions of one rank's devices in the order of the lowered schedule."""
+"""The worker: runs the actions of one rank's devices in the order of the lowered schedule."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,52 +10,62 @@ from torch import Tensor, nn
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.model.torch_private import profiling
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.run.comm.messages import Channels
-from graphpipe.run.comm.rank_placement import Placement, Seat
+from graphpipe.run.comm.messages import RankMessages
+from graphpipe.run.comm.rank_placement import Placement, ReplicaSlot
 from graphpipe.run.comm.world import World
-from graphpipe.run.device.stage_streams import Lanes
-from graphpipe.run.device.stream import Immediate, Lane
-from graphpipe.run.faults.rank_status import EVERYBODY
-from graphpipe.run.faults.status_reporter import Watch
+from graphpipe.run.device.stage_streams import StageStreams
+from graphpipe.run.device.stream import HostStream, Stream
+from graphpipe.run.faults.rank_status import ALL_PEERS
+from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.edge_values import check_message
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.mini_batch import Batch
-from graphpipe.run.stage.receive_buffers import Inbox, Values
-from graphpipe.run.step.recorder import Doing, Recorder
-from graphpipe.run.step.resolved_schedule import Learnt, Turn
-from graphpipe.run.weights.replica_sync import Engine
-from graphpipe.run.weights.tied_parameters import SharedParameters
-from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Task, Transfer
-from graphpipe.schedule.acknowledged_sends import Taken, taken_by
-from graphpipe.schedule.early_receives import AHEAD_BYTES, Ahead
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
+from graphpipe.run.step.recorder import CurrentWork, Recorder
+from graphpipe.run.step.resolved_schedule import ResolvedSchedule, ResolvedTask
+from graphpipe.run.weights.replica_sync import ReplicaSync
+from graphpipe.run.weights.tied_parameters import TiedParameters
+from graphpipe.schedule import (
+    Action,
+    Compute,
+    LoweredSchedule,
+    Receive,
+    Reduce,
+    ReduceShared,
+    Send,
+    StageTask,
+    Transfer,
+)
+from graphpipe.schedule.acknowledged_sends import AcknowledgedSends, find_acknowledged_sends
+from graphpipe.schedule.early_receives import EARLY_BYTES, EarlyReceives
 
 
 class Replica(Protocol):
-    """What a worker asks of a replica of a stage: it computes, or pretends to."""
+    """A replica of a stage, as the worker uses it. It computes, or emulates computing."""
 
-    inbox: Inbox
-    """Where what it receives is put."""
-    outgoing: dict[int, Values]
-    """What its last task has to send, by edge."""
-    outgoing_task: Task | None
+    received: ReceiveBuffers
+    """The values that it has received."""
+    outgoing: dict[int, NamedTensors]
+    """The values that its last task sends, by edge."""
+    outgoing_task: StageTask | None
     """Its last task."""
 
     @property
-    def seat(self) -> Seat:
+    def slot(self) -> ReplicaSlot:
         """Which replica of which stage it is."""
         ...
 
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
-        """Those whose gradients are reduced; in the same order in every replica of a stage."""
+        """Parameters whose gradients are reduced, in the same order in every replica of a stage."""
         ...
 
     def begin(self) -> None:
-        """Forget the last step."""
+        """Discard the state of the last step."""
         ...
 
-    def do(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
-        """Do a task of these samples."""
+    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
+        """Run a task for these samples."""
         ...
 
 
@@ -66,137 +76,144 @@ AnyReplica = TypeVar("AnyReplica", bound=Replica)
 class Worker(Generic[AnyReplica]):
     """One rank: the stage replicas it hosts and its connections to the others.
 
-    A transfer between two devices of this rank is a copy; the sending side makes it, and the receiving side has
-    nothing left to do. Everything else is the same for one rank and for many.
+    A transfer between two devices of this rank is a copy, which the send makes; the receive does nothing. Everything
+    else is the same for one rank and for many.
     """
 
     placement: Placement
     world: World
     replicas: dict[tuple[int, int], AnyReplica]
     """By stage and device."""
-    engines: Mapping[int, Engine]
-    """By stage that this rank hosts."""
-    channels: Channels
-    lanes: Lanes
+    syncs: Mapping[int, ReplicaSync]
+    """The synchronisation of replicas, by stage that this rank hosts."""
+    messages: RankMessages
+    streams: StageStreams
     recorder: Recorder
-    watch: Watch
-    shared: Sequence[SharedParameters] = ()
-    """By position in `Plan.exchanges`."""
-    learnt: Learnt[AnyReplica] | None = None
-    """Of the schedule that was run last."""
+    monitor: StatusReporter
+    shared: Sequence[TiedParameters] = ()
+    """By position in `Plan.tied_gradients`."""
+    resolved: ResolvedSchedule[AnyReplica] | None = None
+    """The schedule that was run last."""
     recorded: bool = True
-    """Whether anybody looks at the tasks of this step: the recorder, or torch's profiler."""
+    """Whether the recorder or torch's profiler records the tasks of this step."""
 
-    def run(self, lowered: LoweredSchedule, batch: Batch, loss_fn: LossFunction | None) -> None:
-        """Do this rank's part of one mini-batch, and wait until the last message is gone."""
+    def run(self, lowered: LoweredSchedule, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
+        """Run this rank's part of one mini-batch, and wait until its last message is sent."""
         for replica in self.replicas.values():
             replica.begin()
-        self.channels.sending.clear()
-        for engine in self.engines.values():
-            engine.begin()
-        learnt = self._learn(lowered, batch)
+        self.messages.sending.clear()
+        for sync in self.syncs.values():
+            sync.begin()
+        resolved = self._resolve(lowered, batch)
         self.recorded = self.recorder.on or profiling()
-        with self.lanes.forked():
-            self._do_all(learnt, batch, loss_fn)
-        for engine in self.engines.values():
-            engine.end()
-        self.watch.at("tally", peer=EVERYBODY)
-        self.channels.drain()
+        with self.streams.forked():
+            self._run_all(resolved, batch, loss_fn)
+        for sync in self.syncs.values():
+            sync.end()
+        self.monitor.enter("summary", peer=ALL_PEERS)
+        self.messages.drain()
 
-    def _do_all(self, learnt: Learnt[AnyReplica], batch: Batch, loss_fn: LossFunction | None) -> None:
-        ahead = self._ahead(batch)
-        for turn in learnt.turns:
-            self._compute(turn, batch, loss_fn, ahead)
-        self.channels.settle()  # before the first message
-        rest = learnt.rest
-        ahead.start(action.transfer for _, action in rest if isinstance(action, Receive) and self._from_afar(action))
+    def _run_all(self, resolved: ResolvedSchedule[AnyReplica], batch: MiniBatch, loss_fn: LossFunction | None) -> None:
+        early = self._early_receives(batch)
+        for task in resolved.first_tasks:
+            self._compute(task, batch, loss_fn, early)
+        self.messages.finish_comparison()
+        rest = resolved.rest
+        early.start(action.transfer for _, action in rest if isinstance(action, Receive) and self._is_remote(action))
         for device, action in rest:
-            self._do(device, action, batch, loss_fn, ahead)
+            self._run_action(device, action, batch, loss_fn, early)
 
-    def _learn(self, lowered: LoweredSchedule, batch: Batch) -> Learnt[AnyReplica]:
-        if self.learnt is None or self.learnt.lowered is not lowered:
-            taken = taken_by(lowered, self.placement.rank_of, self.world.rank)
-            own: list[tuple[int, Turn[AnyReplica] | Action]] = []
-            for device, action in self.own(lowered):
+    def _resolve(self, lowered: LoweredSchedule, batch: MiniBatch) -> ResolvedSchedule[AnyReplica]:
+        if self.resolved is None or self.resolved.lowered is not lowered:
+            acknowledged = find_acknowledged_sends(lowered, self.placement.rank_of, self.world.rank)
+            own: list[tuple[int, ResolvedTask[AnyReplica] | Action]] = []
+            for device, action in self.own_actions(lowered):
                 if not isinstance(action, Compute):
                     own.append((device, action))
                 elif rows := self._rows(action.task, device, batch):
-                    own.append((device, self._turn(action.task, device, rows, taken)))
-            turns = [turn for _, turn in takewhile(lambda each: isinstance(each[1], Turn), own)]
-            self.learnt = Learnt(lowered, cast("list[Turn[AnyReplica]]", turns), own[len(turns) :])
-        return self.learnt
+                    own.append((device, self._resolve_task(action.task, device, rows, acknowledged)))
+            first = [each for _, each in takewhile(lambda pair: isinstance(pair[1], ResolvedTask), own)]
+            tasks = cast("list[ResolvedTask[AnyReplica]]", first)
+            self.resolved = ResolvedSchedule(lowered, tasks, own[len(first) :])
+        return self.resolved
 
-    def _turn(self, task: Task, device: int, rows: SampleRange, taken: Taken) -> Turn[AnyReplica]:
-        return Turn(
+    def _resolve_task(
+        self, task: StageTask, device: int, rows: SampleRange, acknowledged: AcknowledgedSends
+    ) -> ResolvedTask[AnyReplica]:
+        return ResolvedTask(
             device=device,
             task=task,
-            doing=Doing(task.kind, task.stage, task.micro_batch),
+            doing=CurrentWork(task.kind, task.stage, task.micro_batch),
             phase="forward" if task.kind == "F" else "backward",
             replica=self.replicas[task.stage, device],
             rows=rows,
-            lane=self.lanes.stage(task.stage, device),
-            taken=taken.get((device, task), ()),
+            stream=self.streams.stage(task.stage, device),
+            taken=acknowledged.get((device, task), ()),
         )
 
-    def own(self, lowered: LoweredSchedule) -> Iterable[tuple[int, Action]]:
-        """Return the actions of this rank's devices, merged as the total order has them."""
+    def own_actions(self, lowered: LoweredSchedule) -> Iterable[tuple[int, Action]]:
+        """Return the actions of this rank's devices, in the total order of the schedule."""
         return ((device, act) for device, act in lowered.order if self.placement.rank_of[device] == self.world.rank)
 
     def of_stage(self, stage: int) -> list[AnyReplica]:
         """Return the replicas of a stage on this rank, in replica order."""
         return sorted(
             (replica for (number, _), replica in self.replicas.items() if number == stage),
-            key=lambda replica: replica.seat.replica,
+            key=lambda replica: replica.slot.replica,
         )
 
     def leaders(self) -> list[AnyReplica]:
-        """Return the first replica of every stage on this rank: its optimizer changes these, others copy them."""
+        """Return the first replica of every stage on this rank. The optimizer updates it, and the others copy it."""
         stages = sorted({stage for stage, _ in self.replicas})
         return [self.of_stage(stage)[0] for stage in stages]
 
-    def _do(
+    def _run_action(
         self,
         device: int,
-        action: Turn[AnyReplica] | Action,
-        batch: Batch,
+        action: ResolvedTask[AnyReplica] | Action,
+        batch: MiniBatch,
         loss_fn: LossFunction | None,
-        ahead: Ahead,
+        early: EarlyReceives,
     ) -> None:
         match action:
-            case Turn():
-                self._compute(action, batch, loss_fn, ahead)
+            case ResolvedTask():
+                self._compute(action, batch, loss_fn, early)
             case Send(transfer):
                 self._send(transfer, batch)
             case Receive(transfer):
-                ahead.reach(transfer)
+                early.reach(transfer)
             case Reduce(stage):
-                self.watch.at("reduce", stage, peer=EVERYBODY)
-                self._join([stage])
+                self.monitor.enter("reduce", stage, peer=ALL_PEERS)
+                self._join_streams([stage])
                 with self.recorder.span(device, "reduce", stage):
                     self.reduce(stage)
             case ReduceShared(number):
                 first = next(stage for stage, at in self.replicas if at == device)
-                self.watch.at("reduce", first, peer=EVERYBODY)
-                self._join(self.placement.plan.exchanges[number].stages)
+                self.monitor.enter("reduce", first, peer=ALL_PEERS)
+                self._join_streams(self.placement.plan.tied_gradients[number].stages)
                 with self.recorder.span(device, "reduce", first):
                     self.shared[number].sum_gradients(self.world)
             case Compute():
-                raise AssertionError("tasks have been made turns")
+                raise AssertionError("tasks were resolved")
 
-    def _compute(self, turn: Turn[AnyReplica], batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
-        if isinstance(turn.lane, Immediate):  # which saves time between the tasks of a CPU
-            self._do_turn(turn, batch, loss_fn, ahead)
+    def _compute(
+        self, turn: ResolvedTask[AnyReplica], batch: MiniBatch, loss_fn: LossFunction | None, early: EarlyReceives
+    ) -> None:
+        if isinstance(turn.stream, HostStream):  # entering its context would only cost time
+            self._run_task(turn, batch, loss_fn, early)
             return
-        with turn.lane.entered():
-            self._do_turn(turn, batch, loss_fn, ahead)
+        with turn.stream.entered():
+            self._run_task(turn, batch, loss_fn, early)
 
-    def _do_turn(self, turn: Turn[AnyReplica], batch: Batch, loss_fn: LossFunction | None, ahead: Ahead) -> None:
+    def _run_task(
+        self, turn: ResolvedTask[AnyReplica], batch: MiniBatch, loss_fn: LossFunction | None, early: EarlyReceives
+    ) -> None:
         task, replica, recorder = turn.task, turn.replica, self.recorder
-        if replica.inbox.parcels:
-            self._take_in(turn, ahead)
+        if replica.received.by_task:
+            self._wait_for_values(turn, early)
         if turn.taken:
-            self.channels.let_go(turn.taken)
-        self.watch.at(turn.phase, task.stage, task.micro_batch)
+            self.messages.release(turn.taken)
+        self.monitor.enter(turn.phase, task.stage, task.micro_batch)
         if self.recorded:
             with recorder.span_of(turn.doing, turn.device):
                 replica.do(task, turn.rows, batch, loss_fn)
@@ -205,93 +222,93 @@ class Worker(Generic[AnyReplica]):
         replica.do(task, turn.rows, batch, loss_fn)
         recorder.doing = None
 
-    def _take_in(self, turn: Turn[AnyReplica], ahead: Ahead) -> None:
-        task, inbox = turn.task, turn.replica.inbox
-        for message in inbox.waiting(task):
+    def _wait_for_values(self, turn: ResolvedTask[AnyReplica], early: EarlyReceives) -> None:
+        task, received = turn.task, turn.replica.received
+        for message in received.waiting(task):
             peer = self.placement.devices(message.peer)[0]
-            self.watch.at("receive", task.stage, task.micro_batch, message.peer)
+            self.monitor.enter("receive", task.stage, task.micro_batch, message.peer)
             with self.recorder.span(turn.device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
                 message.wait()
-            ahead.used(message.rows.nbytes)
-        inbox.enter(task, turn.lane)
+            early.used(message.rows.nbytes)
+        received.enter(task, turn.stream)
 
-    def _send(self, transfer: Transfer, batch: Batch) -> None:
+    def _send(self, transfer: Transfer, batch: MiniBatch) -> None:
         source = self.replicas[transfer.source_task.stage, transfer.source_device]
-        assert source.outgoing_task == transfer.source_task, "a transfer does not follow the task that made it"
-        lane = self.lanes.edge(transfer.edge, transfer.direction)
-        lane.wait(self.lanes.stage(transfer.source_task.stage, transfer.source_device).mark())
-        with lane.entered():
-            self._move(transfer, source.outgoing[transfer.edge], batch, lane)
+        assert source.outgoing_task == transfer.source_task, "a transfer must directly follow the task that made it"
+        stream = self.streams.edge(transfer.edge, transfer.direction)
+        stream.wait(self.streams.stage(transfer.source_task.stage, transfer.source_device).mark())
+        with stream.entered():
+            self._copy_or_send(transfer, source.outgoing[transfer.edge], batch, stream)
 
-    def _move(self, transfer: Transfer, outgoing: Values, batch: Batch, lane: Lane) -> None:
+    def _copy_or_send(self, transfer: Transfer, outgoing: NamedTensors, batch: MiniBatch, stream: Stream) -> None:
         window = _window(transfer.samples, self._rows(transfer.source_task, transfer.source_device, batch))
         peer = self.placement.rank_of[transfer.target_device]
         here = peer == self.world.rank
         buffers = self._buffers(transfer, batch) if here else {}
         for spec in _values(transfer, batch):
             rows = outgoing[spec.name][window]
-            lane.hold([rows])
+            stream.hold([rows])
             if not here:
-                self.watch.at("send", transfer.source_task.stage, transfer.source_task.micro_batch)
-                rows = self.watch.spoil("send", rows)
+                self.monitor.enter("send", transfer.source_task.stage, transfer.source_task.micro_batch)
+                rows = self.monitor.corrupt("send", rows)
             check_message(rows, spec, len(transfer.samples))
             if here:
                 buffers[spec.name].copy_(rows)
             else:
-                self.channels.send(rows, peer, transfer)
+                self.messages.send(rows, peer, transfer)
         if here:
-            inbox = self.replicas[transfer.target_task.stage, transfer.target_device].inbox
-            inbox.note(transfer.target_task, lane.mark())
+            received = self.replicas[transfer.target_task.stage, transfer.target_device].received
+            received.note(transfer.target_task, stream.mark())
 
-    def _ahead(self, batch: Batch) -> Ahead:
-        return Ahead(
+    def _early_receives(self, batch: MiniBatch) -> EarlyReceives:
+        return EarlyReceives(
             begin=lambda transfer: self._receive(transfer, batch),
             size_of=lambda transfer: _bytes(transfer, batch),
-            room=None if self.world.in_order else AHEAD_BYTES,
+            room=None if self.world.in_order else EARLY_BYTES,
         )
 
-    def _from_afar(self, action: Receive) -> bool:
+    def _is_remote(self, action: Receive) -> bool:
         return self.placement.rank_of[action.transfer.source_device] != self.world.rank
 
-    def _receive(self, transfer: Transfer, batch: Batch) -> int:
+    def _receive(self, transfer: Transfer, batch: MiniBatch) -> int:
         peer = self.placement.rank_of[transfer.source_device]
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
-        with self.lanes.edge(transfer.edge, transfer.direction).entered():
+        with self.streams.edge(transfer.edge, transfer.direction).entered():
             buffers = self._buffers(transfer, batch).values()
             for rows in buffers:
-                target.inbox.expect(transfer.target_task, self.channels.receive(rows, peer))
+                target.received.expect(transfer.target_task, self.messages.receive(rows, peer))
         return sum(rows.nbytes for rows in buffers)
 
-    def _buffers(self, transfer: Transfer, batch: Batch) -> dict[str, Tensor]:
+    def _buffers(self, transfer: Transfer, batch: MiniBatch) -> dict[str, Tensor]:
         # The rows of the target's buffers that this transfer fills, in the order of its values.
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
         all_rows = self._rows(transfer.target_task, transfer.target_device, batch)
-        buffers: Values = target.inbox.buffers(
+        buffers: NamedTensors = target.received.buffers(
             transfer.target_task, transfer.edge, _values(transfer, batch), len(all_rows)
         )
         return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
 
-    def _join(self, stages: Iterable[int]) -> None:
-        # What is summed comes from the lanes of these stages.
+    def _join_streams(self, stages: Iterable[int]) -> None:
+        # The gradients are computed on the streams of these stages.
         wanted = {*stages}
-        self.lanes.join({self.lanes.stage(*seat) for seat in self.replicas if seat[0] in wanted})
+        self.streams.join({self.streams.stage(*slot) for slot in self.replicas if slot[0] in wanted})
 
-    def _rows(self, task: Task, device: int, batch: Batch) -> SampleRange:
+    def _rows(self, task: StageTask, device: int, batch: MiniBatch) -> SampleRange:
         devices = self.placement.plan.stages[task.stage].devices
         size, replica = batch.micro_batches[task.stage], devices.index(device)
         return sample_range(batch.size, size, len(devices), task.micro_batch, replica)
 
     def reduce(self, stage: int) -> None:
-        """Sum the gradients of a stage over its replicas, but for what it shares with other stages."""
-        self.engines[stage].reduce()
+        """Sum the gradients of a stage over its replicas, except those of parameters tied to other stages."""
+        self.syncs[stage].reduce()
 
 
-def _values(transfer: Transfer, batch: Batch) -> Sequence[ValueSpec]:
+def _values(transfer: Transfer, batch: MiniBatch) -> Sequence[ValueSpec]:
     specs = batch.specs[transfer.edge]
     return [spec for spec in specs if spec.requires_grad] if transfer.direction == "backward" else specs
 
 
-def _bytes(transfer: Transfer, batch: Batch) -> int:
+def _bytes(transfer: Transfer, batch: MiniBatch) -> int:
     return sum(spec.bytes_per_sample for spec in _values(transfer, batch)) * len(transfer.samples)
 
 

@@ -11,8 +11,8 @@ from run_plans import StageLine, hand_split, in_bursts, plan_of
 from torch import Tensor, nn
 
 from graphpipe.model.dag_module import DagModule
-from graphpipe.run import Pipeline
-from graphpipe.schedule import schedule
+from graphpipe.run import Pipeline, PipelineOptions
+from graphpipe.schedule.schedulers.registry import build_schedule
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -27,7 +27,7 @@ def plain_gradients(model: nn.Module, inputs: Any, targets: Any, loss_fn: Loss) 
 def pipeline_of(model: DagModule, stages: Sequence[StageLine], loss_fn: Loss, **options: Any) -> Pipeline:
     inputs, _ = fan_batch()
     plan = plan_of(model, inputs, stages, BATCH, options.pop("schedule", "1f1b"))
-    return Pipeline(plan, hand_split(model, plan, inputs), loss_fn, **options)
+    return Pipeline(plan, hand_split(model, plan, inputs), loss_fn, options=PipelineOptions(**options))
 
 
 def assert_same_gradients(found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -63,9 +63,9 @@ def test_bursts_of_unequal_micro_batches_give_the_same_gradients(cut: str, burst
     inputs, targets = fan_batch()
     loss, wanted = plain_gradients(model, inputs, targets, cross_entropy)
     plan = in_bursts(plan_of(model, inputs, STAGES[cut], BATCH), bursts)
-    order = schedule(plan)
+    order = build_schedule(plan)
     assert " ".join(map(str, order.devices[-1])) == last
-    pipeline = Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, debug=True)
+    pipeline = Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, options=PipelineOptions(debug=True))
     assert pipeline.step(inputs, targets) == pytest.approx(loss, rel=1e-6)
     assert_same_gradients(pipeline.gradients(), wanted)
 

@@ -1,4 +1,4 @@
-"""What a rank is at is known whether or not anybody records it."""
+"""The current work of a rank is known whether or not it is recorded."""
 
 from datetime import timedelta
 
@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from graphpipe.run.comm.world import World
-from graphpipe.run.step.recorder import Doing, Recorder
+from graphpipe.run.step.recorder import CurrentWork, Recorder
 
 
 def recorder(*, on: bool) -> Recorder:
@@ -16,26 +16,28 @@ def recorder(*, on: bool) -> Recorder:
 
 
 @pytest.mark.parametrize("on", [False, True])
-def test_what_is_under_way_is_known_and_stays_known_after_an_error(*, on: bool) -> None:
+def test_current_work_is_known_also_after_an_error(*, on: bool) -> None:
     it = recorder(on=on)
     it.begin()
     with it.span(0, "F", 0, 3):
-        assert it.doing == Doing("F", 0, 3)
+        assert it.doing == CurrentWork("F", 0, 3)
     assert it.doing is None
     with pytest.raises(RuntimeError), it.span(0, "B", 0, 3):
         raise RuntimeError
-    assert it.doing == Doing("B", 0, 3)
-    it.end((0,))  # until then the seconds of what was noted need not be known
+    assert it.doing == CurrentWork("B", 0, 3)
+    it.end((0,))  # the seconds of recordings are known only from here on
     assert [(span.kind, span.micro_batch) for span in it.spans] == ([("F", 3)] if on else [])
 
 
 @pytest.mark.parametrize("on", [False, True])
-def test_spans_are_named_to_the_profiler_while_it_looks(*, on: bool) -> None:
+def test_spans_are_named_to_the_profiler_while_it_is_on(*, on: bool) -> None:
     it = recorder(on=on)
     with it.span(0, "F", 0, 1):
         pass
     with profile(activities=[ProfilerActivity.CPU]) as profiler, it.span(0, "F", 0, 2):
         pass
-    names = [event.name for event in profiler.events()]
+    events = profiler.events()
+    assert events is not None
+    names = [event.name for event in events]
     assert "forward text micro-batch 2" in names
     assert "forward text micro-batch 1" not in names

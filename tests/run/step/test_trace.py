@@ -9,7 +9,7 @@ from run_ranks import run_ranks, values
 from run_scenarios import build, traced
 
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import from_body
+from graphpipe.files.json_body import from_body
 from graphpipe.trace import Trace
 
 

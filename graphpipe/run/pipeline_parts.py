@@ -1,0 +1,148 @@
+"""What a pipeline is made of on one rank: built once, used in every step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from torch import nn
+
+from graphpipe.model.stage_program import StageProgram
+from graphpipe.plans import Plan
+from graphpipe.run.comm.batch_comparison import neighbours
+from graphpipe.run.comm.plan_handshake import shake_hands
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.scalar_sum import ScalarSum
+from graphpipe.run.comm.warm_up_pairs import communicating_pairs
+from graphpipe.run.comm.world import World
+from graphpipe.run.device.precision import initial_scale
+from graphpipe.run.faults.status_reporter import StatusReporter
+from graphpipe.run.stage.edge_values import EdgeSpecs, gradient_edges
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.step.batch_preparer import BatchPreparer
+from graphpipe.run.step.build_worker import build_worker
+from graphpipe.run.step.evaluation import Evaluation
+from graphpipe.run.step.optimizer_groups import optimizer_groups
+from graphpipe.run.step.pipeline_options import PipelineOptions
+from graphpipe.run.step.programs_by_shape import ProgramsByShape
+from graphpipe.run.step.step_summary import summary_length
+from graphpipe.run.step.train_step import TrainStep
+from graphpipe.run.step.worker import Worker
+from graphpipe.run.weights.check_sync import check_schedule
+from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
+from graphpipe.schedule import LoweredSchedule, Schedule
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.verify_lowered import verify_lowered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineParts:
+    """The parts of a pipeline on one rank."""
+
+    programs: tuple[StageProgram, ...]
+    """By stage, for the inputs that the plan was made with."""
+    worker: Worker[StageReplica]
+    batches: BatchPreparer
+    sums: ScalarSum
+    training: TrainStep
+    evaluation: Evaluation
+
+
+def build_parts(
+    world: World,
+    plan: Plan,
+    model: nn.Module | Sequence[StageProgram],
+    loss_fn: LossFunction,
+    optimizer: OptimizerFactory | None,
+    options: PipelineOptions,
+) -> PipelineParts:
+    """Split the model, check the plan with all ranks, and build this rank's stages; every rank must call this.
+
+    Args:
+        world: this rank.
+        plan: to be run.
+        model: the user's module, or stage programs.
+        loss_fn: of the pipeline.
+        optimizer: of the pipeline.
+        options: of the pipeline.
+
+    Raises:
+        InvalidInput: the world or the model does not fit the plan, or the ranks differ.
+        PeerLost, PeerStalled: another rank is gone.
+    """
+    shapes = ProgramsByShape(plan, model, options.precision, world.device, options.captured)
+    programs, specs = shapes.first.programs, shapes.first.specs
+    tasks = build_schedule(plan)
+    lowered = lower(plan, tasks, gradient_edges=gradient_edges(specs))
+    verify_lowered(plan, tasks, lowered, gradient_edges(specs))
+    placement = Placement.of(plan, world.size)
+    shake_hands(world, plan, placement, _settings(specs, options))
+    worker = _worker(programs, placement, world, tasks, lowered, options)
+    ranks = neighbours(plan, placement, lowered, world.rank)
+    batches = BatchPreparer(plan=plan, shapes=shapes, worker=worker, neighbours=ranks, options=options)
+    output_stage = [program.is_output for program in programs].index(True)
+    sums = ScalarSum(world, summary_length(plan, output_stage), root=placement.ranks(0)[0])
+    groups = optimizer_groups(worker, shard=options.shard_optimizer)
+    training = TrainStep(
+        plan=plan,
+        lowered=lowered,
+        output_stage=output_stage,
+        worker=worker,
+        batches=batches,
+        sums=sums,
+        loss_fn=loss_fn,
+        update=WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm),
+        check_finite=options.check_finite,
+        loss_scale=initial_scale(options.precision),
+    )
+    evaluation = Evaluation(
+        plan=plan,
+        schedule=tasks,
+        output_stage=output_stage,
+        worker=worker,
+        batches=batches,
+        sums=sums,
+        loss_fn=loss_fn,
+    )
+    return PipelineParts(
+        programs=programs, worker=worker, batches=batches, sums=sums, training=training, evaluation=evaluation
+    )
+
+
+def _settings(specs: EdgeSpecs, options: PipelineOptions) -> Mapping[str, str | int]:
+    """Return what must be the same on all ranks (see `shake_hands`)."""
+    return {
+        "engine": options.engine,
+        "optimizer sharding": "shared out" if options.shard_optimizer else "whole",
+        "precision": options.precision,
+        "values on the stage edges": digest(specs),
+        "seed": options.seed,
+    }
+
+
+def digest(specs: EdgeSpecs) -> str:
+    """Return the SHA-256 of the names, shapes, dtypes and gradients of all values on all edges."""
+    text = [
+        f"{edge} {spec.name} {spec.sample_shape} {spec.dtype} {spec.requires_grad}"
+        for edge, values in sorted(specs.items())
+        for spec in values
+    ]
+    return sha256("\n".join(text).encode()).hexdigest()
+
+
+def _worker(
+    programs: Sequence[StageProgram],
+    placement: Placement,
+    world: World,
+    tasks: Schedule,
+    lowered: LoweredSchedule,
+    options: PipelineOptions,
+) -> Worker[StageReplica]:
+    plan = placement.plan
+    stages = [stage.name for stage in plan.stages]
+    monitor = StatusReporter.of(world.rank, stages, world.device, options.faults, options.fault_log)
+    check_schedule(options.engine, plan, tasks.split_stages, placement, lowered)
+    worker = build_worker(programs, placement, world, monitor, tasks, lowered, options)
+    worker.messages.open(communicating_pairs(lowered, placement))
+    return worker

@@ -1,0 +1,68 @@
+"""The options of a pipeline: all that a plan, a model, a loss and an optimizer leave open."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from graphpipe.errors import InvalidInput
+from graphpipe.model.capture.capture import Captured
+from graphpipe.run.device.precision import PrecisionName, check_precision
+from graphpipe.run.faults.fault import Fault
+from graphpipe.run.weights.check_sync import check_sync
+from graphpipe.run.weights.registry import DEFAULT_SYNC
+from graphpipe.run.weights.weight_update import SchedulerFactory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """How a pipeline trains. Every rank is given the same options, except for `device`.
+
+    Raises:
+        InvalidInput: a name is unknown, a number is out of range, or two options exclude each other.
+    """
+
+    lr_scheduler: SchedulerFactory | None = None
+    """Builds a learning-rate schedule for an optimizer; stepped once per step."""
+    engine: str = DEFAULT_SYNC
+    """Name of the replica synchronisation, which sums gradients over the replicas of a stage (see
+    `graphpipe.run.weights.registry`). If it shards parameters, all ranks must call `Pipeline.gradients`."""
+    shard_optimizer: bool = False
+    """Shard the optimizer's state over the replicas of a stage (ZeRO-1)."""
+    captured: Captured | None = None
+    """The model as it was captured for the plan, if at hand. None captures the model again, which takes seconds."""
+    precision: PrecisionName = "fp32"
+    """Of forwards and losses: `fp32`, or `bf16` or `fp16` by autocast. Weights and gradients keep their dtype. With
+    `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""
+    clip_norm: float | None = None
+    """The largest 2-norm of the whole model's gradients; larger gradients are scaled down to it. None clips nothing."""
+    seed: int = 0
+    """With step, stage, micro-batch and replica it determines all random numbers, wherever a stage runs."""
+    device: torch.device | str | None = None
+    """Where this rank computes. None is `cuda:LOCAL_RANK` if CUDA is available, else the CPU."""
+    check_finite: bool = True
+    """Check every stage's outputs, and its gradients before the update, for NaN and infinity, so that the error names
+    the first stage and micro-batch. If False, a step is refused only if its loss is not finite."""
+    record: bool = False
+    """Record when everything happens, for `Pipeline.trace`; costs a barrier per step."""
+    debug: bool = False
+    """Assert that no replica has more samples in flight than the plan allows."""
+    timeout_seconds: float = 300.0
+    """How long to wait for a peer that neither answers nor dies."""
+    faults: tuple[Fault, ...] = ()
+    """Faults to inject, of all ranks."""
+    fault_log: Path | None = None
+    """The file that lists the faults that have struck. They do not strike again, and new ones are appended."""
+
+    def __post_init__(self) -> None:
+        check_sync(self.engine, shard_optimizer=self.shard_optimizer)
+        check_precision(self.precision)
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise InvalidInput(
+                f"is {self.clip_norm}, must be positive", where="clip_norm", remedy="None clips nothing."
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise InvalidInput(f"is {self.seed}, must fit in 64 bits", where="seed")
+        if not 0 < self.timeout_seconds < math.inf:
+            raise InvalidInput(f"is {self.timeout_seconds}, must be positive and finite", where="timeout_seconds")

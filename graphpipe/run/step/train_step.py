@@ -1,0 +1,102 @@
+"""One training step on this rank: compute the gradients, sum up over all ranks, update the weights.
+
+prepare | forwards, backwards and reductions | scalar sum | optimizer | buffers of replicas
+"""
+
+from dataclasses import dataclass
+
+from graphpipe.plans import Plan
+from graphpipe.run.comm.scalar_sum import ScalarSum
+from graphpipe.run.device.precision import LossScale
+from graphpipe.run.device.rng import preserve_rng_state
+from graphpipe.run.faults.rank_status import ALL_PEERS
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.step.batch_preparer import BatchPreparer
+from graphpipe.run.step.build_worker import align_buffers
+from graphpipe.run.step.step_summary import StepSummary, check_finite, summarise_step
+from graphpipe.run.step.worker import Worker
+from graphpipe.run.weights.weight_update import WeightUpdate
+from graphpipe.schedule import LoweredSchedule
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainStep:
+    """Trains on one mini-batch at a time; all ranks call `run` alike."""
+
+    plan: Plan
+    lowered: LoweredSchedule
+    output_stage: int
+    worker: Worker[StageReplica]
+    batches: BatchPreparer
+    sums: ScalarSum
+    loss_fn: LossFunction
+    update: WeightUpdate
+    check_finite: bool
+    """Check gradients as well as the loss."""
+    loss_scale: LossScale | None
+    """The factor of the next step's loss; None if the loss is not scaled."""
+
+    @property
+    def loss_factor(self) -> float:
+        """What the next step's loss is multiplied by."""
+        return 1.0 if self.loss_scale is None else self.loss_scale.factor
+
+    def run(self, batch: MiniBatch, step: int) -> float:
+        """Train on a mini-batch and return its mean loss, the same on every rank.
+
+        Args:
+            batch: the mini-batch.
+            step: its number, from 1.
+
+        Raises:
+            InvalidInput: another rank was given another mini-batch, or the stages cannot be built for its shapes.
+            NonFiniteLoss: of a loss or gradient, on every rank, before any weight changes.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        monitor, recorder = self.worker.monitor, self.worker.recorder
+        monitor.begin_step(step)
+        batch = self.batches.prepare(batch)
+        recorder.begin()
+        summary = self._compute(batch)
+        overflown = self.loss_scale is not None and not self.loss_scale.exhausted and summary.overflown
+        if not overflown:
+            check_finite(summary, self.plan, step)
+        self._update(summary, overflown=overflown)
+        self._align_buffers()
+        recorder.end(self._devices)
+        monitor.end_step()
+        return summary.loss
+
+    def _compute(self, batch: MiniBatch) -> StepSummary:
+        worker = self.worker
+        self.update.clear()
+        self.sums.expect()
+        with preserve_rng_state(worker.world.device):
+            worker.run(self.lowered, batch, self.loss_fn)
+        if self.loss_scale is not None:
+            self.update.scale_gradients(1 / self.loss_scale.factor)
+        with_norms = self.update.clip_norm is not None or self.check_finite or self.loss_scale is not None
+        replicas = [*worker.replicas.values()]
+        return summarise_step(self.sums, self.plan, replicas, self.output_stage, with_norms=with_norms)
+
+    def _update(self, summary: StepSummary, *, overflown: bool) -> None:
+        worker = self.worker
+        worker.monitor.enter("optimizer")
+        with worker.recorder.span(self._devices[0], "optimizer", worker.leaders()[0].slot.stage):
+            if not overflown:
+                self.update.step(summary.gradient_norm)
+        if self.loss_scale is not None:
+            self.loss_scale = self.loss_scale.after(finite=not overflown)
+
+    def _align_buffers(self) -> None:
+        replicated = [number for number, stage in enumerate(self.plan.stages) if stage.degree > 1]
+        if replicated:
+            self.worker.monitor.enter("buffers", peer=ALL_PEERS)
+        for stage in replicated:
+            align_buffers(self.worker, stage)
+
+    @property
+    def _devices(self) -> tuple[int, ...]:
+        return self.worker.placement.devices(self.worker.world.rank)
