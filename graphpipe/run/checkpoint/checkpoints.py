@@ -1,12 +1,13 @@
-"""Checkpoints of a training: saved from any plan, loaded into any other, by the model's own names.
+"""`Checkpoints`: saves a training under any plan, and loads it into a pipeline of any other plan.
 
-Every rank writes one safetensors file of the stages it hosts and one of what its optimizer keeps for them, and reads
-only what it needs. Not torch.distributed.checkpoint, although its reader reads these files too: that unpickles the
-metadata file of a checkpoint and the plans that ranks send each other, loads a flipped bit or another dtype without
-a word, and removes the old metadata before the new is in place. Nothing here is ever unpickled.
+Each rank writes the stages it hosts and their optimizer state, and on loading reads only what it needs.
+torch.distributed.checkpoint is not used, although its reader can read these files. It unpickles the metadata of a
+checkpoint and the messages between ranks, does not notice a flipped bit or another dtype, and removes the old metadata
+before the new metadata is written. Nothing here is ever unpickled.
 
-    step k      copy in memory | a thread writes: files, their SHA-256, rank 0 the manifest, then the folder's name
-    step k+1    goes on        |
+    step k      each rank copies its state in memory
+    step k+1    training continues; meanwhile a thread on each rank writes the copy,
+                and on rank 0 also the manifest and the folder's name once all ranks have written
 """
 
 import threading
@@ -17,25 +18,25 @@ from typing import Self
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.checkpoint import folder as folders
-from graphpipe.run.checkpoint.restore import load, verify_state
-from graphpipe.run.checkpoint.snapshot import Snapshot, collect, take, write, written
-from graphpipe.run.checkpoint.training_state import TrainingState
-from graphpipe.run.comm.together import together
-from graphpipe.run.faults.out_of_memory import naming_shortage
+from graphpipe.run.checkpoint.rank_files import all_ranks_written, merge_rank_lists, write_rank_files
+from graphpipe.run.checkpoint.restore import restore
+from graphpipe.run.checkpoint.snapshot import Snapshot, take_snapshot
+from graphpipe.run.checkpoint.training_state import DataPosition, TrainingState
+from graphpipe.run.comm.collective_calls import collective_call
+from graphpipe.run.faults.out_of_memory import reporting_out_of_memory
+from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.run.step.pipeline_state import Held
-from graphpipe.training.task.data_reader import Position
 
 POLL_SECONDS, GRACE_SECONDS = 0.02, 5.0
 
 
 class Checkpoints:
-    """The checkpoints of a pipeline in one folder, which all ranks see. All ranks call its methods alike (SPMD).
+    """The checkpoints of a pipeline in one folder that all ranks can access. All ranks call its methods alike (SPMD).
 
     Args:
-        pipeline: that trains.
+        pipeline: the training.
         folder: made when it is needed.
-        keep: how many checkpoints stay; the last good one is never removed before the next is complete.
+        keep: how many checkpoints to keep. The last valid one is removed only after the next one is complete.
 
     Raises:
         InvalidInput: `keep` is less than 1.
@@ -47,109 +48,100 @@ class Checkpoints:
         self.folder = Path(folder)
         self._pipeline = pipeline
         self._keep = keep
-        self._saving: _Saving | None = None
+        self._saving: _BackgroundSave | None = None
 
-    def save(self, position: Position | None = None) -> None:
-        """Copy the state after the last step, and write it while training goes on; waits for the save before.
+    def save(self, position: DataPosition | None = None) -> None:
+        """Wait for the save before, copy the present state, and begin to write it while training continues.
 
         Args:
             position: where in the data the training is.
 
         Raises:
-            InvalidInput: as `wait`; or the folder holds a checkpoint of a later step, which is another training's.
+            InvalidInput: as `wait`, or the folder holds a checkpoint of a later step, which is of another training.
         """
         self.wait()
-        self._pipeline.held().worker.watch.notebook.note("checkpoint")
-        pipeline, held = self._pipeline, self._pipeline.held()
+        pipeline, state, world = self._pipeline, self._pipeline.state, self._pipeline.world
+        monitor, step = pipeline.monitor, state.steps
+        monitor.status.write("checkpoint")
         training = TrainingState(
-            step=pipeline.steps,
-            seed=held.seed,
-            batch_size=held.plan.batch_size,
-            position=position or Position(),
-            loss_scale=held.loss_scale,
+            step=step,
+            seed=state.seed,
+            batch_size=state.plan.batch_size,
+            position=position or DataPosition(),
+            loss_scale=state.loss_scale,
         )
-        world = held.world
-        part = self.folder / f"step-{pipeline.steps:08}.part"
-        # What an interrupted save left behind may take a while to remove.
-        together(world, lambda: folders.begin(self.folder, pipeline.steps) if world.rank == 0 else part, patient=True)
-        held.publish()
-        snapshot = together(world, lambda: take(held, training))
-        self._saving = _Saving(
-            part, world.rank, world.size, self._keep, lambda: _write(part, held, training.step, snapshot)
+        part = folders.part_folder(self.folder, step)
+        # Removing the files of an interrupted save may take rank 0 a while.
+        collective_call(
+            world, lambda: folders.begin_checkpoint(self.folder, step) if world.rank == 0 else part, slow=True
+        )
+        pipeline.gather_weights()
+        snapshot = collective_call(world, lambda: take_snapshot(state, training))
+        self._saving = _BackgroundSave(
+            part, world.rank, world.size, self._keep, lambda: _write(part, monitor, world.rank, step, snapshot)
         )
 
     def wait(self) -> None:
         """Wait until the last save is complete on all ranks.
 
         Raises:
-            InvalidInput: it failed, on any rank; the checkpoints before it are still there.
+            InvalidInput: the save failed on a rank. The earlier checkpoints are unchanged.
             PeerLost, PeerStalled: another rank is gone.
         """
         saving, self._saving = self._saving, None
         if saving is not None:
-            world = self._pipeline.held().world
-            together(world, saving.finish_writing, patient=True)
-            together(world, saving.finish, patient=True)
+            world = self._pipeline.world
+            collective_call(world, saving.finish_writing, slow=True)
+            collective_call(world, saving.finish, slow=True)
 
     def load(self) -> TrainingState:
-        """Give the pipeline the state of the newest good checkpoint, and return where the training is.
+        """Give the pipeline the state of the newest valid checkpoint, and return the state of the training.
 
-        Damaged ones are passed over with a warning, and renamed.
+        Newer checkpoints that are damaged are skipped with a warning, and renamed.
 
         Raises:
-            InvalidInput: no checkpoint, or one of another model, optimizer, seed or mini-batch size.
+            InvalidInput: there is no checkpoint, or it is of another model, optimizer, seed or mini-batch size.
             CheckpointCorrupt: every checkpoint is damaged.
             PeerLost, PeerStalled: another rank is gone.
         """
         self.wait()
-        world = self._pipeline.held().world
-        # Rank 0 reads every byte of it: of a large one for longer than the others would wait for a silent rank.
-        name = together(world, lambda: settle(self.folder).name if world.rank == 0 else "", patient=True)
-        training = load(self._pipeline.held(), self.folder / world.exchange(name)[0])
-        self._pipeline.go_on_from(training.step, training.loss_scale)
+        world = self._pipeline.world
+        # Rank 0 reads every byte of the checkpoint, which may take longer than the time limit for a silent rank.
+        name = collective_call(
+            world, lambda: folders.newest_resumable(self.folder).name if world.rank == 0 else "", slow=True
+        )
+        training = restore(world, self._pipeline.state, self.folder / world.exchange(name)[0])
+        self._pipeline.resume(training.step, training.loss_scale)
         return training
 
     def __enter__(self) -> Self:
-        """Return the checkpoints; the last save is complete at the end of the block."""
+        """Return the checkpoints. At the end of the block, the last save is complete."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Wait; after an error a few seconds only, because other ranks may be gone."""
+        """Wait for the last save. After an error wait only a few seconds, because other ranks may be gone."""
         if error is None:
             self.wait()
         elif self._saving is not None:
             self._saving.thread.join(GRACE_SECONDS)
 
 
-def settle(folder: Path) -> Path:
-    """Return the newest good checkpoint of a folder, after renaming the damaged ones that are newer.
-
-    Raises:
-        InvalidInput: there is no checkpoint.
-        CheckpointCorrupt: every one is damaged.
-    """
-    found = folders.find(folder, verify_state)
-    for damaged in found.newer:
-        folders.set_aside(damaged)
-    return found.path
+def _write(part: Path, monitor: StatusReporter, rank: int, step: int, snapshot: Snapshot) -> None:
+    # Faults that are injected into this phase strike here, in the writing thread.
+    with reporting_out_of_memory(monitor):
+        monitor.injector.strike("checkpoint", step, part)
+        write_rank_files(part, rank, snapshot)
 
 
-def _write(part: Path, held: Held, step: int, snapshot: Snapshot) -> None:
-    # A fault that is to be injected here strikes in the thread that writes.
-    with naming_shortage(held.worker.watch):
-        held.worker.watch.injector.strike("checkpoint", step, part)
-        write(part, held.world.rank, snapshot)
+class _BackgroundSave:
+    """A thread that writes this rank's files and, on rank 0, completes the checkpoint once all ranks have written."""
 
-
-class _Saving:
-    """A save under way: this rank's files are written in a thread, on rank 0 also the manifest when all have come."""
-
-    def __init__(self, part: Path, rank: int, ranks: int, keep: int, work: Callable[[], None]) -> None:
+    def __init__(self, part: Path, rank: int, ranks: int, keep: int, write: Callable[[], None]) -> None:
         self.part, self.rank, self.ranks, self.keep = part, rank, ranks, keep
         self.problem: Exception | None = None
         self.committed = False
         self.hurry = threading.Event()
-        self.thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="graphpipe-checkpoint")
+        self.thread = threading.Thread(target=self._run, args=(write,), daemon=True, name="graphpipe-checkpoint")
         self.thread.start()
 
     def finish_writing(self) -> None:
@@ -160,19 +152,19 @@ class _Saving:
             raise self.problem
 
     def finish(self) -> None:
-        """Complete the checkpoint, if that has not happened already; all ranks have written."""
+        """Complete the checkpoint on rank 0, unless its thread has done so. All ranks must have written."""
         if self.rank == 0 and not self.committed:
             self._commit()
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self, write: Callable[[], None]) -> None:
         try:
-            work()
+            write()
             while self.rank == 0 and not self.committed and not self.hurry.wait(POLL_SECONDS):
-                if written(self.part, self.ranks):
+                if all_ranks_written(self.part, self.ranks):
                     self._commit()
         except Exception as error:
             self.problem = error
 
     def _commit(self) -> None:
-        folders.commit(self.part, collect(self.part, self.ranks), self.keep)
+        folders.commit_checkpoint(self.part, merge_rank_lists(self.part, self.ranks), self.keep)
         self.committed = True

@@ -6,34 +6,36 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from graphpipe.run.checkpoint.folder import find, sync
-from graphpipe.run.checkpoint.manifest import MANIFEST, verify_checkpoint
-from graphpipe.run.checkpoint.model_tensors import state
-from graphpipe.run.checkpoint.safetensors_files import copies, read_tensors, write_tensors
-from graphpipe.run.comm.together import unusable
+from graphpipe.run.checkpoint.folder import newest_valid, sync_to_disk
+from graphpipe.run.checkpoint.manifest import MANIFEST
+from graphpipe.run.checkpoint.model_tensors import state_tensors
+from graphpipe.run.checkpoint.safetensors_files import cpu_copies, read_tensors, write_tensors
+from graphpipe.run.checkpoint.verify import verify_files
+from graphpipe.run.comm.collective_calls import unusable_file
 
 CHECKPOINTS = "checkpoints"
-"""The folder of them in a run's folder."""
+"""The name of the folder of checkpoints in a run's folder."""
 
 
-def export(source: str | Path, output: str | Path) -> Path:
+def export_weights(source: str | Path, output: str | Path) -> Path:
     """Write the whole model of a checkpoint to one file, and return the checkpoint.
 
     Args:
-        source: a checkpoint; or a folder of checkpoints, or of a run, of which the newest good one is taken.
-        output: the file; tied tensors are in it under each of their names.
+        source: a checkpoint, or a folder of checkpoints, or the folder of a run. The newest valid checkpoint of a
+            folder is exported.
+        output: the file. It holds tied tensors under each of their names.
 
     Raises:
-        InvalidInput: no checkpoint there, or the file cannot be written.
-        CheckpointCorrupt: the checkpoint is damaged, or every one is.
+        InvalidInput: there is no checkpoint, or the file cannot be written.
+        CheckpointCorrupt: the checkpoint is damaged, or all checkpoints of the folder are.
     """
     place = Path(source)
     if (place / CHECKPOINTS).is_dir():
         place = place / CHECKPOINTS
-    checkpoint = place if (place / MANIFEST).exists() else find(place).path
-    contents = verify_checkpoint(checkpoint)
-    tensors = read_tensors(checkpoint, contents.tensors)
-    _write(Path(output), tensors | {name: tensors[other].clone() for name, other in contents.aliases.items()})
+    checkpoint = place if (place / MANIFEST).exists() else newest_valid(place).path
+    manifest = verify_files(checkpoint)
+    tensors = read_tensors(checkpoint, manifest.tensors)
+    _write(Path(output), tensors | {name: tensors[other].clone() for name, other in manifest.aliases.items()})
     return checkpoint
 
 
@@ -43,7 +45,7 @@ def save_weights(module: nn.Module, output: Path) -> None:
     Raises:
         InvalidInput: the file cannot be written.
     """
-    _write(output, copies(state(module)))
+    _write(output, cpu_copies(state_tensors(module)))
 
 
 def _write(output: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -51,7 +53,7 @@ def _write(output: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(part, tensors)
-        sync(part)
+        sync_to_disk(part)
         os.replace(part, output)
     except OSError as error:
-        raise unusable(error) from None
+        raise unusable_file(error) from None

@@ -1,8 +1,10 @@
-"""A folder of checkpoints: a new one appears whole or not at all, and the last good one is always there.
+"""A folder of checkpoints. A new checkpoint appears complete or not at all, and the last valid one is never removed.
 
-step-00000010/          the one before
-step-00000020/          the last
-step-00000030.part/     being written; renamed once its manifest is on the disk
+step-00000010/                   the checkpoint before
+step-00000020/                   the last checkpoint
+step-00000020.replaced/          an older checkpoint of the same step, until the new one has its name
+step-00000015.damaged-1/         a checkpoint that was found damaged
+step-00000030.part/              being written; renamed once its manifest is on the disk
 """
 
 import os
@@ -15,51 +17,51 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.run.checkpoint.manifest import MANIFEST, Contents, verify_checkpoint
+from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest
+from graphpipe.run.checkpoint.verify import verify_files, verify_resumable
 
-# A checkpoint of the same step is put aside while its successor takes its name.
-_NAME = re.compile(r"step-(\d{8,})(\.replaced)?")
+_CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(\.replaced)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ValidCheckpoint:
     """A checkpoint that has been verified."""
 
     path: Path
-    contents: Contents
-    newer: tuple[Path, ...]
-    """Checkpoints of later steps, which are damaged."""
+    manifest: Manifest
+    newer_damaged: tuple[Path, ...]
+    """Checkpoints of later steps, all damaged."""
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder, good or not, the newest first."""
-    names = [(match, path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    # Names in full come before those put aside.
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, valid or damaged, newest first."""
+    names = [(match, path) for path in folder.glob("step-*") if (match := _CHECKPOINT_NAME.fullmatch(path.name))]
+    # Of one step, the checkpoint without `.replaced` comes first.
     ranked = sorted(names, key=lambda each: (-int(each[0][1]), each[0][2] is not None))
     return [path for _, path in ranked]
 
 
-def find(folder: Path, verify: Callable[[Path], Contents] = verify_checkpoint) -> Found:
-    """Return the newest good checkpoint of a folder; a damaged one is passed over with a warning.
+def newest_valid(folder: Path, verify: Callable[[Path], Manifest] = verify_files) -> ValidCheckpoint:
+    """Return the newest valid checkpoint of a folder, and warn of each damaged one that is newer.
 
     Args:
-        folder: of checkpoints.
-        verify: returns what is in a good one, and raises CheckpointCorrupt for another.
+        folder: holds checkpoints.
+        verify: returns the manifest of a valid checkpoint, and raises CheckpointCorrupt for a damaged one.
 
     Raises:
-        InvalidInput: there is none.
-        CheckpointCorrupt: there are some, all damaged; names what is wrong with the newest.
+        InvalidInput: there is no checkpoint.
+        CheckpointCorrupt: every checkpoint is damaged; names what is wrong with the newest.
     """
     problems: list[tuple[Path, CheckpointCorrupt]] = []
-    for path in checkpoints_in(folder):
+    for path in list_checkpoints(folder):
         try:
-            contents = verify(path)
+            manifest = verify(path)
         except CheckpointCorrupt as error:
             problems.append((path, error))
             continue
         for _, error in problems:
             warnings.warn(f"{error}. Using the checkpoint before it: {path}", stacklevel=2)
-        return Found(path, contents, tuple(path for path, _ in problems))
+        return ValidCheckpoint(path, manifest, tuple(path for path, _ in problems))
     if problems:
         first = problems[0][1]
         remedy = f"None of the {len(problems)} checkpoints can be used: train anew."
@@ -69,15 +71,33 @@ def find(folder: Path, verify: Callable[[Path], Contents] = verify_checkpoint) -
     )
 
 
-def begin(folder: Path, step: int) -> Path:
-    """Make the folder that a checkpoint is written into, clear of what an interrupted one left behind.
+def newest_resumable(folder: Path) -> Path:
+    """Return the newest checkpoint that training can resume from, and rename the damaged ones that are newer.
 
     Raises:
-        InvalidInput: there is a checkpoint of a later step: another training's.
-        OSError: it cannot be made.
+        InvalidInput: there is no checkpoint.
+        CheckpointCorrupt: every checkpoint is damaged.
+    """
+    found = newest_valid(folder, verify_resumable)
+    for damaged in found.newer_damaged:
+        _rename_damaged(damaged)
+    return found.path
+
+
+def part_folder(folder: Path, step: int) -> Path:
+    """Return the folder in which the ranks write the checkpoint of a step."""
+    return folder / f"step-{step:08}.part"
+
+
+def begin_checkpoint(folder: Path, step: int) -> Path:
+    """Make the folder in which the ranks write a checkpoint, and remove what an interrupted save has left.
+
+    Raises:
+        InvalidInput: there is a checkpoint of a later step, which belongs to another training.
+        OSError: the folder cannot be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    existing = checkpoints_in(folder)
+    existing = list_checkpoints(folder)
     if existing and _step(existing[0]) > step:
         raise InvalidInput(
             f"holds a checkpoint of step {_step(existing[0])}, this one is of step {step}",
@@ -86,37 +106,46 @@ def begin(folder: Path, step: int) -> Path:
         )
     for leftover in folder.glob("step-*.part"):
         _delete(leftover)
-    part = folder / f"step-{step:08}.part"
+    part = part_folder(folder, step)
     part.mkdir()
     return part
 
 
-def commit(part: Path, contents: Contents, keep: int) -> Path:
-    """Make a checkpoint of what has been written, and remove the oldest beyond `keep`; return its path.
+def commit_checkpoint(part: Path, manifest: Manifest, keep: int) -> Path:
+    """Turn the folder that the ranks have written into a checkpoint, and remove the oldest beyond `keep`.
 
-    Every byte is on the disk before the name is: a power failure loses no more than a kill.
+    Every byte is on the disk before the folder gets its name. A power failure therefore loses no more than a kill.
+
+    Returns:
+        The path of the checkpoint.
     """
-    contents.save(part / MANIFEST)
-    sync(part / MANIFEST)
-    sync(part)
+    manifest.save(part / MANIFEST)
+    sync_to_disk(part / MANIFEST)
+    sync_to_disk(part)
     final = part.with_suffix("")
-    aside = final.with_name(f"{final.name}.replaced")
+    replaced = final.with_name(f"{final.name}.replaced")
     if final.exists():
-        _remove(aside)
-        final.rename(aside)
+        _remove(replaced)
+        final.rename(replaced)
     part.rename(final)
-    sync(final.parent)
-    _remove(aside)
-    for old in checkpoints_in(final.parent)[keep:]:
+    sync_to_disk(final.parent)
+    _remove(replaced)
+    for old in list_checkpoints(final.parent)[keep:]:
         _remove(old)
     return final
 
 
-def set_aside(damaged: Path) -> None:
-    """Rename a damaged checkpoint, so that training goes on from an earlier one; nothing is deleted.
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
-    Where nothing can be renamed, as on a disk that is read-only, it stays, and is passed over once more.
-    """
+
+def _rename_damaged(damaged: Path) -> None:
+    # Nothing is deleted. On a read-only disk the checkpoint keeps its name, and is skipped again next time.
     for number in range(1, 1000):
         target = damaged.with_name(f"{damaged.name}.damaged-{number}")
         if not target.exists():
@@ -125,17 +154,8 @@ def set_aside(damaged: Path) -> None:
             return
 
 
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _remove(checkpoint: Path) -> None:
-    # First its name goes, so that no half of it is ever taken for a checkpoint.
+    # It loses its name first, so that a half-deleted folder is never taken for a checkpoint.
     if os.path.lexists(checkpoint):
         doomed = checkpoint.with_name(f"{checkpoint.name}.old.part")
         checkpoint.rename(doomed)
@@ -143,7 +163,7 @@ def _remove(checkpoint: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    # What is not ours may have a checkpoint's name: of a link only the link goes.
+    # If the path is a link, only the link is removed: its target may not be a checkpoint of ours.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -151,6 +171,6 @@ def _delete(path: Path) -> None:
 
 
 def _step(checkpoint: Path) -> int:
-    match = _NAME.fullmatch(checkpoint.name)
+    match = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
     assert match is not None
     return int(match[1])

@@ -1,4 +1,4 @@
-"""Options and counters of optimizers and schedules as JSON holds them, and back into the types they had."""
+"""Options and counters of optimizers and learning-rate schedules to JSON values, and back to their own types."""
 
 import math
 from collections import Counter
@@ -11,11 +11,11 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 
 
-def plain(value: object, where: str) -> Any:
-    """Return a value as JSON can hold it: tuples become lists, keys become text, a tensor of one number the number.
+def to_json_value(value: object, where: str) -> Any:
+    """Return a value that JSON can hold: a tuple becomes a list, a key text, and a tensor with one number the number.
 
     Raises:
-        InvalidInput: it holds something else.
+        InvalidInput: the value contains something else.
     """
     if value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
@@ -23,45 +23,45 @@ def plain(value: object, where: str) -> Any:
         return value.item()
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, object]", value).items()
-        return {str(key): plain(each, f"{where}, {key}") for key, each in items}
+        return {str(key): to_json_value(each, f"{where}, {key}") for key, each in items}
     if isinstance(value, list | tuple):
-        return [plain(each, where) for each in cast("list[object]", value)]
+        return [to_json_value(each, where) for each in cast("list[object]", value)]
     raise InvalidInput(
         f"{value!r:.40} cannot be saved in a checkpoint", where=where, remedy="Choose another optimizer."
     )
 
 
-def like(saved: Any, own: Any) -> Any:
-    """Return what `plain` made of a value, in the types of the value that now stands in its place.
+def with_types_of(current: Any, saved: Any) -> Any:
+    """Return a saved JSON value in the types of the value that it is about to replace.
 
     Raises:
-        ValueError: it was made of another kind of value.
+        ValueError: the two are different kinds of value.
     """
-    if not _fits(saved, own):
-        raise ValueError(f"{saved!r:.40} stands for {own!r:.40}")
-    if isinstance(own, Tensor):
-        return torch.full_like(own, saved)
-    if isinstance(own, tuple):
-        pairs = zip(cast("list[Any]", saved), cast("tuple[Any, ...]", own), strict=True)
-        return tuple(like(each, other) for each, other in pairs)
-    if isinstance(own, list) and isinstance(saved, list) and len(cast("list[Any]", own)) == len(saved):
-        pairs = zip(cast("list[Any]", saved), cast("list[Any]", own), strict=True)
-        return [like(each, other) for each, other in pairs]
-    if isinstance(own, dict) and isinstance(saved, dict):
-        theirs = cast("dict[str, Any]", saved)
-        places = {str(key): (key, each) for key, each in cast("dict[Any, Any]", own).items()}
-        found = {
-            places.get(key, (key,))[0]: like(each, places.get(key, (key, None))[1]) for key, each in theirs.items()
-        }
-        return Counter(found) if isinstance(own, Counter) else found
+    if not _is_replaceable(saved, current):
+        raise ValueError(f"{saved!r:.40} cannot replace {current!r:.40}")
+    if isinstance(current, Tensor):
+        return torch.full_like(current, saved)
+    if isinstance(current, tuple):
+        pairs = zip(cast("tuple[Any, ...]", current), cast("list[Any]", saved), strict=True)
+        return tuple(with_types_of(own, each) for own, each in pairs)
+    if isinstance(current, list) and isinstance(saved, list) and len(cast("list[Any]", current)) == len(saved):
+        pairs = zip(cast("list[Any]", current), cast("list[Any]", saved), strict=True)
+        return [with_types_of(own, each) for own, each in pairs]
+    if isinstance(current, dict) and isinstance(saved, dict):
+        by_text = {str(key): (key, each) for key, each in cast("dict[Any, Any]", current).items()}
+        found: dict[Any, Any] = {}
+        for text, each in cast("dict[str, Any]", saved).items():
+            key, own = by_text.get(text, (text, None))
+            found[key] = with_types_of(own, each)
+        return Counter(found) if isinstance(current, Counter) else found
     return saved
 
 
-def _fits(saved: object, own: object) -> bool:
-    # Truth values and texts are taken as they come, and anything may stand where there is nothing yet.
-    if isinstance(own, list | tuple):
+def _is_replaceable(saved: object, current: object) -> bool:
+    # Texts, true and false are not compared, and None may be replaced by any value.
+    if isinstance(current, list | tuple):
         return isinstance(saved, list)
-    if isinstance(own, Mapping):
+    if isinstance(current, Mapping):
         return isinstance(saved, dict)
-    number = isinstance(own, Tensor | int | float) and not isinstance(own, bool)
-    return not number or isinstance(saved, int | float)
+    is_number = isinstance(current, Tensor | int | float) and not isinstance(current, bool)
+    return not is_number or isinstance(saved, int | float)

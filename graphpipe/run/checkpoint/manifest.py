@@ -1,28 +1,24 @@
-"""The manifest of a checkpoint: every file with its SHA-256, every tensor with its file. It is written last.
-
-step-00000012/
-  model-00.safetensors, model-01.safetensors     parameters and buffers by name in the model, a file per rank
-  optimizer-00.safetensors, optimizer-00.json    what the optimizer keeps for each parameter
-  training.json, plan.json                       step, position in the data, random numbers; the plan
-  manifest.json                                  a folder without it is no checkpoint
-"""
+"""The manifest of a checkpoint: every file with its SHA-256, every tensor with its file. It is written last."""
 
 import hashlib
 import re
 import stat
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ConfigDict
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.files.json_document import fingerprint, from_body, read_document, write_document
+from graphpipe.files.json_body import fingerprint, from_body
+from graphpipe.files.json_document import read_document, write_document
 
-MANIFEST = "manifest.json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Of a file in a checkpoint."""
+MANIFEST, TRAINING, PLAN = "manifest.json", "training.json", "plan.json"
+"""The files of a checkpoint that only rank 0 writes."""
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""A file in the checkpoint's own folder."""
+Document = TypeVar("Document")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +30,13 @@ class FileEntry:
     bytes: int
     sha256: str
 
+    @staticmethod
+    def of(path: Path) -> "FileEntry":
+        """Return the size and the SHA-256 of a file."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileEntry(bytes=path.stat().st_size, sha256=digest)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
@@ -43,117 +46,96 @@ class TensorEntry:
 
     file: str
     dtype: str
-    """As torch names it: `float32`."""
+    """In torch's words: `float32`."""
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """What is in a checkpoint, or in one rank's part of it."""
+class Manifest:
+    """The content of a checkpoint, or of the part that one rank has written."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     files: dict[str, FileEntry] = field(default_factory=dict[str, FileEntry])
     tensors: dict[str, TensorEntry] = field(default_factory=dict[str, TensorEntry])
-    """Of the model, by name."""
+    """Tensors of the model, by name."""
     slots: dict[str, TensorEntry] = field(default_factory=dict[str, TensorEntry])
-    """Of the optimizer, by `parameter:slot`."""
+    """Tensors of the optimizer's state, by `parameter:slot`."""
     aliases: dict[str, str] = field(default_factory=dict[str, str])
-    """Further names of tied tensors, and the name they are saved under."""
+    """The other names of tied tensors, and the name under which each is saved."""
 
     @staticmethod
-    def union(parts: Iterable["Contents"]) -> "Contents":
-        """Return what several ranks have written."""
-        whole = Contents()
+    def union(parts: Iterable["Manifest"]) -> "Manifest":
+        """Return the manifest of what several ranks have written."""
+        whole = Manifest()
         for part in parts:
             for name in ("files", "tensors", "slots", "aliases"):
-                together, own = getattr(whole, name), getattr(part, name)
-                assert together.keys().isdisjoint(own), "two ranks saved the same"
-                together.update(own)
+                merged, own = getattr(whole, name), getattr(part, name)
+                assert merged.keys().isdisjoint(own), "two ranks saved the same name"
+                merged.update(own)
         return whole
 
     def save(self, path: Path) -> None:
-        """Write a manifest, with a hash of itself inside."""
-        write_document(path, "checkpoint", _Manifest(sha256=fingerprint(self), contents=self))
+        """Write the manifest, with a hash of its own content."""
+        write_document(path, "checkpoint", _HashedManifest(sha256=fingerprint(self), contents=self))
 
     @staticmethod
-    def load(path: Path) -> "Contents":
+    def load(path: Path) -> "Manifest":
         """Read a manifest.
 
         Raises:
             CheckpointCorrupt: it is missing or damaged, or names files outside its folder.
         """
-        _size(path)
-        try:
-            found = read_document(path, "checkpoint", lambda body: from_body(_Manifest, body, str(path)))
-        except InvalidInput as error:
-            raise CheckpointCorrupt(error.what, where=error.where) from None
-        contents = found.contents
-        if fingerprint(contents) != found.sha256:
-            raise CheckpointCorrupt("is not what was written: its hash is another", where=str(path))
-        for name in contents.files:
-            if _NAME.fullmatch(name) is None:
+        regular_file_size(path)
+        found = read_checkpoint_document(_HashedManifest, "checkpoint", path)
+        manifest = found.contents
+        if fingerprint(manifest) != found.sha256:
+            raise CheckpointCorrupt("is not what was written: its hash differs", where=str(path))
+        for name in manifest.files:
+            if _FILE_NAME.fullmatch(name) is None:
                 raise CheckpointCorrupt(f"names {name!r}, which is not in its folder", where=str(path))
-        for name, entry in [*contents.tensors.items(), *contents.slots.items()]:
-            if entry.file not in contents.files:
-                raise CheckpointCorrupt(f"has no file '{entry.file}' of tensor '{name}'", where=str(path))
-        return contents
+        for name, entry in [*manifest.tensors.items(), *manifest.slots.items()]:
+            if entry.file not in manifest.files:
+                raise CheckpointCorrupt(f"does not list the file '{entry.file}' of tensor '{name}'", where=str(path))
+        return manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Manifest:
+class _HashedManifest:
+    # The body of manifest.json.
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     sha256: str
-    contents: Contents
+    contents: Manifest
 
 
-def measure(path: Path) -> FileEntry:
-    """Return what the manifest has to say of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileEntry(bytes=path.stat().st_size, sha256=digest)
+def read_checkpoint_document(kind: type[Document], name: str, path: Path) -> Document:
+    """Return the value of type `kind` in a JSON document of a checkpoint.
 
-
-def verify_checkpoint(checkpoint: Path) -> Contents:
-    """Read every file of a checkpoint, and return its contents if all is as it was written.
+    Args:
+        kind: a dataclass.
+        name: the kind of document in the file's head.
+        path: the file.
 
     Raises:
-        CheckpointCorrupt: names the file that is missing, shorter, longer, changed or a link; or the folder, if it is a
-            link.
+        CheckpointCorrupt: it cannot be read, or does not describe such a value.
     """
-    if checkpoint.is_symlink():
-        raise CheckpointCorrupt("is a link to another folder", where=str(checkpoint))
-    contents = Contents.load(checkpoint / MANIFEST)
-    for alias, name in contents.aliases.items():
-        if name not in contents.tensors:
-            what = f"has no tensor '{name}', of which '{alias}' is another name"
-            raise CheckpointCorrupt(what, where=str(checkpoint / MANIFEST))
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(_check, (checkpoint / name for name in contents.files), contents.files.values()))
-    return contents
-
-
-def _check(path: Path, wanted: FileEntry) -> None:
-    if (size := _size(path)) != wanted.bytes:
-        raise CheckpointCorrupt(f"holds {size} bytes, the manifest says {wanted.bytes}", where=str(path))
     try:
-        found = measure(path)
-    except OSError as error:
-        raise CheckpointCorrupt(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if found.sha256 != wanted.sha256:
-        raise CheckpointCorrupt(
-            f"is not what was written: SHA-256 {found.sha256[:12]}, the manifest says {wanted.sha256[:12]}",
-            where=str(path),
-        )
+        return read_document(path, name, lambda body: from_body(kind, body, str(path)))
+    except InvalidInput as error:
+        raise CheckpointCorrupt(error.what, where=error.where) from None
 
 
-def _size(path: Path) -> int:
-    # No link is followed: what is written here is a file itself.
+def regular_file_size(path: Path) -> int:
+    """Return the bytes of a file. Links are not followed, because a checkpoint is saved as regular files only.
+
+    Raises:
+        CheckpointCorrupt: it is missing, or not a regular file.
+    """
     try:
         found = path.lstat()
     except OSError as error:
         raise CheckpointCorrupt(f"cannot be read: {error.strerror}", where=str(path)) from None
     if not stat.S_ISREG(found.st_mode):
-        raise CheckpointCorrupt("is a link, or something else that is no file", where=str(path))
+        raise CheckpointCorrupt("is a link, or something else that is not a regular file", where=str(path))
     return found.st_size

@@ -1,11 +1,12 @@
-"""An optimizer's state by parameter name, apart from how a plan spreads the parameters over optimizers.
+"""An optimizer's state by parameter name, so that it does not depend on how a plan spreads parameters over ranks.
 
-Every rank has an optimizer of its own. What it keeps for a parameter goes by the parameter's name, and the options
-of its parameter groups go by parameter too: an optimizer of another plan finds both for whatever it holds.
+Every rank has its own optimizer. Its state is saved by parameter name, and every parameter says which group's options
+it had. Under another plan, an optimizer therefore finds the state and the options of each parameter that it holds.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import ConfigDict
@@ -13,36 +14,40 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import Count
-from graphpipe.run.checkpoint.json_values import like, plain
+from graphpipe.errors import CheckpointCorrupt, InvalidInput
+from graphpipe.files.json_body import Count
+from graphpipe.run.checkpoint.json_values import to_json_value, with_types_of
+from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint_document
 from graphpipe.run.weights import zero1 as zero
 from graphpipe.run.weights.sharded_tensors import in_shards
 
 PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
-"""In the state of a learning-rate schedule: lists with an entry per parameter group."""
+"""Lists with an entry per parameter group, in the state of a learning-rate schedule."""
+STATE_FILES = "optimizer-*.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterState:
-    """What an optimizer keeps for one parameter."""
+    """The optimizer's state of one parameter."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     group: Count
+    """Number of its parameter group."""
     plain: dict[str, Any]
-    """What is no tensor."""
+    """Values that are not tensors."""
     slots: tuple[str, ...]
-    """What is: they are saved as `parameter:slot`."""
+    """Names of the tensors. A checkpoint holds them as `parameter:slot`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerState:
-    """One rank's optimizer and its learning-rate schedule, the tensors apart."""
+    """One rank's optimizer and its learning-rate schedule, without the tensors."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     kind: str
+    """Name of the optimizer's class."""
     groups: tuple[dict[str, Any], ...]
     """Options of each parameter group."""
     parameters: dict[str, ParameterState]
@@ -55,87 +60,114 @@ class OptimizerState:
                 raise InvalidInput(what, where="parameters")
 
 
-def slot(parameter: str, name: str) -> str:
-    """Return the name a tensor of an optimizer is saved under."""
-    return f"{parameter}:{name}"
+def slot_name(parameter: str, slot: str) -> str:
+    """Return the name under which a tensor of an optimizer's state is saved."""
+    return f"{parameter}:{slot}"
 
 
-def describe(
+def extract_optimizer_state(
     optimizer: Optimizer, scheduler: LRScheduler | None, names: Mapping[int, str]
 ) -> tuple[OptimizerState, dict[str, Tensor]]:
-    """Return an optimizer's state, and its tensors by `parameter:slot`, of the parameters that it updates on this rank.
+    """Return an optimizer's state of the parameters that it updates on this rank, and its tensors by `parameter:slot`.
 
     Args:
-        optimizer: of some parameters.
-        scheduler: of the optimizer.
-        names: of its parameters, by identity.
+        optimizer: of this rank.
+        scheduler: its learning-rate schedule.
+        names: of the parameters, by identity.
 
     Raises:
-        InvalidInput: it keeps something that is neither a tensor nor plain.
+        InvalidInput: the state has a value that is neither a tensor nor fit for JSON.
     """
     parameters: dict[str, ParameterState] = {}
     tensors: dict[str, Tensor] = {}
-    holder = zero.holder(optimizer)
-    where = type(holder).__name__
-    for number, group in enumerate(holder.param_groups):
+    local = zero.local_optimizer(optimizer)
+    where = type(local).__name__
+    for number, group in enumerate(local.param_groups):
         for parameter in group["params"]:
-            name, kept = names[id(parameter)], cast("dict[str, Any]", holder.state.get(parameter, {}))
-            held = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
-            tensors |= {slot(name, key): tensor for key, tensor in held.items()}
-            rest = {key: plain(value, f"{where}, {key} of '{name}'") for key, value in kept.items() if key not in held}
-            parameters[name] = ParameterState(group=number, plain=rest, slots=tuple(held))
+            name, kept = names[id(parameter)], cast("dict[str, Any]", local.state.get(parameter, {}))
+            slots = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
+            tensors |= {slot_name(name, key): tensor for key, tensor in slots.items()}
+            rest = {
+                key: to_json_value(value, f"{where}, {key} of '{name}'")
+                for key, value in kept.items()
+                if key not in slots
+            }
+            parameters[name] = ParameterState(group=number, plain=rest, slots=tuple(slots))
     state = OptimizerState(
         kind=where,
-        groups=tuple(plain(_options(group), where) for group in optimizer.param_groups),
+        groups=tuple(to_json_value(_options(group), where) for group in optimizer.param_groups),
         parameters=parameters,
-        scheduler=None if scheduler is None else plain(scheduler.state_dict(), type(scheduler).__name__),
+        scheduler=None if scheduler is None else to_json_value(scheduler.state_dict(), type(scheduler).__name__),
     )
     return state, tensors
 
 
-def restore(
+def restore_optimizer_state(
     optimizer: Optimizer,
     scheduler: LRScheduler | None,
     names: Mapping[int, str],
     saved: Sequence[OptimizerState],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Give an optimizer, and its schedule, the state that was saved for its parameters, by whatever optimizers.
+    """Give an optimizer and its schedule the state that was saved for its parameters, whichever rank saved it.
+
+    Args:
+        optimizer: of this rank.
+        scheduler: its learning-rate schedule.
+        names: of the parameters, by identity.
+        saved: the optimizer states of all ranks.
+        tensors: by `parameter:slot`.
 
     Raises:
-        InvalidInput: a parameter had no optimizer, or another kind; or parameters of one group had unequal options.
-        LookupError, TypeError, ValueError: what was saved is no state of theirs.
+        InvalidInput: a parameter was saved without an optimizer or with another kind, or parameters that are now in
+            one group had different options.
+        LookupError, TypeError, ValueError: the saved state does not fit this optimizer or its schedule.
     """
-    holder = zero.holder(optimizer)
-    updated = {id(parameter) for group in holder.param_groups for parameter in group["params"]}
+    local = zero.local_optimizer(optimizer)
+    updated = {id(parameter) for group in local.param_groups for parameter in group["params"]}
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
     sources: list[tuple[OptimizerState, int]] = []
     first = 0
     for group in optimizer.param_groups:
-        held = [names[id(parameter)] for parameter in group["params"]]
-        origins = [saved_with(saved, name, type(holder).__name__) for name in held]
-        options = _agreed(held, origins)
-        groups.append(_options(group) | like(options, _options(group)) | {"params": [*range(first, first + len(held))]})
-        sources.append((origins[0], origins[0].parameters[held[0]].group))
-        for index, (parameter, name, origin) in enumerate(zip(group["params"], held, origins, strict=True), first):
+        members = [names[id(parameter)] for parameter in group["params"]]
+        origins = [saved_state_of(saved, name, type(local).__name__) for name in members]
+        own, numbers = _options(group), [*range(first, first + len(members))]
+        groups.append(own | with_types_of(own, _common_options(members, origins)) | {"params": numbers})
+        sources.append((origins[0], origins[0].parameters[members[0]].group))
+        for index, parameter, name, origin in zip(numbers, group["params"], members, origins, strict=True):
             kept = origin.parameters[name]
             if id(parameter) in updated and (kept.plain or kept.slots):
-                # Copies, because a parameter may be here twice: of two stages that share it.
-                slots = {key: in_shards(tensors[slot(name, key)].clone(), parameter) for key in kept.slots}
+                # Copies, because two stages that share a parameter each have a tensor for it.
+                slots = {key: in_shards(tensors[slot_name(name, key)].clone(), parameter) for key in kept.slots}
                 state[index] = kept.plain | slots
-        first += len(held)
+        first += len(members)
     zero.load(optimizer, {"state": state, "param_groups": groups})
     if scheduler is not None:
-        found = _regroup([(origin.scheduler, group) for origin, group in sources])
-        scheduler.load_state_dict(like(found or {}, scheduler.state_dict()))
+        found = _regrouped_schedule([(origin.scheduler, group) for origin, group in sources])
+        scheduler.load_state_dict(with_types_of(scheduler.state_dict(), found or {}))
 
 
-def saved_with(saved: Sequence[OptimizerState], name: str, kind: str) -> OptimizerState:
-    """Return the optimizer that a parameter was saved with.
+def read_optimizer_states(checkpoint: Path, manifest: Manifest) -> Sequence[OptimizerState]:
+    """Return the optimizer states that all ranks have saved, without the tensors.
 
     Raises:
-        InvalidInput: there is none, or it is of another kind.
+        CheckpointCorrupt: a file cannot be read, or its tensors are not those of the manifest.
+    """
+    names = [name for name in manifest.files if name.startswith("optimizer-") and name.endswith(".json")]
+    saved = [read_checkpoint_document(OptimizerState, "optimizer", checkpoint / name) for name in sorted(names)]
+    slots = {slot_name(name, key) for state in saved for name, kept in state.parameters.items() for key in kept.slots}
+    for name in sorted(slots ^ manifest.slots.keys()):
+        what = f"'{name}' is listed either here or in {STATE_FILES}, and must be in both"
+        raise CheckpointCorrupt(what, where=str(checkpoint / MANIFEST))
+    return saved
+
+
+def saved_state_of(saved: Sequence[OptimizerState], name: str, kind: str) -> OptimizerState:
+    """Return the optimizer state that holds a parameter.
+
+    Raises:
+        InvalidInput: the parameter is in none of them, or was trained with another kind of optimizer.
     """
     remedy = "Train the same parameters with the same optimizer, or start from the exported weights."
     for state in saved:
@@ -147,13 +179,13 @@ def saved_with(saved: Sequence[OptimizerState], name: str, kind: str) -> Optimiz
     raise InvalidInput(f"has no optimizer state of parameter '{name}'", where="checkpoint", remedy=remedy)
 
 
-def _agreed(held: Sequence[str], origins: Sequence[OptimizerState]) -> dict[str, Any]:
-    options = [origin.groups[origin.parameters[name].group] for name, origin in zip(held, origins, strict=True)]
-    for name, other in zip(held, options, strict=True):
+def _common_options(members: Sequence[str], origins: Sequence[OptimizerState]) -> dict[str, Any]:
+    options = [origin.groups[origin.parameters[name].group] for name, origin in zip(members, origins, strict=True)]
+    for name, other in zip(members, options, strict=True):
         for key, value in options[0].items():
             if other.get(key) != value:
                 raise InvalidInput(
-                    f"parameters '{held[0]}' and '{name}' had {key} {value} and {other.get(key)}, "
+                    f"parameters '{members[0]}' and '{name}' had {key} {value} and {other.get(key)}, "
                     "this run has them in one parameter group",
                     where="checkpoint",
                     remedy="Build the optimizer with the same parameter groups.",
@@ -165,17 +197,18 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
-def _regroup(sources: Sequence[tuple[Any, int]]) -> Any:
-    # A schedule's state: what it has per group comes from each group's own source, all else from the first.
+def _regrouped_schedule(sources: Sequence[tuple[Any, int]]) -> Any:
+    # The state of a schedule. Lists with an entry per group get each group's entry from the state that it was saved
+    # in. Everything else comes from the first state.
     first = sources[0][0]
     if isinstance(first, list):
-        return [_regroup([(tree[index], group) for tree, group in sources]) for index in range(len(first))]
+        return [_regrouped_schedule([(tree[index], group) for tree, group in sources]) for index in range(len(first))]
     if not isinstance(first, dict):
         return first
     keys = cast("dict[str, Any]", first)
     return {
         key: [tree[key][group] for tree, group in sources]
         if key in PER_GROUP and isinstance(keys[key], list)
-        else _regroup([(tree[key], group) for tree, group in sources])
+        else _regrouped_schedule([(tree[key], group) for tree, group in sources])
         for key in keys
     }

@@ -1,100 +1,74 @@
-"""A verified checkpoint into a pipeline: every rank reads the tensors of the stages it hosts, and no others."""
+"""A verified checkpoint into a pipeline: every rank reads only the tensors of the stages that it hosts."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError
-from graphpipe.run.checkpoint.manifest import MANIFEST, Contents, verify_checkpoint
-from graphpipe.run.checkpoint.model_tensors import ModelTensors, fill
-from graphpipe.run.checkpoint.optimizer_state import OptimizerState, restore, saved_with, slot
+from graphpipe.run.checkpoint.manifest import MANIFEST, TRAINING, Manifest
+from graphpipe.run.checkpoint.model_tensors import ModelTensors, fill_tensors
+from graphpipe.run.checkpoint.optimizer_state import (
+    STATE_FILES,
+    read_optimizer_states,
+    restore_optimizer_state,
+    saved_state_of,
+    slot_name,
+)
 from graphpipe.run.checkpoint.safetensors_files import read_tensors
-from graphpipe.run.checkpoint.snapshot import PLAN, parameter_names
-from graphpipe.run.checkpoint.training_state import TRAINING, TrainingState, read_state
-from graphpipe.run.comm.together import together
-from graphpipe.run.step.pipeline_state import Held
+from graphpipe.run.checkpoint.training_state import TrainingState
+from graphpipe.run.comm.collective_calls import collective_call
+from graphpipe.run.comm.world import World
+from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.weights import zero1 as zero
 
-_OPTIMIZERS = "optimizer-*.json"
 
-
-def load(held: Held, checkpoint: Path) -> TrainingState:
-    """Give a rank's part of a pipeline the state of a checkpoint; every rank must call this.
+def restore(world: World, state: PipelineState, checkpoint: Path) -> TrainingState:
+    """Give a rank's part of the pipeline the state of a checkpoint. Every rank must call this, then `Pipeline.resume`.
 
     Raises:
         InvalidInput: on every rank, if the checkpoint is of another model, optimizer, seed or mini-batch size.
-        CheckpointCorrupt: on every rank, if any cannot read what it needs.
+        CheckpointCorrupt: on every rank, if any rank cannot read what it needs.
         PeerLost, PeerStalled: another rank is gone.
     """
-    return together(held.world, lambda: _load(held, checkpoint))
+    return collective_call(world, lambda: _restore_rank(state, checkpoint))
 
 
-def _load(held: Held, checkpoint: Path) -> TrainingState:
-    contents = Contents.load(checkpoint / MANIFEST)
+def _restore_rank(state: PipelineState, checkpoint: Path) -> TrainingState:
+    manifest = Manifest.load(checkpoint / MANIFEST)
     training = TrainingState.load(checkpoint / TRAINING)
-    training.check(seed=held.seed, batch_size=held.plan.batch_size, where=str(checkpoint))
-    model = ModelTensors.of(held)
-    model.check_fits(contents, str(checkpoint))
-    needed = model.needed_by(held)
-    values = read_tensors(checkpoint, {name: contents.tensors[name] for each in needed for name in each})
-    _load_optimizer(held, checkpoint, contents)
-    fill(held, needed, values)
-    held.adopt()
+    training.check(seed=state.seed, batch_size=state.plan.batch_size, where=str(checkpoint))
+    model = ModelTensors.of(state)
+    model.check_fits(manifest, str(checkpoint))
+    targets = model.loaded_by(state)
+    values = read_tensors(checkpoint, {name: manifest.tensors[name] for each in targets for name in each})
+    _restore_optimizers(state, checkpoint, manifest)
+    fill_tensors(targets, values)
     return training
 
 
-def _load_optimizer(held: Held, checkpoint: Path, contents: Contents) -> None:
-    if not held.update.steppers:
+def _restore_optimizers(state: PipelineState, checkpoint: Path, manifest: Manifest) -> None:
+    if not state.optimizers:
         return
-    saved = optimizers(checkpoint, contents)
-    names = parameter_names(held)
-    for stepper in held.update.steppers:
-        holder = zero.holder(stepper.optimizer)
-        own = [names[id(parameter)] for group in holder.param_groups for parameter in group["params"]]
-        kept = {name: saved_with(saved, name, type(holder).__name__).parameters[name] for name in own}
-        wanted = [slot(name, key) for name in own for key in kept[name].slots]
-        tensors = read_tensors(checkpoint, {name: contents.slots[name] for name in wanted})
-        with _naming(checkpoint):
-            restore(stepper.optimizer, stepper.scheduler, names, saved, tensors)
-
-
-def optimizers(checkpoint: Path, contents: Contents) -> Sequence[OptimizerState]:
-    """Return what every rank's optimizer left, the tensors apart.
-
-    Raises:
-        CheckpointCorrupt: it cannot be read, or is of other tensors than the manifest has.
-    """
-    names = [name for name in contents.files if name.startswith("optimizer-") and name.endswith(".json")]
-    saved = [read_state(OptimizerState, "optimizer", checkpoint / name) for name in sorted(names)]
-    slots = {slot(name, key) for state in saved for name, kept in state.parameters.items() for key in kept.slots}
-    for name in sorted(slots ^ contents.slots.keys()):
-        what = f"'{name}' is in it or in {_OPTIMIZERS}, and not in both"
-        raise CheckpointCorrupt(what, where=str(checkpoint / MANIFEST))
-    return saved
-
-
-def verify_state(checkpoint: Path) -> Contents:
-    """Return the contents of a checkpoint if all is as it was written, and training can go on from it.
-
-    Raises:
-        CheckpointCorrupt: names the file at fault.
-    """
-    contents = verify_checkpoint(checkpoint)
-    for name in (TRAINING, PLAN):
-        if name not in contents.files:
-            raise CheckpointCorrupt(f"does not list {name}", where=str(checkpoint / MANIFEST))
-    TrainingState.load(checkpoint / TRAINING)
-    optimizers(checkpoint, contents)
-    return contents
+    saved = read_optimizer_states(checkpoint, manifest)
+    names = state.parameter_names
+    for scheduled in state.optimizers:
+        local = zero.local_optimizer(scheduled.optimizer)
+        own = [names[id(parameter)] for group in local.param_groups for parameter in group["params"]]
+        kept = {name: saved_state_of(saved, name, type(local).__name__).parameters[name] for name in own}
+        needed = [slot_name(name, key) for name in own for key in kept[name].slots]
+        tensors = read_tensors(checkpoint, {name: manifest.slots[name] for name in needed})
+        with _naming_state_files(checkpoint):
+            restore_optimizer_state(scheduled.optimizer, scheduled.scheduler, names, saved, tensors)
 
 
 @contextmanager
-def _naming(checkpoint: Path) -> Generator[None]:
-    # Classes of torch and of the user say in many ways that a state is not theirs, and name no file.
+def _naming_state_files(checkpoint: Path) -> Generator[None]:
+    # Optimizers and schedules of torch and of the user raise many kinds of errors for a state that does not fit them,
+    # and none of these errors names a file.
     try:
         yield
     except GraphPipeError:
         raise
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        what = f"is no state of this optimizer and its schedule: {type(error).__name__}: {error}"
-        raise CheckpointCorrupt(what, where=str(checkpoint / _OPTIMIZERS)) from error
+        what = f"does not fit this optimizer and its schedule: {type(error).__name__}: {error}"
+        raise CheckpointCorrupt(what, where=str(checkpoint / STATE_FILES)) from error

@@ -1,4 +1,4 @@
-"""Tensors to safetensors files and back, by name."""
+"""Named tensors to safetensors files and back."""
 
 import os
 import re
@@ -16,12 +16,12 @@ from graphpipe.run.checkpoint.manifest import TensorEntry
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Return a tensor's dtype as the manifest names it."""
+    """Return the name of a tensor's dtype in the manifest: `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors as they are now, on the CPU, contiguous and sharing no memory with anything."""
+def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous copies of the tensors on the CPU, which share memory with no other tensor."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -29,16 +29,16 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
-    """Write contiguous CPU tensors that share no memory to a file, and return where each is.
+    """Write contiguous CPU tensors that share no memory to a file, and return their entries for the manifest.
 
     Raises:
-        InvalidInput: the format has no such dtype.
+        InvalidInput: the format cannot hold a tensor's dtype.
         OSError: the file cannot be written.
     """
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except KeyError as error:
-        raise InvalidInput(f"a safetensors file holds no {error.args[0]}", where=str(path)) from None
+        raise InvalidInput(f"a safetensors file cannot hold {error.args[0]}", where=str(path)) from None
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
@@ -52,10 +52,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def read_tensors(checkpoint: Path, entries: Mapping[str, TensorEntry]) -> dict[str, Tensor]:
-    """Return these tensors of a checkpoint; nothing else is read.
+    """Return these tensors of a checkpoint. Other tensors are not read.
 
     Raises:
-        CheckpointCorrupt: a file is no safetensors file, or a tensor in it is not what the manifest says.
+        CheckpointCorrupt: a file is not a safetensors file, or a tensor in it is not what the manifest says.
     """
     by_file: defaultdict[str, list[str]] = defaultdict(list)
     for name, entry in entries.items():

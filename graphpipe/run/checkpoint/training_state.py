@@ -1,23 +1,35 @@
-"""How far a training had come at a checkpoint, and whether a run may go on from there."""
+"""`training.json`: how far a training had come, and whether a run with these settings can resume from there."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import ConfigDict
 
-from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.files.json_document import Count, from_body, read_document
-from graphpipe.run.device.loss_scale import LossScale
-from graphpipe.training.task.data_reader import Position
+from graphpipe.errors import InvalidInput
+from graphpipe.files.json_body import Count
+from graphpipe.run.checkpoint.manifest import read_checkpoint_document
+from graphpipe.run.checkpoint.random_state import RandomState
+from graphpipe.run.device.precision import LossScale
 
-TRAINING = "training.json"
-State = TypeVar("State")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPosition:
+    """How many mini-batches of which epoch have been trained."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    epoch: Count = 0
+    """From 0."""
+    batch: Count = 0
+    """Mini-batches of this epoch that are done."""
+    random: RandomState | None = None
+    """The random generators at the start of the epoch: to resume, its mini-batches are drawn again up to this position.
+    None: the generators are not restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """What is neither the model's nor the optimizer's."""
+    """The state of a training apart from the model and the optimizer."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -25,24 +37,24 @@ class TrainingState:
     """Steps done."""
     seed: int
     batch_size: int
-    position: Position
+    position: DataPosition
     loss_scale: LossScale | None = None
-    """Where gradients are scaled."""
+    """None: gradients are not scaled."""
 
     @staticmethod
     def load(path: Path) -> "TrainingState":
-        """Read the state that a checkpoint holds.
+        """Read the training.json of a checkpoint.
 
         Raises:
             CheckpointCorrupt: it cannot be read.
         """
-        return read_state(TrainingState, "training", path)
+        return read_checkpoint_document(TrainingState, "training", path)
 
     def check(self, *, seed: int, batch_size: int, where: str) -> None:
-        """Check that a run may go on from here.
+        """Check that a run with this seed and mini-batch size can resume from here.
 
         Raises:
-            InvalidInput: it has another seed or mini-batch size, which decide what comes next.
+            InvalidInput: the seed or the mini-batch size differs; they decide the next mini-batches.
         """
         if self.batch_size != batch_size:
             raise InvalidInput(
@@ -58,15 +70,15 @@ class TrainingState:
             )
 
     def check_unfinished(self, steps: int, *, results: bool, where: str) -> None:
-        """Check that something is left to do in a training of so many steps: steps, or after the last its results.
+        """Check that a training of this many steps is not complete: steps are left, or its results are not written.
 
         Args:
             steps: of the whole training.
-            results: they have been written.
+            results: whether its results have been written.
             where: for errors.
 
         Raises:
-            InvalidInput: nothing is.
+            InvalidInput: the training is complete.
         """
         if self.step > steps or (self.step == steps and results):
             raise InvalidInput(
@@ -74,15 +86,3 @@ class TrainingState:
                 where=where,
                 remedy="Choose more train.steps or train.epochs to train on.",
             )
-
-
-def read_state(kind: type[State], name: str, path: Path) -> State:
-    """Return a document of a checkpoint.
-
-    Raises:
-        CheckpointCorrupt: it cannot be read.
-    """
-    try:
-        return read_document(path, name, lambda body: from_body(kind, body, str(path)))
-    except InvalidInput as error:
-        raise CheckpointCorrupt(error.what, where=error.where) from None

@@ -1,4 +1,4 @@
-"""The position in the data: what follows it is what would have followed."""
+"""A data reader that resumes at a saved position yields the same mini-batches as one that was not interrupted."""
 
 import random
 from collections.abc import Iterator
@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from graphpipe.files.json_document import from_body, to_body
+from graphpipe.files.json_body import from_body, to_body
 from graphpipe.run.checkpoint.random_state import RandomState
-from graphpipe.training.task.data_reader import Position, Reader
+from graphpipe.run.checkpoint.training_state import DataPosition
+from graphpipe.training.task.data_reader import DataReader
 from graphpipe.training.task.task import Batch, Task
 
 BATCHES = 3
 
 
 def epoch(number: int, batch_size: int, seed: int) -> Iterator[Batch]:
-    """Draw from every generator there is: as the epoch begins, and at every mini-batch."""
+    """Draw from all random generators at the start of the epoch and for every mini-batch."""
     order = torch.randperm(100)
     for _ in range(BATCHES):
         drawn = [*torch.rand(1).tolist(), random.gauss(0, 1), np.random.normal(), random.random(), np.random.rand()]
@@ -34,28 +35,28 @@ def seed_all() -> None:
     np.random.seed(3)
 
 
-def plain(batches: Iterator[Batch]) -> list[object]:
+def as_lists(batches: Iterator[Batch]) -> list[object]:
     return [(inputs["x"].tolist(), targets.tolist()) for inputs, targets in batches]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("done", range(1, 2 * BATCHES + 2))
-def test_a_reader_goes_on_from_any_position(done: int) -> None:
+def test_a_reader_resumes_from_any_position(done: int) -> None:
     seed_all()
-    wanted = plain(islice(iter(Reader(task=TASK, batch_size=4, seed=5, position=Position())), 8))
+    wanted = as_lists(islice(iter(DataReader(task=TASK, batch_size=4, seed=5, position=DataPosition())), 8))
     assert len({str(batch) for batch in wanted}) == 8
     seed_all()
-    first = Reader(task=TASK, batch_size=4, seed=5, position=Position())
-    assert plain(islice(iter(first), done)) == wanted[:done]
-    position = from_body(Position, to_body(first.position), "position")
+    first = DataReader(task=TASK, batch_size=4, seed=5, position=DataPosition())
+    assert as_lists(islice(iter(first), done)) == wanted[:done]
+    position = from_body(DataPosition, to_body(first.position), "position")
     assert (position.epoch, position.batch) == ((done - 1) // BATCHES, (done - 1) % BATCHES + 1)
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    second = Reader(task=TASK, batch_size=4, seed=5, position=position)
-    assert plain(islice(iter(second), 8 - done)) == wanted[done:]
+    second = DataReader(task=TASK, batch_size=4, seed=5, position=position)
+    assert as_lists(islice(iter(second), 8 - done)) == wanted[done:]
 
 
-def test_a_random_state_survives_json_with_a_number_in_store() -> None:
+def test_a_random_state_with_a_stored_gaussian_survives_json() -> None:
     seed_all()
     random.gauss(0, 1)
     np.random.normal()

@@ -1,4 +1,4 @@
-"""Exported weights are what plain PyTorch loads into the unpartitioned model."""
+"""Plain PyTorch can load exported weights into the unpartitioned model."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.run.checkpoint.export_weights import export, save_weights
-from graphpipe.run.checkpoint.folder import find
+from graphpipe.run.checkpoint.export_weights import export_weights, save_weights
+from graphpipe.run.checkpoint.folder import newest_valid
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
-    """Return a run of two ranks, and the state of its whole model."""
+    """Return the folder of a run of two ranks, and the state of its whole model."""
     run = tmp_path_factory.mktemp("run")
     states = values(run_ranks(train_tied, 2, run / "ranks", str(run / "checkpoints")))
     return run, states[0]
@@ -26,9 +26,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Ten
 def test_plain_pytorch_loads_the_export(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     run, trained = saved
     output = tmp_path / "new" / "model.safetensors"
-    assert export(run, output).name == "step-00000002"
+    assert export_weights(run, output).name == "step-00000002"
     model = Tied()
-    model.load_state_dict(load_file(output))  # strict: every name of it, and no other
+    model.load_state_dict(load_file(output))  # strict: all names must match
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, trained[name]), name
     assert int(trained["right.1.num_batches_tracked"]) == 4
@@ -36,44 +36,44 @@ def test_plain_pytorch_loads_the_export(saved: tuple[Path, dict[str, Tensor]], t
 
 
 def test_a_checkpoint_holds_every_tensor_once(saved: tuple[Path, dict[str, Tensor]]) -> None:
-    found = find(saved[0] / "checkpoints")
+    found = newest_valid(saved[0] / "checkpoints")
     files = [load_file(path) for path in sorted(found.path.glob("model-*"))]
     names = [name for file in files for name in file]
-    assert sorted(names) == sorted(found.contents.tensors) == sorted(saved[1].keys() - {"left.decode.weight"})
-    assert found.contents.aliases == {"left.decode.weight": "left.encode.weight"}
+    assert sorted(names) == sorted(found.manifest.tensors) == sorted(saved[1].keys() - {"left.decode.weight"})
+    assert found.manifest.aliases == {"left.decode.weight": "left.encode.weight"}
     assert {"unused.weight", "head.weight"} < set(files[0])
     assert {"right.1.running_mean"} < set(files[1])
 
 
-def test_any_one_checkpoint_can_be_exported(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
+def test_any_single_checkpoint_can_be_exported(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     first = saved[0] / "checkpoints" / "step-00000001"
-    assert export(first, tmp_path / "first.safetensors") == first
+    assert export_weights(first, tmp_path / "first.safetensors") == first
     assert not torch.equal(load_file(tmp_path / "first.safetensors")["head.weight"], saved[1]["head.weight"])
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torchs_own_distributed_checkpoint_reads_the_files(saved: tuple[Path, dict[str, Tensor]]) -> None:
-    reader = dcp.HuggingFaceStorageReader(str(find(saved[0] / "checkpoints").path))
+    reader = dcp.HuggingFaceStorageReader(str(newest_valid(saved[0] / "checkpoints").path))
     wanted = {name: torch.full_like(each, 9) for name, each in saved[1].items() if name != "left.decode.weight"}
     dcp.load(wanted, storage_reader=reader, no_dist=True)
     for name, tensor in wanted.items():
         assert torch.equal(tensor, saved[1][name]), name
 
 
-def test_what_cannot_be_exported(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
+def test_a_failed_export_names_the_cause(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="holds no checkpoint"):
-        export(tmp_path, tmp_path / "model.safetensors")
+        export_weights(tmp_path, tmp_path / "model.safetensors")
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match=r"cannot be used: (Not a directory|File exists)"):
-        export(saved[0], tmp_path / "file" / "model.safetensors")
+        export_weights(saved[0], tmp_path / "file" / "model.safetensors")
     damaged = tmp_path / "step-00000002"
     damaged.mkdir()
     (damaged / "manifest.json").write_text("{}")
     with pytest.raises(CheckpointCorrupt, match=r"manifest\.json: not a graphpipe checkpoint file"):
-        export(damaged, tmp_path / "model.safetensors")
+        export_weights(damaged, tmp_path / "model.safetensors")
 
 
-def test_dtypes(tmp_path: Path) -> None:
+def test_weights_are_saved_in_their_dtypes(tmp_path: Path) -> None:
     module = torch.nn.Module()
     for dtype in (torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64):
         module.register_buffer(f"of_{str(dtype)[6:]}", torch.arange(6).view(2, 3).T.to(dtype))
@@ -82,5 +82,5 @@ def test_dtypes(tmp_path: Path) -> None:
     assert {name: each.dtype for name, each in found.items()} == {n: b.dtype for n, b in module.named_buffers()}
     assert all(torch.equal(found[name], each) for name, each in module.named_buffers())
     module.register_buffer("wide", torch.zeros(1, dtype=torch.complex128))
-    with pytest.raises(InvalidInput, match=r"a safetensors file holds no torch\.complex128"):
+    with pytest.raises(InvalidInput, match=r"a safetensors file cannot hold torch\.complex128"):
         save_weights(module, tmp_path / "model.safetensors")

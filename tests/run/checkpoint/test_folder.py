@@ -1,4 +1,4 @@
-"""What happens to checkpoints on disk: damage, kills at any moment, full disks, and what stays."""
+"""Checkpoints on disk: damaged files, kills at any time, full disks, and which checkpoints are kept."""
 
 import errno
 import itertools
@@ -18,24 +18,24 @@ from typing import Any
 
 import pytest
 import torch
-from run_checkpoints import fill_the_disk, pipeline_of, save_for_ever
+from run_checkpoints import fill_the_disk, pipeline_of, save_until_killed
 from run_models import fan_batch
 from run_ranks import run_ranks, values
 from safetensors.torch import load_file, save_file
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.files.json_document import digest, to_body
+from graphpipe.files.json_body import digest, to_body
 from graphpipe.run.checkpoint import checkpoints as saving
-from graphpipe.run.checkpoint.checkpoints import Checkpoints, settle
-from graphpipe.run.checkpoint.export_weights import export
-from graphpipe.run.checkpoint.folder import checkpoints_in, find
-from graphpipe.run.checkpoint.manifest import MANIFEST, Contents, measure, verify_checkpoint
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
+from graphpipe.run.checkpoint.export_weights import export_weights
+from graphpipe.run.checkpoint.folder import list_checkpoints, newest_resumable, newest_valid
+from graphpipe.run.checkpoint.manifest import MANIFEST, FileEntry, Manifest
 from graphpipe.run.checkpoint.random_state import RandomState
-from graphpipe.run.checkpoint.restore import verify_state
+from graphpipe.run.checkpoint.verify import verify_files, verify_resumable
 
 MODEL = "model-00.safetensors"
 OPTIMIZER, TRAINING = "optimizer-00.json", "training.json"
-NO_STATE = "is no state of a random generator"
+BAD_STATE = "is not the state of a random generator"
 KILLS = 20
 
 
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
-    """Return a copy of it."""
+    """Return a copy of the folder with the checkpoints of steps 2 and 3."""
     return Path(shutil.copytree(made, tmp_path / "checkpoints"))
 
 
@@ -76,11 +76,11 @@ def other_shape(path: Path) -> None:
     save_file({name: each.unsqueeze(0) for name, each in load_file(path).items()}, path)
 
 
-def test_two_stay_and_nothing_else(folder: Path) -> None:
+def test_the_last_two_checkpoints_are_kept(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]
     files = {path.name for path in (folder / "step-00000003").iterdir()}
     assert files == {MODEL, "optimizer-00.safetensors", "optimizer-00.json", "training.json", "plan.json", MANIFEST}
-    assert find(folder).path.name == "step-00000003"
+    assert newest_valid(folder).path.name == "step-00000003"
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_two_stay_and_nothing_else(folder: Path) -> None:
         *((damage, "optimizer-00.safetensors") for damage in (flip, shorten, Path.unlink, other_dtype, other_shape)),
     ],
 )
-def test_damage_names_the_file_and_the_checkpoint_before_is_used(
+def test_a_damaged_file_is_named_and_the_previous_checkpoint_is_used(
     damage: Callable[[Path], None], file: str, folder: Path
 ) -> None:
     damage(folder / "step-00000003" / file)
     with pytest.raises(CheckpointCorrupt, match=f"step-00000003/{file}: "):
-        verify_checkpoint(folder / "step-00000003")
+        verify_files(folder / "step-00000003")
     pipeline, _ = pipeline_of("replicas", norm=True)
     with pytest.warns(UserWarning, match=f"{file}: .* Using the checkpoint before it: .*step-00000002"):
         assert Checkpoints(pipeline, folder).load().step == 2
@@ -109,47 +109,47 @@ def test_every_flipped_bit_is_found(folder: Path) -> None:
         for _ in range(60):
             flip(path, generator.randrange(len(whole)), generator.randrange(8))
             with pytest.raises(CheckpointCorrupt):
-                verify_checkpoint(checkpoint)
+                verify_files(checkpoint)
             path.write_bytes(whole)
-    verify_checkpoint(checkpoint)
+    verify_files(checkpoint)
 
 
-def test_when_all_are_damaged_the_newest_is_named(folder: Path) -> None:
-    for checkpoint in checkpoints_in(folder):
+def test_when_all_checkpoints_are_damaged_the_newest_is_named(folder: Path) -> None:
+    for checkpoint in list_checkpoints(folder):
         flip(checkpoint / MODEL)
     with pytest.raises(CheckpointCorrupt, match=r"step-00000003/model-00.safetensors: .*None of the 2 checkpoints"):
-        find(folder)
+        newest_valid(folder)
 
 
 @pytest.mark.parametrize("change", [other_dtype, other_shape])
 def test_a_tensor_that_the_manifest_does_not_describe_is_named(change: Callable[[Path], None], folder: Path) -> None:
     checkpoint = folder / "step-00000003"
     change(checkpoint / MODEL)
-    contents = Contents.load(checkpoint / MANIFEST)
-    files = contents.files | {MODEL: measure(checkpoint / MODEL)}
-    replace(contents, files=files).save(checkpoint / MANIFEST)
-    verify_checkpoint(checkpoint)
+    manifest = Manifest.load(checkpoint / MANIFEST)
+    files = manifest.files | {MODEL: FileEntry.of(checkpoint / MODEL)}
+    replace(manifest, files=files).save(checkpoint / MANIFEST)
+    verify_files(checkpoint)
     with pytest.raises(CheckpointCorrupt, match=f"{MODEL}, tensor '.*': is float.*, the manifest says float32"):
         Checkpoints(pipeline_of("shared", norm=True)[0], folder).load()
 
 
 def test_files_outside_the_folder_are_not_read(folder: Path) -> None:
     checkpoint = folder / "step-00000003"
-    contents = Contents.load(checkpoint / MANIFEST)
+    manifest = Manifest.load(checkpoint / MANIFEST)
     outside = f"../step-00000002/{MODEL}"
-    replace(contents, files=contents.files | {outside: measure(checkpoint / outside)}).save(checkpoint / MANIFEST)
+    replace(manifest, files=manifest.files | {outside: FileEntry.of(checkpoint / outside)}).save(checkpoint / MANIFEST)
     with pytest.raises(CheckpointCorrupt, match=r"names '\.\./step-00000002/model-00\.safetensors'"):
-        verify_checkpoint(checkpoint)
+        verify_files(checkpoint)
 
 
 def reseal(checkpoint: Path, file: str, change: Callable[[Any], object]) -> None:
-    """Change a JSON file of a checkpoint as someone would who then mends the manifest."""
+    """Change a JSON file of a checkpoint, and the manifest so that it describes the changed file."""
     body = json.loads((checkpoint / file).read_text())
     change(body["contents"] if file == MANIFEST else body)
     (checkpoint / file).write_text(json.dumps(body))
     manifest = body if file == MANIFEST else json.loads((checkpoint / MANIFEST).read_text())
     if file != MANIFEST:
-        manifest["contents"]["files"][file] = to_body(measure(checkpoint / file))
+        manifest["contents"]["files"][file] = to_body(FileEntry.of(checkpoint / file))
     manifest["sha256"] = digest(manifest["contents"])
     (checkpoint / MANIFEST).write_text(json.dumps(manifest))
 
@@ -163,52 +163,62 @@ def first(body: Any) -> Any:
     [
         (MANIFEST, lambda body: body["files"].update({"a\0b": body["files"][MODEL]}), r"names 'a\\x00b'"),
         (MANIFEST, lambda body: body["files"].update({"": body["files"][MODEL]}), "names ''"),
-        (MANIFEST, lambda body: body["aliases"].update(other="none"), "has no tensor 'none', of which 'other' is"),
-        (MANIFEST, lambda body: body["slots"].pop(min(body["slots"])), ":exp_avg' is in it or in optimizer-"),
+        (
+            MANIFEST,
+            lambda body: body["aliases"].update(other="none"),
+            "does not list tensor 'none', which is",
+        ),
+        (
+            MANIFEST,
+            lambda body: body["slots"].pop(min(body["slots"])),
+            ":exp_avg' is listed either here or in",
+        ),
         (MANIFEST, lambda body: body["files"].pop("training.json"), "does not list training.json"),
         (OPTIMIZER, lambda body: first(body).update(group=2), "is in group 2, there are 2"),
         (OPTIMIZER, lambda body: first(body).update(group=-1), "group: Input should be greater"),
-        (OPTIMIZER, lambda body: first(body).update(slots=["none"]), "is in it or in optimizer-"),
-        (OPTIMIZER, lambda body: first(body).update(slots=[]), "is in it or in optimizer-"),
+        (OPTIMIZER, lambda body: first(body).update(slots=["none"]), "is listed either here or in optimizer-"),
+        (OPTIMIZER, lambda body: first(body).update(slots=[]), "is listed either here or in optimizer-"),
         (TRAINING, lambda body: body.update(step=10**40), "step: Input should be less"),
         (TRAINING, lambda body: body["position"].update(batch=-1), "batch: Input should be greater"),
-        (TRAINING, lambda body: body["position"]["random"].update(torch=""), NO_STATE),
-        (TRAINING, lambda body: body["position"]["random"].update(torch="00"), NO_STATE),
-        (TRAINING, lambda body: body["position"]["random"]["python"].__setitem__(0, 2**40), NO_STATE),
-        (TRAINING, lambda body: body["position"]["random"]["python"][1].__setitem__(0, -1), NO_STATE),
-        (TRAINING, lambda body: body["position"]["random"]["numpy"].__setitem__(0, "PCG64"), NO_STATE),
-        (TRAINING, lambda body: body["position"]["random"]["numpy"].__setitem__(1, "../../x"), NO_STATE),
+        (TRAINING, lambda body: body["position"]["random"].update(torch=""), BAD_STATE),
+        (TRAINING, lambda body: body["position"]["random"].update(torch="00"), BAD_STATE),
+        (TRAINING, lambda body: body["position"]["random"]["python"].__setitem__(0, 2**40), BAD_STATE),
+        (TRAINING, lambda body: body["position"]["random"]["python"][1].__setitem__(0, -1), BAD_STATE),
+        (TRAINING, lambda body: body["position"]["random"]["numpy"].__setitem__(0, "PCG64"), BAD_STATE),
+        (TRAINING, lambda body: body["position"]["random"]["numpy"].__setitem__(1, "../../x"), BAD_STATE),
         (TRAINING, lambda body: body["position"]["random"]["numpy"].__setitem__(2, 10**6), "less than or equal to 624"),
     ],
 )
-def test_what_no_training_can_go_on_from_is_damage_too(
+def test_a_checkpoint_that_cannot_be_resumed_counts_as_damaged(
     file: str, change: Callable[[Any], object], said: str, folder: Path
 ) -> None:
     checkpoint = folder / "step-00000003"
     reseal(checkpoint, TRAINING, lambda body: body["position"].update(random=to_body(RandomState.now())))
-    verify_state(checkpoint)
+    verify_resumable(checkpoint)
     reseal(checkpoint, file, change)
     with pytest.warns(UserWarning, match=rf"\.json.*{said}.*Using the checkpoint before"):
-        assert settle(folder).name == "step-00000002"
+        assert newest_resumable(folder).name == "step-00000002"
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda body: body["groups"][0].update(lr=None), "None stands for"),
+        (lambda body: body["groups"][0].update(lr=None), "None cannot replace"),
         (lambda body: body["groups"][0].update(betas=[]), "zip"),
-        (lambda body: body["scheduler"].update(last_epoch=None), "None stands for"),
+        (lambda body: body["scheduler"].update(last_epoch=None), "None cannot replace"),
         (lambda body: body["scheduler"].update(base_lrs=[]), "IndexError"),
-        (lambda body: body["scheduler"].update(base_lrs=3.5), "3.5 stands for"),
+        (lambda body: body["scheduler"].update(base_lrs=3.5), "3.5 cannot replace"),
     ],
 )
-def test_a_state_of_no_optimizer_names_its_file(change: Callable[[Any], object], said: str, folder: Path) -> None:
+def test_an_optimizer_state_that_does_not_fit_names_its_file(
+    change: Callable[[Any], object], said: str, folder: Path
+) -> None:
     reseal(folder / "step-00000003", OPTIMIZER, change)
-    with pytest.raises(CheckpointCorrupt, match=rf"step-00000003/optimizer-\*\.json: is no state of .*{said}"):
+    with pytest.raises(CheckpointCorrupt, match=rf"step-00000003/optimizer-\*\.json: does not fit this .*{said}"):
         Checkpoints(pipeline_of("shared", norm=True)[0], folder).load()
 
 
-def test_options_that_a_checkpoint_has_not_stay_as_they_are(folder: Path) -> None:
+def test_options_missing_from_a_checkpoint_keep_their_values(folder: Path) -> None:
     reseal(folder / "step-00000003", OPTIMIZER, lambda body: [group.pop("maximize") for group in body["groups"]])
     pipeline, _ = pipeline_of("shared", norm=True)
     Checkpoints(pipeline, folder).load()
@@ -221,9 +231,9 @@ def test_links_are_not_followed(file: str, folder: Path, tmp_path: Path) -> None
     linked.rename(outside)
     linked.symlink_to(outside)
     with pytest.raises(CheckpointCorrupt, match=f"{linked}: is a link"):
-        export(folder / "step-00000003", tmp_path / "model.safetensors")
+        export_weights(folder / "step-00000003", tmp_path / "model.safetensors")
     with pytest.warns(UserWarning, match=f"{linked}: is a link"):
-        assert export(folder, tmp_path / "model.safetensors").name == "step-00000002"
+        assert export_weights(folder, tmp_path / "model.safetensors").name == "step-00000002"
     pipeline, _ = pipeline_of("shared", norm=True)
     with pytest.warns(UserWarning, match=f"{linked}: is a link"):
         assert Checkpoints(pipeline, folder).load().step == 2
@@ -234,11 +244,11 @@ def test_links_to_the_folder_of_checkpoints_or_the_run_are_followed(folder: Path
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(folder)
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    assert settle(tmp_path / "link" / "checkpoints").name == "step-00000003"
-    assert export(tmp_path / "link", tmp_path / "model.safetensors").name == "step-00000003"
+    assert newest_resumable(tmp_path / "link" / "checkpoints").name == "step-00000003"
+    assert export_weights(tmp_path / "link", tmp_path / "model.safetensors").name == "step-00000003"
 
 
-def test_of_links_with_a_checkpoints_name_only_the_link_is_removed(folder: Path, tmp_path: Path) -> None:
+def test_removing_a_checkpoint_that_is_a_link_keeps_its_target(folder: Path, tmp_path: Path) -> None:
     outside = folder.rename(tmp_path / "outside")
     folder.mkdir()
     (folder / "step-00000001").symlink_to(outside)
@@ -250,12 +260,10 @@ def test_of_links_with_a_checkpoints_name_only_the_link_is_removed(folder: Path,
     checkpoints.save()
     checkpoints.wait()
     assert [(path.name, path.is_symlink()) for path in folder.iterdir()] == [("step-00000001", False)]
-    assert len(checkpoints_in(outside)) == 2
+    assert len(list_checkpoints(outside)) == 2
 
 
-def test_where_nothing_can_be_renamed_the_damaged_one_is_passed_over(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_read_only_disk_a_damaged_checkpoint_is_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -267,7 +275,7 @@ def test_where_nothing_can_be_renamed_the_damaged_one_is_passed_over(
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]
 
 
-def test_nothing_is_unpickled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_does_not_unpickle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pickle
 
     def refuse(*_: object, **__: object) -> None:
@@ -289,23 +297,23 @@ def test_the_same_step_may_be_saved_twice(folder: Path) -> None:
     checkpoints.save()
     checkpoints.wait()
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]
-    assert load_file(find(folder).path / MODEL)["head.score.bias"].tolist() == [5.0, 5.0, 5.0]
+    assert load_file(newest_valid(folder).path / MODEL)["head.score.bias"].tolist() == [5.0, 5.0, 5.0]
 
 
-def test_another_trainings_folder_is_refused(folder: Path) -> None:
+def test_the_folder_of_another_training_is_refused(folder: Path) -> None:
     pipeline, _ = pipeline_of("shared", norm=True)
     pipeline.step(*fan_batch())
     with pytest.raises(InvalidInput, match="holds a checkpoint of step 3, this one is of step 1"):
         Checkpoints(pipeline, folder).save()
-    assert find(folder).path.name == "step-00000003"
+    assert newest_valid(folder).path.name == "step-00000003"
 
 
 class Stop(Exception):
-    """The machine stops here."""
+    """Simulates that the machine stops at this point."""
 
 
 def operations(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> None:
-    """Call a function before everything that changes what is on the disk."""
+    """Call a function before every operation that changes the disk."""
 
     def wrap(owner: object, name: str) -> None:
         original = getattr(owner, name)
@@ -322,7 +330,7 @@ def operations(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> N
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_stop_before_any_operation_leaves_a_good_checkpoint(
+def test_a_stop_before_any_operation_leaves_a_valid_checkpoint(
     again: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline, _ = pipeline_of("shared", norm=True)
@@ -335,7 +343,7 @@ def test_a_stop_before_any_operation_leaves_a_good_checkpoint(
         calls = itertools.count()
 
         def stop(calls: Iterator[int] = calls, last: int = last) -> None:
-            if next(calls) >= last:  # nothing is done any more
+            if next(calls) >= last:  # from here on every operation fails
                 raise Stop
 
         with monkeypatch.context() as patch, suppress(Stop):
@@ -345,8 +353,8 @@ def test_a_stop_before_any_operation_leaves_a_good_checkpoint(
             checkpoints.wait()
             steps.add("complete")
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # none is even damaged
-            steps.add(find(copy).path.name)
+            warnings.simplefilter("error")  # a warning would mean a damaged checkpoint
+            steps.add(newest_valid(copy).path.name)
         shutil.rmtree(copy)
         if "complete" in steps:
             break
@@ -355,7 +363,7 @@ def test_a_stop_before_any_operation_leaves_a_good_checkpoint(
     assert steps == {"complete", *wanted}
 
 
-def test_a_kill_at_any_moment_loses_no_complete_checkpoint(tmp_path: Path) -> None:
+def test_a_kill_at_any_time_does_not_lose_a_complete_checkpoint(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch._dynamo", "graphpipe.run"])
     generator = random.Random(0)
@@ -363,7 +371,7 @@ def test_a_kill_at_any_moment_loses_no_complete_checkpoint(tmp_path: Path) -> No
     interrupted = 0
     for _ in range(5 * KILLS):
         before = log.stat().st_size if log.exists() else 0
-        process = context.Process(target=save_for_ever, args=(str(folder), str(log)))
+        process = context.Process(target=save_until_killed, args=(str(folder), str(log)))
         process.start()
         while not log.exists() or log.stat().st_size == before:
             assert process.is_alive()
@@ -372,14 +380,14 @@ def test_a_kill_at_any_moment_loses_no_complete_checkpoint(tmp_path: Path) -> No
         while not any(folder.glob("*.part")):
             assert process.is_alive()
             time.sleep(0.001)
-        time.sleep(generator.uniform(0, 0.6 * seconds))  # a process's first save takes longer than its second
+        time.sleep(generator.uniform(0, 0.6 * seconds))  # the first save of a process takes longer than the second
         process.kill()
         process.join()
         interrupted += any(folder.glob("*.part"))
         complete = int(log.read_text().splitlines()[-1].split()[0])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = find(folder)
+            found = newest_valid(folder)
         assert complete <= int(found.path.name[5:13]) <= complete + 1
         if interrupted == KILLS:
             return
@@ -393,33 +401,31 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_is_complet
             f"InvalidInput: {folder}/step-00000002.part/model-01.safetensors: cannot be used: File too"
         )
         assert steps == "3"
-    assert [path.name for path in checkpoints_in(folder)] == ["step-00000003", "step-00000001"]
-    verify_checkpoint(folder / "step-00000003")
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000003", "step-00000001"]
+    verify_files(folder / "step-00000003")
 
 
-def test_training_goes_on_while_a_checkpoint_of_the_moment_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_continues_while_a_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    write = saving.write
+    write = saving.write_rank_files
 
     def slowly(*args: object) -> None:
         assert gate.wait(20)
         write(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(saving, "write", slowly)
+    monkeypatch.setattr(saving, "write_rank_files", slowly)
     pipeline, model = pipeline_of("replicas", norm=True)
     checkpoints = Checkpoints(pipeline, tmp_path)
     pipeline.step(*fan_batch())
     then = {name: each.clone() for name, each in model.state_dict().items()}
     checkpoints.save()
     pipeline.step(*fan_batch())
-    assert checkpoints_in(tmp_path) == []
+    assert list_checkpoints(tmp_path) == []
     gate.set()
-    checkpoints.save()  # waits for the first
-    assert checkpoints_in(tmp_path)[-1].name == "step-00000001"
+    checkpoints.save()  # waits for the first save
+    assert list_checkpoints(tmp_path)[-1].name == "step-00000001"
     checkpoints.wait()
-    assert checkpoints_in(tmp_path)[0].name == "step-00000002"
+    assert list_checkpoints(tmp_path)[0].name == "step-00000002"
     shutil.rmtree(tmp_path / "step-00000002")
     checkpoints.load()
     assert pipeline.steps == 1

@@ -1,4 +1,4 @@
-"""A checkpoint that does not fit the run is refused with one sentence, on every rank."""
+"""A checkpoint that does not fit the run is refused on every rank, and values are restored with their types."""
 
 import copy
 import json
@@ -20,8 +20,8 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
-from graphpipe.run.checkpoint.json_values import like, plain
-from graphpipe.run.checkpoint.optimizer_state import describe, restore
+from graphpipe.run.checkpoint.json_values import to_json_value, with_types_of
+from graphpipe.run.checkpoint.optimizer_state import extract_optimizer_state, restore_optimizer_state
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def pipeline_for(model: DagModule, batch: int = BATCH) -> Pipeline:
     return Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, torch.optim.AdamW)
 
 
-def test_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     said = refusal(pipeline_of("four")[0], tmp_path / "nowhere")
     assert said == f"{tmp_path}/nowhere: holds no checkpoint. Checkpoints are made with train.checkpoint_every=STEPS."
 
@@ -54,11 +54,11 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (lambda model: model.left.append(nn.Linear(8, 8)), "it has no 'left.3.weight', which this model has"),
-        (lambda model: model.stem.pop(0), "it has 'stem.0.weight', which this model has not"),
+        (lambda model: model.stem.pop(0), "it has 'stem.0.weight', which this model does not have"),
         (lambda model: model.stem.double(), r"'stem.0.weight' is float32[8, 5] in it and float64[8, 5] in this model"),
     ],
 )
-def test_another_model(change: Any, said: str, folder: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(change: Any, said: str, folder: Path) -> None:
     model = fan()
     pipeline = pipeline_for(model)
     twin = copy.deepcopy(model)
@@ -69,7 +69,7 @@ def test_another_model(change: Any, said: str, folder: Path) -> None:
         assert torch.equal(each.float(), twin.state_dict()[name]), name
 
 
-def test_another_batch_size_or_seed(folder: Path) -> None:
+def test_another_batch_size_or_seed_is_refused(folder: Path) -> None:
     assert "was trained with mini-batches of 12, this run has mini-batches of 24" in refusal(
         pipeline_for(fan(), batch=24), folder
     )
@@ -91,7 +91,7 @@ def one_group(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.1)
 
 
-def test_another_optimizer(folder: Path) -> None:
+def test_another_optimizer_is_refused(folder: Path) -> None:
     said = refusal(pipeline_of("four", optimizer=sgd)[0], folder)
     assert "parameter 'stem.0.weight' was trained with AdamW, this run uses SGD" in said
     said = refusal(pipeline_of("four", optimizer=one_group)[0], folder)
@@ -99,7 +99,7 @@ def test_another_optimizer(folder: Path) -> None:
     assert wanted in said
 
 
-def test_parameters_that_were_frozen(tmp_path: Path) -> None:
+def test_parameters_that_were_frozen_when_saved_are_refused(tmp_path: Path) -> None:
     model = fan()
     model.get_submodule("left").requires_grad_(False)
     pipeline = pipeline_for(model)
@@ -111,7 +111,7 @@ def test_parameters_that_were_frozen(tmp_path: Path) -> None:
 
 
 def steps_then_cosine(optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """A schedule whose state is nested, with counters keyed by numbers."""
+    """Return a schedule with nested state, which contains counters whose keys are numbers."""
     first = MultiStepLR(optimizer, [1, 3], gamma=0.5)
     second = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
     return SequentialLR(optimizer, [first, second], [4])
@@ -126,35 +126,35 @@ def rates(optimizer: torch.optim.Optimizer, scheduler: LRScheduler, steps: int) 
     return found
 
 
-def test_learning_rates_go_on_where_parameters_are_grouped_in_another_order() -> None:
+def test_learning_rates_continue_when_parameter_groups_are_reordered() -> None:
     a, b = (nn.Parameter(torch.ones(2)) for _ in range(2))
     names = {id(a): "a", id(b): "b"}
     first = torch.optim.SGD([{"params": [a], "lr": 1.0}, {"params": [b], "lr": 10.0}])
     schedule = steps_then_cosine(first)
     rates(first, schedule, 2)
-    state, _ = describe(first, schedule, names)
+    state, _ = extract_optimizer_state(first, schedule, names)
     other = torch.optim.SGD([{"params": [b], "lr": 3.0}, {"params": [a], "lr": 4.0}])
     new = steps_then_cosine(other)
-    restore(other, new, names, [state], {})
+    restore_optimizer_state(other, new, names, [state], {})
     wanted = [list(reversed(pair)) for pair in rates(first, schedule, 6)]
     assert rates(other, new, 6) == wanted
     assert wanted[0] == [2.5, 0.25]  # the second milestone
     assert wanted[-1] != wanted[0]
 
 
-def test_what_an_optimizer_keeps_beside_tensors_comes_back() -> None:
+def test_optimizer_state_that_is_not_a_tensor_is_restored() -> None:
     a, b = (nn.Parameter(torch.ones(2)) for _ in range(2))
     first, second = torch.optim.SGD([a], lr=0.1), torch.optim.SGD([b], lr=0.2)
     first.state[a] = {"calls": 3, "last": None, "seen": torch.arange(2.0)}
-    state, tensors = describe(first, None, {id(a): "a"})
+    state, tensors = extract_optimizer_state(first, None, {id(a): "a"})
     assert list(tensors) == ["a:seen"]
-    restore(second, None, {id(b): "a"}, [state], tensors)
+    restore_optimizer_state(second, None, {id(b): "a"}, [state], tensors)
     assert second.state[b]["seen"].tolist() == [0.0, 1.0]
     assert {key: second.state[b][key] for key in ("calls", "last")} == {"calls": 3, "last": None}
     assert second.param_groups[0]["lr"] == 0.1
 
 
-def test_plain_values_come_back_in_their_types() -> None:
+def test_json_values_are_restored_with_their_types() -> None:
     saved: dict[str, Any] = {
         "betas": (0.9, 0.99),
         "milestones": Counter({30: 2}),
@@ -167,14 +167,14 @@ def test_plain_values_come_back_in_their_types() -> None:
         "lr": torch.tensor(0.0),
         "nested": [{"on": False}, None, ""],
     }
-    found = like(json.loads(json.dumps(plain(saved, "test"))), own)
+    found = with_types_of(own, json.loads(json.dumps(to_json_value(saved, "test"))))
     assert found == saved
     assert [type(each) for each in found.values()] == [tuple, Counter, Tensor, list]
     with pytest.raises(InvalidInput, match="test, best: inf cannot be saved"):
-        plain({"best": float("inf")}, "test")
+        to_json_value({"best": float("inf")}, "test")
 
 
-def test_what_a_checkpoint_cannot_hold_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+def test_saving_refuses_a_value_that_a_checkpoint_cannot_hold(tmp_path: Path) -> None:
     def watched(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD([{"params": list(parameters), "watcher": object()}], lr=0.1)
 

@@ -1,11 +1,11 @@
-"""A training that is broken off and resumed is the training that was never broken off."""
+"""A training that is interrupted and resumed gives the same results as an uninterrupted one."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from run_checkpoints import resume, tied_pipeline, train_and_save, train_tied, unbroken
+from run_checkpoints import resume, tied_pipeline, train_and_save, train_tied, train_uninterrupted
 from run_ranks import run_ranks, values
 
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
@@ -14,7 +14,7 @@ SAVED = [2, 4]
 
 
 def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Compare bit for bit, from the last checkpoint on."""
+    """Compare the results after the last checkpoint bit for bit."""
     assert found["step"] == SAVED[-1]
     assert found["losses"] == wanted["losses"][SAVED[-1] :]
     assert found["state"].keys() == wanted["state"].keys()
@@ -32,7 +32,7 @@ def assert_close(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 def test_one_process_resumes_bit_for_bit(cut: str, tmp_path: Path) -> None:
     options = {"dropout": 0.3, "norm": True}
     train_and_save(cut, str(tmp_path), SAVED, options)
-    assert_equal(resume(cut, str(tmp_path), options), unbroken(cut, **options))
+    assert_equal(resume(cut, str(tmp_path), options), train_uninterrupted(cut, **options))
 
 
 @pytest.mark.parametrize(("cut", "ranks"), [("shared", 2), ("replicas", 4)])
@@ -40,22 +40,22 @@ def test_several_processes_resume_bit_for_bit(cut: str, ranks: int, tmp_path: Pa
     options = {"dropout": 0.3, "norm": True}
     folder = str(tmp_path / "checkpoints")
     values(run_ranks(train_and_save, ranks, tmp_path / "first", cut, folder, SAVED, options))
-    wanted = unbroken(cut, **options)  # several ranks equal one bit for bit
+    wanted = train_uninterrupted(cut, **options)  # one process and several ranks agree bit for bit
     for rank in values(run_ranks(resume, ranks, tmp_path / "second", cut, folder, options)):
         assert_equal(rank, wanted)
 
 
 @pytest.mark.parametrize("cut", ["four", "mixed", "whole"])
-def test_another_plan_resumes_what_two_processes_saved(cut: str, tmp_path: Path) -> None:
+def test_another_plan_resumes_the_checkpoint_of_two_processes(cut: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoints")
     values(run_ranks(train_and_save, 2, tmp_path / "ranks", "shared", folder, SAVED, {}))
-    assert_close(resume(cut, folder, {}), unbroken("shared"))
+    assert_close(resume(cut, folder, {}), train_uninterrupted("shared"))
 
 
-def test_several_processes_resume_what_one_saved(tmp_path: Path) -> None:
+def test_several_processes_resume_the_checkpoint_of_one(tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoints")
     train_and_save("four", folder, SAVED, {})
-    wanted = unbroken("four")
+    wanted = train_uninterrupted("four")
     for rank in values(run_ranks(resume, 4, tmp_path / "ranks", "replicas", folder, {})):
         assert_close(rank, wanted)
 

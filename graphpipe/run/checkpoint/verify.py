@@ -1,0 +1,57 @@
+"""How a damaged checkpoint is found: every file is compared with the manifest, and every JSON document is parsed."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from graphpipe.errors import CheckpointCorrupt
+from graphpipe.run.checkpoint.manifest import MANIFEST, PLAN, TRAINING, FileEntry, Manifest, regular_file_size
+from graphpipe.run.checkpoint.optimizer_state import read_optimizer_states
+from graphpipe.run.checkpoint.training_state import TrainingState
+
+
+def verify_files(checkpoint: Path) -> Manifest:
+    """Read every file of a checkpoint, and return its manifest if each file is what was written.
+
+    Raises:
+        CheckpointCorrupt: names the file that is missing, shorter, longer, changed or a link, or the folder if that is
+            a link.
+    """
+    if checkpoint.is_symlink():
+        raise CheckpointCorrupt("is a link to another folder", where=str(checkpoint))
+    manifest = Manifest.load(checkpoint / MANIFEST)
+    for alias, name in manifest.aliases.items():
+        if name not in manifest.tensors:
+            what = f"does not list tensor '{name}', which is also called '{alias}'"
+            raise CheckpointCorrupt(what, where=str(checkpoint / MANIFEST))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(_verify_file, (checkpoint / name for name in manifest.files), manifest.files.values()))
+    return manifest
+
+
+def verify_resumable(checkpoint: Path) -> Manifest:
+    """Return the manifest of a checkpoint if its files are what was written and training can resume from them.
+
+    Raises:
+        CheckpointCorrupt: names the damaged file.
+    """
+    manifest = verify_files(checkpoint)
+    for name in (TRAINING, PLAN):
+        if name not in manifest.files:
+            raise CheckpointCorrupt(f"does not list {name}", where=str(checkpoint / MANIFEST))
+    TrainingState.load(checkpoint / TRAINING)
+    read_optimizer_states(checkpoint, manifest)
+    return manifest
+
+
+def _verify_file(path: Path, wanted: FileEntry) -> None:
+    if (size := regular_file_size(path)) != wanted.bytes:
+        raise CheckpointCorrupt(f"holds {size} bytes, the manifest says {wanted.bytes}", where=str(path))
+    try:
+        found = FileEntry.of(path)
+    except OSError as error:
+        raise CheckpointCorrupt(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if found.sha256 != wanted.sha256:
+        raise CheckpointCorrupt(
+            f"is not what was written: SHA-256 {found.sha256[:12]}, the manifest says {wanted.sha256[:12]}",
+            where=str(path),
+        )
