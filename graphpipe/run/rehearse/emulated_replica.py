@@ -1,4 +1,4 @@
-"""Emulated compute: a replica that sleeps as long as its tasks would take, and sends tensors of their size."""
+"""Emulated replicas: each sleeps for the predicted time of a task, and sends tensors of the right size."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,100 +10,104 @@ from torch import Tensor, nn
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.plans.tied_gradients import Exchange
-from graphpipe.run.comm.messages import Channels
-from graphpipe.run.comm.rank_placement import Placement, Seat
+from graphpipe.plans.tied_gradients import TiedGradients
+from graphpipe.run.comm.messages import RankMessages
+from graphpipe.run.comm.rank_placement import Placement, ReplicaSlot
 from graphpipe.run.comm.world import World
-from graphpipe.run.device.stage_streams import Lanes
-from graphpipe.run.faults.status_reporter import Watch
+from graphpipe.run.device.stage_streams import StageStreams
+from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.edge_values import EdgeSpecs
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.mini_batch import Batch
-from graphpipe.run.stage.receive_buffers import Inbox, Values
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
 from graphpipe.run.step.recorder import Recorder
 from graphpipe.run.step.worker import Worker
-from graphpipe.run.weights.replica_sync import Engine
+from graphpipe.run.weights.replica_sync import ReplicaSync, StageReplicas
 from graphpipe.run.weights.sync_allreduce import AllReduce
-from graphpipe.run.weights.tied_parameters import SharedParameters
-from graphpipe.schedule import Task
+from graphpipe.run.weights.tied_parameters import TiedParameters
+from graphpipe.schedule import StageTask
 
-Seconds = Mapping[tuple[int, int, str], float]
-"""How long tasks take, by device, stage and kind."""
+SecondsByTask = Mapping[tuple[int, int, str], float]
+"""Seconds of tasks, by device, stage and kind."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EmulatedReplica:
     """A replica (see `worker.Replica`) without a model."""
 
-    seat: Seat
-    inbox: Inbox
+    slot: ReplicaSlot
+    received: ReceiveBuffers
     seconds: Mapping[str, float]
-    """By kind of task."""
+    """By kind of task: how long to sleep."""
     receives: EdgeSpecs
     sends: EdgeSpecs
     parameters: Sequence[nn.Parameter]
-    outgoing: dict[int, Values] = field(default_factory=dict[int, Values])
-    outgoing_task: Task | None = None
+    outgoing: dict[int, NamedTensors] = field(default_factory=dict[int, NamedTensors])
+    outgoing_task: StageTask | None = None
 
     def begin(self) -> None:
         """Forget the last step."""
-        self.inbox.parcels.clear()
+        self.received.by_task.clear()
         self.outgoing, self.outgoing_task = {}, None
 
-    def do(self, task: Task, rows: SampleRange, batch: Batch, loss_fn: LossFunction | None) -> None:
-        """Sleep, then hold tensors of the right size for sending."""
-        self.inbox.take(task)
+    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
+        """Sleep, then keep tensors of the right size for sending."""
+        self.received.take(task)
         sleep(self.seconds[task.kind])
         edges = {"F": self.sends, "B": self.receives, "I": self.receives, "W": {}}[task.kind]
         self.outgoing = {edge: {spec.name: _rows(spec, len(rows)) for spec in specs} for edge, specs in edges.items()}
         self.outgoing_task = task
 
 
-def emulated_worker(plan: Plan, seconds: Seconds, placement: Placement, world: World) -> Worker[EmulatedReplica]:
-    """Return a worker whose replicas only pretend to compute."""
+def emulated_worker(plan: Plan, seconds: SecondsByTask, placement: Placement, world: World) -> Worker[EmulatedReplica]:
+    """Return a worker with emulated replicas."""
     specs = emulated_specs(plan)
     replicas: dict[tuple[int, int], EmulatedReplica] = {}
-    for seat in placement.seats(world.rank):
-        replicas[seat.stage, seat.device] = EmulatedReplica(
-            seat=seat,
-            inbox=Inbox(world.device),
-            seconds={kind: seconds.get((seat.device, seat.stage, kind), 0.0) for kind in "FBIW"},
-            receives={n: specs[n] for n, edge in enumerate(plan.edges) if edge.target == seat.stage},
-            sends={n: specs[n] for n, edge in enumerate(plan.edges) if edge.source == seat.stage},
-            parameters=_parameters(plan, seat.stage),
+    for slot in placement.slots(world.rank):
+        replicas[slot.stage, slot.device] = EmulatedReplica(
+            slot=slot,
+            received=ReceiveBuffers(world.device),
+            seconds={kind: seconds.get((slot.device, slot.stage, kind), 0.0) for kind in "FBIW"},
+            receives={n: specs[n] for n, edge in enumerate(plan.edges) if edge.target == slot.stage},
+            sends={n: specs[n] for n, edge in enumerate(plan.edges) if edge.source == slot.stage},
+            parameters=_parameters(plan, slot.stage),
         )
     return Worker(
         placement=placement,
         world=world,
         replicas=replicas,
-        engines=_engines(plan, placement, world, replicas),
-        channels=Channels(world),
-        lanes=Lanes.of(world.device, plan),
+        syncs=_syncs(plan, placement, world, replicas),
+        messages=RankMessages(world),
+        streams=StageStreams.of(world.device, plan),
         recorder=Recorder(world=world, on=True),
-        shared=[_shared(exchange, placement, world.rank) for exchange in plan.exchanges],
-        watch=Watch.of(world.rank, [stage.name for stage in plan.stages], world.device),
+        shared=[_shared(exchange, placement, world.rank) for exchange in plan.tied_gradients],
+        monitor=StatusReporter.of(world.rank, [stage.name for stage in plan.stages], world.device),
     )
 
 
-def _engines(
+def _syncs(
     plan: Plan, placement: Placement, world: World, replicas: Mapping[tuple[int, int], EmulatedReplica]
-) -> dict[int, Engine]:
-    stages: dict[int, list[Sequence[nn.Parameter]]] = {}
+) -> dict[int, ReplicaSync]:
+    modules: dict[int, list[nn.ParameterList]] = {}
     for (stage, _), replica in replicas.items():
-        stages.setdefault(stage, []).append(replica.parameters)
+        modules.setdefault(stage, []).append(nn.ParameterList(replica.parameters))
     return {
         stage: AllReduce(
-            world=world,
-            ranks=placement.ranks(stage),
-            copies=[*zip(*parameters, strict=True)],
-            stage=plan.stages[stage].name,
+            StageReplicas(
+                world=world,
+                ranks=placement.ranks(stage),
+                stage=plan.stages[stage].name,
+                original=own[0],
+                modules=tuple(own),
+                parameters=tuple(tuple(module.parameters()) for module in own),
+            )
         )
-        for stage, parameters in stages.items()
+        for stage, own in modules.items()
     }
 
 
 def emulated_specs(plan: Plan) -> EdgeSpecs:
-    """Return what goes along every edge in place of the values: as many bytes."""
+    """Return the emulated value of every edge: one vector of as many bytes."""
     return {number: (_spec(plan, number),) for number in range(len(plan.edges))}
 
 
@@ -115,7 +119,7 @@ def sleep(seconds: float) -> None:
 
 
 def _spec(plan: Plan, edge: int) -> ValueSpec:
-    # Bytes without meaning; whether a gradient comes back is all that counts.
+    # Only the size matters, and whether a gradient is sent back.
     size, back = max(1, round(plan.edges[edge].bytes_per_sample)), edge in plan.gradient_edges
     return ValueSpec(name=f"edge {edge}", sample_shape=(size,), dtype=torch.uint8, requires_grad=back)
 
@@ -125,23 +129,23 @@ def _rows(spec: ValueSpec, rows: int) -> Tensor:
 
 
 def _parameters(plan: Plan, stage: int) -> list[nn.Parameter]:
-    # One vector as large as all parameters that its replicas reduce.
+    # One vector as large as all parameters that the stage's replicas reduce.
     vector = _vector(plan.reduced_bytes(stage))
     return [vector] if len(vector) else []
 
 
 def _vector(count: float) -> nn.Parameter:
-    # Its gradient is there from the start.
+    # It has a gradient from the start, because no backward makes one.
     vector = nn.Parameter(torch.zeros(round(count / 4)))
     vector.grad = torch.zeros_like(vector)
     return vector
 
 
-def _shared(exchange: Exchange, placement: Placement, rank: int) -> SharedParameters:
-    # One vector as large as all parameters that are exchanged.
+def _shared(exchange: TiedGradients, placement: Placement, rank: int) -> TiedParameters:
+    # One vector as large as all tied parameters of the exchange.
     ranks = sorted({rank for stage in exchange.stages for rank in placement.ranks(stage)})
     vector = _vector(exchange.bytes)
-    return SharedParameters(
+    return TiedParameters(
         name=placement.plan.stages[exchange.stages[0]].name,
         copies=((vector,),),
         updated=frozenset({id(vector)}),

@@ -1,4 +1,4 @@
-"""A rehearsal: the real runtime, with real processes and messages in the real order; compute alone is emulated."""
+"""A rehearsal: the real runtime, with real processes and messages in the real order. Only compute is emulated."""
 
 import json
 import multiprocessing
@@ -23,27 +23,28 @@ from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.rendezvous_store import loopback_interface
 from graphpipe.run.comm.world import join
-from graphpipe.run.rehearse.emulated_replica import Seconds, emulated_specs, emulated_worker, sleep
-from graphpipe.run.stage.mini_batch import Batch
+from graphpipe.run.rehearse.emulated_replica import SecondsByTask, emulated_specs, emulated_worker, sleep
+from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.step.build_worker import open_groups
 from graphpipe.run.step.recorder import assemble
-from graphpipe.schedule import Schedule, lower
+from graphpipe.schedule import Schedule
+from graphpipe.schedule.lower import lower
 from graphpipe.trace import Trace
 
 GRACE_SECONDS = 2.0
-"""After a rank has failed, the others have this long to say what they know."""
+"""After a rank has failed, the others have this long to report their errors."""
 
 MARGIN_SECONDS = 0.5
-"""Within this time every rank is ready for the next step."""
+"""Every rank must be ready for the next step within this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What every rank of a rehearsal is told."""
+class RehearsalJob:
+    """The input of every rank of a rehearsal."""
 
     plan: Plan
     schedule: Schedule
-    seconds: Seconds
+    seconds: SecondsByTask
     steps: int
     timeout_seconds: float
     folder: str
@@ -52,32 +53,32 @@ class Job:
 def rehearse(
     plan: Plan, schedule: Schedule, predicted: Trace, *, steps: int = 5, timeout_seconds: float = 120.0
 ) -> Trace:
-    """Run the plan with one process per device in use, each task asleep for its predicted seconds.
+    """Run the plan with one process per device in use, where each task sleeps for its predicted seconds.
 
     Args:
-        plan: as `stand_in.stand_in` makes it; its bytes are moved.
+        plan: from `scaled_plan`. Its bytes are really moved.
         schedule: of the plan.
-        predicted: says how long tasks and optimizer steps take.
-        steps: how many are timed, after one that is not.
-        timeout_seconds: for everything.
+        predicted: with the seconds of tasks and optimizer steps.
+        steps: how many to time, after one that is not timed.
+        timeout_seconds: of the whole rehearsal.
 
     Returns:
         The trace of the step of median length.
 
     Raises:
-        InvalidInput: less than one step.
-        GraphPipeError: a rank failed, or the time is over. No process is left.
+        InvalidInput: `steps` is less than 1.
+        GraphPipeError: a rank failed, or the time is over. All processes are stopped.
     """
     if steps < 1:
         raise InvalidInput(f"is {steps}, must be at least 1", where="steps")
-    # The first span of a kind stands for all: micro-batches are of one size.
+    # One span per kind is enough, because micro-batches are of one size.
     seconds = {
         (span.device, span.stage, span.kind): span.end_seconds - span.start_seconds
         for span in predicted.spans
         if span.kind in ("F", "B", "I", "W", "optimizer")
     }
     with tempfile.TemporaryDirectory(prefix="graphpipe") as folder:
-        job = Job(
+        job = RehearsalJob(
             plan=plan,
             schedule=schedule,
             seconds=seconds,
@@ -91,8 +92,8 @@ def rehearse(
     return assemble(plan, [rank[step] for rank in ranks], "emulated")
 
 
-def _run(job: Job, size: int) -> list[list[dict[str, Any]]]:
-    """Return what every rank recorded of every step."""
+def _run(job: RehearsalJob, size: int) -> list[list[dict[str, Any]]]:
+    """Run all ranks. Return the record of every step, by rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["graphpipe.run.rehearse.rehearse"])
     processes = [context.Process(target=_rank, args=(job, rank, size), daemon=True) for rank in range(size)]
@@ -109,7 +110,7 @@ def _run(job: Job, size: int) -> list[list[dict[str, Any]]]:
     return [json.loads((Path(job.folder) / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def _wait(processes: Sequence[BaseProcess], job: Job) -> None:
+def _wait(processes: Sequence[BaseProcess], job: RehearsalJob) -> None:
     end = time.monotonic() + job.timeout_seconds
     while running := [process for process in processes if process.exitcode is None]:
         wait([process.sentinel for process in running], max(0.0, end - time.monotonic()))
@@ -125,16 +126,16 @@ def _wait(processes: Sequence[BaseProcess], job: Job) -> None:
 
 
 def _first_cause(processes: Sequence[BaseProcess], folder: Path) -> GraphPipeError:
-    # A rank that lost a peer fails as a consequence.
-    said = {rank: folder / f"{rank}.error" for rank, process in enumerate(processes) if process.exitcode}
-    texts = {rank: path.read_text() if path.exists() else "" for rank, path in said.items()}
+    # A rank that lost a peer failed as a consequence, so errors of other kinds come first.
+    files = {rank: folder / f"{rank}.error" for rank, process in enumerate(processes) if process.exitcode}
+    texts = {rank: path.read_text() if path.exists() else "" for rank, path in files.items()}
     rank = min(texts, key=lambda rank: (texts[rank].startswith("Peer"), rank))
     what = texts[rank] or f"ended with exit code {processes[rank].exitcode}"
     return GraphPipeError(what.rstrip("."), where=f"rank {rank}", remedy="The other ranks were stopped.")
 
 
-def _rank(job: Job, rank: int, size: int) -> None:
-    Thread(target=_end_with_parent, daemon=True, name="graphpipe-lifeline").start()
+def _rank(job: RehearsalJob, rank: int, size: int) -> None:
+    Thread(target=_end_with_parent, daemon=True, name="graphpipe-parent-watch").start()
     try:
         recorded = _steps(job, rank, size)
         (Path(job.folder) / f"{rank}.json").write_text(json.dumps(recorded))
@@ -144,17 +145,17 @@ def _rank(job: Job, rank: int, size: int) -> None:
 
 
 def _end_with_parent() -> None:
-    # A parent that ends in peace stops its ranks first; this one was killed, and nobody waits for them.
+    # A parent that ends normally stops its ranks first. This one was killed, so the rank must not be left behind.
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _steps(job: Job, rank: int, size: int) -> list[dict[str, Any]]:
+def _steps(job: RehearsalJob, rank: int, size: int) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
-    store = dist.FileStore(f"{job.folder}/meeting", size)
+    store = dist.FileStore(f"{job.folder}/rendezvous", size)
     timeout = timedelta(seconds=job.timeout_seconds)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     world, plan = join("cpu", job.timeout_seconds), job.plan
@@ -177,8 +178,8 @@ def _steps(job: Job, rank: int, size: int) -> list[dict[str, Any]]:
     return recorded[1:]
 
 
-def _batch(plan: Plan, step: int) -> Batch:
-    return Batch(
+def _batch(plan: Plan, step: int) -> MiniBatch:
+    return MiniBatch(
         inputs={},
         targets=None,
         size=plan.batch_size,

@@ -1,33 +1,33 @@
-"""The plan that a rehearsal runs in place of another: the same stages and schedule on this machine's own means."""
+"""The scaled plan of a rehearsal: the same stages and schedule, with times and bytes that this machine can handle."""
 
 import os
 from dataclasses import dataclass, replace
 
 from graphpipe.cluster import Cluster
-from graphpipe.cluster.cluster import Link
+from graphpipe.cluster.device import Link
 from graphpipe.costs import CostTable, Curve
-from graphpipe.costs.cost_table import OpCost
+from graphpipe.costs.op_cost import OpCost
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan, StageEdge
 from graphpipe.trace import Trace
 
 LEAST_TASK_SECONDS = 10e-3
-"""Shorter sleeps are not kept to well."""
+"""Shorter sleeps are not accurate."""
 ACTION_SECONDS = 150e-6
-"""What the runtime takes of a core for a task or one end of a transfer."""
+"""Processor time of the runtime for a task or for one end of a transfer."""
 LARGEST_LOAD = 0.07
-"""Share of this machine's cores that the ranks may take in all, so that none waits for a core."""
+"""Share of this machine's cores that all ranks together may use, so that a rank does not wait for a core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a rehearsal changes."""
+    """How a rehearsal changes times and bytes."""
 
     scale: float = 1.0
-    """Every task takes this many times its predicted seconds."""
+    """Factor on the predicted seconds of every task."""
     most_bytes: float = 16 * 1024
-    """Larger messages are cut to this size, and gradients to be reduced, if any stage has more, shrink at all stages
-    alike: many ranks share one machine's memory bandwidth."""
+    """Larger messages are cut to this size. If the reduced gradients of a stage are larger, those of all stages shrink
+    by the same factor. Otherwise ranks would contend for the machine's memory bandwidth."""
 
     def __post_init__(self) -> None:
         for field in ("scale", "most_bytes"):
@@ -35,10 +35,10 @@ class Limits:
                 raise InvalidInput(f"is {getattr(self, field)}, must be positive and finite", where=field)
 
 
-def stand_in(plan: Plan, limits: Limits, link: Link) -> Plan:
+def scaled_plan(plan: Plan, limits: Limits, link: Link) -> Plan:
     """Return the plan with times scaled, bytes cut to the limits, and `link` between all its devices.
 
-    Transfers go on beside the tasks, and every device has a core of its own: sleeping needs none.
+    Transfers overlap tasks, and every device counts as having its own core, because a sleeping task does not use one.
     """
     shrink = min(1.0, limits.most_bytes / max(1.0, *_gradient_bytes(plan)))
     ops = tuple(replace(op, parameter_bytes=op.parameter_bytes * shrink) for op in plan.graph.ops)
@@ -57,8 +57,8 @@ def stand_in(plan: Plan, limits: Limits, link: Link) -> Plan:
     )
 
 
-def suitable_scale(predicted: Trace) -> float:
-    """Return the smallest scale, at least 1, at which this machine can keep to a predicted step's times."""
+def smallest_feasible_scale(predicted: Trace) -> float:
+    """Return the smallest scale, at least 1, at which this machine can keep the predicted times of a step."""
     tasks = [span.end_seconds - span.start_seconds for span in predicted.spans if span.kind in ("F", "B", "I", "W")]
     shortest = min((seconds for seconds in tasks if seconds > 0), default=LEAST_TASK_SECONDS)
     working = len(predicted.spans) * ACTION_SECONDS / (os.cpu_count() or 1)
@@ -66,7 +66,7 @@ def suitable_scale(predicted: Trace) -> float:
 
 
 def changes(plan: Plan, limits: Limits) -> list[str]:
-    """Return a sentence for everything that the limits cut."""
+    """Return a sentence for each quantity that the limits cut."""
     found: list[str] = []
     cut = [edge for edge in plan.edges if _cut(plan, edge, limits.most_bytes) != edge]
     if cut:
@@ -78,7 +78,7 @@ def changes(plan: Plan, limits: Limits) -> list[str]:
 
 
 def _gradient_bytes(plan: Plan) -> list[float]:
-    exchanged = [each.bytes for each in plan.exchanges]
+    exchanged = [each.bytes for each in plan.tied_gradients]
     return [plan.reduced_bytes(stage) for stage in range(len(plan.stages))] + exchanged
 
 

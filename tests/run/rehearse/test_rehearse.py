@@ -1,4 +1,4 @@
-"""A rehearsal does every task of the plan in real processes, and takes as long as the simulator says."""
+"""A rehearsal runs every task of the plan in real processes, and takes as long as the simulator predicts."""
 
 import json
 import multiprocessing
@@ -11,20 +11,21 @@ from pathlib import Path
 
 import pytest
 from builders import Part, make_plan, share
-from processes import below, still_there
+from processes import descendants, still_running
 
-from graphpipe.cli import main
-from graphpipe.cluster.cluster import Cluster, Link
+from graphpipe.cli.main import main
+from graphpipe.cluster.cluster import Cluster
+from graphpipe.cluster.device import Link
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.rehearse.rehearse import rehearse
-from graphpipe.run.rehearse.scaled_plan import LEAST_TASK_SECONDS, Limits, changes, stand_in, suitable_scale
-from graphpipe.schedule import schedule
+from graphpipe.run.rehearse.scaled_plan import LEAST_TASK_SECONDS, Limits, changes, scaled_plan, smallest_feasible_scale
+from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
 LOOPBACK = Link(latency_seconds=1e-4, bandwidth_bytes_per_second=1e9)
-WAYS = [(0, 1, 1000.0), (0, 2, 8.0), (1, 3, 8.0), (2, 3, 8.0)]
+EDGES = [(0, 1, 1000.0), (0, 2, 8.0), (1, 3, 8.0), (2, 3, 8.0)]
 
 
 def branches(schedule: str = "1f1b") -> Plan:
@@ -35,48 +36,48 @@ def branches(schedule: str = "1f1b") -> Plan:
         Part(micro_batch=2),
         Part(micro_batch=2),
     ]
-    return make_plan(parts, WAYS, batch_size=8, schedule=schedule, optimizer_seconds_per_parameter_byte=1e-6)
+    return make_plan(parts, EDGES, batch_size=8, schedule=schedule, optimizer_seconds_per_parameter_byte=1e-6)
 
 
-def test_a_stand_in_scales_times_and_cuts_bytes() -> None:
+def test_a_scaled_plan_scales_times_and_cuts_bytes() -> None:
     plan, limits = branches(), Limits(scale=0.5, most_bytes=1000.0)
-    stand = stand_in(plan, limits, LOOPBACK)
+    scaled = scaled_plan(plan, limits, LOOPBACK)
     for stage in plan.stages:
         before = plan.cost_model.task_seconds(stage.ops, 0, 2)
-        after = stand.cost_model.task_seconds(stage.ops, 0, 2)
+        after = scaled.cost_model.task_seconds(stage.ops, 0, 2)
         assert after.forward == before.forward / 2
         assert after.backward == before.backward / 2
-        assert stand.cost_model.optimizer_seconds(stage.ops) == pytest.approx(
+        assert scaled.cost_model.optimizer_seconds(stage.ops) == pytest.approx(
             plan.cost_model.optimizer_seconds(stage.ops) / 2
         )
-    assert [edge.bytes_per_sample for edge in stand.edges] == [500.0, 8.0, 8.0, 8.0]  # two samples in a message
-    assert [op.parameter_bytes for op in stand.graph.ops] == pytest.approx([0.008, 1000.0, 0.0, 0.0])
-    assert stand.cluster.link(0, 4) == LOOPBACK
+    assert [edge.bytes_per_sample for edge in scaled.edges] == [500.0, 8.0, 8.0, 8.0]  # two samples in a message
+    assert [op.parameter_bytes for op in scaled.graph.ops] == pytest.approx([0.008, 1000.0, 0.0, 0.0])
+    assert scaled.cluster.link(0, 4) == LOOPBACK
     assert changes(plan, limits) == [
         "messages on 1 of 4 edges are cut to 1,000 bytes",
         "reduced gradients are cut to 1/1,000 of their bytes",
     ]
 
 
-def test_limits_that_nothing_reaches_change_nothing() -> None:
+def test_limits_above_every_size_do_not_change_the_plan() -> None:
     plan, limits = branches(), Limits(most_bytes=1e7)
     assert changes(plan, limits) == []
-    stand = stand_in(plan, limits, plan.cluster.intra_node)
-    assert simulate(stand).step_seconds == simulate(plan).step_seconds
+    scaled = scaled_plan(plan, limits, plan.cluster.intra_node)
+    assert simulate(scaled).step_seconds == simulate(plan).step_seconds
     with pytest.raises(InvalidInput, match="scale: is 0, must be positive"):
         Limits(scale=0)
 
 
 def test_the_scale_makes_tasks_long_enough() -> None:
-    short = stand_in(branches(), Limits(scale=1e-3, most_bytes=1.0), LOOPBACK)
-    scale = suitable_scale(simulate(short))
+    short = scaled_plan(branches(), Limits(scale=1e-3, most_bytes=1.0), LOOPBACK)
+    scale = smallest_feasible_scale(simulate(short))
     shortest = min(s.end_seconds - s.start_seconds for s in simulate(short).spans if s.kind in "FB")
     assert scale * shortest >= LEAST_TASK_SECONDS * 0.999
-    assert suitable_scale(simulate(branches())) == 1.0
+    assert smallest_feasible_scale(simulate(branches())) == 1.0
 
 
 def check(plan: Plan, predicted: Trace, found: Trace) -> None:
-    order = schedule(plan)
+    order = build_schedule(plan)
     for device, tasks in enumerate(order.devices):
         done = [span for span in found.spans if span.device == device and span.kind in "FBIW"]
         assert [f"{span.kind}{span.stage}.{span.micro_batch}" for span in done] == [str(task) for task in tasks]
@@ -89,51 +90,51 @@ def check(plan: Plan, predicted: Trace, found: Trace) -> None:
             assert span.end_seconds - span.start_seconds >= planned[span.device, span.kind, span.stage]
     assert found.source == "emulated"
     assert found.plan_fingerprint == predicted.plan_fingerprint
-    # Latencies may be shorter than the simulator's; on a busy machine everything takes longer.
+    # Latencies may be shorter than the simulator's, and a busy machine takes longer.
     assert 0.98 <= found.step_seconds / predicted.step_seconds < 1.6
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_a_rehearsal_does_what_the_schedule_says_and_takes_as_long_as_predicted(name: str) -> None:
-    stand = stand_in(branches(name), Limits(scale=0.01, most_bytes=1000.0), LOOPBACK)
-    order = schedule(stand)
-    predicted = simulate(stand, order)
-    found = rehearse(stand, order, predicted, steps=3, timeout_seconds=60)
-    check(stand, predicted, found)
+def test_a_rehearsal_follows_the_schedule_and_takes_as_long_as_predicted(name: str) -> None:
+    scaled = scaled_plan(branches(name), Limits(scale=0.01, most_bytes=1000.0), LOOPBACK)
+    order = build_schedule(scaled)
+    predicted = simulate(scaled, order)
+    found = rehearse(scaled, order, predicted, steps=3, timeout_seconds=60)
+    check(scaled, predicted, found)
     moved = [span.bytes for span in found.spans if span.kind == "receive" and span.device in (1, 2) and span.peer == 0]
-    assert sum(moved) == 8 * 500  # every sample once, to one of the replicas
+    assert sum(moved) == 8 * 500  # every sample is sent once, to one of the replicas
     assert {span.kind for span in found.spans if span.device == 1} >= {"reduce", "optimizer", "receive"}
     assert multiprocessing.active_children() == []
 
 
-def test_a_rehearsal_exchanges_what_stages_share() -> None:
+def test_a_rehearsal_exchanges_tied_gradients() -> None:
     plan = share(branches(), (0, 1), 2e6)
     limits = Limits(scale=0.01, most_bytes=1000.0)
     assert changes(plan, limits)[-1] == "reduced gradients are cut to 1/2,000 of their bytes"
-    stand = stand_in(plan, limits, LOOPBACK)
-    assert [each.bytes for each in stand.exchanges] == [1000.0]
-    predicted = simulate(stand)
-    found = rehearse(stand, schedule(stand), predicted, steps=1, timeout_seconds=60)
+    scaled = scaled_plan(plan, limits, LOOPBACK)
+    assert [each.bytes for each in scaled.tied_gradients] == [1000.0]
+    predicted = simulate(scaled)
+    found = rehearse(scaled, build_schedule(scaled), predicted, steps=1, timeout_seconds=60)
     reduced = [sorted(span.device for span in trace.spans if span.kind == "reduce") for trace in (found, predicted)]
     assert reduced == [[0, 1, 1, 2, 2]] * 2
 
 
 def test_a_rank_that_fails_ends_the_rehearsal_and_is_named() -> None:
-    stand = stand_in(make_plan([Part(), Part()], batch_size=2), Limits(scale=0.001), LOOPBACK)
-    predicted = simulate(stand)
+    scaled = scaled_plan(make_plan([Part(), Part()], batch_size=2), Limits(scale=0.001), LOOPBACK)
+    predicted = simulate(scaled)
     spans = tuple(span for span in predicted.spans if (span.kind, span.device) != ("optimizer", 1))
     with pytest.raises(GraphPipeError, match=r"rank 1: KeyError: \(1, 1, 'optimizer'\). The other ranks were stopped"):
-        rehearse(stand, schedule(stand), replace(predicted, spans=spans), steps=1, timeout_seconds=30)
+        rehearse(scaled, build_schedule(scaled), replace(predicted, spans=spans), steps=1, timeout_seconds=30)
     assert multiprocessing.active_children() == []
 
 
 def test_a_rehearsal_that_takes_too_long_ends() -> None:
-    stand = stand_in(make_plan([Part(), Part()], batch_size=2), Limits(), LOOPBACK)
+    scaled = scaled_plan(make_plan([Part(), Part()], batch_size=2), Limits(), LOOPBACK)
     with pytest.raises(GraphPipeError, match=r"rehearsal: did not end within 0.5 s, 2 of 2 ranks still ran"):
-        rehearse(stand, schedule(stand), simulate(stand), timeout_seconds=0.5)
+        rehearse(scaled, build_schedule(scaled), simulate(scaled), timeout_seconds=0.5)
     assert multiprocessing.active_children() == []
     with pytest.raises(InvalidInput, match="steps: is 0"):
-        rehearse(stand, schedule(stand), simulate(stand), steps=0)
+        rehearse(scaled, build_schedule(scaled), simulate(scaled), steps=0)
 
 
 def test_the_verb_prints_and_saves_the_difference(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +144,7 @@ def test_the_verb_prints_and_saves_the_difference(tmp_path: Path, capfd: pytest.
     assert main([*given, "--steps", "1", "--scale", "0.02", "--json"]) == 0
     printed = json.loads(capfd.readouterr().out)
     assert printed["step_seconds_planned"] == pytest.approx(9.0)
-    # Compared: 2. F0 sent and taken: 2. On device 1: B0 sent, F1 taken, B1 sent: 3. B1 taken: 1. Numbers added up: 2.
+    # Messages: compare 2; send and receive F0, 2; on device 1 send B0, receive F1, send B1, 3; receive B1, 1; sum 2.
     messages = 10 * Cluster.preset("local:2").intra_node.processor_seconds
     assert printed["step_seconds_predicted"] == pytest.approx(0.18 + messages, rel=1e-3)
     measured = printed["step_seconds_measured"]
@@ -154,13 +155,13 @@ def test_the_verb_prints_and_saves_the_difference(tmp_path: Path, capfd: pytest.
     assert "scale: is -1.0, must be positive and finite" in capfd.readouterr().err
 
 
-def test_ranks_end_with_a_rehearsal_that_is_killed(tmp_path: Path) -> None:
+def test_ranks_end_if_the_rehearsal_is_killed(tmp_path: Path) -> None:
     branches().save(tmp_path / "plan.json")
     words = ["rehearse", str(tmp_path / "plan.json"), "--steps", "100000"]
     with subprocess.Popen([sys.executable, "-m", "graphpipe", *words], stderr=subprocess.DEVNULL) as rehearsal:
         end = time.monotonic() + 40
-        while len(ranks := below(rehearsal.pid)) < 2 + 5:  # the fork server and its tracker, and a rank a device
+        while len(ranks := descendants(rehearsal.pid)) < 2 + 5:  # the fork server, its tracker, and one rank per device
             assert time.monotonic() < end, "the ranks did not start"
             time.sleep(0.1)
         rehearsal.kill()
-    assert still_there(ranks, 5) == []
+    assert still_running(ranks, 5) == []
