@@ -1,4 +1,4 @@
-"""The public functions that join rooms: estimate, plan, simulate."""
+"""The public functions that combine several packages: estimate, plan, simulate."""
 
 import gc
 import time
@@ -14,13 +14,13 @@ from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
-from graphpipe.planners.choose_schedule import AUTO, best_scheduled, check_choice, scheduled
+from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, best_scheduled, check_choice, scheduled
 from graphpipe.planners.problem.options import Objective, Options
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.registry import planner as planner_named
-from graphpipe.planners.zero_bubble import SPLIT
+from graphpipe.planners.registry import DEFAULT, find_planner
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.verify import verify
+from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.simulator import predict, step_seconds
 from graphpipe.simulator.simulate import simulate
 
@@ -38,7 +38,7 @@ def plan(
     cluster: Cluster,
     *,
     batch_size: int,
-    planner: str = "graphpipe",
+    planner: str = DEFAULT,
     micro_batch: int | None = None,
     mixed_micro_batches: bool = False,
     objective: Objective = "step",
@@ -46,25 +46,25 @@ def plan(
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
-    Where nothing fits in memory, `graphpipe`, `spp`, `piper`, `gpipe` and `pipedream-2bw` let stages recompute in the
-    backward what they computed (`Stage.recompute`).
+    If no plan fits in memory, most planners let stages recompute in the backward (`Stage.recompute`). These are the
+    planners with `Planner.recomputes`.
 
     Args:
         graph: of the model.
         costs: of the graph on the cluster's device types, from `estimate` or `profile`.
         cluster: devices and links.
         batch_size: samples of a mini-batch.
-        planner: a name in `graphpipe.planners.registry.PLANNERS`; the baselines make sequential pipelines.
-        micro_batch: only this micro-batch size; None sweeps.
+        planner: a name in `graphpipe.planners.registry.all_planners()`. The baselines make sequential pipelines.
+        micro_batch: the only micro-batch size to try; None tries all.
         mixed_micro_batches: let every stage have its own micro-batch size (kFkB schedule).
-        objective: `step` ranks by simulated step time, warm-up, drain, communication and update included;
-            `bottleneck`, the published objective, by the slowest stage alone (and only micro-batch sizes by step time).
-        schedule: `1f1b`, `gpipe`, `zb-h1`, `zb-auto`, or `auto` for the one with the shortest step, which may use all
-            the memory there is and gives stages micro-batch sizes of their own where that pays. Planners with a
-            schedule of their own keep it under `1f1b`. None: see `default_schedule`.
+        objective: `step` ranks by simulated step time, including warm-up, drain, communication and update.
+            `bottleneck`, the published objective, ranks by the slowest stage, and only micro-batch sizes by step time.
+        schedule: a scheduler's name, such as `1f1b` or `zb-h1`, or `auto` for the one with the shortest step. `auto`
+            may use all the available memory, and gives stages different micro-batch sizes if that is faster. Planners
+            that choose a schedule themselves keep it under `1f1b`. None: see `default_schedule`.
 
     Raises:
-        Infeasible: no plan fits in memory; names the stage of the nearest miss and the bytes it lacks.
+        Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.
         InvalidInput: an unknown planner, objective or schedule, a batch or micro-batch out of range, costs of another
             graph, or a schedule that mixed micro-batch sizes do not run under.
     """
@@ -91,8 +91,8 @@ def plan(
     )
     start = time.perf_counter()
     with _collection_paused():
-        found = planner_named(planner)(problem, options)
-        if schedule != "1f1b" and not mixed_micro_batches:
+        found = find_planner(planner).plan(problem, options)
+        if schedule != AS_PLANNED and not mixed_micro_batches:
             found = scheduled(found, schedule, step_seconds)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
 
@@ -100,7 +100,7 @@ def plan(
 def check_settings(
     *, batch_size: int, planner: str, micro_batch: int | None, mixed_micro_batches: bool, schedule: str | None
 ) -> None:
-    """Check what `plan` is told besides graph, costs and cluster.
+    """Check the arguments of `plan` other than graph, costs and cluster.
 
     Raises:
         InvalidInput: an unknown planner or schedule, a micro-batch out of range, or settings that exclude each other.
@@ -111,26 +111,28 @@ def check_settings(
             where="micro_batch",
             remedy=f"Choose a divisor of {batch_size}.",
         )
-    planner_named(planner)
+    find_planner(planner)
     if schedule is not None:
         check_choice(schedule)
-    if mixed_micro_batches and schedule not in (None, "1f1b", "auto"):
+    if mixed_micro_batches and schedule not in (None, AS_PLANNED, AUTO):
         raise InvalidInput(
-            f"schedule '{schedule}' needs one micro-batch size, mixed ones run under kFkB",
+            f"schedule '{schedule}' needs one micro-batch size, but mixed sizes run only under kFkB",
             where="schedule",
-            remedy="Leave out the schedule, or the mixed micro-batches.",
+            remedy="Leave out the schedule or the mixed micro-batches.",
         )
 
 
 def default_schedule(planner: str, cluster: Cluster, objective: Objective, *, mixed_micro_batches: bool) -> str:
-    """Return the schedule that a planner is asked for where the caller does not say.
+    """Return the schedule that a plan gets if the caller does not name one.
 
-    `auto` of `graphpipe`, `1f1b` of the baselines, of the published objective and of kFkB (mixed micro-batch sizes).
-    Where devices share cores, as processes on one machine do, `1f1b` too: there is always other work for a core, so
-    that filling bubbles gains nothing, and two halves of a backward cost more than a whole one.
+    It is the planner's default (`Planner.default_schedule`), with three exceptions that get `1f1b`: the published
+    objective, mixed micro-batch sizes (which run under kFkB), and devices that share cores, as processes on one machine
+    do. A shared core always has other work, so filling bubbles does not help, and two halves of a backward cost more
+    than a whole one.
     """
-    searched = planner == "graphpipe" and objective == "step" and not mixed_micro_batches
-    return AUTO if searched and cluster.cores_per_node is None else "1f1b"
+    if objective == "step" and not mixed_micro_batches and cluster.cores_per_node is None:
+        return find_planner(planner).default_schedule
+    return AS_PLANNED
 
 
 def hand_plan(
@@ -150,7 +152,7 @@ def hand_plan(
         cluster: devices and links.
         batch_size: samples of a mini-batch.
         stages: operators (with `*` patterns), devices and micro-batch of each.
-        schedule: a name in `graphpipe.schedule.SCHEDULERS`.
+        schedule: a scheduler's name, such as `1f1b` or `kfkb`.
 
     Raises:
         InvalidInput: a constraint is violated.
@@ -163,18 +165,18 @@ def hand_plan(
 def choose_backwards(plan: Plan, module: Any, *, captured: "Captured | None" = None) -> Plan:
     """Return the plan with whole backwards for the stages whose operations cannot be split in two halves.
 
-    Only where the plan's schedule splits backwards is anything asked or changed. The runtime does such a backward whole
-    in any case; a plan that says so is scheduled and predicted as it will run.
+    A plan whose schedule does not split backwards is returned unchanged. The runtime never splits the backward of such
+    a stage. The returned plan records this, so that it is scheduled and predicted as it will run.
 
     Args:
         plan: for the graph that was captured from the model.
         module: the model, a `torch.nn.Module`.
-        captured: what the graph was made of, if it is at hand; None: the model is captured again.
+        captured: the capture that the graph was made from; None: the model is captured again.
 
     Raises:
         InvalidInput: the plan is for another model.
     """
-    if plan.schedule not in SPLIT:
+    if not find_scheduler(plan.schedule).splits_backward:
         return plan
     from graphpipe.model.split.whole_backwards import whole_backwards
 
@@ -203,8 +205,8 @@ def _checked(found: Plan) -> Plan:
 def _collection_paused() -> Generator[None]:
     """Run a block without cyclic garbage collection.
 
-    A search makes hundreds of thousands of values that refer to each other in one direction only; reference counting
-    frees them. Each full collection in between would walk all objects of the process: 0.2 s once torch is imported.
+    A search makes hundreds of thousands of values without reference cycles, which reference counting frees. A full
+    collection would walk all objects of the process, which takes 0.2 s once torch is imported.
     """
     enabled = gc.isenabled()
     gc.disable()

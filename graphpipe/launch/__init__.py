@@ -1,1 +1,7 @@
-"""Start the ranks of one machine, watch them, and report why they failed."""
+"""Start the ranks of one machine, watch them, and report why they failed.
+
+`launcher` starts the ranks with torch's elastic agent and waits for them; `local_rendezvous` gives the agent an address
+for the ranks without opening a port itself. `rank_main` is the program of a rank. `parent_watch` kills a rank when its
+launcher dies. `kill_hung_ranks` kills the ranks that do not end after another has failed, and `first_failure` finds the
+rank that failed first.
+"""

@@ -1,4 +1,4 @@
-"""What failed first among the ranks of a launch: the others fail as a consequence, or are stopped for its sake."""
+"""`first_failure`: which rank of a launch failed first. The others failed as a consequence, or were stopped."""
 
 import re
 import signal
@@ -11,22 +11,22 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe import errors
 from graphpipe.errors import GraphPipeError
-from graphpipe.run.faults.rank_status import NOBODY, last_seen
+from graphpipe.run.faults.rank_status import NO_PEER, read_status
 from graphpipe.user_frames import user_place_in
 
 _LOST, _STALLED = "PeerLost", "PeerStalled"
-_WHOSE = re.compile(r"\(on rank (\d+)")
+_ON_RANK = re.compile(r"\(on rank (\d+)")
 
 
 class RankFailed(GraphPipeError):
     """A rank failed, and the others were stopped.
 
     Args:
-        rank: that failed first.
-        what: it raised, or how it ended.
-        kind: name of the exception's type; empty where there was none.
-        host: rank, host, stage, step and task, as far as they are known.
-        seen: when it was last heard of, in seconds since the epoch.
+        rank: the rank that failed first.
+        what: the error it raised, or how its process ended.
+        kind: name of the exception's type; empty if it raised none.
+        host: host, stage, step and task, as far as they are known.
+        seen: when it last wrote its status, in seconds since the epoch.
         failed: all ranks that failed by themselves, this one first.
     """
 
@@ -37,27 +37,30 @@ class RankFailed(GraphPipeError):
         )
 
 
-def first_cause(failures: Mapping[int, ProcessFailure], folder: str | Path = "") -> RankFailed:
-    """Return what failed first.
+def first_failure(failures: Mapping[int, ProcessFailure], folder: str | Path = "") -> RankFailed:
+    """Return the first failure.
 
-    A rank that raised, or ended by itself, comes before one that lost a peer, and that before one that was stopped for
-    another's sake. Where all have only waited in vain, the culprit is the rank that could not even be told to stop
-    (it had to be killed), or else the one that was waiting for nobody.
+    1. A rank that raised an error of its own, or whose process ended by itself.
+    2. A rank that lost a peer.
+    3. A rank that was stopped because another had failed.
+
+    If every rank only waited until the time limit, the cause is the rank that did not react to SIGTERM and had to be
+    killed, or otherwise the rank that was not waiting for any other.
 
     Args:
         failures: by rank.
-        folder: where ranks noted what they did (see `whereabouts`); may be empty.
+        folder: the ranks' status files (see `rank_status`); may be empty.
     """
     guilty = {rank for rank, failure in failures.items() if _level(rank, failure) == 0}
     if _stalled(failures) and not guilty:
-        guilty = {rank for rank in failures if (seen := last_seen(folder, rank)) and seen.peer == NOBODY}
+        guilty = {rank for rank in failures if (seen := read_status(folder, rank)) and seen.peer == NO_PEER}
     order = sorted(failures, key=lambda rank: (rank not in guilty, *_key(rank, failures[rank]), rank))
     rank = order[0]
-    failure, seen = failures[rank], last_seen(folder, rank)
+    failure, seen = failures[rank], read_status(folder, rank)
     silent = _stalled(failures) and rank in guilty and not _recorded(failure)
     return RankFailed(
         rank,
-        _silence(failure) if silent else _describe(failure),
+        _describe_silence(failure) if silent else _describe(failure),
         kind=_recorded(failure).partition(":")[0],
         host=str(seen) if seen else "",
         seen=seen.seconds if seen else time.time(),
@@ -70,11 +73,11 @@ def _key(rank: int, failure: ProcessFailure) -> tuple[int, int]:
 
 
 def _level(rank: int, failure: ProcessFailure) -> int:
-    # What a rank wrote counts more than how it ended: it may be stopped while it is still on its way out. What all
-    # ranks give up together says which of them it was (see `together`).
+    # The error that a rank recorded counts more than how its process ended, because a failed rank may be stopped before
+    # it has exited. An error that all ranks raise in a collective call names the rank that caused it.
     if text := _recorded(failure):
-        shared = _WHOSE.search(text)
-        return int(text.startswith((_LOST, _STALLED)) or (shared is not None and int(shared[1]) != rank))
+        named = _ON_RANK.search(text)
+        return int(text.startswith((_LOST, _STALLED)) or (named is not None and int(named[1]) != rank))
     return 2 if failure.exitcode == -signal.SIGTERM else 0
 
 
@@ -82,8 +85,8 @@ def _stalled(failures: Mapping[int, ProcessFailure]) -> bool:
     return any(_recorded(failure).startswith(_STALLED) for failure in failures.values())
 
 
-def _silence(failure: ProcessFailure) -> str:
-    killed = ", nor to being told to stop: it was killed" if failure.exitcode == -signal.SIGKILL else ""
+def _describe_silence(failure: ProcessFailure) -> str:
+    killed = " and did not react to SIGTERM, so it was killed" if failure.exitcode == -signal.SIGKILL else ""
     return f"did not answer the other ranks within the time limit{killed}"
 
 
@@ -98,18 +101,18 @@ def _describe(failure: ProcessFailure) -> str:
 
 
 def _place(failure: ProcessFailure) -> str:
-    # In the user's code. Our own errors say themselves what is wrong: their place would be that of the call.
+    # The line of the user's code that raised. Errors of this package need none: it would be the line of the call.
     kind = getattr(errors, _recorded(failure).partition(":")[0], None)
     message: Any = failure.error_file_data.get("message", "")
     ours = isinstance(kind, type) and issubclass(kind, GraphPipeError)
     if ours or not isinstance(message, dict):
         return ""
-    told = cast("dict[str, dict[str, str]]", message).get("extraInfo", {})
-    return user_place_in(told.get("py_callstack", ""))
+    details = cast("dict[str, dict[str, str]]", message).get("extraInfo", {})
+    return user_place_in(details.get("py_callstack", ""))
 
 
 def _recorded(failure: ProcessFailure) -> str:
-    # What `record` wrote: "ExceptionType: its text", in one of two layouts.
+    # The text that torch's `record` wrote: "ExceptionType: message", in one of two layouts.
     message: Any = failure.error_file_data.get("message", "")
     text = message.get("message", "") if isinstance(message, dict) else message
     return "" if text == "<NONE>" else str(text)

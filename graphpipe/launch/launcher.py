@@ -1,4 +1,4 @@
-"""Starting ranks on this machine, and saying once what went wrong first."""
+"""`launch`: starts ranks on this machine, waits for them, and reports the first failure once."""
 
 import logging
 import os
@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,17 +17,18 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
-from graphpipe.launch.first_failure import first_cause
-from graphpipe.launch.kill_hung_ranks import Reaper
+from graphpipe.launch.first_failure import first_failure
+from graphpipe.launch.kill_hung_ranks import kill_hung_ranks
 from graphpipe.launch.local_rendezvous import BACKEND
-from graphpipe.launch.parent_watch import lifeline
+from graphpipe.launch.parent_watch import hold_launcher_lock
 from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
-from graphpipe.run.faults.rank_status import WATCH
+from graphpipe.run.faults.rank_status import STATUS_FOLDER
 
 SHUTDOWN_SECONDS = 2
-"""How long a rank that is told to stop may take: none of them has anything left to do."""
+"""How long a rank may take to end after SIGTERM. It has nothing left to do then."""
 _AGENT = "torch.distributed.elastic"
-_NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
+_AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 def launch(
@@ -35,34 +37,35 @@ def launch(
     *,
     arguments: Sequence[str] = (),
     port: int = 0,
-    environment: Mapping[str, str] = _NOTHING_MORE,
+    environment: Mapping[str, str] = _NO_VARIABLES,
 ) -> None:
     """Run `nproc` ranks of a command on this machine, as torchrun would, and wait for them.
 
-    They end with this process, however it ends.
+    The ranks end when this process does, however it ends.
 
     Args:
-        entry: the command, or `package.module:function`, which is called with the arguments as strings. The command
-            should run its work in `graphpipe.launch.rank_main.as_rank`, so that it ends with this process, and its
-            errors come with their text.
+        entry: a command, or `package.module:function`, which is called with the arguments as strings. A command should
+            do its work in `graphpipe.launch.rank_main.run_as_rank`, so that it ends when this process does and its
+            errors are reported with their text.
         nproc: number of ranks.
-        arguments: appended to the command, or given to the function.
-        port: where the ranks meet; 0 is any free one, on the loopback interface only.
-        environment: variables that the ranks get besides those of this process.
+        arguments: appended to the command, or passed to the function.
+        port: where the ranks meet, on the loopback interface only; 0 is any free port.
+        environment: variables that the ranks get in addition to those of this process.
 
     Raises:
         InvalidInput: the port is in use.
         RankFailed: a rank failed; names the first and its error. The other ranks have been stopped.
-        GraphPipeError: this process was told to stop.
+        GraphPipeError: this process received a signal to stop.
     """
     command = [sys.executable, "-m", "graphpipe.launch.rank_main", entry] if isinstance(entry, str) else list(entry)
     check_port(port)
     with (
         tempfile.TemporaryDirectory(prefix="graphpipe") as logs,
-        lifeline(Path(logs)),
-        _environment(nproc, {WATCH: logs, **environment}),
-        Reaper(Path(logs)),
-        _quiet(),
+        hold_launcher_lock(Path(logs)),
+        _environment(nproc, {STATUS_FOLDER: logs, **environment}),
+        kill_hung_ranks(Path(logs)),
+        _silenced_agent(),
+        _restored_signal_handlers(),
     ):
         config = LaunchConfig(
             min_nodes=1,
@@ -79,7 +82,7 @@ def launch(
         try:
             elastic_launch(config, command[0])(*command[1:], *arguments)
         except ChildFailedError as error:
-            raise first_cause(error.failures, logs) from None
+            raise first_failure(error.failures, logs) from None
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
@@ -87,17 +90,17 @@ def launch(
 
 
 def check_port(port: int) -> None:
-    """Check that the ranks can meet at this port; 0 is any free one.
+    """Check that the ranks can meet at this port; 0 is any free port.
 
     Raises:
-        InvalidInput: it is taken, or not a port.
+        InvalidInput: the port is in use, or is not a port.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
         except OverflowError:
-            raise InvalidInput(f"{port} is no port", remedy="Ports are 0 (any free one) to 65535.") from None
+            raise InvalidInput(f"{port} is not a port", remedy="Ports are 0 (any free one) to 65535.") from None
         except OSError as error:
             raise InvalidInput(
                 f"port {port} cannot be used: {error.strerror}",
@@ -107,14 +110,14 @@ def check_port(port: int) -> None:
 
 @contextmanager
 def _environment(nproc: int, more: Mapping[str, str]) -> Generator[None]:
-    # What the ranks inherit. Without a thread limit every rank would use all cores; gloo looks up the host's name
-    # and listens on its address unless it is given an interface.
-    wanted = {
+    # The variables that the ranks inherit. Without a thread limit every rank would use all cores. Without an interface,
+    # gloo looks up the host name and listens on its address.
+    defaults = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)),
         "GLOO_SOCKET_IFNAME": loopback_interface(),
     }
-    before = {name: os.environ.get(name) for name in (*wanted, *more)}
-    os.environ.update({name: value for name, value in wanted.items() if name not in os.environ} | dict(more))
+    before = {name: os.environ.get(name) for name in (*defaults, *more)}
+    os.environ.update({name: value for name, value in defaults.items() if name not in os.environ} | dict(more))
     try:
         yield
     finally:
@@ -126,9 +129,24 @@ def _environment(nproc: int, more: Mapping[str, str]) -> Generator[None]:
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
-    # The agent logs every failure of every rank, and signals; `first_cause` says it once. Some of its loggers have
-    # levels of their own.
+def _restored_signal_handlers() -> Generator[None]:
+    # The agent replaces the handlers and leaves its own behind. Ctrl-C must work in a notebook afterwards.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _AGENT_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: it was not set from Python.
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _silenced_agent() -> Generator[None]:
+    # The agent logs signals and every failure of every rank, but `first_failure` reports the cause once. Some of the
+    # agent's loggers have their own levels.
     loggers = [
         logging.getLogger(_AGENT + part) for part in ("", ".agent.server.api", ".agent.server.local_elastic_agent")
     ]

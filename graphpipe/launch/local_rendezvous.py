@@ -1,8 +1,8 @@
-"""Torch's elastic agent where it is alone: it starts the ranks of one machine, and no other agent can come.
+"""The rendezvous of torch's elastic agent on a single machine, where no other agent can join.
 
-Torch's own ways for agents to meet unpickle what they find in their store: one that listens at a port would run the
-code of whoever reaches it first. Here nothing listens and nothing is read. The ranks meet in a store of their own,
-which rank 0 hosts (see `store`).
+Torch's own rendezvous handlers unpickle what they find in their store. One that listens at a port would run the code of
+whoever connects first. This handler opens no port and reads nothing. The ranks meet in a store of their own, which rank
+0 hosts (see `run.comm.rendezvous_store`).
 """
 
 import torch.distributed as dist
@@ -17,14 +17,14 @@ from torch.distributed.elastic.rendezvous import (
 from graphpipe.run.comm.rendezvous_store import LOOPBACK
 
 BACKEND = "graphpipe"
-"""The name under which torch finds it; its endpoint is where the ranks meet, `address:port`."""
+"""The name under which torch finds this handler. Its endpoint is the address and port where the ranks meet."""
 
 
-class Alone(RendezvousHandler):
-    """The one agent.
+class LocalRendezvous(RendezvousHandler):
+    """The rendezvous of a single agent.
 
     Args:
-        port: where the ranks meet, on the loopback interface; 0 is any free one.
+        port: where the ranks meet, on the loopback interface; 0 is any free port.
     """
 
     def __init__(self, port: int) -> None:
@@ -32,37 +32,37 @@ class Alone(RendezvousHandler):
         self._closed = False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Say where the ranks meet; there is nobody to wait for."""
+        """Return where the ranks meet, without waiting for other agents."""
         store = dist.HashStore()  # in this process's memory
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, LOOPBACK, self._port))
 
     def get_backend(self) -> str:
-        """Return its name."""
+        """Return the backend's name."""
         return BACKEND
 
     def get_run_id(self) -> str:
-        """Return its name: there is one run."""
+        """Return the backend's name, because there is only one run."""
         return BACKEND
 
     def num_nodes_waiting(self) -> int:
-        """Nobody waits."""
+        """Return 0, because no other agent can join."""
         return 0
 
     def is_closed(self) -> bool:
-        """True once it is over."""
+        """True after `set_closed`."""
         return self._closed
 
     def set_closed(self) -> None:
-        """Note that it is over."""
+        """Mark the rendezvous as closed."""
         self._closed = True
 
     def shutdown(self) -> bool:
-        """Nothing is open."""
+        """Return True: there is nothing to close."""
         return True
 
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:
-    return Alone(int(parameters.endpoint.rpartition(":")[2]))
+    return LocalRendezvous(int(parameters.endpoint.rpartition(":")[2]))
 
 
 rendezvous_handler_registry.register(BACKEND, _create)

@@ -1,8 +1,8 @@
-"""A rank ends with the process that started it, however that process ends: nobody would stop it any more.
+"""Kills a rank when its launcher dies, so that no orphans remain.
 
-The launcher holds the lock of a file while it waits for its ranks, and in every rank a thread waits for that lock: to
-get it means that the launcher is gone. On Linux the system also kills the rank by itself, even one that is stopped or
-whose threads cannot run; it knows only whose child a process is, so it is not asked where something stands between.
+The launcher holds the lock of a file while it waits for its ranks. In every rank, a thread waits for the same lock: if
+it gets the lock, the launcher is gone. On Linux the kernel also kills a rank whose parent ends (`PR_SET_PDEATHSIG`),
+even if the rank is stopped or its threads cannot run. This works only if the launcher is the rank's direct parent.
 """
 
 import ctypes
@@ -14,23 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
-from graphpipe.run.faults.rank_status import WATCH
-from graphpipe.training.run_folder.run_lock import acquire, release
+from graphpipe.files.lock import acquire, release
+from graphpipe.run.faults.rank_status import STATUS_FOLDER
 
-_FILE = "launcher"
-"""In the folder that `WATCH` names; holds the launcher's process number."""
+_LOCK_FILE = "launcher"
+"""In the folder that `STATUS_FOLDER` names; it holds the launcher's process id."""
 _PR_SET_PDEATHSIG = 1
-"""Of Linux: what a process is sent when the thread that started it ends. The launcher's waits until its ranks have."""
+"""Linux: the signal that a process gets when the thread that started it ends. The launcher's thread outlives its
+ranks."""
 
 
 @contextmanager
-def lifeline(folder: Path) -> Generator[None]:
-    """Hold what ranks that are started in the block live by.
+def hold_launcher_lock(folder: Path) -> Generator[None]:
+    """Hold the lock that the ranks started in the block wait for.
 
     Args:
-        folder: the ranks', which `WATCH` names to them.
+        folder: the ranks' folder, which they find in `STATUS_FOLDER`.
     """
-    file = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    file = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     acquire(file)
     os.write(file, str(os.getpid()).encode())
     try:
@@ -39,16 +40,16 @@ def lifeline(folder: Path) -> Generator[None]:
         release(file)
 
 
-def end_with_launcher() -> None:
-    """Make this process end when its launcher does; nothing if `launch` did not start it."""
-    folder = os.environ.get(WATCH)
-    if folder is None or not (path := Path(folder) / _FILE).exists():
+def die_with_launcher() -> None:
+    """Make this process end when its launcher does. If `launch` did not start it, do nothing."""
+    folder = os.environ.get(STATUS_FOLDER)
+    if folder is None or not (path := Path(folder) / _LOCK_FILE).exists():
         return
     if sys.platform == "linux" and path.read_text() == str(os.getppid()):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    Thread(target=_outlive, args=(path,), daemon=True, name="graphpipe-lifeline").start()
+    Thread(target=_exit_after_launcher, args=(path,), daemon=True, name="graphpipe-parent-watch").start()
 
 
-def _outlive(path: Path) -> None:
+def _exit_after_launcher(path: Path) -> None:
     if acquire(os.open(path, os.O_RDWR), wait=True):
         os._exit(1)

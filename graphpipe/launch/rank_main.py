@@ -1,4 +1,4 @@
-"""What runs in a rank: `python -m graphpipe.launch.rank_main package.module:function ARGUMENT...`."""
+"""The program of a rank: `python -m graphpipe.launch.rank_main package.module:function ARGUMENT...`."""
 
 import importlib
 import os
@@ -10,17 +10,17 @@ from collections.abc import Callable
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from graphpipe.errors import GraphPipeError
-from graphpipe.launch.parent_watch import end_with_launcher
-from graphpipe.user_frames import describe
+from graphpipe.launch.parent_watch import die_with_launcher
+from graphpipe.user_frames import describe_error
 
 
-def as_rank(main: Callable[[], None]) -> int:
-    """Run a rank's work, and return the exit code of its process, which ends when its launcher does.
+def run_as_rank(main: Callable[[], None]) -> int:
+    """Run a rank's work, and return the exit code of its process. The process ends when its launcher does.
 
-    An error is written where the launcher finds it, with its traceback; it is printed here only if nobody launched
-    this process. GRAPHPIPE_DEBUG=1 prints the traceback of a surprise.
+    An error and its traceback are written to a file that the launcher reads. Without a launcher, the error is printed.
+    With GRAPHPIPE_DEBUG=1, the traceback of an unexpected error is printed, too.
     """
-    end_with_launcher()
+    die_with_launcher()
     try:
         record(main)()
     except GraphPipeError as error:
@@ -33,15 +33,15 @@ def as_rank(main: Callable[[], None]) -> int:
         if os.environ.get("GRAPHPIPE_DEBUG"):
             traceback.print_exc()
         elif "TORCHELASTIC_ERROR_FILE" not in os.environ:
-            print(f"error: {describe(error)}. GRAPHPIPE_DEBUG=1 shows the traceback.", file=sys.stderr)
+            print(f"error: {describe_error(error)}. GRAPHPIPE_DEBUG=1 shows the traceback.", file=sys.stderr)
         return 1
     return 0
 
 
 def main() -> int:
-    """Call the function that the command line names with the arguments that follow."""
+    """Call the function that the command line names, with the arguments after it."""
     module, _, name = sys.argv[1].partition(":")
-    return as_rank(lambda: getattr(importlib.import_module(module), name)(*sys.argv[2:]))
+    return run_as_rank(lambda: getattr(importlib.import_module(module), name)(*sys.argv[2:]))
 
 
 if __name__ == "__main__":
@@ -49,5 +49,5 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     if code:
-        # Connections to dead peers may abort the process when they are torn down: leave without.
+        # Closing connections to dead peers may abort the process, so it exits without closing them.
         os._exit(code)

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import below, still_there
+from processes import descendants, still_running
 from run_scenarios import build
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe.errors import GraphPipeError, InvalidInput
-from graphpipe.launch.first_failure import first_cause
+from graphpipe.launch.first_failure import first_failure
 from graphpipe.launch.launcher import check_port, launch
 
 RANKS = Path(__file__).parents[1] / "support" / "ranks"
 WAITING = """
 import os, sys
 from pathlib import Path
-from graphpipe.run import launch
+from graphpipe.launch.launcher import launch
 folder = sys.argv[1]
 Path(folder, "launcher").write_text(str(os.getpid()))
 launch("run_jobs:wait", 2, arguments=[folder])
@@ -40,7 +40,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_launched_ranks_train_like_one(tmp_path: Path) -> None:
+def test_launched_ranks_compute_the_same_as_one_process(tmp_path: Path) -> None:
     from run_models import fan_batch
 
     launch("run_jobs:steps", 2, arguments=[str(tmp_path)])
@@ -56,7 +56,7 @@ def test_launched_ranks_train_like_one(tmp_path: Path) -> None:
         ("kill", "rank 1: was killed by SIGKILL (out of memory, perhaps). The other ranks were stopped."),
     ],
 )
-def test_the_first_cause_is_reported_once(how: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_failure_is_reported_once(how: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(GraphPipeError) as caught:
         launch("run_jobs:fail", 2, arguments=[how])
     assert str(caught.value) == said
@@ -76,39 +76,39 @@ def test_ranks_listen_on_the_loopback_interface_only(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
 def test_a_chosen_port_is_open_on_the_loopback_interface_only(tmp_path: Path) -> None:
     port = free_port()
-    launch("run_jobs:listen_at", 2, arguments=[str(tmp_path), str(port)], port=port)
+    launch("run_jobs:listeners_at", 2, arguments=[str(tmp_path), str(port)], port=port)
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["127.0.0.1", "127.0.0.1"]
     check_port(port)
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
-def test_what_comes_through_a_chosen_port_reaches_the_ranks_only_and_is_not_unpickled(
+def test_data_sent_to_a_chosen_port_reaches_only_the_ranks_and_is_not_unpickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Torch's agents unpickle what their store holds: the launcher's was at this port, and ran the code of whoever
-    # on this machine wrote there.
+    # Torch's agents unpickle what they read from their store. The launcher's store once listened at this port, and ran
+    # the code of any process on this machine that wrote to it.
     unpickled: list[bytes] = []
     monkeypatch.setattr("pickle.loads", lambda data, **_: unpickled.append(data))
     port = free_port()
-    launch("run_jobs:poison", 2, arguments=[str(tmp_path), str(port)], port=port)
+    launch("run_jobs:write_to_store", 2, arguments=[str(tmp_path), str(port)], port=port)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-hosts", "1-meets"]
     assert not unpickled
 
 
-def test_consequences_are_not_causes() -> None:
+def test_failures_that_follow_from_another_are_not_reported_as_its_cause() -> None:
     lost, stopped, guilty = (
         ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="")
         for rank, code in enumerate((1, -signal.SIGTERM, 3))
     )
     lost.error_file_data = {"message": {"message": "PeerLost: rank 2 died", "extraInfo": {}}}
     lost.timestamp = stopped.timestamp = guilty.timestamp - 1
-    assert str(first_cause({0: lost, 1: stopped, 2: guilty})) == (
+    assert str(first_failure({0: lost, 1: stopped, 2: guilty})) == (
         "rank 2: exited with code 3. The other ranks were stopped."
     )
-    assert str(first_cause({0: lost, 1: stopped})).startswith("rank 0: PeerLost: rank 2 died.")
-    # A rank that had written its cause was stopped, for a peer that missed it, before it was out.
+    assert str(first_failure({0: lost, 1: stopped})).startswith("rank 0: PeerLost: rank 2 died.")
+    # This rank recorded its error, but was stopped before it exited, because a peer had noticed its loss first.
     stopped.error_file_data = {"message": {"message": "InvalidInput: is spoiled", "extraInfo": {}}}
-    assert str(first_cause({0: lost, 1: stopped})).startswith("rank 1: InvalidInput: is spoiled.")
+    assert str(first_failure({0: lost, 1: stopped})).startswith("rank 1: InvalidInput: is spoiled.")
 
 
 def test_a_port_in_use_is_refused() -> None:
@@ -118,30 +118,30 @@ def test_a_port_in_use_is_refused() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidInput, match=f"port {port} cannot be used: Address already in use. Choose another"):
             launch("run_jobs:steps", 2, port=port)
-    with pytest.raises(InvalidInput, match="70000 is no port"):
+    with pytest.raises(InvalidInput, match="70000 is not a port"):
         check_port(70000)
 
 
-def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)]) as launcher:
         wait_for_ranks(tmp_path)
-        ranks = below(launcher.pid)
+        ranks = descendants(launcher.pid)
         assert len(ranks) == 2
         if sys.platform == "linux":
-            ranks[1].suspend()  # It can do nothing itself.
+            ranks[1].suspend()  # It cannot react by itself.
         launcher.kill()
-    assert still_there(ranks, 5) == []
+    assert still_running(ranks, 5) == []
 
 
-@pytest.mark.usefixtures("warm_ranks")
-def test_ranks_that_a_script_starts_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    """The tests' server is their parent, and lives on: nothing but the launcher's lock tells them."""
+@pytest.mark.usefixtures("forked_ranks")
+def test_ranks_started_by_a_script_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    """Their parent is the server of the tests, which keeps running. Only the launcher's lock shows that it has died."""
     with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], cwd=RANKS) as front:
         wait_for_ranks(tmp_path)
         launcher, *ranks = (psutil.Process(int((tmp_path / name).read_text())) for name in ("launcher", "0", "1"))
         assert launcher.pid != front.pid
         launcher.kill()
-    assert still_there(ranks, 5) == []
+    assert still_running(ranks, 5) == []
 
 
 def wait_for_ranks(folder: Path) -> None:
@@ -154,11 +154,11 @@ def wait_for_ranks(folder: Path) -> None:
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     launcher = subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], stderr=subprocess.PIPE, text=True)
     wait_for_ranks(tmp_path)
-    ranks = below(launcher.pid)
+    ranks = descendants(launcher.pid)
     launcher.send_signal(signal.SIGINT)
     _, said = launcher.communicate(timeout=20)
     assert launcher.returncode != 0
     assert "KeyboardInterrupt" in said
     assert "death signal" not in said
     assert len(ranks) == 2
-    assert still_there(ranks, 0) == []
+    assert still_running(ranks, 0) == []
