@@ -1,4 +1,4 @@
-"""The digits example: real data, its loss by hand, and a model that recognises held-out scans."""
+"""The digits example: real data, the loss computed by hand, and a model that recognises held-out scans."""
 
 import copy
 import importlib
@@ -31,7 +31,7 @@ def read(digits, tokens):
     return "".join(digits.LETTERS[number] for number in tokens).rstrip()
 
 
-def test_the_parts_are_all_the_scans_once_and_always_the_same(digits):
+def test_the_parts_are_fixed_and_contain_every_scan_once(digits):
     parts = {part: digits.data(part) for part in ("train", "held-out")}
     assert [len(labels) for _, labels in parts.values()] == [1437, 360]
     pixels = torch.cat([inputs["pixels"] for inputs, _ in parts.values()])
@@ -62,7 +62,7 @@ def test_the_first_ten_held_out_captions_are_the_digits_names(digits):
     assert digits.accuracy(perfect, labels) == pytest.approx(0.9)
 
 
-def test_a_training_takes_whole_batches_of_different_scans(digits):
+def test_a_training_has_complete_mini_batches_of_different_scans(digits):
     batches = digits.batches(epochs=2, batch_size=128)
     assert len(batches) == 22
     assert all(len(labels) == len(inputs["pixels"]) == 128 for inputs, labels in batches)

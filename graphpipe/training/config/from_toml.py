@@ -2,23 +2,23 @@
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.files.json_document import from_body
+from graphpipe.files.json_body import from_body, to_body
 from graphpipe.files.toml import parse_toml, read_toml
 from graphpipe.training.config.settings import TrainConfig
 
 PREFIX = "GRAPHPIPE__"
-"""Of environment variables: GRAPHPIPE__TRAIN__STEPS=50 stands for train.steps=50."""
+"""Start of the environment variables' names: GRAPHPIPE__TRAIN__STEPS=50 sets train.steps=50."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that changes what the file says."""
+    """One value that an environment variable or an override sets."""
 
     key: tuple[str, ...]
     value: Any
@@ -33,17 +33,16 @@ def read_config(
 
     Args:
         path: the file.
-        overrides: `section.key=value`, the value as in TOML (a bare word is a string).
-        environment: variables such as GRAPHPIPE__TRAIN__STEPS, which overrides go before; None takes this process's.
+        overrides: `section.key=value`, with the value as in TOML. A bare word is a string.
+        environment: variables such as GRAPHPIPE__TRAIN__STEPS. Overrides are stronger. None: those of this process.
 
     Raises:
-        InvalidInput: unreadable, not TOML, an unknown key (the nearest is given), or a value that cannot be used.
+        InvalidInput: the file cannot be read or is not TOML, a key is unknown (the message names the nearest one), or a
+            value cannot be used.
     """
     content = read_toml(path)[1]
     refuse_unknown(TrainConfig, content, str(path))
-    for setting in read_settings(overrides, environment):
-        _set(content, setting)
-        refuse_unknown(TrainConfig, _nest(setting), setting.source)
+    _apply(content, read_settings(overrides, environment))
     home = Path(path).resolve()
     if isinstance(folder := content.get("folder", "."), str):
         content["folder"] = str(home.parent / folder)
@@ -52,11 +51,28 @@ def read_config(
     return from_body(TrainConfig, config, str(path), strict=True)
 
 
-def read_settings(overrides: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Setting]:
-    """Yield what environment and overrides change, the strongest last.
+def resolve_config(config: str | Path | TrainConfig, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Return the configuration of a TOML file, or a configuration with some values changed.
+
+    Environment variables change only what a file says.
 
     Raises:
-        InvalidInput: an override without a key or a value, or a value that no TOML file may have.
+        InvalidInput: as `read_config`.
+    """
+    if not isinstance(config, TrainConfig):
+        return read_config(config, overrides)
+    if not overrides:
+        return config
+    content = to_body(config)
+    _apply(content, read_settings(overrides, {}))
+    return from_body(TrainConfig, content, "TrainConfig", strict=True)
+
+
+def read_settings(overrides: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Setting]:
+    """Yield what the environment and the overrides set, the strongest last.
+
+    Raises:
+        InvalidInput: an override has no key or no value, or its value is not TOML.
     """
     variables = os.environ if environment is None else environment
     for name in sorted(variables):
@@ -72,10 +88,17 @@ def read_settings(overrides: Sequence[str], environment: Mapping[str, str] | Non
 
 
 def refuse_unknown(kind: Any, content: Mapping[str, Any], where: str, prefix: str = "") -> None:
-    """Check that every key belongs to a dataclass, or to one inside it.
+    """Check that every key is a field of a dataclass, or of a dataclass inside it.
+
+    Args:
+        kind: the dataclass.
+        content: values by key.
+        where: the source of the content, for the message.
+        prefix: of the keys, in the message.
 
     Raises:
-        InvalidInput: one does not (the nearest that does is named), or there are keys inside one that is no section.
+        InvalidInput: a key is unknown (the message names the nearest one), or has keys inside it although it is not a
+            section.
     """
     known = {each.name: each.type for each in fields(kind)}
     for key, value in content.items():
@@ -83,8 +106,14 @@ def refuse_unknown(kind: Any, content: Mapping[str, Any], where: str, prefix: st
             raise InvalidInput(f"unknown key '{prefix}{key}'", where=where, remedy=nearest(key, list(known)))
         if isinstance(value, dict):
             if not is_dataclass(known[key]):
-                raise InvalidInput(f"'{prefix}{key}' is no section", where=where)
+                raise InvalidInput(f"'{prefix}{key}' is not a section", where=where)
             refuse_unknown(known[key], cast(dict[str, Any], value), where, f"{prefix}{key}.")
+
+
+def _apply(content: dict[str, Any], settings: Iterable[Setting]) -> None:
+    for setting in settings:
+        _set(content, setting)
+        refuse_unknown(TrainConfig, _nest(setting), setting.source)
 
 
 def _set(content: dict[str, Any], setting: Setting) -> None:
@@ -92,7 +121,7 @@ def _set(content: dict[str, Any], setting: Setting) -> None:
     for section in sections:
         content = content.setdefault(section, {})
         if not isinstance(content, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInput(f"'{section}' is no section", where=setting.source)
+            raise InvalidInput(f"'{section}' is not a section", where=setting.source)
     content[last] = setting.value
 
 

@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule from a training's configuration."""
+"""The optimizer and the learning-rate schedule of a configuration."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def build_optimizer(settings: OptimizerSettings, parameters: Sequence[Tensor]) -
 
 
 def scheduler_factory(settings: ScheduleSettings, steps: int) -> SchedulerFactory:
-    """Return what makes the learning-rate schedule of a training of `steps` steps."""
+    """Return a function that makes the learning-rate schedule of a training with `steps` steps."""
 
     def share(step: int) -> float:
         if step < settings.warmup_steps:

@@ -1,4 +1,4 @@
-"""The configuration of a training: what `graphpipe train CONFIG.toml key=value ...` reads."""
+"""The configuration of a training, as `graphpipe train CONFIG.toml key=value ...` reads it."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,12 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import from_body, read_document, write_document
+from graphpipe.files.json_body import from_body
+from graphpipe.files.json_document import read_document, write_document
 from graphpipe.run.device.precision import PrecisionName
 from graphpipe.run.faults.fault import parse_faults
-from graphpipe.run.weights.replica_sync import EngineName, check_engine
+from graphpipe.run.weights.check_sync import check_sync
+from graphpipe.run.weights.registry import DEFAULT_SYNC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,51 +24,50 @@ class PlanSettings:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     planner: str = "graphpipe"
-    """Or `spp`, for a chain of stages."""
+    """Name of any planner. For example, `spp` makes a chain of stages."""
     costs: str = "profile"
-    """`profile` measures the model's operators here; `estimate` computes; else a file of `graphpipe profile`."""
+    """`profile` measures the operators on this machine, `estimate` computes costs. Or a file of `graphpipe profile`."""
     micro_batch: int | None = None
-    """Only this micro-batch size; by default all are searched."""
+    """Only this micro-batch size. By default all sizes are searched."""
     mixed_micro_batches: bool = False
-    """Let stages differ in micro-batch size."""
+    """Stages may have different micro-batch sizes."""
     schedule: str | None = None
-    """`1f1b`, `gpipe`, `zb-h1`, `zb-auto`; `auto` takes the one with the shortest predicted step. By default `auto` for
-    planner graphpipe, `1f1b` for others and where devices share cores."""
+    """Name of a scheduler, such as `1f1b` or `zb-h1`, or `auto` for the shortest predicted step. The default is that of
+    the planner, and `1f1b` for devices that share cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """How long, and with what randomness."""
+    """How the model is trained."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     batch_size: int
-    """Samples of a mini-batch."""
+    """Samples per mini-batch."""
     steps: int | None = None
     """Optimizer steps."""
     epochs: int | None = None
-    """Passes over the data; with `steps` too, training ends with whichever ends first."""
+    """Passes over the data. With `steps` too, training ends when either is reached."""
     seed: int = 0
-    """Of the initial weights, the order of the data and dropout."""
+    """Seed of the initial weights, the order of the data and dropout."""
     clip_norm: float | None = None
-    """Largest 2-norm of the whole model's gradients."""
+    """Largest 2-norm of the whole model's gradients. By default gradients are not clipped."""
     precision: PrecisionName = "fp32"
-    """Of forwards and losses: `bf16` and `fp16` are torch's autocast, and weights, gradients and the optimizer stay as
-    they are. With `fp16` the loss is scaled, and a step whose gradients overflow changes the scale alone."""
-    engine: EngineName = "allreduce"
-    """How the replicas of a stage sum their gradients: `allreduce` after the last backward, `ddp`
-    (DistributedDataParallel) while it runs, `fsdp2` (`fully_shard`) into shards of weights, gradients and optimizer
-    state. Plans count the memory of whole ones."""
+    """Precision of forwards and losses. `bf16` and `fp16` use torch's autocast, and leave weights, gradients and the
+    optimizer unchanged. With `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""
+    engine: str = DEFAULT_SYNC
+    """Name of the replica synchronisation, which sums gradients over the replicas of a stage (docs/training.md lists
+    them). Plans count the memory of whole weights, gradients and optimizer state on every replica."""
     shard_optimizer: bool = False
-    """Replicas share out the optimizer's state (ZeRO-1), as `fsdp2` does by itself. Plans count all of it on each."""
+    """Shard the optimizer's state over replicas (ZeRO-1). Plans count the unsharded state on every replica."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints, with one more at the end; by default none is made."""
+    """Steps between checkpoints. One more is made after the last step. By default no checkpoints are made."""
     keep: int = 2
-    """Checkpoints that stay."""
+    """Number of checkpoints to keep."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where loss, throughput and memory go besides metrics.jsonl; each needs the extra of its name."""
+    """Loggers of loss, throughput and memory, besides metrics.jsonl. Each needs the extra of the same name."""
     faults: tuple[str, ...] = ()
-    """To be injected, such as `kill@rank2:step3:phase=send` (see `graphpipe.run.faults.injector`); by default none."""
+    """Faults to inject, such as `kill@rank2:step3:phase=send` (see `graphpipe.run.faults.injector`)."""
 
     def __post_init__(self) -> None:
         _at_least_one("train.batch_size", self.batch_size)
@@ -76,7 +77,7 @@ class TrainSettings:
         counts = {"steps": self.steps, "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
         for name, number in counts.items():
             _at_least_one(f"train.{name}", 1 if number is None else number)
-        check_engine(self.engine, shard_optimizer=self.shard_optimizer, section="train.")
+        check_sync(self.engine, shard_optimizer=self.shard_optimizer, section="train.")
         parse_faults(self.faults)
         if self.clip_norm is not None:
             _positive("train.clip_norm", self.clip_norm)
@@ -84,7 +85,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """Which optimizer."""
+    """The optimizer."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -93,7 +94,7 @@ class OptimizerSettings:
     """Learning rate."""
     weight_decay: float = 0.0
     momentum: float = 0.0
-    """Of sgd only."""
+    """Only for sgd."""
 
     def __post_init__(self) -> None:
         _positive("optimizer.lr", self.lr)
@@ -103,14 +104,14 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSettings:
-    """How the learning rate changes."""
+    """The learning-rate schedule."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: Literal["constant", "cosine"] = "constant"
-    """`cosine` falls to zero at the last step."""
+    """`cosine` decreases to zero at the last step."""
     warmup_steps: int = 0
-    """Steps in which it rises from zero."""
+    """Steps in which the learning rate rises from zero."""
 
     def __post_init__(self) -> None:
         _not_negative("lr_schedule.warmup_steps", self.warmup_steps)
@@ -118,33 +119,33 @@ class ScheduleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Where results go, and where the ranks meet."""
+    """The run's folder, its processes, and how it recovers."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     directory: str = "runs"
-    """Every run gets a new folder in it."""
+    """Each run makes a new folder in this directory."""
     name: str = ""
-    """Of the folder; by default the configuration file's."""
+    """Name of the run's folder, before its number. The default is the configuration file's name, or `run`."""
     port: int = 0
-    """Where local ranks meet; 0 is any free one."""
+    """Port on which local ranks connect. 0 takes any free port."""
     timeout_seconds: float = 300.0
-    """How long a rank waits for another that neither answers nor dies."""
+    """How long a rank waits for another rank that neither answers nor ends."""
     profile_steps: int = 0
-    """Steps that torch's profiler records on every rank; `--torch-profiler steps=3` sets it."""
+    """Steps that torch's profiler records on every rank. `--torch-profiler steps=3` sets this."""
     elastic: bool = False
-    """Go on with the devices that are left when a rank is lost (see `graphpipe.training.elastic.supervisor`)."""
+    """If a rank is lost, continue on the remaining devices (see `graphpipe.training.elastic.supervisor`)."""
     most_recoveries: int = 10
-    """After so many an elastic run gives up."""
+    """An elastic run ends at the next loss after this many recoveries."""
     readmit_seconds: float = 60.0
-    """How long after its loss a device is looked at, to be taken back at the next checkpoint if it answers; doubled
-    with each further loss of it. 0 takes none back."""
+    """Seconds after a loss until the device is probed. If it answers, it is used again after the next checkpoint. Each
+    further loss of the same device doubles this. 0 never uses a lost device again."""
 
     def __post_init__(self) -> None:
         _positive("run.timeout_seconds", self.timeout_seconds)
         if self.name and (Path(self.name).name != self.name or self.name == ".."):
             raise InvalidInput(
-                f"is '{self.name}', which would leave run.directory", where="run.name", remedy="Write a plain name."
+                f"is '{self.name}', which is not inside run.directory", where="run.name", remedy="Write a plain name."
             )
         counts = {
             "most_recoveries": self.most_recoveries,
@@ -162,11 +163,11 @@ class TrainConfig:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     task: str
-    """`file.py:function` (beside the configuration file) or `package.module:function`; it returns a Task."""
+    """`file.py:function` (relative to `folder`) or `package.module:function`. The function returns a Task."""
     cluster: str
     """A preset such as `local:4`, or a TOML file."""
     folder: str = "."
-    """Where the task's file is looked for; by default the configuration file's folder."""
+    """The folder of the task's file. The default is the configuration file's folder."""
     train: TrainSettings
     plan: PlanSettings = field(default_factory=PlanSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -176,13 +177,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.run.elastic and self.train.checkpoint_every is None:
             raise InvalidInput(
-                "an elastic run goes on from checkpoints, and none are made",
+                "an elastic run continues from checkpoints, but no checkpoints are made",
                 where="run.elastic",
                 remedy="Set train.checkpoint_every=STEPS.",
             )
 
     def save(self, path: str | Path) -> None:
-        """Write the configuration, every default spelled out, as a JSON document."""
+        """Write the configuration with all defaults as a JSON document."""
         write_document(path, "train", self)
 
     @staticmethod
@@ -196,10 +197,10 @@ class TrainConfig:
 
 
 def with_options(config: TrainConfig, *, faults: Sequence[str] = (), elastic: bool = False) -> TrainConfig:
-    """Return a configuration with further faults, elastic if this or the configuration says so.
+    """Return a configuration with more faults, which is elastic if `elastic` or the configuration says so.
 
     Raises:
-        InvalidInput: a fault that is none, or elastic without checkpoints.
+        InvalidInput: a fault is malformed, or the run is elastic without checkpoints.
     """
     return replace(
         config,

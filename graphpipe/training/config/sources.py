@@ -1,11 +1,11 @@
-"""Where every value of a training's configuration came from."""
+"""The source of every value of a training's configuration."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from graphpipe.files.json_document import to_body
+from graphpipe.files.json_body import to_body
 from graphpipe.files.toml import read_toml
 from graphpipe.training.config.from_toml import read_settings
 from graphpipe.training.config.settings import TrainConfig
@@ -24,10 +24,10 @@ def value_sources(
     A source is `default`, `FILE:LINE`, `environment GRAPHPIPE__...` or `override key=value`.
 
     Args:
-        config: what `read_config` made of the rest.
+        config: the result of `read_config` with the other arguments.
         path: its file.
-        overrides: that it was read with.
-        environment: variables that it was read with; None takes this process's.
+        overrides: of `read_config`.
+        environment: of `read_config`. None: the variables of this process.
     """
     sources: dict[Key, str] = dict.fromkeys((key for key, _ in leaves(to_body(config))), "default")
     sources |= {key: f"{path}:{line}" for key, line in key_lines(read_toml(path)[0]).items() if key in sources}
@@ -40,8 +40,8 @@ def value_sources(
 def key_lines(text: str) -> dict[Key, int]:
     """Return the line, from 1, on which the value of each key begins in a TOML text.
 
-    tomllib tells no lines. A key begins on the first line after the longest part of the text that can be read without
-    it: whole statements alone can be.
+    tomllib does not report lines. Only whole statements can be parsed, so a key begins on the first line after the
+    longest beginning of the text that parses and does not contain it.
     """
     found: dict[Key, int] = {}
     lines = text.split("\n")
@@ -49,7 +49,7 @@ def key_lines(text: str) -> dict[Key, int]:
     for number in range(1, len(lines) + 1):
         try:
             content = tomllib.loads("\n".join(lines[:number]))
-        except tomllib.TOMLDecodeError:  # in the midst of a value of several lines
+        except tomllib.TOMLDecodeError:  # The value has more lines.
             continue
         for key, _ in leaves(content):
             found.setdefault(key, begins)
@@ -58,7 +58,7 @@ def key_lines(text: str) -> dict[Key, int]:
 
 
 def leaves(content: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield every value that is no table, with the names that lead to it."""
+    """Yield every value that is not a table, with the keys that lead to it."""
     for name, value in content.items():
         if isinstance(value, dict):
             yield from leaves(cast(dict[str, Any], value), (*prefix, name))

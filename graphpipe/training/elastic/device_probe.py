@@ -1,16 +1,16 @@
-"""Whether a device answers: `python -m graphpipe.training.elastic.device_probe` multiplies two small matrices on it.
+"""Checks that a device works: `python -m graphpipe.training.elastic.device_probe` multiplies two small matrices on it.
 
-It is a process of its own: a device that hangs, hangs it alone.
+It runs in a process of its own, so that a device that hangs does not hang the supervisor.
 """
 
 import torch
 
-from graphpipe.launch.parent_watch import end_with_launcher
+from graphpipe.launch.parent_watch import die_with_launcher
 
 
 def main() -> None:
-    """Compute on the first CUDA device that is visible, or else on the CPU, and check the result."""
-    end_with_launcher()
+    """Compute on the first visible CUDA device, or on the CPU if there is none, and check the result."""
+    die_with_launcher()
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     ones = torch.ones(64, 64, device=device)
     assert bool((ones @ ones == 64).all())

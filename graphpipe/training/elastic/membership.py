@@ -1,90 +1,120 @@
-"""Which devices of a cluster have come, when the hosts of an elastic run meet (again) under torchrun."""
+"""The hosts that have joined an elastic run under torchrun, and the devices of the cluster that they stand for."""
 
 import os
 import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.world import World
-from graphpipe.training.config.settings import RunSettings
-from graphpipe.training.run_folder.metrics_log import read_log
-from graphpipe.training.run_folder.recoveries import Pending, stand_still
-from graphpipe.training.train_rank import LOG, METRICS
+from graphpipe.training.config.settings import RunSettings, TrainConfig
+from graphpipe.training.run_folder.metrics_log import read_metrics_log
+from graphpipe.training.run_folder.recoveries import Interruption, note_interruption
+from graphpipe.training.run_folder.run_folder import RunFolder
 
-_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
-def run_folder(settings: RunSettings, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of an elastic run, the same whenever its hosts meet.
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The hosts of an elastic run that have joined, now or after a loss."""
+
+    folder: RunFolder
+    cluster: Cluster
+    """One device for each rank, in the order of ranks."""
+
+    @staticmethod
+    def gather(config: TrainConfig, world: World) -> "Membership":
+        """Return the hosts that have joined. Every rank calls this.
+
+        Raises:
+            InvalidInput: an option of torchrun is missing, there are more hosts than nodes, or more ranks on a host
+                than devices on its node.
+        """
+        folder = shared_folder(config.run)
+        hosts: list[str] = world.exchange(f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '0')}")
+        return Membership(folder, devices_of(hosts, Cluster.resolve(config.cluster)))
+
+
+def shared_folder(settings: RunSettings, environment: Mapping[str, str] = os.environ) -> RunFolder:
+    """Return the folder of an elastic run. It is the same each time its hosts join.
 
     Raises:
-        InvalidInput: torchrun was not given what an elastic run needs; says what.
+        InvalidInput: an option of torchrun that an elastic run needs is missing. The message names it.
     """
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise InvalidInput(
-            "the ranks share the agent's store, and would find what is left of an earlier start in it",
+            "the ranks share the store of torchrun's agent, which still holds the keys of an earlier start",
             where="environment",
             remedy="Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun.",
         )
     name = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if name == "none" or not _ID.fullmatch(name):
+    if name == "none" or not _RUN_ID.fullmatch(name):
         raise InvalidInput(
-            f"'{name}' is no name for the run's folder",
+            f"'{name}' cannot name the run's folder",
             where="TORCHELASTIC_RUN_ID",
             remedy="Give torchrun --rdzv-id NAME, of letters, digits, dots and dashes.",
         )
-    return Path(settings.directory) / f"{settings.name}-{name}"
+    return RunFolder(Path(settings.directory) / f"{settings.name or 'run'}-{name}")
 
 
-def meet(world: World, cluster: Cluster) -> Cluster:
-    """Return what has come of a cluster: a device for each rank, in their order; every rank must call this.
+def devices_of(hosts: Sequence[str], cluster: Cluster) -> Cluster:
+    """Return the devices of a cluster that ranks on these hosts stand for, one device for each rank.
 
-    A host is the node of its own name, if all hosts are; else the first host is the first node, and so on.
+    If every host has the name of a node, it is that node. Otherwise the first host is the first node, and so on.
+
+    Args:
+        hosts: `name/group rank` of each rank's host, by rank.
+        cluster: of the configuration.
 
     Raises:
-        InvalidInput: more hosts than nodes, or more ranks on a host than its node has devices.
+        InvalidInput: there are more hosts than nodes, or more ranks on a host than devices on its node.
     """
-    hosts: list[str] = world.exchange(f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '0')}")
-    return devices_of(hosts, cluster)
-
-
-def devices_of(hosts: list[str], cluster: Cluster) -> Cluster:
-    """Return the devices of a cluster that ranks on these hosts (`name/group rank`, by rank) stand for."""
     nodes: dict[str, list[str]] = {}
     for device in cluster.devices:
         nodes.setdefault(device.node, []).append(device.name)
     counts = Counter(hosts)
-    named = {host: host.rpartition("/")[0] for host in counts}
-    if len({*named.values()} & nodes.keys()) < len(counts):
+    node_of = {host: host.rpartition("/")[0] for host in counts}
+    if len({*node_of.values()} & nodes.keys()) < len(counts):
         if len(counts) > len(nodes):
             raise InvalidInput(
-                f"{len(counts)} hosts have come, the cluster has {len(nodes)} nodes", where=f"cluster '{cluster.name}'"
+                f"{len(counts)} hosts have joined, the cluster has {len(nodes)} nodes",
+                where=f"cluster '{cluster.name}'",
             )
-        named = dict(zip(counts, nodes, strict=False))
-    for host, node in named.items():
+        node_of = dict(zip(counts, nodes, strict=False))
+    for host, node in node_of.items():
         if counts[host] > len(nodes[node]):
             raise InvalidInput(
-                f"{counts[host]} ranks have come on host '{host}', node '{node}' has {len(nodes[node])} devices",
+                f"{counts[host]} ranks have joined on host '{host}', node '{node}' has {len(nodes[node])} devices",
                 where=f"cluster '{cluster.name}'",
                 remedy=f"Start {len(nodes[node])} processes on it.",
             )
-    return cluster.only([name for host, node in named.items() for name in nodes[node][: counts[host]]])
+    return cluster.only([name for host, node in node_of.items() for name in nodes[node][: counts[host]]])
 
 
-def note_return(directory: Path, cluster: Cluster, planning_seconds: float | None = None) -> None:
-    """Note that a run stood still, if it had begun before and was not done."""
-    log = directory / LOG
-    if not log.exists() or (directory / METRICS).exists():
+def note_restart(folder: RunFolder, cluster: Cluster, planning_seconds: float | None = None) -> None:
+    """Write down that a run was interrupted, if it had begun before and is not complete.
+
+    Args:
+        folder: of the run.
+        cluster: the devices on which it continues.
+        planning_seconds: time taken to plan for them.
+    """
+    log = folder.metrics_log
+    if not log.exists() or folder.metrics.exists():
         return
-    steps = read_log(log)
-    since = min(log.stat().st_mtime, time.time())
+    steps = read_metrics_log(log)
     names = tuple(device.name for device in cluster.devices)
-    cause = f"the hosts met again, with {len(names)} ranks"
-    done = steps[-1].step if steps else 0
-    pending = Pending(since=since, cause=cause, steps_done=done, devices=names, planning_seconds=planning_seconds)
-    stand_still(directory, pending)
+    interruption = Interruption(
+        since=min(log.stat().st_mtime, time.time()),
+        cause=f"the hosts joined again, with {len(names)} ranks",
+        steps_done=steps[-1].step if steps else 0,
+        devices=names,
+        planning_seconds=planning_seconds,
+    )
+    note_interruption(folder, interruption)

@@ -1,93 +1,94 @@
-"""A training that goes on when ranks are lost: it plans again for the devices that are left.
+"""A training that continues when ranks are lost: it plans again for the devices that are left.
 
     graphpipe train CONFIG.toml --elastic train.checkpoint_every=100
 
-The process that starts the ranks stays as their supervisor. Each life of the ranks is one launch by torch's elastic
-agent, without restarts of its own, which would start all of them again on the same devices:
+The process that starts the ranks stays as their supervisor. It starts the ranks once for each plan, with torch's
+elastic agent. The agent's own restarts are off, because they would start all ranks again on the same devices:
 
     launch on 4 devices    rank 2 dies, stops or raises; its peers notice (closed connections, or run.timeout_seconds)
       the agent stops them all; `first_cause` names the rank, and so the device
     plan for 3 devices     the costs are known already: a fraction of a second
-    launch on 3 devices    every rank loads its part of the last good checkpoint; training goes on from there
-      the lost device is looked at after run.readmit_seconds; it answers
-    at the next checkpoint all ranks leave in peace
+    launch on 3 devices    every rank loads its part of the newest valid checkpoint and trains from there
+      after run.readmit_seconds the lost device is probed; it answers
+    at the next checkpoint all ranks leave without an error
     launch on 4 devices    with the first plan again; no step is lost
 
-So a run is a sequence of plans, each on from a checkpoint of the one before, and its weights are those of an unbroken
-run with the same sequence: bit for bit on the CPU, whatever was lost in between. Every plan stays in the run's folder
-(plan-2.json and so on), and recoveries.jsonl and metrics.json tell after which step each began, how many steps were
-done twice and how long the run stood still: from the last sign of life of the rank that failed until all ranks were
-ready for the next step. A rank that is lost after the last checkpoint, as while the model is evaluated, costs no step:
-evaluation begins anew. One that is lost when the results are written costs nothing.
+A run is therefore a sequence of plans, and each continues from a checkpoint of the one before. On the CPU the weights
+equal, bit for bit, those of an uninterrupted run with the same sequence of plans. Every plan stays in the run's folder
+(plan-2.json and so on). recoveries.jsonl and metrics.json say after which step each plan began, how many steps were
+repeated, and how long the run stood still: from the last sign of life of the failed rank until all ranks were ready for
+the next step. If a rank is lost after the last checkpoint, for example while the model is evaluated, no step is lost
+and evaluation begins again. If a rank is lost after the results are written, nothing is repeated.
 
-What would come again wherever it runs ends the run: invalid input, a loss that is not finite, a damaged checkpoint,
-no plan that fits in the memory that is left, a shortage of memory, which fewer devices would make worse; and an
-exception that comes twice at the same step.
+Errors that would recur on any devices end the run: invalid input, a loss that is not finite, a damaged checkpoint, no
+plan that fits in the memory that is left, a shortage of memory, which fewer devices would make worse, and an exception
+that occurs twice at the same step.
 
-Under torchrun the agents of the hosts are the supervisors. They need a store of their own, or ranks that start anew in
-place meet the old store, and a name for the run, which names its folder on a file system that all hosts share:
+Under torchrun the agents of the hosts are the supervisors. The ranks need a store of their own, because ranks that are
+restarted in place would otherwise find the keys of the earlier start. The run needs a name, which names its folder on a
+file system that all hosts share:
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 4 --max-restarts 10 \\
         --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME -m graphpipe train CONFIG.toml --elastic
 
-A host that is lost, or comes back, makes the agents meet again and start all ranks; rank 0 then plans for the hosts
-that came (`meeting.meet`), and all go on from the last checkpoint. The agents do not wait for a checkpoint when a host
-comes back: steps since the last one are done again. Where they listen is torchrun's to say (--local-addr).
+When a host is lost or comes back, the agents join again and start all ranks. Rank 0 then plans for the hosts that have
+joined (see `membership`), and all ranks continue from the last checkpoint. The agents do not wait for a checkpoint when
+a host comes back, so the steps since the last checkpoint are repeated. The address on which the agents listen is an
+option of torchrun (--local-addr).
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from graphpipe.cluster import Cluster
 from graphpipe.launch.first_failure import RankFailed
-from graphpipe.launch.launcher import launch
 from graphpipe.plans import Plan
-from graphpipe.run.checkpoint.export_weights import CHECKPOINTS
-from graphpipe.run.checkpoint.folder import checkpoints_in
+from graphpipe.run.checkpoint.folder import list_checkpoints
 from graphpipe.training.config.settings import RunSettings
 from graphpipe.training.elastic.readmission import Readmission
-from graphpipe.training.elastic.visible_gpus import visible
-from graphpipe.training.run_folder.metrics_log import read_log
-from graphpipe.training.run_folder.recoveries import Pending, stand_still
-from graphpipe.training.train_rank import LOG, METRICS
+from graphpipe.training.elastic.visible_gpus import visible_gpus
+from graphpipe.training.run_folder.metrics_log import read_metrics_log
+from graphpipe.training.run_folder.recoveries import Interruption, note_interruption
+from graphpipe.training.run_folder.run_folder import RunFolder
 
-WORK = "graphpipe.training.train_rank:work"
-HOPELESS = ("InvalidInput", "Infeasible", "NonFiniteLoss", "OutOfMemory", "CheckpointCorrupt")
-"""Kinds of errors that would come again."""
+UNRECOVERABLE = ("InvalidInput", "Infeasible", "NonFiniteLoss", "OutOfMemory", "CheckpointCorrupt")
+"""Kinds of errors that would recur on any devices."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Supervisor:
-    """Keeps a training going. `train` runs it to its end."""
+    """Starts the ranks of a training again, on other devices, until all steps are done. Call `train`."""
 
-    directory: Path
-    """Of the run: its configuration and first plan are there."""
+    folder: RunFolder
+    """It holds the configuration and the first plan."""
     cluster: Cluster
     """All devices."""
+    start: Callable[..., None]
+    """Starts the ranks and waits for them: `launch` with its first argument, which says what a rank runs."""
     replan: Callable[[Cluster], Plan]
-    """Plans for what is left of the cluster, and leaves the plan where the ranks find it."""
+    """Plans for some devices of the cluster, and writes the plan where the ranks read it."""
     settings: RunSettings
     tell: Callable[[str], None]
+    """Called with a line for each event."""
     losses: Counter[str] = field(default_factory=Counter[str])
-    """How often each device was lost."""
-    due: dict[str, float] = field(default_factory=dict[str, float])
-    """Devices that are lost now, and when to look whether they are back."""
+    """How often each device was lost, by its name."""
+    probe_at: dict[str, float] = field(default_factory=dict[str, float])
+    """The devices that are lost now, and when to probe each, in seconds of `time.monotonic`."""
     recoveries: int = 0
-    before: tuple[str, int] = ("", -1)
-    """The exception that ended the last life of the ranks, and the step."""
+    last_error: tuple[str, int] = ("", -1)
+    """The exception that ended the last launch, and the step."""
 
     def train(self, plan: Plan, *, resume: bool) -> Plan:
-        """Train from the plan on, and return the last plan.
+        """Train to the last step, and return the last plan.
 
         Args:
             plan: to begin with.
-            resume: go on from the run's last checkpoint.
+            resume: resume from the run's newest valid checkpoint.
 
         Raises:
-            RankFailed: a rank failed in a way that would come again, too often, or on the last device.
+            RankFailed: a rank failed with an unrecoverable error, too often, or on the last device.
             Infeasible: no plan fits on the devices that are left.
         """
         while True:
@@ -97,63 +98,65 @@ class Supervisor:
                     failure = None
                 except RankFailed as error:
                     failure = error
-            if failure is None and not readmission.left():
+            if failure is None and not readmission.accepted():
                 return plan
-            if failure is not None and (self.directory / METRICS).exists():
+            if failure is not None and self.folder.metrics.exists():
                 self.tell(f"{failure} The results were written before")
                 return plan
             done = self._steps_done()
             if failure is None:
                 cause, since = f"device {readmission.back[0]} is back", time.time()
-                del self.due[readmission.back[0]]
+                del self.probe_at[readmission.back[0]]
             else:
                 cause, since = str(failure), failure.seen
-                self._lose(plan, failure, done)
+                self._note_loss(plan, failure, done)
             plan, seconds = self._plan_again()
             names = tuple(plan.cluster.devices[device].name for device in plan.used_devices)
-            pending = Pending(since=since, cause=cause, steps_done=done, devices=names, planning_seconds=seconds)
-            stand_still(self.directory, pending)
-            resume = bool(checkpoints_in(self.directory / CHECKPOINTS))
+            interruption = Interruption(
+                since=since, cause=cause, steps_done=done, devices=names, planning_seconds=seconds
+            )
+            note_interruption(self.folder, interruption)
+            resume = bool(list_checkpoints(self.folder.checkpoints))
 
     def _launch(self, plan: Plan, *, resume: bool) -> None:
         names = [plan.cluster.devices[device].name for device in plan.used_devices]
-        launch(
-            WORK,
+        self.start(
             len(names),
-            arguments=[str(self.directory), "resume" * resume, "elastic"],
+            arguments=[str(self.folder), "resume" * resume, "elastic"],
             port=self.settings.port,
-            environment=visible(self.cluster, names) if self.losses else {},
+            environment=visible_gpus(self.cluster, names) if self.losses else {},
         )
 
     def _readmission(self) -> Readmission:
         return Readmission(
-            directory=self.directory,
-            due=self.due if self.settings.readmit_seconds else {},
+            folder=self.folder,
+            probe_at=self.probe_at if self.settings.readmit_seconds else {},
             every_seconds=self.settings.readmit_seconds,
-            environment=lambda name: visible(self.cluster, [name]),
+            environment=lambda name: visible_gpus(self.cluster, [name]),
             tell=self.tell,
         )
 
-    def _lose(self, plan: Plan, failure: RankFailed, done: int) -> None:
+    def _note_loss(self, plan: Plan, failure: RankFailed, done: int) -> None:
+        # Raises the failure if the run cannot recover from it.
         lost = [plan.cluster.devices[plan.used_devices[rank]].name for rank in failure.failed]
-        repeated = bool(failure.kind) and (failure.what, done) == self.before
-        left = len(self.cluster.devices) - len({*self.due, *lost})
-        if failure.kind in HOPELESS or repeated or not left or self.recoveries >= self.settings.most_recoveries:
+        repeated = bool(failure.kind) and (failure.what, done) == self.last_error
+        left = len(self.cluster.devices) - len({*self.probe_at, *lost})
+        if failure.kind in UNRECOVERABLE or repeated or not left or self.recoveries >= self.settings.most_recoveries:
             raise failure
-        self.before = (failure.what, done)
+        self.last_error = (failure.what, done)
         self.recoveries += 1
         for name in lost:
             self.losses[name] += 1
-            self.due[name] = time.monotonic() + self.settings.readmit_seconds * 2 ** (self.losses[name] - 1)
+            self.probe_at[name] = time.monotonic() + self.settings.readmit_seconds * 2 ** (self.losses[name] - 1)
         self.tell(f"{failure} Lost: {', '.join(lost)}; {left} devices are left: planning again")
 
     def _plan_again(self) -> tuple[Plan, float]:
         start = time.perf_counter()
-        plan = self.replan(self.cluster.without(self.due.keys()))
+        plan = self.replan(self.cluster.without(self.probe_at.keys()))
         seconds = time.perf_counter() - start
         self.tell(f"planned {len(plan.stages)} stages on {len(plan.used_devices)} devices in {seconds:.2f} s")
         return plan, seconds
 
     def _steps_done(self) -> int:
-        steps = read_log(self.directory / LOG)
+        steps = read_metrics_log(self.folder.metrics_log)
         return steps[-1].step if steps else 0

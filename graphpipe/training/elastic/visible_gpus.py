@@ -1,4 +1,4 @@
-"""Which GPUs ranks see, when not all of a cluster's devices are in use."""
+"""Which GPUs the ranks see when only some devices of a cluster are in use."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,18 +7,22 @@ import torch
 
 from graphpipe.cluster import Cluster
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def visible(cluster: Cluster, names: Sequence[str]) -> Mapping[str, str]:
-    """Return what ranks need in their environment so that local rank i computes on the i-th of these devices.
+def visible_gpus(cluster: Cluster, names: Sequence[str]) -> Mapping[str, str]:
+    """Return the environment variables with which local rank i computes on the i-th of these devices.
 
-    Nothing on a machine without CUDA, or with fewer GPUs than the cluster has devices.
+    They are empty on a machine without CUDA, or with fewer GPUs than the cluster has devices.
+
+    Args:
+        cluster: all devices, in the order of this machine's GPUs.
+        names: the devices in use.
     """
     count = torch.cuda.device_count()
     if count < len(cluster.devices):
         return {}
-    given = os.environ.get(VISIBLE)
-    numbers = given.split(",") if given else [str(number) for number in range(count)]
+    visible = os.environ.get(VARIABLE)
+    gpus = visible.split(",") if visible else [str(number) for number in range(count)]
     positions = {device.name: number for number, device in enumerate(cluster.devices)}
-    return {VISIBLE: ",".join(numbers[positions[name]] for name in names)}
+    return {VARIABLE: ",".join(gpus[positions[name]] for name in names)}

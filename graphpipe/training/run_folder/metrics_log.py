@@ -1,34 +1,45 @@
-"""metrics.jsonl: a line per step, as it happens."""
+"""metrics.jsonl: one line per optimizer step, written as it happens."""
 
 import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import from_body, to_body, write_text
-from graphpipe.files.json_lines import read_lines
-from graphpipe.training.run_folder.train_result import Step
+from graphpipe.files.json_body import from_body, to_body
+from graphpipe.files.json_lines import read_json_lines
+from graphpipe.files.text_file import write_text
 
 
-def read_log(path: Path) -> list[Step]:
-    """Return the steps of a log, up to a line that was not finished; none if there is no log.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One optimizer step: a line of metrics.jsonl."""
+
+    step: int
+    """From 1."""
+    loss: float
+    seconds: float
+
+
+def read_metrics_log(path: Path) -> list[StepMetrics]:
+    """Return the steps of a log, without a last line that was cut short. A missing file has no steps.
 
     Raises:
         InvalidInput: the log cannot be read, or its steps do not ascend.
     """
-    steps: list[Step] = []
-    for where, body in read_lines(path):
-        steps.append(from_body(Step, body, where))
+    steps: list[StepMetrics] = []
+    for where, body in read_json_lines(path):
+        steps.append(from_body(StepMetrics, body, where))
         if len(steps) > 1 and steps[-1].step <= steps[-2].step:
             raise InvalidInput(f"step {steps[-1].step} follows {steps[-2].step}", where=where)
     return steps
 
 
 @contextmanager
-def write_log(path: Path, steps: Sequence[Step]) -> Generator[TextIO]:
-    """Open a log that holds these steps, to append others."""
+def open_metrics_log(path: Path, steps: Sequence[StepMetrics]) -> Generator[TextIO]:
+    """Write a log of these steps, and keep it open so that further lines can be appended."""
     write_text(path, "".join(f"{json.dumps(to_body(step))}\n" for step in steps))
     with path.open("a", encoding="utf-8") as log:
         yield log

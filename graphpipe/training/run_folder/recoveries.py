@@ -1,100 +1,105 @@
-"""What it took to go on after a rank was lost, or with a device that is back: told once, kept in the run's folder."""
+"""recoveries.jsonl: when and how a run continued on other devices, because a rank was lost or a device came back."""
 
 import json
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pydantic import ConfigDict
 
-from graphpipe.files.json_document import from_body, read_document, to_body, write_document
-from graphpipe.files.json_lines import end_line, read_lines
+from graphpipe.files.json_body import from_body, to_body
+from graphpipe.files.json_document import read_document, write_document
+from graphpipe.files.json_lines import read_json_lines, remove_partial_line
+from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.units import format_seconds
-
-RECOVERIES = "recoveries.jsonl"
-_PENDING = "recovering.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A run that stands still."""
+class Interruption:
+    """Why a run stands still, from when a rank is lost until the ranks train again."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     since: float
-    """Seconds since the epoch: when the rank that failed was last heard of."""
+    """When the failed rank was last heard of, in seconds since the epoch."""
     cause: str
     steps_done: int
-    """Before it stood still."""
+    """Steps done before the interruption."""
     devices: tuple[str, ...]
-    """On which it goes on."""
+    """The devices on which the run continues."""
     planning_seconds: float | None = None
-    """To plan for them."""
+    """Time taken to plan for these devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """A run that went on with another plan, as recoveries.jsonl and the result have it."""
+    """One recovery, as recoveries.jsonl and the result store it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     cause: str
     step: int
-    """After which it went on: that of the checkpoint, 0 without one."""
+    """The step of the checkpoint that the run continued from, 0 without a checkpoint."""
     steps_lost: int
-    """Done before, and done once more."""
+    """Steps that were done before and had to be repeated."""
     seconds: float
-    """From the last sign of life of the rank that failed until every rank was ready for the next step."""
+    """From the last sign of life of the failed rank until every rank was ready for the next step."""
     devices: tuple[str, ...]
-    """In use from there on."""
+    """The devices in use from there on."""
     planning_seconds: float | None = None
-    """Of these seconds, to plan for the devices; None in files of a version that did not tell."""
+    """The part of `seconds` that planning took. None in files written before this field existed."""
 
 
-def stand_still(directory: Path, pending: Pending) -> None:
-    """Note that a run stands still; what it has stood still for already counts too."""
-    earlier = _pending(directory)
-    since = min(pending.since, earlier.since) if earlier else pending.since
-    done = max(pending.steps_done, earlier.steps_done) if earlier else pending.steps_done
-    write_document(directory / _PENDING, "recovery", replace(pending, since=since, steps_done=done))
+def note_interruption(folder: RunFolder, interruption: Interruption) -> None:
+    """Write down that a run stands still. If it already stood still, both times count as one interruption."""
+    earlier = _interruption(folder)
+    since = min(interruption.since, earlier.since) if earlier else interruption.since
+    done = max(interruption.steps_done, earlier.steps_done) if earlier else interruption.steps_done
+    write_document(folder.interruption, "recovery", replace(interruption, since=since, steps_done=done))
 
 
-def go_on(directory: Path, step: int) -> None:
-    """Tell, and note, that a run which stood still goes on after this step; nothing if it did not stand still."""
-    pending = _pending(directory)
-    if pending is None:
+def note_recovery(folder: RunFolder, step: int) -> None:
+    """Print and write down that an interrupted run continues. Does nothing if the run was not interrupted.
+
+    Args:
+        folder: of the run.
+        step: the last step that is done.
+    """
+    interruption = _interruption(folder)
+    if interruption is None:
         return
     recovery = Recovery(
-        cause=pending.cause,
+        cause=interruption.cause,
         step=step,
-        steps_lost=pending.steps_done - step,
-        seconds=time.time() - pending.since,
-        devices=pending.devices,
-        planning_seconds=pending.planning_seconds,
+        steps_lost=interruption.steps_done - step,
+        seconds=time.time() - interruption.since,
+        devices=interruption.devices,
+        planning_seconds=interruption.planning_seconds,
     )
-    end_line(directory / RECOVERIES)
-    with (directory / RECOVERIES).open("a", encoding="utf-8") as file:
+    remove_partial_line(folder.recoveries)
+    with folder.recoveries.open("a", encoding="utf-8") as file:
         print(json.dumps(to_body(recovery)), file=file)
-    (directory / _PENDING).unlink()
+    folder.interruption.unlink()
     lost = f"{recovery.steps_lost} step{'' if recovery.steps_lost == 1 else 's'} lost"
     print(
-        f"recovered in {format_seconds(recovery.seconds)} on {len(recovery.devices)} devices: training goes on after "
+        f"recovered in {format_seconds(recovery.seconds)} on {len(recovery.devices)} devices: training continues after "
         f"step {step}, {lost}",
         file=sys.stderr,
         flush=True,
     )
 
 
-def read_recoveries(directory: Path) -> tuple[Recovery, ...]:
-    """Return the recoveries of a run, in order, but for one that was not written to its end.
+def read_recoveries(folder: RunFolder) -> tuple[Recovery, ...]:
+    """Return the recoveries of a run in order, without a last line that was cut short.
 
     Raises:
-        InvalidInput: they cannot be read.
+        InvalidInput: the file cannot be read.
     """
-    return tuple(from_body(Recovery, body, where) for where, body in read_lines(directory / RECOVERIES))
+    return tuple(from_body(Recovery, body, where) for where, body in read_json_lines(folder.recoveries))
 
 
-def _pending(directory: Path) -> Pending | None:
-    path = directory / _PENDING
-    return read_document(path, "recovery", lambda body: from_body(Pending, body, str(path))) if path.exists() else None
+def _interruption(folder: RunFolder) -> Interruption | None:
+    path = folder.interruption
+    if not path.exists():
+        return None
+    return read_document(path, "recovery", lambda body: from_body(Interruption, body, str(path)))

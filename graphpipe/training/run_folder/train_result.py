@@ -1,26 +1,17 @@
-"""What a training came to."""
+"""The result of a training: metrics.json."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from graphpipe.plans import Plan
+from graphpipe.training.run_folder.metrics_log import StepMetrics
 from graphpipe.training.run_folder.recoveries import Recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One optimizer step, as metrics.jsonl has it."""
-
-    step: int
-    """From 1."""
-    loss: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """The figures of a training, under the names that metrics.json and `--json` have."""
+    """The figures of a training, with the names that metrics.json and `graphpipe train --json` use."""
 
     stages: int
     depth: int
@@ -29,46 +20,47 @@ class TrainResult:
     loss_first: float
     loss_last: float
     loss_held_out: float | None
-    """None where the task tells the accuracy instead, or holds nothing out."""
+    """None if the task has an accuracy function, or no held-out samples."""
     accuracy: float | None
     step_seconds_predicted: float | None
     step_seconds_measured: float
-    """Median over the steps after the warm-up (the first ten, or a quarter of fewer than forty)."""
+    """Median over the steps after the warm-up, which is the first ten steps, or a quarter of fewer than forty."""
     samples_per_second: float
     train_seconds: float
     recoveries: tuple[Recovery, ...] = ()
-    """Of an elastic run: every time it went on with other devices."""
+    """Each time an elastic run continued on other devices."""
 
+    @staticmethod
+    def of(
+        plan: Plan,
+        history: Sequence[StepMetrics],
+        *,
+        loss: float | None,
+        accuracy: float | None,
+        recoveries: tuple[Recovery, ...] = (),
+    ) -> "TrainResult":
+        """Return the result of these steps.
 
-def train_result(
-    plan: Plan,
-    history: Sequence[Step],
-    loss: float | None,
-    accuracy: float | None,
-    recoveries: tuple[Recovery, ...] = (),
-) -> TrainResult:
-    """Return the result of these steps.
-
-    Args:
-        plan: what was run.
-        history: at least one step.
-        loss: of the held-out samples.
-        accuracy: on them.
-        recoveries: of the run.
-    """
-    seconds = median(step.seconds for step in history[min(10, len(history) // 4) :])
-    return TrainResult(
-        stages=len(plan.stages),
-        depth=plan.depth,
-        steps=history[-1].step,
-        batch_size=plan.batch_size,
-        loss_first=history[0].loss,
-        loss_last=history[-1].loss,
-        loss_held_out=loss,
-        accuracy=accuracy,
-        step_seconds_predicted=plan.prediction.step_seconds if plan.prediction else None,
-        step_seconds_measured=seconds,
-        samples_per_second=plan.batch_size / seconds,
-        train_seconds=sum(step.seconds for step in history),
-        recoveries=recoveries,
-    )
+        Args:
+            plan: that was run.
+            history: at least one step.
+            loss: of the held-out samples.
+            accuracy: on the held-out samples.
+            recoveries: of the run.
+        """
+        seconds = median(step.seconds for step in history[min(10, len(history) // 4) :])
+        return TrainResult(
+            stages=len(plan.stages),
+            depth=plan.depth,
+            steps=history[-1].step,
+            batch_size=plan.batch_size,
+            loss_first=history[0].loss,
+            loss_last=history[-1].loss,
+            loss_held_out=loss,
+            accuracy=accuracy,
+            step_seconds_predicted=plan.prediction.step_seconds if plan.prediction else None,
+            step_seconds_measured=seconds,
+            samples_per_second=plan.batch_size / seconds,
+            train_seconds=sum(step.seconds for step in history),
+            recoveries=recoveries,
+        )

@@ -1,42 +1,28 @@
-"""Where in the data a training is, and the mini-batches from there on."""
+"""The mini-batches of a training, from any position in its data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from pydantic import ConfigDict
-
-from graphpipe.files.json_document import Count
 from graphpipe.run.checkpoint.random_state import RandomState
+from graphpipe.run.checkpoint.training_state import DataPosition
 from graphpipe.training.task.task import Batch, Task, as_batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """So many mini-batches of an epoch are done."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    epoch: Count = 0
-    """From 0."""
-    batch: Count = 0
-    random: RandomState | None = None
-    """As the epoch began: its mini-batches are drawn once more to get to the position. None leaves them alone."""
-
-
 @dataclass(slots=True, kw_only=True)
-class Reader:
-    """The mini-batches of a task without end, epoch after epoch.
+class DataReader:
+    """Endless mini-batches of a task, epoch after epoch.
 
-    An epoch that is entered in its middle starts with the random generators as they were when it first began, and
-    its first mini-batches are drawn and dropped: what follows is what would have followed.
+    To continue in the middle of an epoch, the random generators are set to their state at the epoch's start, and the
+    mini-batches before the position are drawn and dropped. The next mini-batches are then those of an uninterrupted
+    run.
     """
 
     task: Task
     batch_size: int
     seed: int
-    position: Position
-    """After the last mini-batch given out."""
+    position: DataPosition
+    """After the last mini-batch that was returned."""
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the mini-batches from the position on."""
@@ -47,6 +33,6 @@ class Reader:
             random = start.random or RandomState.now()
             batches = iter(self.task.epoch(start.epoch, self.batch_size, self.seed))
             for done, batch in enumerate(islice(batches, start.batch, None), start.batch + 1):
-                self.position = Position(epoch=start.epoch, batch=done, random=random)
+                self.position = DataPosition(epoch=start.epoch, batch=done, random=random)
                 yield as_batch(batch, "a mini-batch of the epoch")
-            self.position = Position(epoch=start.epoch + 1)
+            self.position = DataPosition(epoch=start.epoch + 1)

@@ -1,4 +1,4 @@
-"""The task: everything that `graphpipe train` needs to know beside the plan, given by the user's own function."""
+"""The task: the model, data and loss that the user's own function gives to `graphpipe train`."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,26 +21,26 @@ Batch = tuple[Inputs, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to train, on what, and how to tell whether it worked."""
+    """The model, its data and loss, and how to evaluate it."""
 
     module: nn.Module
-    """With its initial weights: made after `torch.manual_seed`, so that every rank makes the same. On the CPU: every
-    rank moves the stages that it hosts to its own device."""
+    """The model with its initial weights, on the CPU. It is made after `torch.manual_seed`, so that all ranks make the
+    same weights. Each rank moves its stages to its own device."""
     example_inputs: Inputs
-    """Real values of a few samples, to capture and to profile with."""
+    """Real values of a few samples, for capturing and profiling."""
     loss_fn: LossFunction
     epoch: Callable[[int, int, int], Iterable[Batch]]
-    """(epoch from 0, batch size, seed) -> the mini-batches of the epoch, all of this size, the same on every rank."""
+    """(epoch from 0, batch size, seed) -> the mini-batches of the epoch, all of this size and equal on every rank."""
     held_out: Batch | None = None
-    """What is evaluated at the end; None evaluates nothing."""
+    """Samples for evaluation at the end. None: the model is not evaluated."""
     accuracy: Callable[[Any, Any], float] | None = None
-    """(outputs, targets) of the held-out samples -> share of right answers; None reports their loss instead."""
+    """(outputs, targets) of the held-out samples -> share of correct outputs. None: their loss is reported instead."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked before anything runs.
+        """Check the fields before anything runs.
 
         Raises:
-            InvalidInput: a field is of another type, or a function takes other arguments.
+            InvalidInput: a field has another type, or a function takes other arguments.
         """
         module = cast("object", self.module)
         if not isinstance(module, nn.Module):
@@ -57,10 +57,10 @@ class Task:
 
 
 def as_batch(found: object, where: str) -> Batch:
-    """Return a mini-batch as the pair it must be.
+    """Return a mini-batch as a pair of inputs and targets.
 
     Raises:
-        InvalidInput: it is no pair.
+        InvalidInput: it is not a pair.
     """
     if isinstance(found, tuple | list) and len(cast("Sequence[object]", found)) == 2:
         inputs, targets = cast("Sequence[Any]", found)
@@ -77,7 +77,7 @@ def check_first(found: object, task: Task, batch_size: int) -> None:
     """Check the first mini-batch of an epoch against the example inputs.
 
     Raises:
-        InvalidInput: it is no pair, has another number of samples, or other inputs than the examples.
+        InvalidInput: it is not a pair, has another number of samples, or other inputs than the examples.
     """
     inputs, targets = as_batch(found, "a mini-batch of the epoch")
     try:
@@ -89,7 +89,7 @@ def check_first(found: object, task: Task, batch_size: int) -> None:
         raise InvalidInput(
             f"yields mini-batches of {size} samples, train.batch_size is {batch_size}",
             where="epoch",
-            remedy="Make them as large as epoch(epoch, batch_size, seed) is told, or change train.batch_size.",
+            remedy="Use the batch_size argument of epoch(epoch, batch_size, seed), or change train.batch_size.",
         )
 
 
@@ -101,20 +101,20 @@ def _check_function(field: str, function: object, *arguments: str) -> None:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise InvalidInput(f"{field} {what}: {error}", where="Task") from None
-    except ValueError:  # A function that is not written in Python tells nothing of its arguments.
+    except ValueError:  # The arguments of a function that is not written in Python are unknown.
         return
 
 
 def load_task(word: str, folder: str | Path, seed: int) -> Task:
-    """Return the task that the user's function builds, with random numbers from `seed`.
+    """Call the user's function after seeding torch, and return its task.
 
     Args:
         word: `package.module:function` or `file.py:function`.
-        folder: where files and modules are looked for.
-        seed: of the initial weights.
+        folder: of the file or module.
+        seed: set before the function is called, for the initial weights.
 
     Raises:
-        InvalidInput: no such function, or it does not return a Task.
+        InvalidInput: there is no such function, or it does not return a Task.
     """
     torch.manual_seed(seed)
     task = call(word, folder)

@@ -12,25 +12,27 @@ from torch import nn
 
 from graphpipe.errors import GraphPipeError, InvalidInput, nearest
 from graphpipe.model.inputs import Inputs
-from graphpipe.user_frames import describe
+from graphpipe.user_frames import describe_error
 
 Model = tuple[nn.Module, Inputs]
 """A module with example inputs."""
 
 
 def call(word: str, folder: str | Path = ".") -> object:
-    """Return what a function of the user's returns when it is called without arguments.
+    """Call a function of the user's without arguments, and return its result.
 
     Args:
         word: `package.module:function` or `file.py:function`.
-        folder: where a relative file is looked for, and modules that are not installed.
+        folder: of a relative file, and of modules that are not installed.
 
     Raises:
-        InvalidInput: no such module, file or function (the nearest is named), or its code raises.
+        InvalidInput: there is no such module, file or function (the message names the nearest one), or its code raises.
     """
     place, _, name = word.rpartition(":")
     if not place or not name.isidentifier():
-        raise InvalidInput(f"'{word}' names no function", remedy="Write package.module:function or file.py:function.")
+        raise InvalidInput(
+            f"'{word}' does not name a function", remedy="Write package.module:function or file.py:function."
+        )
     try:
         module = _load_file(Path(folder) / place) if place.endswith(".py") else _load_module(place, folder)
         if not callable(function := getattr(module, name, None)):
@@ -41,15 +43,15 @@ def call(word: str, folder: str | Path = ".") -> object:
         raise
     except (Exception, SystemExit) as error:
         raise InvalidInput(
-            f"raised {describe(error)}", where=f"'{word}'", remedy="GRAPHPIPE_DEBUG=1 shows the traceback."
+            f"raised {describe_error(error)}", where=f"'{word}'", remedy="GRAPHPIPE_DEBUG=1 shows the traceback."
         ) from error
 
 
 def call_for_model(word: str, folder: str | Path = ".") -> Model:
-    """Return the model that a function of the user's returns: a tuple, or what has `module` and `example_inputs`.
+    """Return the model from a function of the user's: a tuple, or an object with `module` and `example_inputs`.
 
     Raises:
-        InvalidInput: as `call`, or the function returns something else.
+        InvalidInput: as `call`, or the function returns another type.
     """
     found: Any = call(word, folder)
     pair: Any = found
@@ -72,7 +74,7 @@ def _load_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by its name
+    sys.modules[spec.name] = module  # dataclasses look up their module by its name.
     spec.loader.exec_module(module)
     return module
 

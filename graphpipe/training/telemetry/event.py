@@ -1,14 +1,14 @@
 """What happens on one rank while it trains: the lines of `events/rank-R.jsonl` in a run's folder.
 
-A line is a JSON object. Every one has
+A line is a JSON object. Every line has
 
     schema_version  1
-    event           start, step, memory, checkpoint, failure or end; it decides the other fields
-    rank            the rank it happened on
-    unix_seconds    when, by the clock of that rank's host
+    event           start, step, memory, checkpoint, failure or end, which decides the other fields
+    rank            the rank on which it happened
+    unix_seconds    when it happened, by the clock of that rank's host
 
-and the fields of the class below whose `event` it has. A reader passes over an event it does not know: new ones may
-come without a new version, which says that a field here has changed its meaning or is gone.
+and the fields of the class below with the same `event`. Readers skip events that they do not know, so that new events
+do not need a new version. A new version means that a field here has changed its meaning or was removed.
 """
 
 from dataclasses import dataclass
@@ -23,23 +23,23 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEvent:
-    """A rank has joined the others and is about to train. A run that was resumed has several."""
+    """A rank has joined the others and begins to train. A resumed run has several."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     host: str
     pid: int
     device: str
-    """As torch calls it: cpu, cuda:0."""
+    """torch's name for it, such as cpu or cuda:0."""
     stages: tuple[str, ...]
-    """That the rank hosts."""
+    """The stages that the rank hosts."""
     plan_fingerprint: str
     graphpipe: str
-    """Its version."""
+    """Version of graphpipe."""
     torch: str
-    """Its version."""
+    """Version of torch."""
     first_step: int
-    """That will be done, from 1."""
+    """The next step, from 1."""
     event: Literal["start"] = "start"
 
 
@@ -52,7 +52,7 @@ class StepEvent:
     step: int
     """From 1."""
     loss: float
-    """Of the whole mini-batch, the same on every rank."""
+    """Loss of the whole mini-batch. It is the same on every rank."""
     seconds: float
     samples_per_second: float
     event: Literal["step"] = "step"
@@ -60,50 +60,50 @@ class StepEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEvent:
-    """Memory after a step: what torch has allocated on a GPU, the resident memory of the process on the CPU."""
+    """Memory after a step: what torch has allocated on a GPU, or the resident memory of the process on the CPU."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     step: int
-    """0 before the first."""
+    """0 before the first step."""
     held_bytes: float
     peak_bytes: float
-    """Of the step on a GPU, of the process so far on the CPU."""
+    """Peak of the step on a GPU, of the process so far on the CPU."""
     event: Literal["memory"] = "memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEvent:
-    """This rank has taken its part of a checkpoint, which is written while training goes on."""
+    """This rank has copied its part of a checkpoint, which is written while training continues."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     step: int
-    """After which it was taken."""
+    """The last step before the checkpoint."""
     seconds: float
-    """That training waited."""
+    """How long training waited."""
     event: Literal["checkpoint"] = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureEvent:
-    """Training has ended with an error on this rank. The rank whose failure is earliest is where to look first."""
+    """Training has ended with an error on this rank. Look first at the rank whose failure is earliest."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     step: int
-    """That was under way, from 1."""
+    """The step in which it failed, from 1."""
     error: str
     """The exception's type."""
     message: str
     task: SpanKind | None
-    """What the rank was doing: a task (F, B, I, W), waiting for what it receives, a reduction or the optimizer step."""
+    """What the rank was doing: a task (F, B, I, W), a wait for a message, a reduction or the optimizer step."""
     stage: str | None
-    """Of the task."""
+    """Stage of the task."""
     micro_batch: int | None
-    """Of the task, if it is of one."""
+    """Micro-batch of the task. None for a task of the whole mini-batch."""
     traceback: str = ""
-    """As Python prints it, which the terminal does not show."""
+    """Python's traceback, which the terminal does not show."""
     event: Literal["failure"] = "failure"
 
 
@@ -114,7 +114,7 @@ class EndEvent:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     step: int
-    """The last."""
+    """The last step."""
     event: Literal["end"] = "end"
 
 
@@ -122,8 +122,8 @@ Event = StartEvent | StepEvent | MemoryEvent | CheckpointEvent | FailureEvent | 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One event, and where and when it happened."""
+class EventLine:
+    """One event with its rank and time."""
 
     rank: int
     unix_seconds: float

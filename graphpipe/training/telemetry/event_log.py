@@ -1,4 +1,4 @@
-"""The events of one rank as a file: a line each, written as it happens."""
+"""The event file of one rank: one line per event, written as it happens."""
 
 import json
 import time
@@ -10,43 +10,43 @@ from traceback import format_exception
 from typing import Any, TextIO, cast, get_args
 
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import from_body, to_body
-from graphpipe.files.json_lines import end_line
-from graphpipe.run.step.recorder import Doing
-from graphpipe.training.telemetry.event import VERSION, Event, FailureEvent, Line
+from graphpipe.files.json_body import from_body, to_body
+from graphpipe.files.json_lines import remove_partial_line
+from graphpipe.run.step.recorder import CurrentWork
+from graphpipe.training.run_folder.run_folder import RunFolder
+from graphpipe.training.telemetry.event import VERSION, Event, EventLine, FailureEvent
 
-EVENTS = "events"
 _KINDS = {next(f.default for f in fields(kind) if f.name == "event") for kind in get_args(Event)}
 
 
 class EventLog:
-    """Appends the events of a rank to its file in the folder of a run; every line is flushed.
+    """Appends the events of a rank to its file, and flushes every line.
 
     Args:
-        file: open to append.
-        rank: whose events they are.
+        file: open for appending.
+        rank: of this process.
     """
 
     def __init__(self, file: TextIO, rank: int) -> None:
         self._file, self._rank = file, rank
 
     def write(self, event: Event) -> None:
-        """Append an event, with the time it is now."""
+        """Append an event with the current time."""
         head = {"schema_version": VERSION, "event": event.event, "rank": self._rank, "unix_seconds": time.time()}
         print(json.dumps(head | to_body(event), allow_nan=False), file=self._file, flush=True)
 
 
 @contextmanager
-def open_events(directory: Path, rank: int) -> Generator[EventLog]:
-    """Open the events of a rank, after those of the run that this one goes on with.
+def open_event_log(folder: RunFolder, rank: int) -> Generator[EventLog]:
+    """Open the event file of a rank to append to it. A resumed run continues the file.
 
     Raises:
         InvalidInput: the file cannot be written.
     """
-    path = events_file(directory, rank)
+    path = folder.events(rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        end_line(path)
+        remove_partial_line(path)
         file = path.open("a", encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"cannot write: {error.strerror}", where=str(path)) from None
@@ -54,17 +54,12 @@ def open_events(directory: Path, rank: int) -> Generator[EventLog]:
         yield EventLog(file, rank)
 
 
-def events_file(directory: Path, rank: int) -> Path:
-    """Return the path of a rank's events."""
-    return directory / EVENTS / f"rank-{rank}.jsonl"
-
-
-def failure(error: BaseException, step: int, doing: Doing | None, stages: Sequence[str]) -> FailureEvent:
-    """Return the event of an error.
+def failure_event(error: BaseException, step: int, doing: CurrentWork | None, stages: Sequence[str]) -> FailureEvent:
+    """Return the event for an error.
 
     Args:
-        error: that ended training.
-        step: that was under way.
+        error: ended training.
+        step: the step in which it was raised.
         doing: what the rank was doing, if anything.
         stages: names of the plan's stages.
     """
@@ -79,22 +74,22 @@ def failure(error: BaseException, step: int, doing: Doing | None, stages: Sequen
     )
 
 
-def read_events(path: str | Path) -> list[Line]:
-    """Return the events of a file, up to a line that was not finished; those of an unknown kind are left out.
+def read_events(path: str | Path) -> list[EventLine]:
+    """Return the events of a file, without events of unknown kinds and without a last line that was cut short.
 
     Raises:
-        InvalidInput: the file cannot be read, a line is not an event, or is of another schema version.
+        InvalidInput: the file cannot be read, or a line is not an event of this schema version.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"cannot be read: {error}", where=str(path)) from None
-    found: list[Line] = []
+    found: list[EventLine] = []
     for number, text in enumerate(lines[:-1], start=1):
         body = _body(text, where := f"{path}, line {number}")
         if body["event"] in _KINDS:
             head = {"rank": body.pop("rank", None), "unix_seconds": body.pop("unix_seconds", None)}
-            found.append(from_body(Line, head | {"event": body}, where))
+            found.append(from_body(EventLine, head | {"event": body}, where))
     return found
 
 

@@ -1,18 +1,89 @@
 """The loggers a training's configuration names."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.run.checkpoint.random_state import RandomState
-from graphpipe.training.telemetry.metric_logger import MetricLogger
+from graphpipe.training.run_folder.run_folder import RunFolder
+
+
+class MetricLogger(ABC):
+    """Writes metrics by name and step. Only rank 0 has loggers."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step.
+
+        Args:
+            step: from 1, never less than in an earlier call.
+            metrics: by name, such as `train/loss`.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write everything that is buffered. This is the last call."""
+
+
+class TensorBoardLogger(MetricLogger):
+    """Writes scalars into `tensorboard/` of a run's folder: `tensorboard --logdir RUN`.
+
+    Args:
+        folder: of the run.
+        first_step: the first step that will be logged. Later steps in the files, from before the run was interrupted,
+            are dropped.
+    """
+
+    def __init__(self, folder: RunFolder, first_step: int = 1) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter  # an extra, and slow to import
+
+        self._writer = SummaryWriter(str(folder.tensorboard), purge_step=first_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write everything that is buffered."""
+        self._writer.close()
+
+
+class WandbLogger(MetricLogger):
+    """Writes into `wandb/` of a run's folder. `wandb sync RUN/wandb/offline-run-*` uploads an offline run later.
+
+    Args:
+        folder: of the run.
+        settings: its configuration.
+        online: send the metrics to the server during the run. If False, nothing is sent.
+    """
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, object], *, online: bool) -> None:
+        import wandb  # an extra, and slow to import
+
+        self._run = wandb.init(
+            project="graphpipe",
+            name=folder.path.name,
+            dir=str(folder),
+            mode="online" if online else "offline",
+            config=dict(settings),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Write everything that is buffered."""
+        self._run.finish()
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Check that these loggers exist, and that what they need is installed.
+    """Check that these loggers exist, and that their packages are installed.
 
     Raises:
         InvalidInput: names the extra that is missing.
@@ -20,7 +91,7 @@ def check_loggers(names: Sequence[str]) -> None:
     for name in names:
         if name not in _LOGGERS:
             raise InvalidInput(f"unknown logger '{name}'", where="train.loggers", remedy=nearest(name, [*_LOGGERS]))
-        if find_spec(name) is None:  # the package, the extra and the logger are of one name
+        if find_spec(name) is None:  # The package, the extra and the logger have the same name.
             raise InvalidInput(
                 f"'{name}' needs the package {name}, which is not installed",
                 where="train.loggers",
@@ -30,15 +101,15 @@ def check_loggers(names: Sequence[str]) -> None:
 
 @contextmanager
 def open_loggers(
-    names: Sequence[str], directory: Path, settings: Mapping[str, object], first_step: int = 1
+    names: Sequence[str], folder: RunFolder, settings: Mapping[str, object], first_step: int = 1
 ) -> Generator[tuple[MetricLogger, ...]]:
-    """Open loggers in the folder of a run; they are closed at the end of the block, errors or not.
+    """Open loggers in the folder of a run, and close them at the end of the block, also after an error.
 
     Args:
         names: of the loggers.
-        directory: of the run.
+        folder: of the run.
         settings: the run's configuration.
-        first_step: that will be logged.
+        first_step: the first step that will be logged.
 
     Raises:
         InvalidInput: as `check_loggers`.
@@ -48,28 +119,23 @@ def open_loggers(
         opened: list[MetricLogger] = []
         random = RandomState.now()
         for name in names:
-            opened.append(_LOGGERS[name](directory, settings, first_step))
+            opened.append(_LOGGERS[name](folder, settings, first_step))
             stack.callback(opened[-1].close)
-        random.restore()  # Only rank 0 has loggers: what they draw would tear the ranks' data apart.
+        random.restore()  # Only rank 0 has loggers. If they drew random numbers, the ranks would draw different data.
         yield tuple(opened)
 
 
-# Each imports its package when it is made.
-def _tensorboard(directory: Path, settings: Mapping[str, object], first_step: int) -> MetricLogger:
-    from graphpipe.training.telemetry.tensorboard_logger import TensorBoardLogger
-
-    return TensorBoardLogger(directory, first_step)
+def _tensorboard(folder: RunFolder, settings: Mapping[str, object], first_step: int) -> MetricLogger:
+    return TensorBoardLogger(folder, first_step)
 
 
-def _wandb(directory: Path, settings: Mapping[str, object], first_step: int) -> MetricLogger:
+def _wandb(folder: RunFolder, settings: Mapping[str, object], first_step: int) -> MetricLogger:
     if not (online := os.environ.get("WANDB_MODE") == "online"):
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # Its service would send its errors to its makers.
-    from graphpipe.training.telemetry.wandb_logger import WandbLogger
-
-    return WandbLogger(directory, settings, online=online)
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb would send its own errors to its makers.
+    return WandbLogger(folder, settings, online=online)
 
 
-_LOGGERS: dict[str, Callable[[Path, Mapping[str, object], int], MetricLogger]] = {
+_LOGGERS: dict[str, Callable[[RunFolder, Mapping[str, object], int], MetricLogger]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
 }

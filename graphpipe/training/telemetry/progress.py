@@ -1,4 +1,4 @@
-"""What a person sees while the ranks train: a bar on a terminal, a line now and then elsewhere."""
+"""The progress that a person sees while the ranks train: a bar on a terminal, a few lines elsewhere."""
 
 import sys
 import time
@@ -11,16 +11,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from graphpipe.units import format_seconds
 
 LINES = 10
-"""Lines of a whole training where there is no terminal."""
+"""Number of lines for a whole training if there is no terminal."""
 
 
 class TrainProgress:
-    """Steps done, loss, samples per second and time left, on standard error.
+    """Shows steps done, loss, samples per second and time left on standard error.
 
     Args:
-        steps: in all.
+        steps: number of steps of the whole training.
         shown: False on every rank but one.
-        done: steps before this run of it, which goes on from a checkpoint.
+        done: number of steps done before, if the run was resumed.
     """
 
     def __init__(self, steps: int, *, shown: bool, done: int = 0) -> None:
@@ -40,7 +40,7 @@ class TrainProgress:
         self._task = self._bar.add_task("training", total=steps, completed=done, figures="")
 
     def advance(self, loss: float, samples_per_second: float) -> None:
-        """Tell of one more step."""
+        """Count one more step."""
         self._done += 1
         figures = f"loss {loss:.4f}  {samples_per_second:,.1f} samples/s"
         self._bar.update(self._task, advance=1, figures=figures)
@@ -64,5 +64,5 @@ class TrainProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Leave the bar as it is."""
+        """Stop updating the bar."""
         self._bar.stop()

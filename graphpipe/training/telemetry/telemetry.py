@@ -1,4 +1,4 @@
-"""Everything that is told of a training while it runs: progress, metrics.jsonl, events, loggers, torch's profiler."""
+"""Everything that a rank reports while it trains: progress, metrics.jsonl, events, loggers and torch's profiler."""
 
 import json
 import socket
@@ -6,68 +6,66 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from os import getpid
-from pathlib import Path
 from typing import TextIO
 
 import torch
 
-from graphpipe.files.json_document import to_body
+from graphpipe.files.json_body import to_body
 from graphpipe.run.device.memory_usage import held_bytes, peak_bytes
-from graphpipe.run.step.pipeline_state import Held
+from graphpipe.run.pipeline import Pipeline
 from graphpipe.training.config.settings import TrainConfig
-from graphpipe.training.run_folder.metrics_log import write_log
-from graphpipe.training.run_folder.train_result import Step, TrainResult
+from graphpipe.training.run_folder.metrics_log import StepMetrics, open_metrics_log
+from graphpipe.training.run_folder.run_folder import RunFolder
+from graphpipe.training.run_folder.train_result import TrainResult
 from graphpipe.training.telemetry.event import CheckpointEvent, EndEvent, MemoryEvent, StartEvent, StepEvent
-from graphpipe.training.telemetry.event_log import EventLog, failure, open_events
-from graphpipe.training.telemetry.loggers import open_loggers
-from graphpipe.training.telemetry.metric_logger import MetricLogger
+from graphpipe.training.telemetry.event_log import EventLog, failure_event, open_event_log
+from graphpipe.training.telemetry.loggers import MetricLogger, open_loggers
 from graphpipe.training.telemetry.progress import TrainProgress
-from graphpipe.training.telemetry.torch_profile import profiled
+from graphpipe.training.telemetry.torch_profile import torch_profile
 from graphpipe.versions import PACKAGE, versions
-
-METRICS_LOG = "metrics.jsonl"
 
 
 @dataclass(slots=True, kw_only=True)
-class Observer:
-    """Tells what one rank does. Only rank 0 has progress to show, a log and loggers."""
+class Telemetry:
+    """Reports what one rank does. Only rank 0 shows progress and has a metrics log and loggers."""
 
-    held: Held
+    pipeline: Pipeline
     batch_size: int
     events: EventLog
     progress: TrainProgress
-    stepped: Callable[[], None]
-    """Moves torch's profiler on."""
+    profiler_step: Callable[[], None]
+    """Called after every step, for torch's profiler."""
     log: TextIO | None
     loggers: tuple[MetricLogger, ...]
-    number: int
-    """Of the last step done."""
+    done: int
+    """Number of steps done."""
 
     @property
     def steps(self) -> int:
-        """Of the whole training."""
+        """Number of steps of the whole training."""
         return self.progress.steps
 
     def start(self) -> None:
-        """Tell that training begins."""
-        held, plan = self.held, self.held.plan
+        """Report that training begins."""
+        pipeline = self.pipeline
+        layout = pipeline.layout()[pipeline.world.rank]
         self.events.write(
             StartEvent(
                 host=socket.gethostname(),
                 pid=getpid(),
-                device=str(held.world.device),
-                stages=tuple(leader.stage_name for leader in held.worker.leaders()),
-                plan_fingerprint=plan.fingerprint,
+                device=str(pipeline.world.device),
+                stages=tuple(dict.fromkeys(replica.stage for replica in layout.replicas)),
+                plan_fingerprint=pipeline.plan.fingerprint,
                 graphpipe=versions([PACKAGE])[PACKAGE],
                 torch=torch.__version__,
-                first_step=self.number + 1,
+                first_step=self.done + 1,
             )
         )
         self._memory()
 
-    def step(self, step: Step) -> None:
-        """Tell of a step."""
-        self.number = step.step
+    def step(self, step: StepMetrics) -> None:
+        """Report a step."""
+        self.done = step.step
         speed = self.batch_size / step.seconds
         self.progress.advance(step.loss, speed)
         self.events.write(StepEvent(**asdict(step), samples_per_second=speed))
@@ -78,69 +76,69 @@ class Observer:
         self._log(
             metrics | {"memory/rank0_held_bytes": memory.held_bytes, "memory/rank0_peak_bytes": memory.peak_bytes}
         )
-        self.stepped()
+        self.profiler_step()
 
     def checkpoint(self, seconds: float) -> None:
-        """Tell that a checkpoint was taken, and how long training waited for it."""
-        self.events.write(CheckpointEvent(step=self.number, seconds=seconds))
+        """Report a checkpoint, and how long training waited for it."""
+        self.events.write(CheckpointEvent(step=self.done, seconds=seconds))
 
     def end(self, result: TrainResult) -> None:
-        """Tell what training came to."""
+        """Report the result."""
         found = {"held_out/loss": result.loss_held_out, "held_out/accuracy": result.accuracy}
         self._log({name: value for name, value in found.items() if value is not None})
-        self.events.write(EndEvent(step=self.number))
+        self.events.write(EndEvent(step=self.done))
 
     def fail(self, error: BaseException) -> None:
-        """Tell what ended training."""
-        stages = [stage.name for stage in self.held.plan.stages]
-        self.events.write(failure(error, self.number + 1, self.held.worker.recorder.doing, stages))
+        """Report the error that ends training."""
+        stages = [stage.name for stage in self.pipeline.plan.stages]
+        self.events.write(failure_event(error, self.done + 1, self.pipeline.doing, stages))
 
     def _memory(self) -> MemoryEvent:
-        device = self.held.world.device
-        event = MemoryEvent(step=self.number, held_bytes=held_bytes(device), peak_bytes=peak_bytes(device))
+        device = self.pipeline.world.device
+        event = MemoryEvent(step=self.done, held_bytes=held_bytes(device), peak_bytes=peak_bytes(device))
         self.events.write(event)
         return event
 
     def _log(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:
-            logger.log(self.number, metrics)
+            logger.log(self.done, metrics)
 
 
 @contextmanager
-def observing(
-    config: TrainConfig, held: Held, directory: Path, steps: int, history: Sequence[Step], done: int
-) -> Generator[Observer]:
-    """Open all that is told of a training on this rank; what ends the block with an error is told too.
+def open_telemetry(
+    config: TrainConfig, pipeline: Pipeline, folder: RunFolder, steps: int, history: Sequence[StepMetrics], done: int
+) -> Generator[Telemetry]:
+    """Open everything that this rank reports to. An error that ends the block is reported too.
 
     Args:
         config: of the training.
-        held: by the rank.
-        directory: of the run.
-        steps: of the whole training.
-        history: the steps of the run that are known.
-        done: how many are done already.
+        pipeline: that trains.
+        folder: of the run.
+        steps: number of steps of the whole training.
+        history: the steps that the metrics log begins with.
+        done: number of steps done already.
 
     Raises:
-        InvalidInput: a file cannot be written, or a logger's extra is missing.
+        InvalidInput: a file cannot be written, or a logger's package is not installed.
     """
-    rank = held.world.rank
+    rank = pipeline.world.rank
     main = rank == 0
     with ExitStack() as stack:
         enter = stack.enter_context
-        observer = Observer(
-            held=held,
+        telemetry = Telemetry(
+            pipeline=pipeline,
             batch_size=config.train.batch_size,
-            events=enter(open_events(directory, rank)),
-            log=enter(write_log(directory / METRICS_LOG, history)) if main else None,
-            loggers=enter(open_loggers(config.train.loggers, directory, to_body(config), done + 1)) if main else (),
-            stepped=enter(profiled(directory, rank, config.run.profile_steps, steps - done)),
+            events=enter(open_event_log(folder, rank)),
+            log=enter(open_metrics_log(folder.metrics_log, history)) if main else None,
+            loggers=enter(open_loggers(config.train.loggers, folder, to_body(config), done + 1)) if main else (),
+            profiler_step=enter(torch_profile(folder, rank, config.run.profile_steps, steps - done)),
             progress=enter(TrainProgress(steps, shown=main, done=done)),
-            number=done,
+            done=done,
         )
-        observer.start()
+        telemetry.start()
         try:
-            yield observer
+            yield telemetry
         except BaseException as error:
-            with suppress(OSError):  # The disk may be full: the error that is to be told matters more.
-                observer.fail(error)
+            with suppress(OSError):  # If the disk is full, the error itself matters more than its event.
+                telemetry.fail(error)
             raise

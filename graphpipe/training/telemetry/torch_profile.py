@@ -2,37 +2,37 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-FOLDER = "torch-profile"
+from graphpipe.training.run_folder.run_folder import RunFolder
+
 SKIPPED = 1
-"""Steps before those that are recorded and the one that warms the profiler up."""
+"""Steps before the recorded ones and the warm-up step of the profiler."""
 
 
 @contextmanager
-def profiled(directory: Path, rank: int, wanted: int, left: int) -> Generator[Callable[[], None]]:
+def torch_profile(folder: RunFolder, rank: int, wanted: int, left: int) -> Generator[Callable[[], None]]:
     """Record some steps into `torch-profile/rank-R.json` of a run's folder, which Perfetto reads.
 
-    The ranges that the runtime names (`forward text micro-batch 3`) stand around what torch does in them.
+    The runtime names a range for each task (`forward text micro-batch 3`), which contains torch's events.
 
     Args:
-        directory: of the run.
+        folder: of the run.
         rank: this one.
-        wanted: steps to record; 0 records nothing. One step before them is left alone and one warms the profiler up,
-            where there are so many.
-        left: steps until the end of training.
+        wanted: number of steps to record. 0 records nothing. If there are enough steps, one step is skipped before
+            them and one warms up the profiler.
+        left: number of steps until the end of training.
 
-    Returns:
-        A context, which gives what must be called after every step.
+    Yields:
+        A function that must be called after every step.
     """
     recorded = min(wanted, left)
     if recorded < 1:
         yield lambda: None
         return
-    path = directory / FOLDER / f"rank-{rank}.json"
+    path = folder.torch_profile(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     warmup = min(1, left - recorded)
 

@@ -1,20 +1,19 @@
-"""The banner's figures: who will need what, and where it is too much."""
+"""The banner's figures: the memory that each rank needs, and the places that have too little."""
 
 import pytest
 from run_models import STAGES
 from run_scenarios import build
 
-from graphpipe.run.comm.rank_placement import RankLayout, SeatLayout
+from graphpipe.run.comm.rank_placement import RankLayout, ReplicaLayout
 from graphpipe.run.comm.world import join
 from graphpipe.run.device.memory_usage import available_bytes
-from graphpipe.training.telemetry.banner import show_banner
-from graphpipe.training.telemetry.readiness import Readiness, readiness, shortages
+from graphpipe.training.telemetry.banner import Readiness, readiness, shortages, show_banner
 
 
 def rank(number: int, place: str, predicted: float | None, available: float) -> Readiness:
-    seat = SeatLayout(stage=f"s{number}", device=f"d{number}", replica=1, degree=2, micro_batch=8)
+    replica = ReplicaLayout(stage=f"s{number}", device=f"d{number}", replica=1, degree=2, micro_batch=8)
     return Readiness(
-        layout=RankLayout(rank=number, seats=(seat,)),
+        layout=RankLayout(rank=number, replicas=(replica,)),
         place=place,
         predicted_bytes=predicted,
         available_bytes=available,
@@ -30,7 +29,7 @@ def test_ranks_of_one_host_share_its_memory() -> None:
     assert shortages([rank(0, "one", None, 0.0)]) == []
 
 
-def test_the_banner_warns_in_a_pipe_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_banner_warns_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     show_banner([rank(0, "one", 2048.0, 1024.0)])
     said = capsys.readouterr().err
     row = next(line for line in said.splitlines() if line.startswith("0"))
@@ -41,11 +40,10 @@ def test_the_banner_warns_in_a_pipe_too(capsys: pytest.CaptureFixture[str]) -> N
     assert "\x1b" not in said
 
 
-def test_one_rank_hosts_everything() -> None:
+def test_one_rank_hosts_every_stage() -> None:
     pipeline, _ = build("mixed")
-    held = pipeline.held()
-    (ready,) = readiness(held.world, held.plan, held.worker.placement)
-    assert len(ready.layout.seats) == sum(len(devices) for _, devices, _ in STAGES["mixed"])
-    assert held.plan.prediction is None
+    (ready,) = readiness(pipeline.world, pipeline.plan)
+    assert len(ready.layout.replicas) == sum(len(devices) for _, devices, _ in STAGES["mixed"])
+    assert pipeline.plan.prediction is None
     assert ready.predicted_bytes is None
     assert ready.available_bytes == pytest.approx(available_bytes(join("cpu", 1.0).device), rel=0.2)

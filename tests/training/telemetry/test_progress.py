@@ -1,4 +1,4 @@
-"""What a person sees of a training: a bar in a terminal, some lines in a pipe."""
+"""The progress of a training: a bar in a terminal, some lines in a pipe."""
 
 import io
 import sys

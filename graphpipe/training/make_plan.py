@@ -1,0 +1,110 @@
+"""The plan of a training: made from its configuration, or read from a file."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from graphpipe.api import check_settings, choose_backwards, estimate, plan
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostModel, CostTable
+from graphpipe.costs.check_units import warn_of_units
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.split.split import build_stages, capture_for
+from graphpipe.plans import Plan
+from graphpipe.profiler.profile import profile
+from graphpipe.simulator import predict
+from graphpipe.training.config.optimizers import build_optimizer
+from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.task.task import Task, as_batch
+
+
+def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[[str], None]) -> tuple[Plan, Captured]:
+    """Capture the task's model, find its costs, and return a plan with its prediction and the captured model.
+
+    Args:
+        config: of the training.
+        task: its task.
+        cluster: the devices to plan for.
+        tell: called with a line when profiling starts.
+
+    Raises:
+        Infeasible: no plan fits in memory.
+        InvalidInput: the model, the costs or the settings cannot be used.
+    """
+    settings = config.plan
+    check_settings(  # before profiling, which takes a while
+        batch_size=config.train.batch_size,
+        planner=settings.planner,
+        micro_batch=settings.micro_batch,
+        mixed_micro_batches=settings.mixed_micro_batches,
+        schedule=settings.schedule,
+    )
+    captured = capture_nodes(task.module, task.example_inputs)
+    costs = _costs(config, task, captured.graph, cluster, tell)
+    found = plan_with_costs(config, captured.graph, costs, cluster)
+    return choose_backwards(found, task.module, captured=captured), captured
+
+
+def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster: Cluster) -> Plan:
+    """Return a plan by the settings of the configuration.
+
+    Raises:
+        Infeasible: no plan fits in memory.
+        InvalidInput: the settings cannot be used.
+    """
+    settings = config.plan
+    return plan(
+        graph,
+        costs,
+        cluster,
+        batch_size=config.train.batch_size,
+        planner=settings.planner,
+        micro_batch=settings.micro_batch,
+        mixed_micro_batches=settings.mixed_micro_batches,
+        schedule=settings.schedule,
+    )
+
+
+def use_plan(config: TrainConfig, task: Task, given: Plan | str | Path) -> tuple[Plan, Captured]:
+    """Return a given plan, or that of a file, with a new prediction, and the captured model that it is for.
+
+    Raises:
+        InvalidInput: the plan is for another mini-batch size or another model.
+    """
+    plan = given if isinstance(given, Plan) else Plan.load(given)
+    where = f"plan of '{plan.graph.name}'" if isinstance(given, Plan) else str(given)
+    if plan.batch_size != config.train.batch_size:
+        raise InvalidInput(
+            f"the plan is for batches of {plan.batch_size}, the configuration says {config.train.batch_size}",
+            where=where,
+            remedy=f"Plan again, or set train.batch_size={plan.batch_size}.",
+        )
+    warn_of_units(plan.cost_model, where)
+    captured = capture_for(task.module, plan.graph)
+    build_stages(task.module, plan, captured)  # refuses a plan that does not fit the model
+    return replace(plan, prediction=predict(plan)), captured
+
+
+def _costs(config: TrainConfig, task: Task, graph: Graph, cluster: Cluster, tell: Callable[[str], None]) -> CostTable:
+    if config.plan.costs == "estimate":
+        return estimate(graph, cluster)
+    if config.plan.costs != "profile":
+        path = Path(config.folder) / config.plan.costs
+        costs = CostTable.load(path)
+        warn_of_units(CostModel(graph, costs, cluster), str(path))
+        return costs
+    tell(f"profiling {len(graph.ops)} operators as they will run on {cluster.name}")
+    size = config.train.batch_size
+    inputs, targets = as_batch(next(iter(task.epoch(0, size, config.train.seed))), "epoch")
+    return profile(
+        task.module,
+        inputs,
+        cluster,
+        graph=graph,
+        loss_fn=task.loss_fn,
+        targets=targets,
+        batch_sizes=sorted({max(1, size >> halvings) for halvings in range(8)}),
+        optimizer=lambda parameters: build_optimizer(config.optimizer, parameters),
+    )

@@ -1,0 +1,5 @@
+"""The fixtures of the training's tests."""
+
+from cli_cases import config, run
+
+__all__ = ["config", "run"]

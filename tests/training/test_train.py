@@ -1,0 +1,102 @@
+"""`gp.train`: the same training from Python as from the command line."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cli_cases import Run
+
+import graphpipe as gp
+from graphpipe.plans import Plan
+from graphpipe.training.config.from_toml import read_config
+
+SCRIPT = """
+import sys
+
+import graphpipe as gp
+
+sys.argv = []
+run = gp.train("tiny.toml", overrides=["train.steps=3"], tell=None)
+print(run.result.steps, run.folder.weights)
+"""
+"""Without `if __name__ == "__main__"`, and without sys.argv, as in an embedded Python."""
+
+
+MODULES = """
+without_note = epoch
+
+
+def epoch(number, batch_size, seed):
+    import sys
+    if rank := os.environ.get("RANK"):
+        with open(f"modules-{rank}", "w") as file:
+            file.write(" ".join(sys.modules))
+    return without_note(number, batch_size, seed)
+"""
+"""Appended to a task: notes what a rank has imported before its first step."""
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_plain_script_trains_as_the_command_line_does(run: Run, config: Path) -> None:
+    Path("script.py").write_text(SCRIPT)
+    with Path("tiny.py").open("a") as task:
+        task.write(MODULES)
+    ran = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["3", "runs/tiny-1/model.safetensors"]
+    # A rank takes the captured model from the launcher: to capture it takes longer than all else before the first step.
+    for imported in (set(Path(f"modules-{rank}").read_text().split()) for rank in range(2)):
+        assert "graphpipe.run.pipeline" in imported
+        assert imported.isdisjoint({"torch.export._trace", "torch._dynamo", "sympy", "graphpipe.planners.registry"})
+    by_command = run("train", config, "train.steps=3")
+    assert by_command.code == 0, by_command.err
+    assert losses(Path("runs/tiny-1")) == losses(Path("runs/tiny-2"))
+    assert {path.name for path in Path("runs/tiny-1").iterdir()} == {
+        path.name for path in Path("runs/tiny-2").iterdir()
+    }
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_configuration_and_a_plan_may_be_values(config: Path) -> None:
+    lines: list[str] = []
+    plans: list[Plan] = []
+    settings = read_config(config, ["train.steps=2", "train.checkpoint_every=1", "run.name=''"])
+    before, handler = torch.get_rng_state(), signal.getsignal(signal.SIGINT)
+    first = gp.train(settings, tell=lines.append, on_plan=plans.append)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert first.folder.path == Path("runs/run-1")
+    assert plans == [first.plan]
+    assert first.plan.prediction is not None
+    assert lines == [f"training on {len(first.plan.used_devices)} local processes, into runs/run-1"]
+    assert (first.result.steps, first.rank) == (2, 0)
+    resumed = gp.train(
+        settings, overrides=["train.steps=3"], plan=first.plan, resume=first.folder.path, tell=lines.append
+    )
+    assert resumed.folder == first.folder
+    assert resumed.result.steps == 3
+    assert resumed.result.loss_first == first.result.loss_first
+
+
+def test_what_the_command_line_refuses_raises_the_same_sentence(run: Run, config: Path) -> None:
+    for overrides, resume in (
+        (["train.stepps=3"], None),
+        (["train.steps=0"], None),
+        (["task=tiny.py:not_a_model"], None),
+        (["plan.planner=grafpipe"], None),
+        ([], "runs/none"),
+    ):
+        with pytest.raises(gp.InvalidInput) as caught:
+            gp.train(config, overrides=overrides, resume=resume)
+        ran = run("train", config, *overrides, *(["--resume", resume] if resume else []))
+        assert (ran.code, ran.err.strip().splitlines()[-1]) == (2, f"graphpipe: error: {caught.value}")
+    with pytest.raises(gp.InvalidInput, match="no-such-file"):
+        gp.train("no-such-file.toml")
+    assert not Path("runs").exists()
