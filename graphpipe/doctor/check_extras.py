@@ -1,4 +1,4 @@
-"""Which optional extras are installed."""
+"""Checks which optional extras are installed."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 
 def check_extras() -> list[Finding]:
-    """Return what of each extra is there; one that is missing is no fault."""
+    """Return the installed packages of each extra. A missing extra is not a problem."""
     return [_check(extra, versions(packages)) for extra, packages in EXTRAS.items()]
 
 

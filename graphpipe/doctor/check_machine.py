@@ -1,4 +1,4 @@
-"""Python, cores, memory, disk and clock of this machine."""
+"""Checks Python, cores, memory, disk and clock of this machine."""
 
 import os
 import platform
@@ -16,18 +16,18 @@ from graphpipe.units import format_bytes, format_seconds
 
 OLDEST_PYTHON = (3, 11)
 RANK_BYTES = 256 * 2**20
-"""What a rank takes before it holds any of the model: torch itself, measured on a CPU."""
+"""Memory of a rank without a model, which is mostly torch; measured on a CPU."""
 LEAST_SHARED_BYTES = 64 * 2**20
-"""The size that containers get by default, and that data loaders with workers soon fill."""
+"""The default size in containers. Data loaders with workers soon fill it."""
 COARSEST_SECONDS = 1e-5
-"""A task shorter than the clock's step cannot be timed."""
+"""The clock cannot time a task that is shorter than its own step."""
 
 
 def check_machine(ranks: int = 1) -> list[Finding]:
-    """Return what this machine has.
+    """Check this machine.
 
     Args:
-        ranks: that will run on it.
+        ranks: how many will run on it.
     """
     return [
         check_python(sys.version_info[:3]),
@@ -50,7 +50,7 @@ def check_python(version: Sequence[int]) -> Finding:
 
 
 def check_cores(cores: int, ranks: int) -> Finding:
-    """Check that there is a core for every rank, and that nobody else has taken them."""
+    """Check that there is a core for every rank, and that other programs do not use the cores."""
     load = os.getloadavg()[0]
     what = f"{cores} for this process, load {load:.1f}"
     if ranks > cores:
@@ -58,7 +58,7 @@ def check_cores(cores: int, ranks: int) -> Finding:
             name="cores",
             status="warning",
             what=f"{what}, fewer than {ranks} ranks",
-            remedy="Ranks on CPUs share cores, and take turns: use a machine with more, or fewer ranks.",
+            remedy="Ranks on CPUs then share cores: use a machine with more cores, or fewer ranks.",
         )
     if load > 1.5 * cores:
         remedy = "Profiled and measured times will vary: wait until the machine is quiet."
@@ -67,7 +67,7 @@ def check_cores(cores: int, ranks: int) -> Finding:
 
 
 def check_memory(available: float, ranks: int) -> Finding:
-    """Check that so many ranks can start at all."""
+    """Check that there is memory to start this many ranks."""
     least = ranks * RANK_BYTES
     what = f"{format_bytes(available)} available"
     if available < least:
@@ -79,7 +79,7 @@ def check_memory(available: float, ranks: int) -> Finding:
 
 
 def check_shared_memory(folder: Path) -> Finding:
-    """Check the room for memory that processes share: data loaders with workers and NCCL use it."""
+    """Check the free shared memory, which data loaders with workers and NCCL use."""
     if not folder.is_dir():
         return Finding(name="shared memory", status="fine", what=f"no {folder} on this system")
     free = shutil.disk_usage(folder).free
@@ -91,7 +91,7 @@ def check_shared_memory(folder: Path) -> Finding:
 
 
 def check_temporary_files() -> Finding:
-    """Check that there is a folder for temporary files, where local ranks meet."""
+    """Check that temporary files can be written. Local ranks need them."""
     try:
         with tempfile.NamedTemporaryFile(prefix="graphpipe") as file:
             file.write(b"graphpipe")
@@ -108,7 +108,7 @@ def check_temporary_files() -> Finding:
 
 
 def check_clock() -> Finding:
-    """Check that the clock that times tasks never goes back, and is fine enough."""
+    """Check that the clock that times tasks never goes back, and that its step is small enough."""
     times = [time.perf_counter() for _ in range(2000)]
     steps = [after - before for before, after in pairwise(times)]
     step = min((each for each in steps if each > 0), default=float("inf"))

@@ -1,4 +1,4 @@
-"""Whether processes of this machine can reach each other."""
+"""Checks that processes of this machine can reach each other."""
 
 import os
 import socket
@@ -10,16 +10,16 @@ TIMEOUT_SECONDS = 5.0
 
 
 def check_network(port: int = 0) -> list[Finding]:
-    """Return whether local ranks can meet.
+    """Check the loopback interface and the host name.
 
     Args:
-        port: where they shall; 0 is any free one.
+        port: where local ranks are to meet; 0 is any free port.
     """
     return [check_loopback(port), check_host_name(socket.gethostname())]
 
 
 def check_loopback(port: int) -> Finding:
-    """Listen at a port of the loopback interface, and send something through it."""
+    """Check that data sent to a port of the loopback interface arrives."""
     try:
         with socket.create_server((LOOPBACK, port)) as server:
             server.settimeout(TIMEOUT_SECONDS)
@@ -31,19 +31,19 @@ def check_loopback(port: int) -> Finding:
                     other.settimeout(TIMEOUT_SECONDS)
                     received = other.recv(9)
     except OverflowError:
-        return _no_port(f"{port} is no port", "Ports are 0 (any free one) to 65535.")
+        return _no_port(f"{port} is not a port", "Ports are 0 (any free one) to 65535.")
     except OSError as error:
-        said = os.strerror(error.errno) if error.errno else str(error)
+        reason = os.strerror(error.errno) if error.errno else str(error)
         if port:
-            return _no_port(f"port {port} cannot be used: {said}", "Choose another, or 0 for any free one.")
-        return _no_port(f"no port of {LOOPBACK} can be used: {said}", "Allow local connections in the firewall.")
+            return _no_port(f"port {port} cannot be used: {reason}", "Choose another, or 0 for any free one.")
+        return _no_port(f"no port of {LOOPBACK} can be used: {reason}", "Allow local connections in the firewall.")
     if received != b"graphpipe":
-        return _no_port(f"port {found} of {LOOPBACK} swallows what is sent", "Look at the firewall.")
+        return _no_port(f"port {found} of {LOOPBACK} loses what is sent to it", "Look at the firewall.")
     return Finding(name="loopback", status="fine", what=f"port {found} of {LOOPBACK} listens and answers")
 
 
 def check_host_name(name: str) -> Finding:
-    """Check that the host's name leads to an address: gloo looks it up where no interface is named."""
+    """Check that the host name has an address. Gloo looks it up unless an interface is named."""
     try:
         address = socket.gethostbyname(name)
     except OSError:

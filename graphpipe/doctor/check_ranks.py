@@ -1,4 +1,4 @@
-"""Whether ranks can talk, and whether they are of one kind."""
+"""Checks that ranks can communicate, and that they run the same versions on the same kind of device."""
 
 import json
 import platform
@@ -13,7 +13,7 @@ from torch.cuda import nccl
 
 from graphpipe.doctor import Finding
 from graphpipe.errors import GraphPipeError
-from graphpipe.files.json_document import from_body, to_body
+from graphpipe.files.json_body import from_body, to_body
 from graphpipe.launch.launcher import launch
 from graphpipe.run.comm.world import World, join
 from graphpipe.units import format_seconds
@@ -26,11 +26,11 @@ Environment = Mapping[str, str]
 
 
 def check_local_ranks(ranks: int, port: int) -> list[Finding]:
-    """Start ranks on this machine as `graphpipe train` does, and return what they find.
+    """Start ranks on this machine as `graphpipe train` does, and return their findings.
 
     Args:
         ranks: how many.
-        port: where they meet; 0 is any free one.
+        port: where they meet; 0 is any free port.
     """
     with tempfile.TemporaryDirectory(prefix="graphpipe") as folder:
         try:
@@ -44,7 +44,7 @@ def check_local_ranks(ranks: int, port: int) -> list[Finding]:
 
 
 def work(folder: str) -> None:
-    """Do one rank's part; rank 0 leaves what was found in the folder."""
+    """Run the checks on one rank. Rank 0 writes the findings to a file in the folder."""
     world = join(None, TIMEOUT_SECONDS)
     with world.closing_on_error():
         found = check_ranks(world)
@@ -54,7 +54,7 @@ def work(folder: str) -> None:
 
 
 def check_ranks(world: World) -> list[Finding]:
-    """Return whether these ranks compute the right sum together and have the same programs; all ranks call this.
+    """Check that the ranks compute a correct sum and run the same versions. A collective call: every rank must make it.
 
     Raises:
         PeerLost, PeerStalled: another rank is gone.
@@ -64,7 +64,7 @@ def check_ranks(world: World) -> list[Finding]:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Return the programs that all ranks must have alike, and where this rank is."""
+    """Return the versions that must be the same on all ranks, and the host and device of this rank."""
     gpu = device.type == "cuda"
     return {
         "host": socket.gethostname(),
@@ -76,9 +76,9 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def differences(environments: Sequence[Environment]) -> list[Finding]:
-    """Return a problem for every program whose version on some rank is not that of rank 0.
+    """Return a problem for every version that differs from that of rank 0.
 
-    Different devices are a warning: the plan must know of them.
+    Different devices are a warning, because the cluster file must describe them.
     """
     found: list[Finding] = []
     first = environments[0]
@@ -92,14 +92,14 @@ def differences(environments: Sequence[Environment]) -> list[Finding]:
             f" ({len(ranks)} of {len(environments)} ranks differ from rank 0)"
         )
         if what == "device":
-            remedy = "Describe the cluster in a TOML file with a type for each, so that plans count with their speeds."
+            remedy = "Describe the cluster in a TOML file with a type for each, so that plans use their speeds."
             found.append(Finding(name="devices of the ranks", status="warning", what=text, remedy=remedy))
         else:
             remedy = f"Install the same {what} on every host."
             found.append(Finding(name=f"{what} of the ranks", status="problem", what=text, remedy=remedy))
     if not found:
         hosts = len({each["host"] for each in environments})
-        what = f"the same programs on {len(environments)} ranks of {hosts} host{'s' * (hosts > 1)}"
+        what = f"the same versions on {len(environments)} ranks of {hosts} host{'s' * (hosts > 1)}"
         found.append(Finding(name="versions", status="fine", what=what))
     return found
 
@@ -114,7 +114,7 @@ def _sums(world: World) -> list[Finding]:
         right = bool((tensor == expected).all())
         seconds.append(time.perf_counter() - start)
         if not all(world.exchange(right)):
-            what = f"{world.backend} gives ranks a wrong sum"
+            what = f"{world.backend} computes a wrong sum"
             return [Finding(name="ranks", status="problem", what=what, remedy="Look at the network and its drivers.")]
     slowest = max(world.exchange(min(seconds)))
     what = f"{world.size} over {world.backend}, a sum of 4 KiB takes {format_seconds(slowest)}"

@@ -1,4 +1,4 @@
-"""Whether the torch that is installed can do what the runtime asks of it."""
+"""Checks that the installed torch and the GPUs can do what the runtime needs."""
 
 import re
 
@@ -13,7 +13,7 @@ OLDEST = (2, 11)
 
 
 def check_torch() -> list[Finding]:
-    """Return what torch is, which backends it has, and every GPU."""
+    """Check the version of torch, its communication backends, and every GPU."""
     return [check_version(torch.__version__), *_backends(), *_gpus()]
 
 
@@ -31,16 +31,16 @@ def _backends() -> list[Finding]:
     found: list[Finding] = []
     gloo = dist.is_available() and dist.is_gloo_available()
     if gloo:
-        found.append(Finding(name="gloo", status="fine", what="there"))
+        found.append(Finding(name="gloo", status="fine", what="available"))
     else:
-        remedy = "Ranks on CPUs cannot talk: install a torch that was built with distributed support."
+        remedy = "Ranks on CPUs cannot communicate: install a torch that was built with distributed support."
         found.append(Finding(name="gloo", status="problem", what="torch was built without it", remedy=remedy))
     if torch.cuda.is_available():
         if dist.is_available() and dist.is_nccl_available():
             version = ".".join(map(str, nccl.version()))
             found.append(Finding(name="nccl", status="fine", what=version))
         else:
-            remedy = "Ranks on GPUs cannot talk: install a CUDA build of torch for Linux."
+            remedy = "Ranks on GPUs cannot communicate: install a CUDA build of torch for Linux."
             found.append(Finding(name="nccl", status="problem", what="torch was built without it", remedy=remedy))
     return found
 

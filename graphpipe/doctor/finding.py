@@ -1,4 +1,4 @@
-"""What a check found."""
+"""`Finding`: the result of a check."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,10 +11,10 @@ class Finding:
     """One fact about an installation."""
 
     name: str
-    """Of what was checked."""
+    """What was checked."""
     status: Status
-    """A warning lets work go on, worse than it could; with a problem something cannot work."""
+    """With a `warning`, everything works but worse than it could. With a `problem`, something cannot work."""
     what: str
     """The fact."""
     remedy: str = ""
-    """What to do, as a sentence; empty where nothing needs to be done."""
+    """What to do, as a sentence; empty if nothing needs to be done."""

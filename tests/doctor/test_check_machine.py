@@ -1,4 +1,4 @@
-"""What the machine has, and what is said where it has too little."""
+"""`graphpipe doctor` checks the machine, and names a remedy for every shortage."""
 
 import shutil
 import tempfile
@@ -9,7 +9,7 @@ import pytest
 
 from graphpipe import host_memory
 from graphpipe.doctor import Finding
-from graphpipe.doctor import check_machine as machine
+from graphpipe.doctor import check_machine as module
 from graphpipe.doctor.check_machine import (
     check_clock,
     check_cores,
@@ -22,14 +22,14 @@ from graphpipe.doctor.check_machine import (
 from graphpipe.host_memory import available_host_bytes
 
 
-def says(finding: Finding, status: str, *parts: str) -> None:
-    """Check the status, the words, and that whoever reads it is told what to do if all is not fine."""
+def check_finding(finding: Finding, status: str, *parts: str) -> None:
+    """Check the status and the text of a finding, and that it has a remedy unless the status is `fine`."""
     assert finding.status == status
     assert all(part in f"{finding.what} {finding.remedy}" for part in parts), finding
     assert bool(finding.remedy) == (status != "fine")
 
 
-def test_this_machine_can_work() -> None:
+def test_this_machine_passes_every_check() -> None:
     found = check_machine()
     assert [finding.name for finding in found] == [
         *("python", "cores", "memory", "shared memory", "temporary files", "clock")
@@ -37,34 +37,34 @@ def test_this_machine_can_work() -> None:
     assert not [finding for finding in found if finding.status == "problem"]
 
 
-def test_pythons() -> None:
-    says(check_python((3, 11, 0)), "fine", "3.11.0")
-    says(check_python((3, 10, 9)), "problem", "3.10.9, needs 3.11", "Install Python 3.11")
+def test_an_unsupported_python_is_found() -> None:
+    check_finding(check_python((3, 11, 0)), "fine", "3.11.0")
+    check_finding(check_python((3, 10, 9)), "problem", "3.10.9, needs 3.11", "Install Python 3.11")
 
 
-def test_cores_for_ranks_and_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.os, "getloadavg", lambda: (2.9, 0.0, 0.0))
-    says(check_cores(2, 2), "fine", "2 for this process")
-    says(check_cores(2, 3), "warning", "fewer than 3 ranks")
-    monkeypatch.setattr(machine.os, "getloadavg", lambda: (3.1, 0.0, 0.0))
-    says(check_cores(2, 2), "warning", "load 3.1: other work takes them", "wait")
+def test_too_few_cores_and_other_load_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "getloadavg", lambda: (2.9, 0.0, 0.0))
+    check_finding(check_cores(2, 2), "fine", "2 for this process")
+    check_finding(check_cores(2, 3), "warning", "fewer than 3 ranks")
+    monkeypatch.setattr(module.os, "getloadavg", lambda: (3.1, 0.0, 0.0))
+    check_finding(check_cores(2, 2), "warning", "load 3.1: other work takes them", "wait")
 
 
-def test_memory_for_ranks() -> None:
-    says(check_memory(512 * 2**20, 2), "fine", "512 MiB available")
-    says(check_memory(512 * 2**20 - 1, 2), "problem", "2 ranks without any model take 512 MiB")
+def test_too_little_memory_for_the_ranks_is_found() -> None:
+    check_finding(check_memory(512 * 2**20, 2), "fine", "512 MiB available")
+    check_finding(check_memory(512 * 2**20 - 1, 2), "problem", "2 ranks without any model take 512 MiB")
 
 
-def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    says(check_shared_memory(tmp_path / "nowhere"), "fine", "no ")
+def test_too_little_shared_memory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_finding(check_shared_memory(tmp_path / "nowhere"), "fine", "no ")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=64 * 2**20 - 1))
-    says(check_shared_memory(tmp_path), "warning", "--shm-size")
+    check_finding(check_shared_memory(tmp_path), "warning", "--shm-size")
 
 
 def test_temporary_files_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    says(check_temporary_files(), "fine", tempfile.gettempdir())
+    check_finding(check_temporary_files(), "fine", tempfile.gettempdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    says(check_temporary_files(), "problem", "No such file", "TMPDIR")
+    check_finding(check_temporary_files(), "problem", "No such file", "TMPDIR")
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,15 @@ def test_temporary_files_that_cannot_be_written(tmp_path: Path, monkeypatch: pyt
         ([0.0, 1e-6, 0.5e-6, 2e-6], "warning", "goes back"),
     ],
 )
-def test_clocks(times: list[float], status: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coarse_or_backward_clock_is_found(
+    times: list[float], status: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ticks = iter([*times, *[times[-1]] * 2000])
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(ticks))
-    says(check_clock(), status, part)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(ticks))
+    check_finding(check_clock(), status, part)
 
 
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_containers_memory_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
     assert available_host_bytes() > 1e6
     (tmp_path / "memory.max").write_text("1000000\n")

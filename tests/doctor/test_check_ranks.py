@@ -1,4 +1,4 @@
-"""`graphpipe doctor` on torch and on ranks."""
+"""`graphpipe doctor` checks torch and the ranks."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from graphpipe.doctor.check_torch import check_torch, check_version
 OWN = environment(torch.device("cpu"))
 
 
-def test_this_torch_works() -> None:
+def test_the_installed_torch_works() -> None:
     found = {finding.name: finding for finding in check_torch()}
     assert found["torch"].what == torch.__version__
     assert {"torch", "gloo"} <= found.keys()
@@ -23,16 +23,16 @@ def test_this_torch_works() -> None:
 @pytest.mark.parametrize(
     ("version", "status"), [("2.11.0", "fine"), ("2.11.0a0+git", "fine"), ("3.0.1+cu130", "fine"), ("2.9.1", "problem")]
 )
-def test_versions_of_torch(version: str, status: str) -> None:
+def test_an_unsupported_version_of_torch_is_found(version: str, status: str) -> None:
     assert check_version(version).status == status
 
 
-def test_ranks_alike_are_fine() -> None:
+def test_ranks_with_equal_versions_are_fine() -> None:
     (finding,) = differences([OWN, OWN | {"host": "other"}, OWN])
-    assert (finding.status, finding.what) == ("fine", "the same programs on 3 ranks of 2 hosts")
+    assert (finding.status, finding.what) == ("fine", "the same versions on 3 ranks of 2 hosts")
 
 
-def test_ranks_that_differ_are_named_with_both_versions() -> None:
+def test_ranks_with_different_versions_are_named_with_both_versions() -> None:
     odd = OWN | {"host": "other", "numpy": "1.0"}
     (finding,) = differences([OWN, OWN, odd, odd])
     assert (finding.name, finding.status) == ("numpy of the ranks", "problem")
@@ -42,17 +42,17 @@ def test_ranks_that_differ_are_named_with_both_versions() -> None:
     assert finding.remedy == "Install the same numpy on every host."
 
 
-def test_devices_that_differ_are_only_a_warning() -> None:
+def test_different_devices_are_only_a_warning() -> None:
     assert [finding.status for finding in differences([OWN, OWN | {"device": "other"}])] == ["warning"]
 
 
 @pytest.mark.parametrize(("version", "status"), [(torch.__version__, "fine"), ("2.0", "problem")])
-def test_every_rank_says_the_same(version: str, status: str, tmp_path: Path) -> None:
+def test_every_rank_returns_the_same_findings(version: str, status: str, tmp_path: Path) -> None:
     found = values(run_ranks(check_ranks_with, 2, tmp_path, version))
     assert found[0] == found[1]
-    (_, *talk), (name, judged, what) = found[0]
-    assert talk[0] == "fine"
-    assert talk[1].startswith("2 over gloo")
+    (_, *communication), (name, judged, what) = found[0]
+    assert communication[0] == "fine"
+    assert communication[1].startswith("2 over gloo")
     assert judged == status
     if status == "problem":
         assert name == "torch of the ranks"
