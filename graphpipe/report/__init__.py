@@ -1,7 +1,7 @@
-"""How it looks: plans, layouts, comparisons and traces as tables and pictures for the terminal."""
+"""Shows plans, comparisons and traces: as tables in the terminal, as one HTML page, and as pictures."""
 
-from graphpipe.report.content.summary import Summary, summarise, summary_lines
-from graphpipe.report.tables.comparison import Outcome, compare_table, measured_table
+from graphpipe.report.content.summary import Outcome, Summary, summarise, summary_lines
+from graphpipe.report.tables.comparison import compare_table, measured_table
 from graphpipe.report.tables.config_table import config_table
 from graphpipe.report.tables.findings_table import findings_table
 from graphpipe.report.tables.plan_table import plan_table

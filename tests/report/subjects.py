@@ -1,4 +1,4 @@
-"""Small things to report on, and a large one."""
+"""Subjects of reports for tests: small ones, and one with a large trace."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from graphpipe.report.content.subject import Subject
 from graphpipe.simulator import predict
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import MemorySample, Span, Trace
-from graphpipe.training.run_folder.train_result import Step
+from graphpipe.training.run_folder.metrics_log import StepMetrics
 
-# Two branches joined; the join on two devices. One sample: forward 1 s, backward 2 s on one device.
+# Two branches and their join, which runs on two devices. One sample on one device takes 1 s forward and 2 s backward.
 PLAN = make_plan(
     [
         Part(micro_batch=2, parameter_bytes=64.0, saved_bytes=3.0),
@@ -25,7 +25,7 @@ PREDICTED = simulate(PLAN)
 
 
 def slower(trace: Trace, factor: float) -> Trace:
-    """Return a measured trace in which everything takes `factor` times as long, and whose memory is peaks alone."""
+    """Return a measured trace that is `factor` times as long as the predicted one. Its memory has only peaks."""
     spans = tuple(
         replace(span, start_seconds=span.start_seconds * factor, end_seconds=span.end_seconds * factor)
         for span in trace.spans
@@ -45,7 +45,7 @@ def whole_subject() -> Subject:
         plan=PLAN,
         predicted=PREDICTED,
         measured=slower(PREDICTED, 1.25),
-        steps=tuple(Step(step=number, loss=4.0 / number, seconds=0.5) for number in range(1, 31)),
+        steps=tuple(StepMetrics(step=number, loss=4.0 / number, seconds=0.5) for number in range(1, 31)),
         planners=(
             Outcome(planner="graphpipe", status="ok", summary=best),
             Outcome(planner="spp", status="infeasible", reason="stage s0 lacks 3 bytes"),

@@ -1,4 +1,4 @@
-"""What a report is about: a plan, what was predicted, what happened."""
+"""The subject of a report: a plan, its prediction, and the run of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,34 +6,34 @@ from typing import TYPE_CHECKING, Any
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.report.tables.comparison import Outcome
+from graphpipe.report.content.summary import Outcome
 from graphpipe.trace import Trace
 
 if TYPE_CHECKING:
-    from graphpipe.training.run_folder.train_result import Step
+    from graphpipe.training.run_folder.metrics_log import StepMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """All that a report may show; each part has its panel where it is there.
+    """Everything that a report can show. Every part is optional, and a panel is left out if its part is missing.
 
     Raises:
-        InvalidInput: nothing is there, or a trace is of another plan than the plan, or than the other trace.
+        InvalidInput: there is neither a plan nor a trace, or plan and traces do not belong to one plan.
     """
 
     title: str
     plan: Plan | None = None
     predicted: Trace | None = None
     measured: Trace | None = None
-    """Measured or emulated."""
-    steps: "tuple[Step, ...]" = ()
+    """From a run (measured) or from a rehearsal (emulated)."""
+    steps: "tuple[StepMetrics, ...]" = ()
     """The optimizer steps of a run."""
     planners: tuple[Outcome, ...] = ()
-    """What other planners found for the same problem."""
+    """The results of several planners for the same problem."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The resolved configuration of a run, as its config.json has it."""
+    """The resolved configuration of a run, from its config.json."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of the programs involved."""
+    """Versions of Python, PyTorch, GraphPipe and others."""
 
     def __post_init__(self) -> None:
         hashes = {name: trace.plan_fingerprint for name, trace in self.named_traces}
@@ -48,18 +48,18 @@ class Subject:
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """The predicted trace, then the measured one, as far as they are there."""
+        """The predicted trace, then the measured one. Either may be missing."""
         return tuple(trace for _, trace in self.named_traces)
 
     @property
     def named_traces(self) -> tuple[tuple[str, Trace], ...]:
-        """As `traces`, with what an error calls them."""
+        """The traces, each with its name in error messages."""
         both = (("the predicted trace", self.predicted), ("the measured trace", self.measured))
         return tuple((name, trace) for name, trace in both if trace is not None)
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of the longest step; 0 where nothing took time, which no timeline can show."""
+        """Seconds of the longest step. 0 if nothing took time: then there is no timeline."""
         return max((trace.step_seconds for trace in self.traces), default=0.0)
 
     @property
@@ -73,5 +73,5 @@ class Subject:
         return self.plan.batch_size if self.plan else self.traces[0].batch_size
 
     def stage_name(self, stage: int) -> str:
-        """Return the name of a stage, or `stage 3` where there is no plan to tell it."""
+        """Return the name of a stage, or `stage 3` if there is no plan."""
         return self.plan.stages[stage].name if self.plan else f"stage {stage}"

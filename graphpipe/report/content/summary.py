@@ -1,6 +1,7 @@
-"""A plan in one line: what it was made by, what it is, and what it is predicted to do."""
+"""A plan in a few figures: its planner, its shape, and its predicted step."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_gap_percent, gap_percent
 from graphpipe.plans import Plan, Prediction
@@ -24,12 +25,24 @@ class Summary:
     samples_per_second: float
     bubble_fraction: float
     gap_percent: float
-    """By how much the step exceeds what no plan can go below; 0 is proven best."""
+    """By how many percent the step exceeds a lower bound on every plan's step. At 0 the plan is proven optimal."""
     bottleneck_gap_percent: float
-    """By how much the slowest device's work exceeds what no partition can go below at these micro-batch sizes."""
+    """By how many percent the slowest device's work exceeds a lower bound for these micro-batch sizes."""
     peak_bytes: tuple[float, ...]
     """One per device of the cluster."""
     unused_devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of one planner."""
+
+    planner: str
+    status: Literal["ok", "infeasible", "timeout", "failed"]
+    summary: Summary | None = None
+    """None unless the status is `ok`."""
+    reason: str = ""
+    """Why there is no plan."""
 
 
 def summarise(plan: Plan, prediction: Prediction) -> Summary:
@@ -53,7 +66,7 @@ def summarise(plan: Plan, prediction: Prediction) -> Summary:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """Return one or two sentences: the figures, then the devices that do nothing."""
+    """Return one or two sentences: the figures, then the unused devices."""
     stages = "1 stage" if summary.stages == 1 else f"{summary.stages} stages"
     lines = [
         f"planner {summary.planner}: {stages}, depth {summary.depth}, micro-batch {summary.micro_batch} "

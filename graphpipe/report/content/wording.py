@@ -1,21 +1,40 @@
-"""Many names in few words."""
+"""The words for tasks, traces, operators and devices, shortened to fit."""
 
 from collections.abc import Sequence
 from itertools import groupby, takewhile
 
 from graphpipe.costs import Recompute
 from graphpipe.plans import Plan, Stage
+from graphpipe.trace import SPAN_WORDS
+from graphpipe.units import format_seconds
+
+KIND_WORDS = {
+    **SPAN_WORDS,
+    "warm-up": "waits: warm-up",
+    "bubble": "waits: bubble",
+    "drain": "waits: drain",
+}
+
+
+def source_word(source: str) -> str:
+    """Return the word for a trace's source: predicted, rehearsed or measured."""
+    return {"simulated": "predicted", "emulated": "rehearsed"}.get(source, source)
+
+
+def signed_seconds(seconds: float) -> str:
+    """Return seconds with their sign: +1.52 ms."""
+    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
 
 
 def abbreviate(names: Sequence[str]) -> str:
-    """Return lines for operators: a run of one branch (what stands before the first dot) is told by its ends."""
+    """Return lines for operators. A run of one branch (the part before the first dot) is shown by its two ends."""
     runs = [list(run) for _, run in groupby(names, key=lambda name: name.split(".")[0] if "." in name else "")]
     texts = [", ".join(run) if len(run) <= 2 else f"{span_of_names(run[0], run[-1])} ({len(run)})" for run in runs]
     return "\n".join(texts if len(texts) <= 4 else [*texts[:3], f"and {len(texts) - 3} more ({len(names)} in all)"])
 
 
 def recomputes(plan: Plan) -> bool:
-    """Whether any stage recomputes: worth a column."""
+    """Return whether any stage recomputes, so that tables need a column for it."""
     return any(stage.recompute != "none" for stage in plan.stages)
 
 
@@ -27,7 +46,7 @@ def recomputed_names(recompute: Recompute) -> str:
 
 
 def device_names(plan: Plan, stage: Stage) -> str:
-    """Return lines for a stage's devices: neighbours are told by the first name and how the last one ends."""
+    """Return lines for a stage's devices. Consecutive devices are shown by the first and the last."""
     names = [plan.cluster.devices[device].name for device in stage.devices]
     first, last = stage.devices[0], stage.devices[-1]
     if len(names) > 1 and stage.devices == tuple(range(first, last + 1)):
@@ -36,9 +55,9 @@ def device_names(plan: Plan, stage: Stage) -> str:
 
 
 def span_of_names(first: str, last: str) -> str:
-    """Return both ends: of the last name what it does not share with the first, up to a separator.
+    """Return `first .. last`, without the beginning that both names share, up to a separator.
 
-    A number is not cut in two: `node0/v100-1 .. 12`.
+    Numbers stay whole: `node0/v100-1 .. 12`.
     """
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
     return f"{first} .. {last[max(last.rfind(separator, 0, same) for separator in '-/:.') + 1 :]}"

@@ -1,7 +1,7 @@
-"""A figure of the page, as a plotting library's figure and what the page must know to show it.
+"""A figure of the page: a plotly figure, with its size and its data for the page's script.
 
-The library is plotly: Python checks a figure's every field, the page needs one script and one JSON object per figure,
-and hover, zoom, touch and resizing are its own.
+Plotly checks every field in Python, needs one script and one JSON object per figure, and brings hover, zoom, touch and
+resizing.
 """
 
 import json
@@ -14,21 +14,21 @@ import plotly.graph_objects as go
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure. Its colours of text, lines and background are the page's, set when it is shown."""
+    """One figure. The page sets the colours of text, lines and background when it shows the figure."""
 
     figure: go.Figure
     height: int
     """Pixels."""
     least_width: int = 0
-    """Pixels; where the page is narrower, the figure scrolls sideways inside its panel."""
+    """Pixels. On a narrower page the figure scrolls sideways inside its panel."""
     most_width: int | None = None
-    """Pixels; where the page is wider, the figure stands in the middle."""
+    """Pixels. On a wider page the figure is centred."""
     kind: str = "plain"
-    """`timeline`: filled by assets/timeline.js."""
+    """`plain`, or `timeline`, which `page/assets/timeline.js` fills."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def script(self) -> str:
-        """Return the JSON that the page reads, fit to stand inside a <script> element."""
+        """Return the JSON that the page reads, escaped for a <script> element."""
         whole = json.loads(str(self.figure.to_json())) | {"height": self.height, "kind": self.kind, "extra": self.extra}
         whole["layout"].pop("template", None)
         return json.dumps(whole, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")

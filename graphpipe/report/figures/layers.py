@@ -1,8 +1,8 @@
-"""Where the nodes of a directed acyclic graph stand in a picture.
+"""Places the nodes of a directed acyclic graph in a picture.
 
-a   b        A layer per row: a node stands as late as the nodes that read it allow, so that an edge is short and a
- \\ / \\       short branch ends beside a long one. Within a layer, nodes are ordered by the mean place of their
-  c   d      neighbours (the barycentre heuristic of Sugiyama, Tagawa and Toda, 1981), which unties most crossings.
+a   b        A row is a layer. A node is placed as low as its readers allow, so that edges are short and a short
+ \\ / \\       branch ends beside a long one. Within a layer, nodes are ordered by the mean place of their neighbours
+  c   d      (the barycentre heuristic of Sugiyama, Tagawa and Toda, 1981), which removes most crossings.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def layered(count: int, edges: Edges) -> list[tuple[int, float]]:
         rows[layer[node]].append(node)
     place = _places(rows)
     for sweep in range(SWEEPS):
-        # Down by what is above, then up by what is below.
+        # Sweep down by the layer above, then up by the layer below.
         towards = 1 if sweep % 2 else 0
         near: list[list[int]] = [[] for _ in range(count)]
         for edge in edges:
@@ -36,7 +36,7 @@ def layered(count: int, edges: Edges) -> list[tuple[int, float]]:
 
 
 def _layers(count: int, edges: Edges) -> list[int]:
-    """Return the longest distance from each node to any last node, turned over."""
+    """Return each node's layer: the longest path of all minus the longest path from this node to a last node."""
     after = [0] * count
     for source, target in sorted(edges, reverse=True):
         after[source] = max(after[source], after[target] + 1)

@@ -1,4 +1,4 @@
-"""Memory: what every device holds over time, and what a stage's bytes are."""
+"""The figures of memory: each device over time, and each stage by kind of tensor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import stage_memory
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.figure import Figure
 from graphpipe.report.figures.palette import HUES
@@ -13,52 +14,51 @@ from graphpipe.trace import MemorySample, Trace
 from graphpipe.units import byte_unit, format_bytes
 
 MOST_POINTS = 2_000
-"""Of one device's curve."""
+"""The most points of one device's curve."""
 _ByDevice = Mapping[int, Sequence[MemorySample]]
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "recomputed", "temporaries")
 _RARE = ("recomputed", "temporaries")
-"""Shown where there are any."""
+"""Parts that are shown only if a stage has bytes of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """What one device of a stage holds at the most, in bytes."""
+    """The peak memory of one device of a stage, in bytes."""
 
     weights: float
     gradients: float
     optimizer: float
     activations: float
-    """What its operators keep for the backward pass, for all samples in flight."""
+    """Tensors that its operators keep for the backward, for all samples in flight."""
     buffers: float
-    """Tensors received from other stages, kept as long."""
+    """Tensors received from other stages, kept until the backward."""
     recomputed: float
-    """What a backward computes again, of one micro-batch."""
+    """Tensors that a backward recomputes, of one micro-batch."""
     temporaries: float
-    """What an operator holds only while it runs; 0 where costs were not profiled."""
+    """Memory that an operator needs only while it runs. 0 if the costs were not profiled."""
 
 
 def stage_bytes(plan: Plan, stage: int) -> StageBytes:
-    """Return where a stage's bytes are, by the plan's cost model."""
+    """Return the bytes of a stage by kind, from the plan's cost model."""
     model, it = plan.cost_model, plan.stages[stage]
-    at = model.positions(it.ops)
-    weights = float(model.parameter_bytes[at].sum()) - model.repeated_bytes(it.ops)
-    trainable = model.gradient_bytes(it.ops)
-    beside = max(0.0, model.state_bytes(it.ops) - weights)
+    weights = model.parameter_bytes.weights(it.ops)
+    trainable = model.parameter_bytes.gradients(it.ops)
+    memory = stage_memory(model, it)
+    beside = max(0.0, memory.state - weights)
     samples = it.in_flight / it.degree
-    kept, received = model.activation_bytes(it.ops, it.recompute), model.activation_bytes(it.ops, "full")
     return StageBytes(
         weights=weights,
         gradients=min(trainable, beside),
         optimizer=max(0.0, beside - trainable),
-        activations=(kept - received) * samples,
-        buffers=received * samples,
-        recomputed=model.recomputed_bytes(it.ops, it.recompute) * it.micro_batch / it.degree,
-        temporaries=float(model.temporary_bytes(it.micro_batch / it.degree)[at].max()),
+        activations=memory.saved * samples,
+        buffers=memory.received * samples,
+        recomputed=memory.recomputed,
+        temporaries=memory.temporary,
     )
 
 
 def thin(samples: Sequence[MemorySample], most: int = MOST_POINTS) -> list[MemorySample]:
-    """Return at most `most` samples of one device: of every bucket in time the lowest and the highest."""
+    """Return at most `most` samples of one device: the lowest and the highest of every bucket of time."""
     if len(samples) <= most:
         return list(samples)
     size = -(-2 * len(samples) // most)
@@ -71,7 +71,7 @@ def thin(samples: Sequence[MemorySample], most: int = MOST_POINTS) -> list[Memor
 
 
 def memory_figure(subject: Subject) -> Figure:
-    """Return the bytes of every device over time, and, where there is a plan, its limit."""
+    """Return the bytes of every device over time. If there is a plan, also the memory limit of its devices."""
     figure = go.Figure()
     seconds = subject.step_seconds
     peak = max((max(trace.peak_bytes) for trace in subject.traces), default=0.0)
@@ -88,7 +88,7 @@ def memory_figure(subject: Subject) -> Figure:
             line={"dash": "dash", "color": "#d62728"},
             name=f"limit {format_bytes(limit)}",
         )
-    # A limit far above would flatten all curves: it comes into sight with a double click.
+    # A limit far above would flatten all curves. A double click shows it.
     near = [limit for limit in limits if limit <= 2.5 * peak]
     figure.update_yaxes(range=[0, 1.08 * max([peak, *near]) / size], title=unit, rangemode="tozero")
     figure.update_xaxes(range=[0, seconds], ticksuffix="s", exponentformat="SI")
@@ -97,7 +97,7 @@ def memory_figure(subject: Subject) -> Figure:
 
 
 def stage_bytes_figure(plan: Plan) -> Figure:
-    """Return a bar per stage of where the bytes of one of its devices are."""
+    """Return a bar per stage: the bytes of one of its devices by kind."""
     bars = [stage_bytes(plan, stage) for stage in range(len(plan.stages))]
     names = [stage.name for stage in plan.stages]
     unit, size = byte_unit(max(sum(getattr(bar, part) for part in PARTS) for bar in bars))
@@ -135,7 +135,7 @@ def _add_curves(figure: go.Figure, trace: Trace, by_device: _ByDevice, unit: str
 
 
 def _add_peaks(figure: go.Figure, trace: Trace, by_device: _ByDevice, unit: str, size: float) -> None:
-    # A run knows the peak, not its moment: it stands at the end of the step.
+    # A run measures the peak but not its time, so the mark stands at the end of the step.
     peaks = {device: max(sample.bytes for sample in samples) for device, samples in by_device.items()}
     names = [f"{trace.device_names[device]}: {format_bytes(peak)}" for device, peak in peaks.items()]
     figure.add_scatter(
@@ -158,4 +158,4 @@ def _by_device(trace: Trace) -> dict[int, list[MemorySample]]:
 
 
 def _limits(plan: Plan) -> set[float]:
-    return {plan.cluster.types[plan.cluster.devices[device].type].memory_bytes for device in plan.used_devices}
+    return {plan.cluster.type_of(device).memory_bytes for device in plan.used_devices}

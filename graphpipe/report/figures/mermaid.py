@@ -1,4 +1,4 @@
-"""The stage graph in Mermaid, which Markdown renderers draw.
+"""The stage graph as Mermaid text, which GitHub and other Markdown renderers draw.
 
 flowchart TD
     s0["s0<br>2 devices<br>micro 2 × 4"]

@@ -1,4 +1,4 @@
-"""The model's graph: a dot per operator, the stages as coloured groups around them, data flowing down."""
+"""The figure of the model's operators: a dot per operator, a coloured box per stage, data flows down."""
 
 import plotly.graph_objects as go
 
@@ -11,7 +11,7 @@ from graphpipe.units import format_bytes
 Place = tuple[float, float]
 ROW_PIXELS, LEAST_COLUMN_PIXELS, MOST_COLUMN_PIXELS = 24, 34, 80
 MOST_ROWS = 60
-"""Of a figure that keeps that height per row; a deeper model is squeezed."""
+"""The most rows that get `ROW_PIXELS` each. The figure of a deeper model keeps its height."""
 
 
 def operator_figure(plan: Plan) -> Figure:
@@ -69,7 +69,7 @@ def operator_places(plan: Plan) -> tuple[list[tuple[float, float, float, float]]
 
 
 def _inside(plan: Plan, number: int) -> dict[str, Place]:
-    """Return places of a stage's operators, x around 0, y from 0."""
+    """Return the places of a stage's operators, with x around 0 and y from 0."""
     order = {name: at for at, name in enumerate(plan.graph.order)}
     ops = sorted(plan.stages[number].ops, key=order.__getitem__)
     index = {name: at for at, name in enumerate(ops)}

@@ -1,25 +1,25 @@
-"""Which colour is what: a hue per stage, a shade of it per kind of task, greys for what is no task."""
+"""The colours: a hue per stage, a shade of it per kind of task, other colours for everything else."""
 
 from collections.abc import Sequence
 
 from graphpipe.trace import SpanKind
 
 HUES = ("4e79a7", "f28e2b", "59a14f", "b07aa1", "76b7b2", "e15759", "edc948", "9c755f", "ff9da7", "8f8fbf")
-"""Repeated when there are more stages."""
+"""One per stage. They repeat if there are more stages."""
 _SHADES = {"F": 0.4, "B": -0.12, "I": 0.1, "W": -0.4}
-"""Towards white when positive, towards black when negative."""
+"""How far each kind's hue is mixed with white (positive) or black (negative)."""
 _OTHERS = {"send": "8a929c", "receive": "a9b0b8", "reduce": "d37295", "optimizer": "6a5aa8"}
 IDLE = {
     "warm-up": "rgba(128,128,128,0.12)",
     "bubble": "rgba(214,39,40,0.22)",
     "drain": "rgba(128,128,128,0.12)",
 }
-"""What a device does when it does nothing: before its first task, between its tasks, after its last. Half transparent,
-so that they suit a dark and a light page."""
+"""Idle times of a device: before its first task, between its tasks, and after its last task. The colours are half
+transparent, so that they suit a dark and a light page."""
 
 
 def code(kind: str, stage: int) -> int:
-    """Return the position in `colours()` of a kind of span (or of idleness) of a stage."""
+    """Return the position in `colours()` of a kind of span or idle time of a stage."""
     if kind in _SHADES:
         return stage % len(HUES) * len(_SHADES) + list(_SHADES).index(kind)
     return len(HUES) * len(_SHADES) + [*_OTHERS, *IDLE].index(kind)
@@ -32,7 +32,7 @@ def colours() -> list[str]:
 
 
 def kinds() -> list[str]:
-    """Return the kind of span, or of idleness, of every colour, in order of `code`."""
+    """Return the kind of span or idle time of every colour, in order of `code`."""
     return [*(kind for _ in HUES for kind in _SHADES), *_OTHERS, *IDLE]
 
 
@@ -55,7 +55,7 @@ def task_colour(kind: SpanKind | str, stage: int) -> str:
 
 
 def ink(background: str) -> str:
-    """Return black or white: what is read better on a colour `#rrggbb`."""
+    """Return black or white, whichever is easier to read on a background `#rrggbb`."""
     red, green, blue = _parts(background.removeprefix("#"))
     return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
 

@@ -1,4 +1,4 @@
-"""Planners side by side: throughput as bars."""
+"""The figure that compares planners: a bar of throughput for each."""
 
 from collections.abc import Mapping
 

@@ -1,20 +1,20 @@
-"""The boxes of the stage graph: where they stand, how large they are, what is written in them."""
+"""The boxes of the stage graph: their places, size and text."""
 
 from graphpipe.plans import Plan, Stage
 from graphpipe.report.figures.layers import layered
 
 HALF_WIDTH, HALF_HEIGHT = 0.43, 0.27
-"""Of a box, where the middles of two neighbours are 1 apart."""
+"""Half the size of a box. The centres of two neighbours are 1 apart."""
 
 
 def stage_places(plan: Plan) -> list[tuple[float, float]]:
-    """Return (x, y) of the middle of each stage's box; y grows downwards, boxes are at least 1 apart."""
+    """Return the centre (x, y) of each stage's box. y grows downwards, centres are at least 1 apart."""
     found = layered(len(plan.stages), [(edge.source, edge.target) for edge in plan.edges])
     return [(place, float(layer)) for layer, place in found]
 
 
 def stage_lines(stage: Stage) -> list[str]:
-    """Return what stands in a stage's box: its name, devices, micro-batch, and whether it recomputes."""
+    """Return the lines in a stage's box: its name, devices, micro-batch, and whether it recomputes."""
     devices = "1 device" if stage.degree == 1 else f"{stage.degree} devices"
     each = f"{stage.degree} × {stage.micro_batch // stage.degree}" if stage.degree > 1 else str(stage.micro_batch)
     again = [] if stage.recompute == "none" else ["recomputes" + (" all" if stage.recompute == "full" else "")]

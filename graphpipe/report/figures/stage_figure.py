@@ -1,4 +1,4 @@
-"""The stage graph: a box per stage, an arrow per edge, data flowing down."""
+"""The figure of the stage graph: a box per stage, an arrow per edge, data flows down."""
 
 import plotly.graph_objects as go
 
@@ -49,7 +49,7 @@ def _add_arrow(figure: go.Figure, source: tuple[float, float], target: tuple[flo
     ends = {"x": target[0], "y": target[1] - HALF_HEIGHT, "ax": source[0], "ay": source[1] + HALF_HEIGHT}
     frame = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
     figure.add_annotation(ends | frame, text="", showarrow=True, arrowhead=2, arrowsize=1.1, arrowwidth=1.4)
-    # Nearer to the source: arrows that meet at their target do not cover each other's labels.
+    # Labels are near the source, because arrows that meet at their target would cover each other's labels.
     middle = {"x": ends["ax"] + 0.38 * (ends["x"] - ends["ax"]), "y": ends["ay"] + 0.38 * (ends["y"] - ends["ay"])}
     figure.add_annotation(middle, text=label, showarrow=False, font={"size": 10}, name="label")
 

@@ -1,4 +1,4 @@
-"""The timeline and the stage graph as still pictures, for papers."""
+"""The stage graph and the timeline as a static picture, for papers."""
 
 from pathlib import Path
 
@@ -20,10 +20,10 @@ WIDTH_INCHES = 7.2
 
 
 def write_still(subject: Subject, path: str | Path) -> list[str]:
-    """Write the pictures into one file, the stage graph over the timeline; its suffix says in which format.
+    """Write the stage graph, and below it the timeline, into one file. The suffix of its name gives the format.
 
     Returns:
-        What the picture shows.
+        The names of the parts that the picture shows.
 
     Raises:
         InvalidInput: the file cannot be written, or there is nothing to draw.
@@ -36,7 +36,7 @@ def write_still(subject: Subject, path: str | Path) -> list[str]:
         rows = sum(not row.transfers for row in timeline_rows(subject)[0])
         parts.append(("timeline", 0.7 + min(8.0, 0.28 * rows)))
     if not parts:
-        raise InvalidInput("no plan, and a step in which nothing takes time: nothing to draw")
+        raise InvalidInput("there is no plan, and nothing in the step takes time: nothing to draw")
     with rc_context({"font.size": 8, "svg.hashsalt": "graphpipe"}):
         heights = [height for _, height in parts]
         figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained", dpi=200)
@@ -51,7 +51,7 @@ def write_still(subject: Subject, path: str | Path) -> list[str]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    # No date inside: the same plan gives the same file.
+    # Without a date, the same plan gives the same file.
     metadata = {"Date": None} if path.suffix == ".svg" else {}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _draw_timeline(axes: Axes, subject: Subject) -> None:
 
 
 def _draw_spans(axes: Axes, columns: Columns, at: list[float], heights: list[float]) -> None:
-    # One artist per row and colour. Idleness is the white of the paper.
+    # One artist per row and colour. Idle times stay white.
     shades, idle = colours(), code("warm-up", 0)
     found: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for place, shade, start, end in zip(columns.row, columns.code, columns.start, columns.end, strict=True):

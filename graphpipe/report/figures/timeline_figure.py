@@ -1,7 +1,7 @@
-"""The timeline's figure: plotly's heatmap, whose cells `assets/timeline.js` fills for the times in sight.
+"""The figure of the timeline: a plotly heatmap. `page/assets/timeline.js` fills its cells for the visible time range.
 
-A cell is a pixel column of a row, so that a step of 200,000 tasks costs no more to draw than one of 100: zooming in
-fills the cells anew, and what is too short to be seen shows as what takes most of its pixel.
+A cell is one pixel column of a row, so a step of 200,000 tasks draws as fast as one of 100. Zooming in fills the cells
+again. A cell shows the task that takes most of its time.
 """
 
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.content.words import KIND_WORDS
+from graphpipe.report.content.wording import KIND_WORDS
 from graphpipe.report.figures.figure import Figure
 from graphpipe.report.figures.palette import colours, ink, kinds
 from graphpipe.report.figures.timeline_rows import Row, timeline_rows
@@ -20,7 +20,7 @@ MARGIN_PIXELS = 70
 
 
 def timeline_figure(subject: Subject) -> Figure:
-    """Return the figure; its `extra` is what `assets/timeline.js` reads."""
+    """Return the figure. `page/assets/timeline.js` reads its `extra`."""
     rows, columns = timeline_rows(subject)
     bounds = _bounds(rows)
     codes = len(colours())
@@ -70,5 +70,5 @@ def _step(number: int, count: int, colour: str) -> list[tuple[float, str]]:
 
 
 def _pixels(rows: int) -> float:
-    """Return the height of a row of tasks: less when there are many."""
+    """Return the height of a row of tasks in pixels. Many rows are lower."""
     return min(34.0, max(13.0, 640.0 / rows))

@@ -1,9 +1,9 @@
-"""A timeline as columns of numbers: what the page draws, as many spans as there are.
+"""The data of a timeline, as columns of numbers with one entry per span.
 
-rows   d0  predicted          a row of tasks and a thinner one of transfers per device, predicted above measured;
-           transfers          a span is a row, a colour, a stage, a micro-batch, two times, and its samples;
-       d0  measured           idleness is spans too: warm-up before a device's first task, bubbles between tasks,
-           transfers          drain after the last.
+rows   d0  predicted          Each device has a row of tasks and a thinner row of transfers, predicted above measured.
+           transfers          A span has a row, a colour, a stage, a micro-batch, two times and its samples.
+       d0  measured           Idle times are spans too: warm-up before a device's first task, bubbles between tasks,
+           transfers          drain after its last task.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.content.words import source_word
+from graphpipe.report.content.wording import source_word
 from graphpipe.report.figures.palette import code
 from graphpipe.trace import Span, Trace
 
@@ -25,32 +25,32 @@ class Row:
 
     device: str
     source: str
-    """predicted, rehearsed or measured."""
+    """`predicted`, `rehearsed` or `measured`."""
     transfers: bool
-    """False: the tasks of the device."""
+    """True for the row of transfers, False for the row of tasks."""
 
 
 @dataclass(slots=True)
 class Columns:
-    """A list per property, one entry per span."""
+    """One list per property, with one entry per span."""
 
     row: list[int] = field(default_factory=list[int])
     code: list[int] = field(default_factory=list[int])
-    """As `palette.code`."""
+    """The number of its colour, from `palette.code`."""
     stage: list[int] = field(default_factory=list[int])
-    """-1: none (idle)."""
+    """-1 for an idle time."""
     micro_batch: list[int] = field(default_factory=list[int])
     start: list[float] = field(default_factory=list[float])
     """Seconds."""
     end: list[float] = field(default_factory=list[float])
     first_sample: list[int] = field(default_factory=list[int])
     samples: list[int] = field(default_factory=list[int])
-    """Of the mini-batch that this device computes; 0 where it cannot be told."""
+    """How many samples of the mini-batch this device computes. 0 if that is unknown."""
     peer: list[int] = field(default_factory=list[int])
     bytes: list[float] = field(default_factory=list[float])
 
     def add(self, row: int, kind: str, start: float, end: float, span: Span | None, samples: SampleRange) -> None:
-        """Add a span, or idleness."""
+        """Add a span, or an idle time."""
         self.row.append(row)
         self.code.append(code(kind, span.stage if span else 0))
         self.stage.append(span.stage if span else -1)

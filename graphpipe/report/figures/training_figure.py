@@ -1,4 +1,4 @@
-"""How a run went: loss and throughput, step by step."""
+"""The figures of a run: loss and throughput of every step."""
 
 from typing import TYPE_CHECKING
 
@@ -10,18 +10,18 @@ from graphpipe.report.figures.palette import HUES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from graphpipe.training.run_folder.train_result import Step
+    from graphpipe.training.run_folder.metrics_log import StepMetrics
 
 MOST_POINTS = 4_000
 
 
-def loss_figure(steps: "Sequence[Step]") -> Figure:
-    """Return the loss of every step (of some 4,000 evenly spaced ones, of a longer run)."""
+def loss_figure(steps: "Sequence[StepMetrics]") -> Figure:
+    """Return the loss of every step. A long run shows some 4,000 evenly spaced steps."""
     some = _some(steps)
     return _curve([step.step for step in some], [step.loss for step in some], "loss", HUES[0])
 
 
-def throughput_figure(steps: "Sequence[Step]", batch_size: int) -> Figure:
+def throughput_figure(steps: "Sequence[StepMetrics]", batch_size: int) -> Figure:
     """Return the samples per second of every step."""
     some = [step for step in _some(steps) if step.seconds > 0]
     rates = [batch_size / step.seconds for step in some]
@@ -30,7 +30,7 @@ def throughput_figure(steps: "Sequence[Step]", batch_size: int) -> Figure:
     return figure
 
 
-def _some(steps: "Sequence[Step]") -> "Sequence[Step]":
+def _some(steps: "Sequence[StepMetrics]") -> "Sequence[StepMetrics]":
     return steps[:: -(-len(steps) // MOST_POINTS)]
 
 

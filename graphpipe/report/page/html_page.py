@@ -1,4 +1,4 @@
-"""A self-contained HTML page of panels: headings, figures and tables, with nothing fetched from anywhere."""
+"""A self-contained HTML page of headings, figures and tables. It loads nothing from the network."""
 
 import html
 from collections.abc import Sequence
@@ -12,35 +12,35 @@ from graphpipe.report.figures.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class PageSection:
     """One section of the page."""
 
     name: str
-    """Of the section's element: letters and hyphens."""
+    """The id of its HTML element: letters and hyphens."""
     title: str
     body: str
-    """HTML."""
+    """The HTML below the title."""
 
 
-def page(title: str, lead: str, panels: Sequence[Panel]) -> str:
+def html_page(title: str, lead: str, sections: Sequence[PageSection]) -> str:
     """Return the whole document.
 
     Args:
         title: plain text.
-        lead: HTML under the title.
-        panels: in order.
+        lead: the HTML below the title.
+        sections: from top to bottom.
     """
-    links = "".join(f'<li><a href="#{panel.name}">{html.escape(panel.title)}</a></li>' for panel in panels)
-    sections = "".join(
-        f'<section id="{panel.name}" aria-labelledby="{panel.name}-title">'
-        f'<h2 id="{panel.name}-title">{html.escape(panel.title)}</h2>{panel.body}</section>'
-        for panel in panels
+    links = "".join(f'<li><a href="#{each.name}">{html.escape(each.title)}</a></li>' for each in sections)
+    bodies = "".join(
+        f'<section id="{each.name}" aria-labelledby="{each.name}-title">'
+        f'<h2 id="{each.name}-title">{html.escape(each.title)}</h2>{each.body}</section>'
+        for each in sections
     )
     return Template(_asset("page.html")).substitute(
         title=html.escape(title),
         lead=lead,
         links=links,
-        sections=sections,
+        sections=bodies,
         style=_asset("page.css"),
         plotly=get_plotlyjs(),
         scripts=_asset("timeline.js") + _asset("page.js"),
@@ -48,11 +48,11 @@ def page(title: str, lead: str, panels: Sequence[Panel]) -> str:
 
 
 def figure(name: str, label: str, content: Figure) -> str:
-    """Return a figure's HTML: the page draws it when it comes into sight.
+    """Return a figure's HTML. The page draws the figure when it scrolls into view.
 
     Args:
-        name: of its element.
-        label: what it shows, for who cannot see it.
+        name: the id of its HTML element.
+        label: a description for screen readers.
         content: the figure.
     """
     controls = _CONTROLS if content.kind == "timeline" else ""
@@ -66,7 +66,7 @@ def figure(name: str, label: str, content: Figure) -> str:
 
 
 def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
-    """Return a table of plain text; the first `words` columns are words, the others numbers."""
+    """Return a table of plain text. The first `words` columns hold words, the others numbers."""
     kinds = [' class="word"' if number < words else ' class="number"' for number in range(len(headings))]
     head = "".join(
         f'<th scope="col"{kind}>{html.escape(text)}</th>' for kind, text in zip(kinds, headings, strict=True)
@@ -88,7 +88,7 @@ def note(text: str) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Return what each colour means, from (colour, meaning)."""
+    """Return a legend of (colour, meaning) pairs."""
     items = "".join(
         f'<li><span class="swatch" style="background:{colour}"></span>{html.escape(meaning)}</li>'
         for colour, meaning in entries
@@ -97,7 +97,7 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
 
 
 _CONTROLS = (
-    '<div class="controls" role="group" aria-label="Part of the step in sight">'
+    '<div class="controls" role="group" aria-label="Visible part of the step">'
     + "".join(
         f'<button type="button" data-zoom="{what}">{text}</button>'
         for what, text in (

@@ -1,4 +1,4 @@
-"""The panels about a plan: its stages, its operators, and where it comes from."""
+"""The panels about a plan: its stages, its operators, and how to reproduce it."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -9,27 +9,28 @@ from graphpipe.report.content.wording import device_names, recomputed_names, rec
 from graphpipe.report.figures.operator_figure import operator_figure
 from graphpipe.report.figures.stage_figure import stage_figure
 from graphpipe.report.page.html_page import figure, note, table
+from graphpipe.report.page.panel import Panel
 from graphpipe.units import format_bytes, format_seconds
 
 
-def stages_panel(subject: Subject) -> str | None:
-    """Return the graph of stages, and what every stage is."""
+def _stages(subject: Subject) -> str | None:
+    """Return the graph of stages and a table of them."""
     if (plan := subject.plan) is None:
         return None
     headings = ("stage", "devices", "feeds", "operators", "degree", "samples", "in flight", "forward", "backward")
     headings += ("recomputes",) if recomputes(plan) else ()
     return (
         note(
-            "A box per stage; data flows down. Micro is the micro-batch: replicas times samples. An arrow tells the "
-            "bytes that one sample sends forward; its gradient sends as many back."
+            "Each box is a stage, and data flows down. Micro is the micro-batch: replicas × samples of each replica. "
+            "An arrow shows the bytes that one sample sends forward. Its gradient sends the same number of bytes back."
         )
-        + figure("stage-graph", "The graph of stages; the table below says the same", stage_figure(plan))
-        + table("What each stage is", headings, [_stage_row(plan, at) for at in range(len(plan.stages))], words=3)
-        + note("Forward and backward are of one micro-batch; bytes are of one sample." + _recompute_note(plan))
+        + figure("stage-graph", "The graph of stages. The table below has the same data.", stage_figure(plan))
+        + table("The stages", headings, [_stage_row(plan, at) for at in range(len(plan.stages))], words=3)
+        + note("Forward and backward times are for one micro-batch. Bytes are for one sample." + _recompute_note(plan))
     )
 
 
-def operators_panel(subject: Subject) -> str | None:
+def _operators(subject: Subject) -> str | None:
     """Return the model's operators, grouped by stage."""
     if (plan := subject.plan) is None:
         return None
@@ -41,14 +42,14 @@ def operators_panel(subject: Subject) -> str | None:
     headings = ("operator", "kind", "stage", "parameters", "out per sample")
     listing = table("Operators in order", headings, rows, words=3)
     return (
-        note("A dot per operator, grouped by stage. Point at one for its name and size.")
-        + figure("operator-graph", "The model's operators, grouped by stage; a list follows", operator_figure(plan))
+        note("Each dot is an operator, grouped by stage. Point at a dot to see its name and size.")
+        + figure("operator-graph", "The model's operators, grouped by stage. A list follows.", operator_figure(plan))
         + f"<details><summary>All {len(rows)} operators</summary>{listing}</details>"
     )
 
 
-def origin_panel(subject: Subject) -> str:
-    """Return what a reader needs to make the same again."""
+def _origin(subject: Subject) -> str:
+    """Return everything that a reader needs to reproduce the plan or the run."""
     facts = [["plan hash", subject.plan_hash]]
     if plan := subject.plan:
         facts += [["model", plan.graph.name], ["cluster", plan.cluster.name], ["schedule", plan.schedule]]
@@ -56,12 +57,10 @@ def origin_panel(subject: Subject) -> str:
         facts += [["cluster hash", plan.cluster.fingerprint]]
     body = table("Plan", ("what", "value"), facts, words=2)
     if subject.settings:
-        body += table(
-            "Configuration, every default spelled out", ("setting", "value"), _flat(subject.settings), words=2
-        )
+        body += table("Configuration, defaults included", ("setting", "value"), _flat(subject.settings), words=2)
     if subject.versions:
         pairs = [[name, version] for name, version in subject.versions.items()]
-        body += table("Versions where this report was written", ("program", "version"), pairs, words=2)
+        body += table("Software versions on the machine that wrote this report", ("program", "version"), pairs, words=2)
     return body
 
 
@@ -78,7 +77,7 @@ def _stage_row(plan: Plan, number: int) -> list[str]:
 
 
 def _recompute_note(plan: Plan) -> str:
-    told = " What a stage recomputes is not kept: its backward takes as much longer as the forward of that took."
+    told = " What a stage recomputes is not kept, so its backward takes longer by the forward of that part."
     return told if recomputes(plan) else ""
 
 
@@ -90,3 +89,8 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> list[list[str]]:
         else:
             found.append([f"{before}{name}", "not set" if value is None else str(value)])
     return found
+
+
+STAGES = Panel(name="stages", title="Stages", build=_stages)
+MODEL = Panel(name="model", title="Model", build=_operators)
+ORIGIN = Panel(name="origin", title="Where this comes from", build=_origin)

@@ -1,47 +1,33 @@
-"""The report as one HTML file: which panels there are, and what each says."""
+"""The report as one HTML file: the main figures in cards, then the panels."""
 
 import html
 from pathlib import Path
 
-from graphpipe.files.json_document import write_text
+from graphpipe.files.text_file import write_text
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.content.words import source_word
-from graphpipe.report.page.html_page import Panel, page
-from graphpipe.report.page.plan_panels import operators_panel, origin_panel, stages_panel
-from graphpipe.report.page.run_panels import planners_panel, training_panel
-from graphpipe.report.page.step_panels import differences_panel, memory_panel, timeline_panel
+from graphpipe.report.content.wording import source_word
+from graphpipe.report.page.html_page import PageSection, html_page
+from graphpipe.report.page.registry import all_panels
 from graphpipe.units import format_bytes, format_seconds
-
-PANELS = (
-    ("stages", "Stages", stages_panel),
-    ("timeline", "Timeline", timeline_panel),
-    ("differences", "Predicted against measured", differences_panel),
-    ("memory", "Memory", memory_panel),
-    ("training", "Training", training_panel),
-    ("planners", "Planners", planners_panel),
-    ("model", "Model", operators_panel),
-    ("origin", "Where this comes from", origin_panel),
-)
-"""Name, title, and what builds it, or returns None where there is nothing to show."""
 
 
 def write_html(subject: Subject, path: str | Path) -> list[str]:
-    """Write the report, and return the titles of its panels.
+    """Write the report. Return the titles of the panels that have something to show.
 
     Raises:
-        InvalidInput: the file cannot be written.
+        InvalidInput: the file cannot be written, or an installed package's panel cannot be imported.
     """
-    panels = [
-        Panel(name=name, title=title, body=body)
-        for name, title, build in PANELS
-        if (body := build(subject)) is not None
+    sections = [
+        PageSection(name=panel.name, title=panel.title, body=body)
+        for panel in all_panels().values()
+        if (body := panel.build(subject)) is not None
     ]
-    write_text(path, page(subject.title, _cards(subject), panels))
-    return [panel.title for panel in panels]
+    write_text(path, html_page(subject.title, _cards(subject), sections))
+    return [section.title for section in sections]
 
 
 def _cards(subject: Subject) -> str:
-    """Return the figures at the top."""
+    """Return the main figures, which stand at the top."""
     facts: list[tuple[str, str]] = []
     if plan := subject.plan:
         facts += [("planner", plan.planner), ("stages, depth", f"{len(plan.stages)}, {plan.depth}")]

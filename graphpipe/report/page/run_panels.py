@@ -1,14 +1,15 @@
-"""The panels about what came of it: how a run went, and what other planners would have planned."""
+"""The panels about a run, and about the plans of other planners."""
 
 from graphpipe.report.content.subject import Subject
+from graphpipe.report.content.summary import Outcome
 from graphpipe.report.figures.planners_figure import planners_figure
 from graphpipe.report.figures.training_figure import loss_figure, throughput_figure
 from graphpipe.report.page.html_page import figure, note, table
-from graphpipe.report.tables.comparison import Outcome
+from graphpipe.report.page.panel import Panel
 from graphpipe.units import format_bytes, format_seconds
 
 
-def training_panel(subject: Subject) -> str | None:
+def _training(subject: Subject) -> str | None:
     """Return loss and throughput of a run."""
     if not subject.steps:
         return None
@@ -18,16 +19,18 @@ def training_panel(subject: Subject) -> str | None:
     )
 
 
-def planners_panel(subject: Subject) -> str | None:
-    """Return planners side by side."""
+def _planners(subject: Subject) -> str | None:
+    """Return a comparison of planners."""
     if not subject.planners:
         return None
     rates = {row.planner: row.summary.samples_per_second for row in subject.planners if row.summary}
     headings = ("planner", "status", "step", "samples/s", "of the best", "stages", "depth", "bubble", "peak", "search")
     rows = [_row(outcome, max(rates.values(), default=0.0)) for outcome in subject.planners]
-    chart = figure("planners-figure", "Throughput of each planner; the table says the same", planners_figure(rates))
+    chart = figure(
+        "planners-figure", "Throughput of each planner. The table below has the same data.", planners_figure(rates)
+    )
     reasons = "".join(note(f"{row.planner}: {row.reason}") for row in subject.planners if row.reason)
-    return (chart if rates else "") + table("What each planner found", headings, rows, words=2) + reasons
+    return (chart if rates else "") + table("Results of the planners", headings, rows, words=2) + reasons
 
 
 def _row(outcome: Outcome, best: float) -> list[str]:
@@ -45,3 +48,7 @@ def _row(outcome: Outcome, best: float) -> list[str]:
         format_bytes(max(found.peak_bytes)),
         format_seconds(found.search_seconds),
     ]
+
+
+TRAINING = Panel(name="training", title="Training", build=_training)
+PLANNERS = Panel(name="planners", title="Planners", build=_planners)

@@ -1,19 +1,20 @@
-"""The panels about one step: its timeline, what was predicted wrongly, and its memory."""
+"""The panels about one training step: its timeline, its prediction errors, and its memory."""
 
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.content.words import KIND_WORDS, signed_seconds
+from graphpipe.report.content.wording import KIND_WORDS, signed_seconds
 from graphpipe.report.figures.memory_figure import PARTS, memory_figure, stage_bytes, stage_bytes_figure
 from graphpipe.report.figures.palette import HUES, IDLE, colour, stage_colour
 from graphpipe.report.figures.timeline_figure import timeline_figure
 from graphpipe.report.page.html_page import figure, legend, note, table
-from graphpipe.trace import compare
+from graphpipe.report.page.panel import Panel
+from graphpipe.trace.compare import compare
 from graphpipe.units import format_bytes, format_seconds
 
 MOST_DIFFERENCES = 12
 
 
-def timeline_panel(subject: Subject) -> str | None:
-    """Return what every device did when."""
+def _timeline(subject: Subject) -> str | None:
+    """Return the timeline of every device."""
     if not subject.step_seconds:
         return None
     stages = 1 + max((span.stage for trace in subject.traces for span in trace.spans), default=0)
@@ -22,11 +23,12 @@ def timeline_panel(subject: Subject) -> str | None:
     shades = {"F": ", light", "B": ", dark", "W": ", darkest"}
     kinds = [(colour(kind, 0), KIND_WORDS[kind] + shades.get(kind, "")) for kind in KIND_WORDS if kind in used]
     waits = [(shade, KIND_WORDS[kind]) for kind, shade in IDLE.items()]
-    several = " Predicted stands above measured." if len(subject.traces) > 1 else ""
+    several = " The predicted row is above the measured row." if len(subject.traces) > 1 else ""
     return (
         note(
-            f"A row per device, its transfers in the thin row under it; numbers are micro-batches.{several} Drag over "
-            "a part to zoom in, double-click to see the whole step; or use the buttons, or the keys + - ← → and 0."
+            "Each device has a row for its tasks and a thin row below it for its transfers. Numbers are micro-batches."
+            f"{several} Drag over a part to zoom in, and double-click to see the whole step. You can also use the "
+            "buttons, or the keys + - ← → and 0."
         )
         + legend(hues)
         + legend([*kinds, *waits])
@@ -34,7 +36,7 @@ def timeline_panel(subject: Subject) -> str | None:
     )
 
 
-def differences_panel(subject: Subject) -> str | None:
+def _differences(subject: Subject) -> str | None:
     """Return where prediction and run differ most."""
     if subject.predicted is None or subject.measured is None:
         return None
@@ -57,13 +59,15 @@ def differences_panel(subject: Subject) -> str | None:
     )
 
 
-def memory_panel(subject: Subject) -> str | None:
-    """Return what every device holds, and what it is."""
+def _memory(subject: Subject) -> str | None:
+    """Return the memory of every device over time, and of every stage by kind of tensor."""
     body = ""
     if subject.step_seconds and any(trace.memory for trace in subject.traces):
-        text = "What each device holds during the step. A limit far above all curves is out of sight: double-click."
+        text = (
+            "Memory of each device during the step. A limit far above all curves is not visible until you double-click."
+        )
         if subject.measured and subject.measured.memory:
-            text += " A measured peak is a GPU's own, but on a CPU that of the whole process, with PyTorch in it."
+            text += " On a GPU, a measured peak is of its memory. On a CPU, it is of the whole process, with PyTorch."
         body += note(text) + figure("memory-figure", "Memory of each device over time", memory_figure(subject))
     if plan := subject.plan:
         shares = [stage_bytes(plan, number) for number in range(len(plan.stages))]
@@ -71,7 +75,14 @@ def memory_panel(subject: Subject) -> str | None:
             [stage.name, *(format_bytes(getattr(share, part)) for part in PARTS)]
             for stage, share in zip(plan.stages, shares, strict=True)
         ]
-        body += figure("stage-bytes", "Where the bytes of each stage are; the table says it", stage_bytes_figure(plan))
-        body += table("Where the bytes are: one device of each stage", ("stage", *PARTS), rows)
-        body += note("With all its samples in flight. Buffers are tensors received from other stages.")
+        body += figure(
+            "stage-bytes", "Memory of each stage by kind. The table below has the same data.", stage_bytes_figure(plan)
+        )
+        body += table("Memory by kind, on one device of each stage", ("stage", *PARTS), rows)
+        body += note("With all samples of the stage in flight. Buffers are tensors received from other stages.")
     return body or None
+
+
+TIMELINE = Panel(name="timeline", title="Timeline", build=_timeline)
+DIFFERENCES = Panel(name="differences", title="Predicted against measured", build=_differences)
+MEMORY = Panel(name="memory", title="Memory", build=_memory)

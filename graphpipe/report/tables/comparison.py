@@ -1,30 +1,14 @@
-"""Planners side by side, and a prediction beside its measurement."""
+"""The tables that compare planners, and a prediction with its measurement."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from rich.table import Table
 
-from graphpipe.report.content.summary import Summary
-from graphpipe.report.content.words import KIND_WORDS, signed_seconds
-from graphpipe.report.tables.look import new_table
-from graphpipe.report.tables.styled_table import Column, FittingTable
+from graphpipe.report.content.summary import Outcome
+from graphpipe.report.content.wording import KIND_WORDS, signed_seconds
+from graphpipe.report.tables.styled_table import Column, FittingTable, new_table
 from graphpipe.trace import Comparison
 from graphpipe.units import format_bytes, format_seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one planner came to."""
-
-    planner: str
-    status: Literal["ok", "infeasible", "timeout", "failed"]
-    summary: Summary | None = None
-    """None unless ok."""
-    reason: str = ""
-    """Why there is no plan."""
-
 
 COLUMNS = (
     Column(heading="planner", right=False),
@@ -41,7 +25,7 @@ COLUMNS = (
 
 
 def compare_table(outcomes: Sequence[Outcome]) -> FittingTable:
-    """Return a row per planner; the fastest plan of all is 1.00x."""
+    """Return a row per planner. The step of the fastest plan is 1.00x."""
     best = min((outcome.summary.step_seconds for outcome in outcomes if outcome.summary), default=0.0)
     return FittingTable(columns=COLUMNS, rows=[_row(outcome, best) for outcome in outcomes])
 
@@ -64,7 +48,7 @@ def _row(outcome: Outcome, best: float) -> list[str]:
 
 
 def measured_table(comparison: Comparison, stage_names: Sequence[str], rows: int = 8) -> Table:
-    """Return predicted against measured: the whole step, then the kinds of work that differ most."""
+    """Return predicted and measured seconds: of the whole step, then of the kinds of work that differ most."""
     table = new_table("Predicted against measured")
     for heading in ("what", "predicted", "measured", "times", "difference in all"):
         table.add_column(heading, justify="left" if heading == "what" else "right")

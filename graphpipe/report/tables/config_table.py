@@ -1,4 +1,4 @@
-"""A configuration as a table: every value, and where it came from."""
+"""The table of a configuration: every value, and its source (default, file or command line)."""
 
 import json
 from collections.abc import Mapping
@@ -6,15 +6,15 @@ from typing import Any
 
 from rich.table import Table
 
-from graphpipe.report.tables.look import new_table
+from graphpipe.report.tables.styled_table import new_table
 
 
 def config_table(values: Mapping[str, Any], sources: Mapping[str, str]) -> Table:
     """Return a row per dotted key.
 
     Args:
-        values: by dotted key, as JSON can hold them.
-        sources: by dotted key.
+        values: by dotted key, in JSON types.
+        sources: where each value was set, by dotted key.
     """
     table = new_table("Configuration")
     for heading in ("key", "value", "from"):

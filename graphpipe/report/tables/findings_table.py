@@ -1,4 +1,4 @@
-"""What `graphpipe doctor` found, as a table."""
+"""The table of the findings of `graphpipe doctor`."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphpipe.doctor import Finding
-from graphpipe.report.tables.look import new_table
+from graphpipe.report.tables.styled_table import new_table
 
 STYLES = {"fine": "green", "warning": "yellow", "problem": "red"}
 

@@ -1,10 +1,9 @@
-"""A plan as a table: a row per stage."""
+"""The table of a plan, with a row per stage."""
 
-from graphpipe.planners.zero_bubble import SPLIT
 from graphpipe.plans import Plan, Prediction, Stage
 from graphpipe.report.content.wording import abbreviate, device_names, recomputed_names, recomputes
 from graphpipe.report.tables.styled_table import Column, FittingTable
-from graphpipe.schedule.schedulers.registry import build
+from graphpipe.schedule.schedulers.registry import build_unverified, find_scheduler
 from graphpipe.units import format_bytes, format_seconds
 
 COLUMNS = (
@@ -19,17 +18,19 @@ COLUMNS = (
     Column(heading="feeds", right=False),
 )
 RECOMPUTES = Column(heading="recomputes", right=False, wraps=True, spare=1)
-"""Only where a stage does."""
+"""Shown if a stage recomputes."""
 HALVES = Column(heading="backwards", right=False, spare=1)
-"""Only under a schedule that splits some."""
+"""Shown if the schedule splits the backward of a stage."""
 
 
 def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
-    """Return what every stage holds, where it runs, how long its tasks take and how much memory its devices need.
+    """Return the operators, devices, task seconds and device memory of every stage.
 
-    Samples are those of a micro-batch, times the replicas that share it; forward and backward are of one micro-batch.
+    `samples` is the micro-batch: the replicas times the samples of each. `forward` and `backward` are for one
+    micro-batch.
     """
-    splits = build(plan).split_stages if plan.schedule in SPLIT else frozenset[int]()
+    split = find_scheduler(plan.schedule).splits_backward
+    splits = build_unverified(plan).split_stages if split else frozenset[int]()
     return FittingTable(
         title=f"{plan.graph.name} on {plan.cluster.name}: mini-batch {plan.batch_size}, {plan.schedule}",
         columns=(*COLUMNS, *([RECOMPUTES] if recomputes(plan) else []), *([HALVES] if splits else [])),
@@ -68,7 +69,7 @@ def _samples(stage: Stage) -> str:
 
 
 def _memory(plan: Plan, stage: Stage, prediction: Prediction) -> str:
-    # A device that hosts several stages holds them all: its peak is shown at each of them.
+    # If a device hosts several stages, the row of each stage shows the peak of the whole device.
     fullest = max(stage.devices, key=lambda device: prediction.peak_bytes[device])
-    capacity = plan.cluster.types[plan.cluster.devices[fullest].type].memory_bytes
+    capacity = plan.cluster.type_of(fullest).memory_bytes
     return f"{format_bytes(prediction.peak_bytes[fullest])} ({prediction.peak_bytes[fullest] / capacity:.0%})"

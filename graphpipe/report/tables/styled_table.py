@@ -1,42 +1,47 @@
-"""A table that fits: where the terminal is too narrow it leaves out whole columns, the least needed first, and says so.
+"""A table that fits the terminal. If it is too wide, it leaves out whole columns and names them in a line below.
 
-Columns cut to `sam…` tell nothing; a sentence that names what is missing tells where to look.
+A column cut to `sam…` is useless, so no column is cut before the least important ones are left out.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from graphpipe.report.tables.look import new_table
+
+def new_table(title: str | None = None) -> Table:
+    """Return an empty table."""
+    padding = (0, 1, 0, 0)
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=padding, show_edge=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of a table that fits."""
+    """One column of a `FittingTable`."""
 
     heading: str
     right: bool = True
-    """Numbers stand to the right."""
+    """Align to the right, as numbers are."""
     wraps: bool = False
-    """May be broken into lines, at spaces."""
+    """Text may be broken into lines at spaces."""
     spare: int = 0
-    """Left out first where it is highest; 0 is never left out."""
+    """The column with the highest number is left out first. A column with 0 always stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingTable:
-    """Columns, and rows with a cell for each of them."""
+    """Columns, and rows with a cell for each column."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     title: str | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Draw the columns that there is room for; what never goes is cut in a terminal narrower still."""
+        """Draw the columns that fit. If those that always stay do not fit either, they are cut."""
         kept = list(range(len(self.columns)))
         while self._least_width(kept) > options.max_width:
             spare = max(kept, key=lambda number: self.columns[number].spare)
@@ -49,11 +54,11 @@ class FittingTable:
             yield Text(f"no room for: {', '.join(missing)} (widen the terminal)", style="dim")
 
     def _least_width(self, kept: Sequence[int]) -> int:
-        # A blank beside every cell, and one between two of them: `new_table`.
+        # `new_table` puts a blank beside every cell, and one between two cells.
         return sum(self._widest(number) + 2 for number in kept) - 1
 
     def _widest(self, number: int) -> int:
-        """Return the width of what cannot be broken in a column: its longest line, or word."""
+        """Return the width of the longest part that cannot be broken: a line, or a word."""
         column = self.columns[number]
         texts = [column.heading, *(row[number] for row in self.rows if number < len(row))]
         pieces = [piece for text in texts for piece in (text.split() if column.wraps else text.splitlines())]

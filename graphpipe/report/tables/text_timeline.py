@@ -1,7 +1,7 @@
-"""A trace as a picture in text.
+"""A timeline in text.
 
-d0  012a3b4c5d...    A row per device, time to the right. A digit is a forward (the last digit of its micro-batch),
-d1  .012a3b4c5d..    a letter a backward (a for 0, b for 1, ...), = the optimizer, a dot nothing. Colours are stages.
+d0  012a3b4c5d...    A row per device, time runs to the right. A digit is a forward (the last digit of its micro-batch),
+d1  .012a3b4c5d..    a letter a backward (a for 0, b for 1, ...), = the optimizer, a dot idle time. A colour is a stage.
 """
 
 from rich.text import Text
@@ -14,7 +14,7 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", 
 
 
 def timeline(trace: Trace, width: int) -> Text:
-    """Return the picture of a trace, `width` characters wide."""
+    """Return the timeline of a trace, `width` characters wide."""
     shown = trace.used_devices[:MOST_ROWS]
     margin = max(len(trace.device_names[device]) for device in shown) + 2
     columns = max(10, width - margin)
@@ -25,14 +25,14 @@ def timeline(trace: Trace, width: int) -> Text:
             picture.append(_mark(span), style=_COLOURS[span.stage % len(_COLOURS)] if span else "dim")
         picture.append("\n")
     if len(trace.used_devices) > MOST_ROWS:
-        picture.append(f"and {len(trace.used_devices) - MOST_ROWS} devices more\n")
+        picture.append(f"and {len(trace.used_devices) - MOST_ROWS} more devices\n")
     each = format_seconds(trace.step_seconds / columns)
     picture.append(f"{'':{margin}}one character is {each}; digits: forward, letters: backward, =: optimizer")
     return picture
 
 
 def _columns(trace: Trace, device: int, count: int) -> list[Span | None]:
-    """Return what the device computes in the middle of each of `count` equal parts of the step."""
+    """Return the span that fills each of `count` equal parts of the step on a device, or None."""
     cells: list[Span | None] = [None] * count
     scale = count / trace.step_seconds if trace.step_seconds else 0.0
     for span in trace.spans:

@@ -1,4 +1,4 @@
-"""Where nodes stand: below what feeds them, never two in one place, and untied where it can be done."""
+"""Nodes are placed below their sources, at different places, with few edge crossings."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
 
 
 @given(graphs())
-def test_edges_point_down_and_nodes_have_places_of_their_own(graph: tuple[int, list[tuple[int, int]]]) -> None:
+def test_edges_point_down_and_nodes_do_not_share_a_place(graph: tuple[int, list[tuple[int, int]]]) -> None:
     count, edges = graph
     places = layered(count, edges)
     assert all(places[source][0] < places[target][0] for source, target in edges)
@@ -30,11 +30,11 @@ def test_edges_point_down_and_nodes_have_places_of_their_own(graph: tuple[int, l
 
 
 def test_a_short_branch_ends_beside_a_long_one() -> None:
-    # 0 -> 1 -> 3 and 2 -> 3: 2 stands beside 1.
+    # 0 -> 1 -> 3 and 2 -> 3: node 2 is placed beside node 1.
     assert [layer for layer, _ in layered(4, [(0, 1), (1, 3), (2, 3)])] == [0, 1, 1, 2]
 
 
-def test_crossed_edges_are_untied() -> None:
-    # 0 -> 3 and 1 -> 2: drawn in the order of their numbers they would cross.
+def test_nodes_are_ordered_to_avoid_crossings() -> None:
+    # 0 -> 3 and 1 -> 2 would cross if the nodes were drawn in the order of their numbers.
     places = layered(4, [(0, 3), (1, 2)])
     assert (places[0][1] < places[1][1]) == (places[3][1] < places[2][1])

@@ -1,4 +1,4 @@
-"""Still pictures and Mermaid."""
+"""Static pictures and Mermaid flowcharts."""
 
 import struct
 from dataclasses import replace
@@ -14,7 +14,7 @@ from graphpipe.report.figures.mermaid import mermaid
 from graphpipe.report.figures.static_figures import write_still
 
 
-def test_svg_holds_the_stages_and_the_micro_batches(tmp_path: Path) -> None:
+def test_svg_contains_the_stages_and_the_micro_batches(tmp_path: Path) -> None:
     subject = Subject(title="", plan=PLAN, predicted=PREDICTED)
     assert write_still(subject, tmp_path / "a.svg") == ["stage graph", "timeline"]
     text = (tmp_path / "a.svg").read_text()
@@ -25,7 +25,7 @@ def test_svg_holds_the_stages_and_the_micro_batches(tmp_path: Path) -> None:
     assert (tmp_path / "b.svg").read_text() == text
 
 
-def test_png_is_as_wide_as_a_page(tmp_path: Path) -> None:
+def test_png_has_the_width_of_a_page(tmp_path: Path) -> None:
     assert write_still(whole_subject(), tmp_path / "a.png") == ["stage graph", "timeline"]
     content = (tmp_path / "a.png").read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
@@ -34,18 +34,18 @@ def test_png_is_as_wide_as_a_page(tmp_path: Path) -> None:
     assert height > 600
 
 
-def test_a_trace_alone_is_a_timeline(tmp_path: Path) -> None:
+def test_a_trace_without_a_plan_gives_a_timeline(tmp_path: Path) -> None:
     assert write_still(Subject(title="", predicted=large_trace(4, 20)), tmp_path / "a.svg") == ["timeline"]
 
 
-def test_a_step_that_takes_no_time_has_no_picture(tmp_path: Path) -> None:
+def test_a_step_of_zero_seconds_cannot_be_drawn(tmp_path: Path) -> None:
     nothing = replace(large_trace(1, 1), spans=(), step_seconds=0.0)
     with pytest.raises(InvalidInput, match="nothing to draw"):
         write_still(Subject(title="", predicted=nothing), tmp_path / "a.png")
     assert write_still(Subject(title="", predicted=replace(nothing, step_seconds=1.0)), tmp_path / "a.png")
 
 
-def test_a_picture_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="cannot write"):
         write_still(Subject(title="", predicted=large_trace(1, 1)), tmp_path / "file" / "a.png")

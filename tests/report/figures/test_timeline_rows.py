@@ -1,4 +1,4 @@
-"""The timeline's columns: every span once, every gap named, samples as the runtime divides them."""
+"""The timeline shows every span once, a name for every gap, and samples as the runtime divides them."""
 
 from subjects import PLAN, PREDICTED, slower, whole_subject
 
@@ -24,7 +24,7 @@ def trace_of(*tasks: tuple[str, float, float]) -> Trace:
     )
 
 
-def idleness(trace: Trace) -> list[tuple[str, float, float]]:
+def idle_times(trace: Trace) -> list[tuple[str, float, float]]:
     _, columns = timeline_rows(Subject(title="", predicted=trace))
     found = zip(columns.code, columns.stage, columns.start, columns.end, strict=True)
     return [(kinds()[shade], start, end) for shade, stage, start, end in found if stage < 0]
@@ -32,13 +32,13 @@ def idleness(trace: Trace) -> list[tuple[str, float, float]]:
 
 def test_gaps_are_warm_up_then_bubbles_then_drain() -> None:
     trace = trace_of(("F", 1.0, 2.0), ("F", 2.0, 3.0), ("B", 5.0, 8.0))
-    assert idleness(trace) == [("warm-up", 0.0, 1.0), ("bubble", 3.0, 5.0), ("drain", 8.0, 10.0)]
+    assert idle_times(trace) == [("warm-up", 0.0, 1.0), ("bubble", 3.0, 5.0), ("drain", 8.0, 10.0)]
 
 
-def test_a_busy_device_is_never_idle() -> None:
-    assert idleness(trace_of(("F", 0.0, 4.0), ("B", 4.0, 10.0))) == []
-    # A task inside another one (clocks of a measurement) leaves no gap.
-    assert idleness(trace_of(("F", 0.0, 9.0), ("B", 1.0, 2.0), ("W", 9.0, 10.0))) == []
+def test_a_busy_device_has_no_idle_time() -> None:
+    assert idle_times(trace_of(("F", 0.0, 4.0), ("B", 4.0, 10.0))) == []
+    # In a measured trace a task may lie inside another one. This does not make a gap.
+    assert idle_times(trace_of(("F", 0.0, 9.0), ("B", 1.0, 2.0), ("W", 9.0, 10.0))) == []
 
 
 def test_idle_and_busy_seconds_add_up_to_the_step() -> None:
@@ -50,7 +50,7 @@ def test_idle_and_busy_seconds_add_up_to_the_step() -> None:
             assert abs(sum(lengths) - step) < 1e-6
 
 
-def test_predicted_stands_above_measured_with_transfers_between() -> None:
+def test_predicted_rows_are_above_measured_rows_with_transfers_between_them() -> None:
     rows, columns = timeline_rows(whole_subject())
     first = [(row.source, row.transfers) for row in rows if row.device == "d0"]
     assert first == [("predicted", False), ("predicted", True), ("measured", False), ("measured", True)]
@@ -58,7 +58,7 @@ def test_predicted_stands_above_measured_with_transfers_between() -> None:
     assert spans == 2 * len(PREDICTED.spans)
 
 
-def test_samples_are_those_of_the_replica() -> None:
+def test_samples_are_the_replicas_own() -> None:
     rows, columns = timeline_rows(Subject(title="", plan=PLAN, predicted=PREDICTED))
     found = {
         (rows[row].device, micro_batch): (first, count)
@@ -67,18 +67,18 @@ def test_samples_are_those_of_the_replica() -> None:
         )
         if stage == 2 and count
     }
-    # Micro-batches of 2 over two replicas: one sample each.
+    # Each of two replicas has one sample of every micro-batch of 2.
     assert found["d2", 0] == (0, 1)
     assert found["d3", 0] == (1, 1)
     assert found["d3", 3] == (7, 1)
 
 
-def test_a_measured_trace_alone_is_shown() -> None:
+def test_a_measured_trace_without_a_prediction_is_shown() -> None:
     rows, _ = timeline_rows(Subject(title="", measured=slower(PREDICTED, 2.0)))
     assert {row.source for row in rows} == {"measured"}
 
 
-def test_every_code_has_its_colour_and_kind() -> None:
+def test_every_code_has_a_colour_and_a_kind() -> None:
     assert len(colours()) == len(kinds())
     for stage in (0, 7, 13):
         for kind in ("F", "B", "I", "W", "send", "optimizer", "bubble"):

@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing goes wrong, hover and zoom work, and it is quick."""
+"""The report in a real browser: it loads without errors, hover and zoom work, and it is fast."""
 
 import os
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def show(browser: Browser, page: Path, width: int = 1280, dark: bool = False) -> None:
-    """Open the page in a window so high that all of it is in sight."""
+    """Open the page in a window high enough to show all of it."""
     browser.problems.clear()
     browser.look(width, 7000, dark)
     browser.open(page)
@@ -39,7 +39,7 @@ def show(browser: Browser, page: Path, width: int = 1280, dark: bool = False) ->
 
 
 def place(browser: Browser, seconds: float, row: int) -> tuple[float, float]:
-    """Return where in the window a moment of a row of the timeline is."""
+    """Return the window coordinates of a time in a row of the timeline."""
     x, y = browser.evaluate(
         f"""(() => {{
             const box = {FIGURE}.getBoundingClientRect(), {{ _size, xaxis, yaxis }} = {FIGURE}._fullLayout;
@@ -61,7 +61,7 @@ def wait_for_fill(browser: Browser, before: int) -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_every_figure_is_drawn_and_nothing_goes_wrong(browser: Browser, page: Path, width: int, dark: bool) -> None:
+def test_every_figure_is_drawn_without_errors(browser: Browser, page: Path, width: int, dark: bool) -> None:
     show(browser, page, width, dark)
     assert browser.evaluate("document.querySelectorAll('.figure .main-svg').length") >= 8
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
@@ -70,11 +70,11 @@ def test_every_figure_is_drawn_and_nothing_goes_wrong(browser: Browser, page: Pa
     light_ink = sum(map(int, tick[4:-1].split(","))) > 382
     assert light_ink is dark, f"text {tick} on {ground}"
     assert browser.problems == []
-    if folder := os.environ.get("GRAPHPIPE_SCREENSHOTS"):  # to be looked at
+    if folder := os.environ.get("GRAPHPIPE_SCREENSHOTS"):  # for a person to look at
         browser.picture(Path(folder) / f"report-{width}-{'dark' if dark else 'light'}.png")
 
 
-def test_what_is_out_of_sight_is_drawn_too(browser: Browser, page: Path) -> None:
+def test_figures_outside_the_window_are_drawn_too(browser: Browser, page: Path) -> None:
     browser.problems.clear()
     browser.look(1280, 600)
     browser.open(page)
@@ -84,13 +84,13 @@ def test_what_is_out_of_sight_is_drawn_too(browser: Browser, page: Path) -> None
 
 
 @pytest.mark.parametrize(("width", "lines"), [(1280, 1), (400, 2)])
-def test_names_of_rows_take_two_lines_in_a_narrow_window(browser: Browser, page: Path, width: int, lines: int) -> None:
+def test_row_names_take_two_lines_in_a_narrow_window(browser: Browser, page: Path, width: int, lines: int) -> None:
     show(browser, page, width)
     names = browser.evaluate(f"[...{FIGURE}.querySelectorAll('.ytick text')].map((one) => one.innerHTML)")
     assert [max(1, name.count("<tspan")) for name in names] == [lines] * len(names)
 
 
-def test_colours_follow_when_the_scheme_changes(browser: Browser, page: Path) -> None:
+def test_colours_change_with_the_colour_scheme(browser: Browser, page: Path) -> None:
     show(browser, page)
     fill = "getComputedStyle(document.querySelector('.xtick text')).fill"
     before = browser.evaluate(fill)
@@ -99,19 +99,19 @@ def test_colours_follow_when_the_scheme_changes(browser: Browser, page: Path) ->
     assert browser.problems == []
 
 
-def test_cells_are_the_tasks_at_their_times(browser: Browser, page: Path) -> None:
+def test_cells_show_the_tasks_at_their_times(browser: Browser, page: Path) -> None:
     show(browser, page)
     drawn = browser.evaluate(f"(() => {{ const d = {FIGURE}.data[0]; return [d.z, d.x, d.y]; }})()")
     cells, edges, tops = drawn
-    assert tops[1] > 0  # A gap above the first device: row 1 of the heatmap is row 0 of the timeline.
+    assert tops[1] > 0  # There is a gap above the first device, so row 1 of the heatmap is row 0 of the timeline.
     column = next(number for number, edge in enumerate(edges) if edge > 1.0) - 1
-    # Device 0 forwards micro-batch 0 of stage 0 from 0 to 2 seconds.
+    # Device 0 does the forward of micro-batch 0 of stage 0 from 0 to 2 seconds.
     assert cells[1][column] == code("F", 0)
     assert cells[1][0] == code("F", 0)
     assert cells[0] == [None] * len(cells[0])
 
 
-def test_pointing_at_a_task_tells_seconds_and_samples(browser: Browser, page: Path) -> None:
+def test_pointing_at_a_task_shows_seconds_and_samples(browser: Browser, page: Path) -> None:
     show(browser, page)
     x, y = place(browser, 1.0, 0)
     browser.mouse("mouseMoved", x - 3, y)
@@ -124,7 +124,7 @@ def test_pointing_at_a_task_tells_seconds_and_samples(browser: Browser, page: Pa
     assert "2.000 s, from 0.000 s to 2.000 s" in said
 
 
-def test_dragging_zooms_and_cells_are_filled_anew(browser: Browser, page: Path) -> None:
+def test_dragging_zooms_and_fills_the_cells_again(browser: Browser, page: Path) -> None:
     show(browser, page)
     before = fills(browser)
     (left, y), (right, _) = place(browser, 1.0, 0), place(browser, 3.0, 0)
@@ -161,7 +161,7 @@ def test_buttons_and_keys_zoom_and_move_within_the_step(browser: Browser, page: 
     assert browser.problems == []
 
 
-def test_the_tab_key_goes_through_everything_and_out_again(browser: Browser, page: Path) -> None:
+def test_the_tab_key_reaches_every_element_and_leaves_the_page(browser: Browser, page: Path) -> None:
     show(browser, page)
     seen: list[str] = []
     for _ in range(80):
@@ -180,7 +180,7 @@ def test_ten_thousand_tasks_open_in_two_seconds(browser: Browser, tmp_path: Path
     write_html(Subject(title="10,000 tasks", predicted=large_trace(16, 313)), tmp_path / "report.html")
     browser.look(1280, 900)
     drawn = []
-    for _ in range(3):  # The machine may be busy with something else.
+    for _ in range(3):  # The machine may be busy with other work.
         browser.open(tmp_path / "report.html")
         browser.wait(f"{FIGURE}?.dataset.drawn")
         drawn.append(browser.evaluate("performance.now() / 1000"))
@@ -201,6 +201,6 @@ def test_two_hundred_thousand_tasks_are_merged_into_pixels(browser: Browser, tmp
         browser.evaluate("document.querySelector('[data-zoom=in]').click()")
         wait_for_fill(browser, before)
         before = fills(browser)
-    # Near enough, tasks have an end again, and their numbers.
+    # Zoomed in far enough, tasks are shown separately again, with their numbers.
     assert browser.evaluate(f"{FIGURE}.data[1].text.length") > 0
     assert browser.problems == []

@@ -1,4 +1,4 @@
-"""The report's page, as text: panels, numbers, and nothing from elsewhere."""
+"""The report's page has its panels and correct numbers, and does not load anything from the network."""
 
 import json
 import re
@@ -21,7 +21,7 @@ VOID = {"meta", "link", "br", "input"}
 
 
 class Outline(HTMLParser):
-    """Which elements there are, and whether each is closed where it should be."""
+    """The elements of a page, and whether each is closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def write(subject: Subject, path: Path) -> tuple[list[str], str]:
     return panels, path.read_text(encoding="utf-8")
 
 
-def test_every_part_has_its_panel(tmp_path: Path) -> None:
+def test_every_part_of_the_subject_has_a_panel(tmp_path: Path) -> None:
     panels, text = write(whole_subject(), tmp_path / "report.html")
     assert panels == EVERY_PANEL
     outline = Outline(text)
@@ -61,7 +61,7 @@ def test_every_part_has_its_panel(tmp_path: Path) -> None:
     assert {"header", "nav", "main"} <= {tag for tag, _ in outline.tags}
 
 
-def test_nothing_is_fetched(tmp_path: Path) -> None:
+def test_the_page_does_not_load_other_files(tmp_path: Path) -> None:
     _, text = write(whole_subject(), tmp_path / "report.html")
     for tag, attributes in Outline(text).tags:
         for name in ("src", "href", "srcset", "data"):
@@ -69,7 +69,7 @@ def test_nothing_is_fetched(tmp_path: Path) -> None:
             assert value.startswith(("#", "data:")) or not value, f"<{tag} {name}={value}>"
 
 
-def test_names_are_text_and_not_markup(tmp_path: Path) -> None:
+def test_names_are_escaped(tmp_path: Path) -> None:
     _, text = write(whole_subject(), tmp_path / "report.html")
     assert "test <on> test" in "".join(Outline(text).cells)
     assert "<on>" not in text
@@ -101,14 +101,14 @@ def test_figures_are_json_with_finite_numbers(tmp_path: Path) -> None:
     assert "<b>s2</b><br>2 devices<br>micro 2 × 1" in labels
 
 
-def test_a_trace_alone_has_its_timeline_and_memory(tmp_path: Path) -> None:
+def test_a_trace_without_a_plan_is_shown_as_timeline_and_memory(tmp_path: Path) -> None:
     panels, _ = write(Subject(title="trace", predicted=PREDICTED), tmp_path / "report.html")
     assert panels == ["Timeline", "Memory", "Where this comes from"]
     panels, _ = write(Subject(title="trace", measured=slower(PREDICTED, 2.0)), tmp_path / "report.html")
     assert panels == ["Timeline", "Memory", "Where this comes from"]
 
 
-def test_a_step_that_takes_no_time_has_no_timeline(tmp_path: Path) -> None:
+def test_a_step_of_zero_seconds_is_shown_without_timeline(tmp_path: Path) -> None:
     nothing = replace(PREDICTED, spans=(), step_seconds=0.0)
     assert write(Subject(title="trace", predicted=nothing), tmp_path / "a.html")[0] == ["Where this comes from"]
     empty = replace(nothing, step_seconds=1.0, memory=())
@@ -123,7 +123,7 @@ def test_a_trace_of_another_plan_is_refused() -> None:
         Subject(title="")
 
 
-def test_what_is_recomputed_stands_in_the_table_of_stages(tmp_path: Path) -> None:
+def test_the_table_of_stages_shows_what_is_recomputed(tmp_path: Path) -> None:
     plan = replace(PLAN, stages=(replace(PLAN.stages[0], recompute=("s0",)), *PLAN.stages[1:]))
     write_html(replace(whole_subject(), plan=plan, predicted=None, measured=None), tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()

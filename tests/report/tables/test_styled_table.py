@@ -1,11 +1,12 @@
-"""Tables fit narrow terminals: whole columns go, nothing that stays is cut."""
+"""Tables fit narrow terminals: whole columns are left out before any column is cut."""
 
 import pytest
 from builders import Part, make_plan
 from rich.console import Console, RenderableType
 
 from graphpipe.plans import Prediction
-from graphpipe.report import Outcome, compare_table, plan_table, summarise
+from graphpipe.report import Outcome, compare_table, summarise
+from graphpipe.report.tables.plan_table import plan_table
 from graphpipe.report.tables.styled_table import Column, FittingTable
 
 PLAN = make_plan([Part(micro_batch=2), Part(micro_batch=2, degree=2)], [(0, 1, 0.0)], batch_size=4)
@@ -19,7 +20,7 @@ def draw(what: RenderableType, width: int) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def test_the_least_needed_column_goes_first_and_is_named() -> None:
+def test_the_least_important_columns_are_left_out_first_and_named() -> None:
     columns = [Column(heading="name"), Column(heading="second", spare=1), Column(heading="third", spare=2)]
     table = FittingTable(columns=columns, rows=[["abc", "d", "e"]])
     wide = len("name  second  third ")
@@ -37,7 +38,7 @@ def test_plan_and_compare_fit(width: int) -> None:
         assert "…" not in "".join(lines)
 
 
-def test_at_80_characters_a_plan_still_says_where_and_how_much() -> None:
+def test_at_80_characters_a_plan_still_shows_devices_samples_and_memory() -> None:
     lines = draw(plan_table(PLAN, PREDICTION), 80)
     for word in ("stage", "devices", "samples", "memory", "feeds"):
         assert word in lines[1].split()

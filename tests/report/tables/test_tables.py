@@ -1,4 +1,4 @@
-"""Tables and pictures say what the values say."""
+"""Tables and text pictures show the given values."""
 
 import re
 from dataclasses import replace
@@ -7,20 +7,16 @@ from builders import Part, make_plan
 from rich.console import Console, RenderableType
 
 from graphpipe.plans import Plan, Prediction
-from graphpipe.report import (
-    Outcome,
-    compare_table,
-    measured_table,
-    plan_table,
-    summarise,
-    summary_lines,
-    timeline,
-)
+from graphpipe.report import Outcome, compare_table, measured_table, summarise, summary_lines
 from graphpipe.report.content.wording import abbreviate, span_of_names
 from graphpipe.report.figures.mermaid import mermaid
-from graphpipe.trace import Span, Trace, compare
+from graphpipe.report.tables.plan_table import plan_table
+from graphpipe.report.tables.text_timeline import timeline
+from graphpipe.trace import Span, Trace
+from graphpipe.trace.compare import compare
 
-# Two branches of one second per sample forward and two backward, joined; micro-batches of 2 of 4; stage 2 twice.
+# Two branches join in stage 2, which has two replicas. A sample takes one second forward and two backward per stage.
+# A mini-batch has 4 samples, a micro-batch 2.
 PLAN = make_plan(
     [Part(micro_batch=2), Part(micro_batch=2), Part(micro_batch=2, degree=2)],
     [(0, 2, 0.0), (1, 2, 0.0)],
@@ -44,7 +40,7 @@ def row(lines: list[str], name: str) -> list[str]:
     return next(line for line in cells if line[0] == name)
 
 
-def test_summary_and_its_sentences() -> None:
+def test_a_summary_has_figures_and_sentences() -> None:
     summary = summarise(PLAN, PREDICTION)
     assert (summary.stages, summary.depth, summary.micro_batch, summary.samples_per_second) == (3, 2, 2, 0.5)
     assert summary.unused_devices == ("d4",)
@@ -63,7 +59,7 @@ def test_plan_table_has_a_row_per_stage() -> None:
     lines = draw(plan_table(PLAN, PREDICTION))
     assert "test on test: mini-batch 4, 1f1b" in lines[0]
     assert row(lines, "s1") == ["s1", "s1", "d1", "2", "4", "2.00 s", "4.00 s", "2.00 KiB (0%)", "s2"]
-    # Two replicas take one sample each: half the time.
+    # Two replicas compute one sample each, in half the time.
     assert row(lines, "s2")[3:] == ["2 x 1", "2", "1.00 s", "2.00 s", "512 B (0%)", "-"]
 
 
@@ -71,7 +67,7 @@ def test_a_plan_that_recomputes_has_a_column_for_it() -> None:
     stages = (replace(PLAN.stages[0], recompute="full"), PLAN.stages[1], replace(PLAN.stages[2], recompute=("s2",)))
     lines = draw(plan_table(replace(PLAN, stages=stages), PREDICTION))
     assert [row(lines, name)[-1] for name in ("s0", "s1", "s2")] == ["full", "-", "s2"]
-    # The backward of one micro-batch is longer by its forward, 1 s for each replica.
+    # The backward of a micro-batch repeats its forward, which takes each replica 1 s.
     assert row(lines, "s2")[5:7] == ["1.00 s", "3.00 s"]
     assert "recomputes" not in " ".join(draw(plan_table(PLAN, PREDICTION)))
     boxes = mermaid(replace(PLAN, stages=stages)).splitlines()
@@ -86,7 +82,7 @@ def test_operators_are_abbreviated_by_branch() -> None:
     assert span_of_names("node4", "node9") == "node4 .. node9"
 
 
-def test_compare_table_measures_against_the_best() -> None:
+def test_compare_table_shows_ratios_to_the_best_plan() -> None:
     slow = summarise(PLAN, Prediction(step_seconds=12.0, bubble_fraction=0.5, peak_bytes=(0.0,) * 5))
     outcomes = [
         Outcome(planner="one", status="ok", summary=slow),
@@ -100,7 +96,7 @@ def test_compare_table_measures_against_the_best() -> None:
 
 
 def trace(plan: Plan, forward: float, step: float) -> Trace:
-    """Return a trace of one device: two forwards from 0 on, then two backwards of half their time, then nothing."""
+    """Return a trace of one device: two forwards from time 0, then two backwards half as long, then idle time."""
     times = [("F", 0, 0.0, forward), ("F", 1, forward, 2 * forward)]
     times += [("B", 0, 2 * forward, 2.5 * forward), ("B", 1, 2.5 * forward, 3 * forward)]
     return Trace(
