@@ -1,25 +1,25 @@
-"""Arguments that several verbs take."""
+"""Arguments that several verbs have."""
 
 import argparse
 from textwrap import indent
 from typing import TypeAlias
 
 from graphpipe.cli.model_argument import MODEL_HELP
-from graphpipe.planners.choose_schedule import CHOICES
+from graphpipe.planners.choose_schedule import schedule_choices
 
-# argparse has no public name for it.
+# argparse has no public name for this type.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 EXAMPLE = "for example:"
 
 
 def add_verb(subparsers: Subparsers, name: str, summary: str, example: str) -> argparse.ArgumentParser:
-    """Return the parser of a new verb, with what every verb takes.
+    """Return the parser of a new verb, with the arguments that every verb has.
 
     Args:
-        subparsers: it is added to.
+        subparsers: of the command line.
         name: of the verb.
-        summary: what it does, in half a sentence.
-        example: lines for a shell, which the end of `--help` shows; they work when they are pasted.
+        summary: what the verb does, without a full stop.
+        example: shell commands for the end of `--help`. They work when pasted.
     """
     parser = subparsers.add_parser(
         name,
@@ -29,27 +29,33 @@ def add_verb(subparsers: Subparsers, name: str, summary: str, example: str) -> a
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; words go to standard error")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object; everything else goes to standard error"
+    )
     return parser
 
 
 def add_problem(parser: argparse.ArgumentParser) -> None:
-    """Add what a planner is given: model, cluster, batch and costs."""
+    """Add the input of a planner: model, cluster, batch and costs."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--cluster", required=True, metavar="C", help="a preset (local:4, summit:8x4) or a TOML file")
-    parser.add_argument("--batch", required=True, type=int, metavar="B", help="samples of a mini-batch")
+    parser.add_argument("--batch", required=True, type=int, metavar="B", help="samples per mini-batch")
     parser.add_argument("--micro-batch", type=int, metavar="N", help="only this micro-batch size (default: search)")
     parser.add_argument(
         "--objective",
         default="step",
         choices=("step", "bottleneck"),
-        help="what to minimise: the whole step (default), or the slowest stage alone, as published",
+        help="what to minimise: the whole step (default), or only the slowest stage, as published",
     )
     parser.add_argument(
         "--schedule",
         metavar="S",
-        help=f"{', '.join(CHOICES)} (auto takes the one with the shortest step: the default of graphpipe, but for the "
-        "published objective and for devices that share cores; else 1f1b)",
+        help=f"{', '.join(schedule_choices())} (auto takes the one with the shortest step: the default of graphpipe, "
+        "but for the published objective and for devices that share cores; else 1f1b)",
     )
-    parser.add_argument("--mixed-micro-batches", action="store_true", help="let stages differ in micro-batch size")
-    parser.add_argument("--costs", metavar="FILE", help="costs written by `graphpipe profile` (default: estimated)")
+    parser.add_argument(
+        "--mixed-micro-batches", action="store_true", help="allow a different micro-batch size for each stage"
+    )
+    parser.add_argument(
+        "--costs", metavar="FILE", help="costs written by `graphpipe profile` (default: estimated costs)"
+    )

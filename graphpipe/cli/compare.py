@@ -1,4 +1,4 @@
-"""`graphpipe compare`: planners side by side."""
+"""`graphpipe compare`: plan with several planners and compare the plans."""
 
 import argparse
 import sys
@@ -13,12 +13,13 @@ from graphpipe.api import plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
-from graphpipe.cli.run_in_parallel import End, race
+from graphpipe.cli.run_in_parallel import End, run_in_parallel
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput
-from graphpipe.files.json_document import to_body
+from graphpipe.files.json_body import to_body
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.registry import PLANNERS, planner
-from graphpipe.report import Outcome, Summary, compare_table, summarise, timeline
+from graphpipe.planners.registry import all_planners, find_planner
+from graphpipe.report import Outcome, Summary, compare_table, summarise
+from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.trace import Trace
 from graphpipe.units import format_seconds
 
@@ -27,36 +28,38 @@ INFEASIBLE, FAILED = 3, 4
 EXAMPLE = "graphpipe compare mmt --cluster summit:2x4 --batch 64 --planners graphpipe,spp --timeline"
 
 
-class Found(NamedTuple):
-    """What a planner has found."""
+class PlannerResult(NamedTuple):
+    """The plan of one planner, summarised."""
 
     summary: Summary
     trace: Trace | None
-    """Of the predicted step, if it is to be drawn."""
+    """The predicted step, if it will be drawn."""
 
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "compare", "plan with several planners, and compare", EXAMPLE)
+    parser = add_verb(subparsers, "compare", "plan with several planners, and compare the plans", EXAMPLE)
     add_problem(parser)
-    parser.add_argument("--planners", default=",".join(PLANNERS), metavar="A,B", help="which (default: all)")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each (default 600)")
+    parser.add_argument("--planners", metavar="A,B", help="planners (default: all)")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds for each planner (default 600)"
+    )
     parser.add_argument("--timeline", action="store_true", help="draw the predicted step of every plan")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan with each planner, side by side on the cores there are, and show a row for each.
+    """Plan with each planner, as many at the same time as there are cores, and show a row for each.
 
     Returns:
-        0; without any plan 3 if the planners find that nothing fits, 4 if one of them failed.
+        0 if there is a plan. Otherwise 4 if a planner failed, 3 if no plan fits.
     """
     output = Output(args.json)
     if not args.timeout > 0:
         raise InvalidInput(f"is {args.timeout}, must be positive", where="--timeout")
-    names = [name.strip() for name in args.planners.split(",")]
+    names = list(all_planners()) if args.planners is None else [name.strip() for name in args.planners.split(",")]
     for name in names:
-        planner(name)
+        find_planner(name)
     problem, _ = read_problem(args)
     options = {
         "micro_batch": args.micro_batch,
@@ -66,11 +69,11 @@ def run(args: argparse.Namespace) -> int:
     }
     with _progress() as bar:
         task = bar.add_task("planners", total=len(names), name="")
-        ends = race(
+        ends = run_in_parallel(
             names,
             partial(_search, problem, options, args.timeline),
             timeout=args.timeout,
-            ended=lambda name: bar.update(task, advance=1, name=f"{name} has ended"),
+            on_end=lambda name: bar.update(task, advance=1, name=f"{name} has ended"),
         )
     refused = [end.what for end in ends if isinstance(end.what, InvalidInput)]
     if len(refused) == len(ends):
@@ -79,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     output.show(compare_table(outcomes))
     output.show(*(f"{outcome.planner}: {outcome.reason}" for outcome in outcomes if outcome.reason))
     for name, end in zip(names, ends, strict=True):
-        if isinstance(end.what, Found) and end.what.trace is not None:
+        if isinstance(end.what, PlannerResult) and end.what.trace is not None:
             output.show(name, timeline(end.what.trace, output.width))
     output.emit({"rows": [_row(outcome) for outcome in outcomes]})
     statuses = {outcome.status for outcome in outcomes}
@@ -101,15 +104,15 @@ def _progress() -> Progress:
     )
 
 
-def _search(problem: Problem, options: dict[str, Any], with_trace: bool, name: str) -> Found:
+def _search(problem: Problem, options: dict[str, Any], with_trace: bool, name: str) -> PlannerResult:
     found = plan(problem.graph, problem.costs, problem.cluster, batch_size=problem.batch_size, planner=name, **options)
     assert found.prediction is not None
-    return Found(summarise(found, found.prediction), simulate(found) if with_trace else None)
+    return PlannerResult(summarise(found, found.prediction), simulate(found) if with_trace else None)
 
 
 def _outcome(name: str, end: End, timeout: float) -> Outcome:
     match end:
-        case End("done", Found() as found):
+        case End("done", PlannerResult() as found):
             return Outcome(planner=name, status="ok", summary=found.summary)
         case End("raised", Infeasible() as error):
             return Outcome(planner=name, status="infeasible", reason=str(error))

@@ -1,4 +1,4 @@
-"""`graphpipe completion`: what a shell needs to complete words."""
+"""`graphpipe completion`: a script that lets a shell complete words."""
 
 import argparse
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from typing import Any
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.planners.choose_schedule import CHOICES
-from graphpipe.planners.registry import PLANNERS
+from graphpipe.planners.choose_schedule import schedule_choices
+from graphpipe.planners.registry import all_planners
 
 SHELLS = ("bash", "zsh", "tcsh")
 FILES = ("FILE", "PLAN", "CHECKPOINT", "RUN", "CONFIG.toml", "PLAN|TRACE|RUN")
-"""What help calls an argument that is a file or a folder."""
+"""Names in the help of arguments that are a file or a folder."""
 CLUSTERS = ("local:4", "summit:8x4", "dgx-a100:2x8", "dgx-h100:4x8")
 
 EXAMPLE = 'eval "$(graphpipe completion bash)"'
@@ -19,16 +19,14 @@ EXAMPLE = 'eval "$(graphpipe completion bash)"'
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "completion", "print what a shell needs to complete words", EXAMPLE)
+    parser = add_verb(subparsers, "completion", "print a script that lets a shell complete words", EXAMPLE)
     parser.add_argument("shell", choices=SHELLS)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
-    from graphpipe.cli.main import make_parser
-
-    script = completion(make_parser(), args.shell)
+    script = completion(args.parser, args.shell)
     if args.json:
         Output(args.json).emit({"shell": args.shell, "script": script})
     else:
@@ -37,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def completion(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return a script that teaches a shell the words of a command line.
+    """Return a script that lets a shell complete the words of a command line.
 
     Args:
-        parser: of the command line; its arguments are marked with what completes them.
+        parser: of the command line. Its arguments are marked with their completions.
         shell: one of `SHELLS`.
     """
     import shtab
@@ -57,20 +55,20 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _words() -> dict[str, list[str]]:
-    # By the name of the argument.
+    # Known words by the name of the argument.
     from graphpipe.model.zoo import ZOO
 
     return {
         "model": sorted([*ZOO, *(f"{name}-small" for name in ZOO)]),
-        "planner": list(PLANNERS),
-        "planners": list(PLANNERS),
-        "schedule": list(CHOICES),
+        "planner": list(all_planners()),
+        "planners": list(all_planners()),
+        "schedule": list(schedule_choices()),
         "cluster": list(CLUSTERS),
     }
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]  # argparse has no public way
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
         yield action
         if isinstance(action.choices, dict):
             for inner in action.choices.values():
@@ -78,21 +76,21 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 class _Completer:
-    """Completes one argument with known words; a model or a cluster may be a file too, planners are a list."""
+    """Completes one argument with known words. A model or a cluster may also be a file; planners are a list."""
 
     def __init__(self, dest: str, words: list[str]) -> None:
         self._dest, self._words = dest, " ".join(words)
         self._files = dest in ("model", "cluster")
-        # By "file" in the name, bash's script knows that no blank comes after a folder.
+        # If the name contains "file", the bash script adds no blank after a folder.
         self._name = f"_graphpipe_{dest}{'_or_file' * self._files}"
 
     @property
     def by_shell(self) -> dict[str, str]:
-        """What stands for it in each shell's script; tcsh has no functions."""
+        """The completion in the script of each shell. tcsh has no functions."""
         return {"bash": self._name, "zsh": self._name, "tcsh": f"`echo {self._words}{' *' * self._files}`"}
 
     def function(self, shell: str) -> str:
-        """Return the function of that name; $1 is the word so far."""
+        """Return the function's definition. $1 is the word so far."""
         if shell == "bash":
             return f"{self._name}() {{\n  {self._bash()}\n}}"
         if shell == "zsh":

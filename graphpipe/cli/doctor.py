@@ -1,4 +1,4 @@
-"""`graphpipe doctor`: check the installation, and say what to do."""
+"""`graphpipe doctor`: check the installation and suggest repairs."""
 
 import argparse
 import os
@@ -11,8 +11,8 @@ from graphpipe.doctor.check_extras import check_extras
 from graphpipe.doctor.check_machine import check_machine
 from graphpipe.doctor.check_network import check_network
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import from_body, to_body
-from graphpipe.report import findings_table
+from graphpipe.files.json_body import from_body, to_body
+from graphpipe.report.tables.findings_table import findings_table
 
 CANNOT_WORK, RANKS_FAILED = 2, 4
 
@@ -21,17 +21,19 @@ EXAMPLE = "graphpipe doctor --ranks 2"
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "doctor", "check the installation, and say what to do", EXAMPLE)
-    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="also start N local ranks, and compare them")
-    parser.add_argument("--port", type=int, default=0, metavar="P", help="where they meet (default: any free port)")
+    parser = add_verb(subparsers, "doctor", "check the installation and suggest repairs", EXAMPLE)
+    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="also start N local ranks and compare them")
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="P", help="port on which they connect (default: any free port)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check; under torchrun every rank does, and rank 0 shows it.
+    """Run the checks. Under torchrun every rank does, and rank 0 shows the findings of all.
 
     Returns:
-        0 where all can work, if not at its best; 2 where something cannot; 4 where only the ranks cannot.
+        0 if everything works, although perhaps not well. 2 if something does not work. 4 if only the ranks do not.
     """
     if args.ranks < 0:
         raise InvalidInput(f"is {args.ranks}, must not be negative", where="--ranks")
@@ -49,7 +51,7 @@ def _check_here(ranks: int, port: int) -> list[Finding]:
 def _check_torch() -> list[Finding]:
     try:
         from graphpipe.doctor.check_torch import check_torch
-    except (ImportError, OSError) as error:  # a package that is missing, or a library that cannot be loaded
+    except (ImportError, OSError) as error:  # A package is missing, or a library cannot be loaded.
         first = next(iter(str(error).splitlines()), "")
         remedy = "Install torch again for this Python and this system: pytorch.org/get-started."
         return [Finding(name="torch", status="problem", what=f"cannot be imported: {first}", remedy=remedy)]
@@ -67,14 +69,17 @@ def _check_as_rank(args: argparse.Namespace) -> int:
     from graphpipe.run.comm.world import join
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    port = args.port if os.environ.get("LOCAL_RANK", "0") == "0" else 0  # One rank of a host can listen there.
+    port = (
+        args.port if os.environ.get("LOCAL_RANK", "0") == "0" else 0
+    )  # Only one rank of a host can listen on the port.
     world = join(None, TIMEOUT_SECONDS)
     with world.closing_on_error():
-        told = world.exchange([to_body(finding) for finding in _check_here(local, port)])
+        received = world.exchange([to_body(finding) for finding in _check_here(local, port)])
         ranks = check_ranks(world)
         world.leave()
-    everybody = [[from_body(Finding, body, "rank") for body in bodies] for bodies in told]
-    own = [*everybody[0], *(_of_rank(rank, it) for rank, its in enumerate(everybody) if rank for it in _bad(its))]
+    by_rank = [[from_body(Finding, body, "rank") for body in bodies] for bodies in received]
+    others = [_of_rank(rank, each) for rank, found in enumerate(by_rank) if rank for each in _bad(found)]
+    own = [*by_rank[0], *others]
     return _show(Output(args.json), own, ranks) if world.rank == 0 else _code(own, ranks)
 
 

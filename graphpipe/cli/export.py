@@ -14,17 +14,21 @@ graphpipe export runs/digits-1 -o model.safetensors"""
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "export", "write the weights of a checkpoint as one safetensors file", EXAMPLE)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run (its last one)")
-    parser.add_argument("-o", "--output", metavar="FILE", default="model.safetensors", help="what to write")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run (its last checkpoint)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", default="model.safetensors", help="file to write (default: model.safetensors)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export."""
-    from graphpipe.run.checkpoint.export_weights import export
+    """Write the weights."""
+    from graphpipe.run.checkpoint.export_weights import export_weights
 
     output = Output(args.json)
-    checkpoint = export(args.checkpoint, args.output)
+    checkpoint = export_weights(args.checkpoint, args.output)
     output.show(f"written to {args.output}: the model of {checkpoint}")
     output.emit({"checkpoint": str(checkpoint), "output": args.output})
     return 0

@@ -22,13 +22,13 @@ def add(subparsers: Subparsers) -> None:
     parser = add_verb(subparsers, "import", "read another tool's profile as a graph", EXAMPLE)
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--format", required=True, choices=sorted(READERS))
-    parser.add_argument("--samples", type=int, metavar="N", help="samples of the profiled batch")
+    parser.add_argument("--samples", type=int, metavar="N", help="samples in the profiled batch")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write the graph")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and save."""
+    """Read the profile and write the graph."""
     output = Output(args.json)
     read = READERS[args.format]
     graph = read(args.file) if args.samples is None else read(args.file, samples=args.samples)

@@ -1,4 +1,4 @@
-"""The `graphpipe` command: finds the verb, and turns what it raises into one sentence and an exit code."""
+"""The `graphpipe` command: runs a verb, and turns an exception into one sentence and an exit code."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from typing import Protocol
 
 from graphpipe.cli import (
     compare,
@@ -20,11 +21,21 @@ from graphpipe.cli import (
     simulate,
     train,
 )
+from graphpipe.cli.arguments import Subparsers
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
-from graphpipe.user_frames import describe, user_place
+from graphpipe.user_frames import describe_error, user_place
+
+
+class Verb(Protocol):
+    """A module of this room: adds its arguments, and the function that runs it as their default `run`."""
+
+    def add(self, subparsers: Subparsers) -> None:
+        """Add the verb's parser."""
+        ...
+
 
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
-VERBS = {
+VERBS: dict[str, Verb] = {
     "plan": plan,
     "compare": compare,
     "simulate": simulate,
@@ -43,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: without the program's name; None takes those of this process.
+        arguments: without the program's name. None: the arguments of this process.
 
     Returns:
         0 done, 2 invalid input, 3 infeasible, 4 failed run, 130 interrupted.
@@ -60,15 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # The reader of standard output has gone (`| head`): nothing is wrong, nothing to flush.
+    except BrokenPipeError:  # The reader of standard output has ended (`| head`). That is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         if user_place(error):
-            _say(f"error: {describe(error)}. GRAPHPIPE_DEBUG=1 shows the traceback.")
+            _say(f"error: {describe_error(error)}. GRAPHPIPE_DEBUG=1 shows the traceback.")
         else:
             _say(
-                f"error: unexpected {describe(error)}. This is a bug in graphpipe: please report it, with the "
+                f"error: unexpected {describe_error(error)}. This is a bug in graphpipe: please report it, with the "
                 "traceback that GRAPHPIPE_DEBUG=1 shows."
             )
         _debug()
@@ -81,13 +92,14 @@ def _run(given: list[str]) -> int:
     parser = make_parser()
     try:
         parsed, rest = parser.parse_known_args(given)
-        # argparse takes a list of positional arguments only in one piece: `train CONFIG --json key=value` is fine too.
+        # argparse takes positional arguments only in one piece, but `train CONFIG --json key=value` is valid too.
         if rest and not (hasattr(parsed, "overrides") and all("=" in word and word[0] != "-" for word in rest)):
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    except SystemExit as stop:  # argparse has said what is wrong, or printed the help
+    except SystemExit as stop:  # argparse has printed the error or the help.
         return INVALID if stop.code else 0
     if rest:
         parsed.overrides += rest
+    parsed.parser = parser
     code = parsed.run(parsed)
     sys.stdout.flush()
     return code

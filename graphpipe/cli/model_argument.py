@@ -1,4 +1,4 @@
-"""The word MODEL of the command line: a zoo name, a function of the user's, or a graph file."""
+"""The argument MODEL: a zoo name, a function of the user's, or a graph file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,50 +13,50 @@ if TYPE_CHECKING:
     from graphpipe.training.task.user_function import Model
 
 MODEL_HELP = (
-    "a zoo name (mmt, dlrm, candle-uno, case-study, gpt, two-tower; mmt-small and so on for a laptop), "
+    "a zoo name (such as mmt or gpt; mmt-small and so on for a laptop), "
     "package.module:function or file.py:function returning (module, example inputs), or a graph file (.json)"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a MODEL stands for."""
+class ModelArgument:
+    """The graph of a MODEL, and its module."""
 
     graph: Graph
     module: Any = None
-    """A `torch.nn.Module`; None where there is a graph file only, as for the next."""
+    """A `torch.nn.Module`. None for a graph file, as is `captured`."""
     captured: "Captured | None" = None
 
 
-def find(word: str) -> Found:
-    """Return what a MODEL stands for.
+def read_model_argument(word: str) -> ModelArgument:
+    """Read a graph file, or make a model and capture it.
 
     Raises:
-        InvalidInput: no such model (the nearest is named), unreadable, or it cannot be captured.
+        InvalidInput: there is no such model (the message names the nearest one), or it cannot be read or captured.
     """
     if word.endswith(".json"):
         graph = Graph.load(word)
         warn_of_units(graph, word)
-        return Found(graph=graph)
+        return ModelArgument(graph=graph)
     module, inputs = find_model(word)
-    from graphpipe.model.capture.capture import follow
+    from graphpipe.model.capture.capture import capture_nodes
 
-    captured = follow(module, inputs)
-    return Found(graph=captured.graph, module=module, captured=captured)
+    captured = capture_nodes(module, inputs)
+    return ModelArgument(graph=captured.graph, module=module, captured=captured)
 
 
 def find_model(word: str) -> "Model":
-    """Return module and example inputs of a MODEL that is no graph file.
+    """Return the module and the example inputs of a MODEL that is not a graph file.
 
     Raises:
-        InvalidInput: no such model (the nearest is named), a graph file, or a function that does not return a model.
+        InvalidInput: there is no such model (the message names the nearest one), or the function returns another type.
     """
     if ":" in word and not word.endswith(":small"):
         from graphpipe.training.task.user_function import call_for_model
 
         return call_for_model(word)
     if Path(word).suffix:
-        what = "a graph file has no module behind it" if word.endswith(".json") else "is no model"
+        what = "a graph file has no module behind it" if word.endswith(".json") else "is not a model"
         remedy = "Write file.py:function; other tools' graphs are read by `graphpipe import`."
         raise InvalidInput(what, where=f"'{word}'", remedy=remedy)
     from graphpipe.model.zoo import zoo

@@ -1,4 +1,4 @@
-"""Where a verb's results go: tables for people, or one JSON object, and words beside it on standard error."""
+"""The output of a verb: tables on standard output, or one JSON object there and the tables on standard error."""
 
 import json
 import sys
@@ -12,10 +12,10 @@ NOT_A_TERMINAL_WIDTH = 160
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The two streams of a verb."""
+    """Prints the results of a verb."""
 
     json: bool
-    """Print one JSON object on standard output, and everything else on standard error."""
+    """Print one JSON object on standard output and everything else on standard error."""
 
     def show(self, *what: RenderableType) -> None:
         """Print tables and sentences."""
@@ -23,20 +23,20 @@ class Output:
         try:
             for each in what:
                 console.print(each, highlight=False, markup=False, soft_wrap=isinstance(each, str))
-        except SystemExit:  # rich ends the program when nobody reads any more
+        except SystemExit:  # rich raises this when the reader has ended.
             raise BrokenPipeError from None
 
     def emit(self, result: dict[str, Any]) -> None:
-        """Print the result, if it was asked for as JSON."""
+        """Print the result if JSON was asked for."""
         if self.json:
             print(json.dumps(result, allow_nan=False))
 
     @property
     def width(self) -> int:
-        """Characters in a line."""
+        """Number of characters in a line."""
         return self._console().width
 
     def _console(self) -> Console:
-        # Made when it is used: a stream may have been redirected since.
+        # Made for each use, because the stream may have been redirected.
         stream = sys.stderr if self.json else sys.stdout
         return Console(file=stream, width=None if stream.isatty() else NOT_A_TERMINAL_WIDTH)

@@ -7,12 +7,14 @@ from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import to_body
+from graphpipe.files.json_body import to_body
 from graphpipe.planners.by_hand import HandPlan, load_hand_plan
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.registry import PLANNERS
+from graphpipe.planners.registry import DEFAULT, PLANNERS
 from graphpipe.plans import Plan
-from graphpipe.report import plan_table, summarise, summary_lines, timeline
+from graphpipe.report import summarise, summary_lines
+from graphpipe.report.tables.plan_table import plan_table
+from graphpipe.report.tables.text_timeline import timeline
 
 EXAMPLE = "graphpipe plan mmt-small --cluster local:4 --batch 32 --timeline -o plan.json"
 
@@ -21,15 +23,15 @@ def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "plan", "cut a model into a graph of pipeline stages on a cluster", EXAMPLE)
     add_problem(parser)
-    parser.add_argument("--planner", help=f"{', '.join(PLANNERS)} (default graphpipe)")
-    parser.add_argument("--stages", metavar="FILE", help="stages written by hand, instead of a planner")
+    parser.add_argument("--planner", help=f"{', '.join(PLANNERS)} (default {DEFAULT})")
+    parser.add_argument("--stages", metavar="FILE", help="use these hand-written stages instead of a planner")
     parser.add_argument("--timeline", action="store_true", help="draw the predicted step")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, show and save."""
+    """Make a plan, show it and save it."""
     output = Output(args.json)
     found = make_plan(args)
     assert found.prediction is not None
@@ -44,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """Return the plan of a planner, or of stages written by hand.
+    """Return the plan of a planner, or of hand-written stages.
 
     Raises:
-        Infeasible: nothing fits in memory.
+        Infeasible: no plan fits in memory.
         InvalidInput: an argument cannot be used.
     """
     if args.stages and (args.planner or args.micro_batch or args.mixed_micro_batches):
-        what = "stages written by hand leave nothing to --planner, --micro-batch and --mixed-micro-batches"
+        what = "hand-written stages exclude --planner, --micro-batch and --mixed-micro-batches"
         raise InvalidInput(what, where="--stages", remedy="Leave those out, or --stages.")
     by_hand = load_hand_plan(args.stages) if args.stages else None
     problem, model = read_problem(args)
@@ -76,7 +78,7 @@ def _by_planner(problem: Problem, args: argparse.Namespace) -> Plan:
         problem.costs,
         problem.cluster,
         batch_size=problem.batch_size,
-        planner=args.planner or "graphpipe",
+        planner=args.planner or DEFAULT,
         micro_batch=args.micro_batch,
         mixed_micro_batches=args.mixed_micro_batches,
         objective=args.objective,

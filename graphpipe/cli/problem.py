@@ -1,27 +1,27 @@
-"""What a planner is given, from the command line's words."""
+"""The input of a planner, from the arguments of the command line."""
 
 import argparse
 
 from graphpipe.api import estimate
-from graphpipe.cli.model_argument import Found, find
-from graphpipe.cluster.presets import resolve
+from graphpipe.cli.model_argument import ModelArgument, read_model_argument
+from graphpipe.cluster import Cluster
 from graphpipe.costs import CostModel, CostTable
 from graphpipe.costs.check_units import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.planners.problem.partition import Problem
 
 
-def read_problem(args: argparse.Namespace) -> tuple[Problem, Found]:
-    """Return graph, costs, cluster and batch size; and the model of the graph.
+def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
+    """Return the planner's problem, and the model of its graph.
 
     Raises:
-        InvalidInput: any of them cannot be used.
+        InvalidInput: an argument cannot be used.
     """
     if args.batch < 1:
         raise InvalidInput(f"is {args.batch}, must be at least 1", where="--batch")
-    cluster = resolve(args.cluster)
+    cluster = Cluster.resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
-    model = find(args.model)
+    model = read_model_argument(args.model)
     graph = model.graph
     if costs:
         warn_of_units(CostModel(graph, costs, cluster), args.costs)

@@ -6,7 +6,7 @@ import time
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP, find_model
 from graphpipe.cli.output import Output
-from graphpipe.cluster.presets import resolve
+from graphpipe.cluster import Cluster
 from graphpipe.units import format_seconds
 
 EXAMPLE = """\
@@ -18,15 +18,17 @@ def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "profile", "measure a model's operators on this machine", EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--cluster", default="local:4", metavar="C", help="as it will run (default local:4)")
+    parser.add_argument(
+        "--cluster", default="local:4", metavar="C", help="the cluster on which it will run (default local:4)"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the costs")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, show and save."""
+    """Measure the operators, show a summary and save the costs."""
     output = Output(args.json)
-    cluster = resolve(args.cluster)
+    cluster = Cluster.resolve(args.cluster)
     module, inputs = find_model(args.model)
     from graphpipe.profiler.profile import profile
 

@@ -7,29 +7,30 @@ from graphpipe.api import simulate
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cluster import Cluster
-from graphpipe.files.json_document import to_body, write_document
+from graphpipe.files.json_body import to_body
+from graphpipe.files.json_document import write_document
 from graphpipe.plans import Plan
-from graphpipe.schedule import schedule
+from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.units import format_seconds, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What came of it, under the names that `--json` prints."""
+    """The result, with the names that `--json` prints."""
 
     ranks: int
     steps: int
     scale: float
     step_seconds_planned: float
-    """Predicted for the plan's own cluster, unscaled."""
+    """Predicted for the plan's own cluster, not scaled."""
     step_seconds_predicted: float
     """Predicted with this machine's links, scaled."""
     step_seconds_measured: float
-    """Median."""
+    """Median of the timed steps."""
     difference: float
-    """Measured against predicted: 0.05 is 5 % longer."""
+    """Relative difference of measured to predicted: 0.05 is 5 % longer."""
     changes: tuple[str, ...]
-    """What was cut to fit this machine."""
+    """What was reduced to fit this machine, in sentences."""
 
 
 EXAMPLE = """\
@@ -39,33 +40,43 @@ graphpipe rehearse plan.json --steps 3"""
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "rehearse", "run a plan with real processes and messages; compute sleeps", EXAMPLE)
+    parser = add_verb(
+        subparsers, "rehearse", "run a plan with real processes and messages, and emulated compute", EXAMPLE
+    )
     parser.add_argument("plan", metavar="PLAN", help="a file written by `graphpipe plan -o`")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the trace of the step of median length")
-    parser.add_argument("--summary", metavar="FILE", help="write what was predicted and measured")
-    parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time, after one (default: 5)")
-    parser.add_argument("--scale", type=float, metavar="X", help="stretch all times (default: as this machine needs)")
-    parser.add_argument("--most-bytes", default="16 KiB", metavar="BYTES", help="cut larger messages (16 KiB)")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="for all of it (300)")
+    parser.add_argument("--summary", metavar="FILE", help="write the predicted and the measured step time")
+    parser.add_argument(
+        "--steps", type=int, default=5, metavar="N", help="steps to time, after one warm-up step (default: 5)"
+    )
+    parser.add_argument(
+        "--scale", type=float, metavar="X", help="multiply all times by X (default: chosen for this machine)"
+    )
+    parser.add_argument(
+        "--most-bytes", default="16 KiB", metavar="BYTES", help="truncate larger messages (default: 16 KiB)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="SECONDS", help="limit for the whole rehearsal (default: 300)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rehearse, show and save."""
+    """Rehearse the plan, show the result and save it."""
     from graphpipe.run.rehearse.rehearse import rehearse
-    from graphpipe.run.rehearse.scaled_plan import Limits, changes, stand_in, suitable_scale
+    from graphpipe.run.rehearse.scaled_plan import Limits, changes, scaled_plan, smallest_feasible_scale
 
     output = Output(args.json)
     plan = Plan.load(args.plan)
-    order, planned = schedule(plan), simulate(plan)
+    order, planned = build_schedule(plan), simulate(plan)
     limits = Limits(
-        scale=suitable_scale(planned) if args.scale is None else args.scale,
+        scale=smallest_feasible_scale(planned) if args.scale is None else args.scale,
         most_bytes=parse_bytes(args.most_bytes, "--most-bytes"),
     )
-    stand = stand_in(plan, limits, Cluster.preset("local:1").intra_node)
-    predicted = simulate(stand, order)
+    scaled = scaled_plan(plan, limits, Cluster.preset("local:1").intra_node)
+    predicted = simulate(scaled, order)
     output.show(f"rehearsing on {len(plan.used_devices)} local processes, {args.steps + 1} steps")
-    measured = rehearse(stand, order, predicted, steps=args.steps, timeout_seconds=args.timeout)
+    measured = rehearse(scaled, order, predicted, steps=args.steps, timeout_seconds=args.timeout)
     result = Rehearsal(
         ranks=len(plan.used_devices),
         steps=args.steps,

@@ -1,4 +1,4 @@
-"""`graphpipe report`: a plan, its predicted step and what a run made of it, as one HTML page or a picture."""
+"""`graphpipe report`: a plan, its predicted step and its run, as one HTML page or a picture."""
 
 import argparse
 from pathlib import Path
@@ -22,18 +22,18 @@ def add(subparsers: Subparsers) -> None:
     parser = add_verb(subparsers, "report", "show plans, traces and runs as one HTML page, or as a picture", EXAMPLE)
     parser.add_argument("files", nargs="+", metavar="PLAN|TRACE|RUN", help="a plan, its traces, or the folder of a run")
     parser.add_argument("-o", "--output", metavar="FILE", help="report.html, or a picture: .png or .svg")
-    parser.add_argument("--compare", metavar="FILE", help="what `graphpipe compare --json` printed")
+    parser.add_argument("--compare", metavar="FILE", help="output of `graphpipe compare --json`")
     parser.add_argument("--mermaid", action="store_true", help="print the stage graph for a README")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, and write the report."""
+    """Read the files and write the report."""
     output = Output(args.json)
     suffix = Path(args.output).suffix.lower() if args.output else None
     if suffix not in (None, ".html", *PICTURES):
-        what = f"'{args.output}' ends neither with .html nor with {' or '.join(PICTURES)}"
-        raise InvalidInput(what, where="--output", remedy="The name's end says what is written.")
+        what = f"'{args.output}' ends with neither .html nor {' nor '.join(PICTURES)}"
+        raise InvalidInput(what, where="--output", remedy="The ending decides what is written.")
     if suffix is None and not args.mermaid:
         raise InvalidInput("nothing to write", remedy="Give -o report.html, -o report.png or --mermaid.")
     subject = read_subject(args.files, args.compare)

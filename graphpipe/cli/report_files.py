@@ -1,4 +1,4 @@
-"""What `graphpipe report` is given, read: plans, traces, folders of runs, comparisons of planners."""
+"""Reads the files of `graphpipe report`: plans, traces, folders of runs, comparisons of planners."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphpipe.api import simulate
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_document import from_body, read_json
+from graphpipe.files.json_body import from_body
+from graphpipe.files.json_document import read_json
 from graphpipe.plans import Plan
 from graphpipe.report import Outcome, Summary
 from graphpipe.report.content.subject import Subject
@@ -16,17 +17,17 @@ from graphpipe.trace import Trace
 from graphpipe.versions import PACKAGE, versions
 
 if TYPE_CHECKING:
-    from graphpipe.training.run_folder.train_result import Step
+    from graphpipe.training.run_folder.metrics_log import StepMetrics
 
 PROGRAMS = (PACKAGE, "torch", "numpy", "plotly", "matplotlib")
 
 
 def read_subject(paths: list[str], planners: str | None) -> Subject:
-    """Return what a report is about: what the files hold, and the predicted step of a plan where they hold none.
+    """Return the subject of a report. If the files have no predicted step of the plan, it is simulated.
 
     Args:
-        paths: plans, traces, and folders of runs; one plan, one prediction and one run in all.
-        planners: a file of `graphpipe compare --json`.
+        paths: plans, traces and folders of runs, with at most one plan, one prediction and one run in all.
+        planners: output of `graphpipe compare --json`.
 
     Raises:
         InvalidInput: a file cannot be used, or they do not belong together.
@@ -53,40 +54,42 @@ def _file_part(path: str) -> Iterator[tuple[str, Any]]:
         trace = Trace.load(path)
         yield "predicted" if trace.source == "simulated" else "measured", trace
     else:
-        what = f"is a graphpipe {kind} file" if kind else "is no graphpipe file"
+        what = f"is a graphpipe {kind} file" if kind else "is not a graphpipe file"
         raise InvalidInput(f"{what}, not a plan or a trace", where=path)
 
 
 def _run_parts(directory: Path) -> Iterator[tuple[str, Any]]:
-    """Yield what there is in a run's folder: a run that was cut short has no measured trace."""
-    from graphpipe.training import train_rank as files
+    """Yield the parts that a run's folder has. An interrupted run has no measured trace."""
+    from graphpipe.training.run_folder.run_folder import RunFolder
 
-    if not (directory / files.PLAN).exists():
-        raise InvalidInput(f"has no {files.PLAN}", where=str(directory), remedy="Give the folder of a training run.")
-    yield "plan", Plan.load(directory / files.PLAN)
-    for part, name in (("predicted", files.PREDICTED), ("measured", files.MEASURED)):
-        if (directory / name).exists():
-            yield part, Trace.load(directory / name)
-    if (directory / files.LOG).exists():
-        yield "steps", tuple(_steps(directory / files.LOG))
-    if (directory / files.CONFIG).exists():
-        settings = read_json(directory / files.CONFIG)
+    folder = RunFolder(directory)
+    if not folder.plan.exists():
+        what = f"has no {folder.plan.name}"
+        raise InvalidInput(what, where=str(folder), remedy="Give the folder of a training run.")
+    yield "plan", Plan.load(folder.plan)
+    for part, path in (("predicted", folder.predicted_trace), ("measured", folder.measured_trace)):
+        if path.exists():
+            yield part, Trace.load(path)
+    if folder.metrics_log.exists():
+        yield "steps", tuple(_steps(folder.metrics_log))
+    if folder.config.exists():
+        settings = read_json(folder.config)
         yield (
             "settings",
             {name: value for name, value in settings.items() if name not in ("graphpipe", "schema_version")},
         )
 
 
-def _steps(path: Path) -> "Iterator[Step]":
-    from graphpipe.training.run_folder.train_result import Step
+def _steps(path: Path) -> "Iterator[StepMetrics]":
+    from graphpipe.training.run_folder.metrics_log import StepMetrics
 
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            yield from_body(Step, json.loads(line), f"{path}, line {number}")
+            yield from_body(StepMetrics, json.loads(line), f"{path}, line {number}")
         except json.JSONDecodeError as error:
             if number == len(lines):
-                return  # A run that was cut short while writing.
+                return  # The run was interrupted while it wrote this line.
             raise InvalidInput(f"not valid JSON: {error.msg}", where=f"{path}, line {number}") from None
 
 
@@ -99,7 +102,7 @@ def _outcomes(path: str) -> Iterator[Outcome]:
     for number, row in enumerate(rows):
         where = f"{path}, row {number}"
         if not isinstance(row, dict):
-            raise InvalidInput("is no object", where=where)
+            raise InvalidInput("is not an object", where=where)
         figures = {name: row[name] for name in names & row.keys()}
         summary = from_body(Summary, figures, where) if row.get("status") == "ok" else None
         outcome = {"planner": row.get("planner"), "status": row.get("status"), "reason": row.get("reason") or ""}

@@ -1,4 +1,4 @@
-"""Work done side by side, each piece in a process of its own so that a time limit holds and a crash stays alone."""
+"""Runs a function on several arguments, each in a process of its own, so that each has a time limit and may crash."""
 
 import os
 import signal
@@ -14,57 +14,57 @@ from typing import Literal, NamedTuple
 
 
 class End(NamedTuple):
-    """How a piece of work ended."""
+    """How one call ended."""
 
     how: Literal["done", "raised", "timeout", "died"]
     what: object = None
-    """What the work returned, the exception it raised, or the exit code of its process."""
+    """The value that the call returned, the exception that it raised, or the exit code of its process."""
 
 
 @dataclass(slots=True)
 class _Runner:
     number: int
     process: BaseProcess
-    answers: Connection
+    messages: Connection
     deadline: float = inf
-    """Set when the process says that it has started: the clock runs for the work alone."""
+    """Set when the process says that it has started, so that its start does not count."""
 
     def end(self) -> End | None:
-        """Return how the work ended, None if it has not: call it when there is an answer, or the time is up."""
+        """Return how the call ended, or None if it has not. Call this after a message, or after the deadline."""
         try:
-            while self.answers.poll():
-                answer = self.answers.recv()
-                if isinstance(answer, End):
-                    return answer
-                self.deadline = time.monotonic() + answer
+            while self.messages.poll():
+                message = self.messages.recv()
+                if isinstance(message, End):
+                    return message
+                self.deadline = time.monotonic() + message
         except EOFError:
             self.process.join()
             return End("died", self.process.exitcode)
         return End("timeout") if time.monotonic() >= self.deadline else None
 
     def stop(self) -> None:
-        """Leave no process behind."""
+        """Kill the process and wait for it."""
         self.process.kill()
         self.process.join()
-        self.answers.close()
+        self.messages.close()
 
 
-def race(
+def run_in_parallel(
     names: Sequence[str],
     work: Callable[[str], object],
     *,
     timeout: float,
     at_once: int | None = None,
-    ended: Callable[[str], None] = lambda name: None,
+    on_end: Callable[[str], None] = lambda name: None,
 ) -> list[End]:
-    """Return how the work on each name ended, in their order.
+    """Call `work` with each name, and return how each call ended, in the order of names.
 
     Args:
-        names: what to work on.
-        work: picklable, as are its results and exceptions.
-        timeout: seconds for each, without the start of its process.
-        at_once: processes that run at the same time; None: one per core.
-        ended: told the name when a piece of work has ended.
+        names: the arguments.
+        work: can be pickled, as can its results and exceptions.
+        timeout: seconds for each call. The start of its process does not count.
+        at_once: number of processes at the same time. None: one per core.
+        on_end: called with a name when its call has ended.
     """
     ends: dict[int, End] = {}
     running: list[_Runner] = []
@@ -74,32 +74,31 @@ def race(
                 running.append(_start(len(ends) + len(running), names, work, timeout))
                 stack.callback(running[-1].stop)
             nearest = min(runner.deadline for runner in running)
-            wait(
-                [runner.answers for runner in running], None if nearest == inf else max(0.0, nearest - time.monotonic())
-            )
+            limit = None if nearest == inf else max(0.0, nearest - time.monotonic())
+            wait([runner.messages for runner in running], limit)
             for runner in list(running):
                 if (end := runner.end()) is not None:
                     runner.stop()
                     running.remove(runner)
                     ends[runner.number] = end
-                    ended(names[runner.number])
+                    on_end(names[runner.number])
     return [ends[number] for number in range(len(names))]
 
 
 def _start(number: int, names: Sequence[str], work: Callable[[str], object], timeout: float) -> _Runner:
     context = get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, work, names[number], timeout), daemon=True)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(sender, work, names[number], timeout), daemon=True)
     process.start()
-    theirs.close()
-    return _Runner(number, process, ours)
+    sender.close()
+    return _Runner(number, process, receiver)
 
 
-def _answer(answers: Connection, work: Callable[[str], object], name: str, timeout: float) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent is interrupted too, and ends this process.
-    answers.send(timeout)  # It has started.
+def _call(messages: Connection, work: Callable[[str], object], name: str, timeout: float) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent is interrupted too, and kills this process.
+    messages.send(timeout)  # This process has started.
     try:
         end = End("done", work(name))
     except Exception as error:
         end = End("raised", error)
-    answers.send(end)
+    messages.send(end)

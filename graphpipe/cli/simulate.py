@@ -6,9 +6,10 @@ from graphpipe.api import simulate
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.costs.check_units import warn_of_units
-from graphpipe.files.json_document import to_body
+from graphpipe.files.json_body import to_body
 from graphpipe.plans import Plan, Prediction
-from graphpipe.report import summarise, summary_lines, timeline
+from graphpipe.report import summarise, summary_lines
+from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.trace import save_chrome
 
 EXAMPLE = """\
@@ -27,7 +28,7 @@ def add(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate, show and save."""
+    """Simulate a step, show it and save it."""
     output = Output(args.json)
     plan = Plan.load(args.plan)
     warn_of_units(plan.cost_model, args.plan)

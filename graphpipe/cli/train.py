@@ -1,22 +1,24 @@
-"""`graphpipe train`: the main job, on local processes that it starts itself, or as a rank of torchrun's."""
+"""`graphpipe train`: train on local processes, or as a rank that torchrun has started."""
 
 import argparse
-import os
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.errors import GraphPipeError, InvalidInput
-from graphpipe.files.json_document import from_body, to_body
+from graphpipe.errors import InvalidInput
+from graphpipe.files.json_body import to_body
 from graphpipe.plans import Plan
-from graphpipe.report import config_table
+from graphpipe.report import measured_table, summarise, summary_lines
+from graphpipe.report.tables.config_table import config_table
+from graphpipe.report.tables.plan_table import plan_table
+from graphpipe.trace import Trace
+from graphpipe.trace.compare import compare
+from graphpipe.units import format_seconds
 
 if TYPE_CHECKING:
-    from graphpipe.run.comm.world import World
     from graphpipe.training.config.settings import TrainConfig
-    from graphpipe.training.prepare_elastic import Met
-    from graphpipe.training.run_folder.run_lock import RunLock
-    from graphpipe.training.task.task import Task
+    from graphpipe.training.run_folder.finished_run import FinishedRun
 
 FAILED = 4
 _OPTIONS = {"train.faults": "--fault", "run.elastic": "--elastic"}
@@ -34,19 +36,19 @@ def add(subparsers: Subparsers) -> None:
     )
     parser.add_argument("config", metavar="CONFIG.toml", help="what to train, and how")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings, such as train.steps=50")
-    parser.add_argument("--plan", metavar="FILE", help="a plan for this model, instead of making one")
-    parser.add_argument("--resume", metavar="RUN", help="the folder of a run, to train on from its last checkpoint")
-    parser.add_argument("--print-config", action="store_true", help="show every setting and its source, and end")
+    parser.add_argument("--plan", metavar="FILE", help="use this plan instead of making one")
+    parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its last checkpoint")
+    parser.add_argument("--print-config", action="store_true", help="show every setting and its source, and exit")
     parser.add_argument(
         "--torch-profiler", metavar="steps=N", help="record N steps of every rank with torch.profiler, after two others"
     )
-    parser.add_argument("--elastic", action="store_true", help="go on with the devices that are left if a rank is lost")
+    parser.add_argument("--elastic", action="store_true", help="if a rank is lost, continue on the remaining devices")
     parser.add_argument(
         "--fault",
         action="append",
         default=[],
         metavar="FAULT",
-        help="inject a fault, to see what comes of it: kill@rank2:step3:phase=send; may be given again",
+        help="inject a fault, such as kill@rank2:step3:phase=send, to test recovery; can be repeated",
     )
     parser.set_defaults(run=run)
 
@@ -60,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
     config = with_options(read_config(args.config, overrides), faults=args.fault, elastic=args.elastic)
     if args.print_config:
         return _print_config(args, config, overrides)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return _run_as_rank(args, config)
-    return _run_here(args, config)
+    return _train(args, config)
 
 
 def _profiler_override(text: str | None) -> list[str]:
@@ -87,91 +87,42 @@ def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: li
     return 0
 
 
-def _run_here(args: argparse.Namespace, config: "TrainConfig") -> int:
-    from graphpipe.launch.launcher import check_port, launch
-    from graphpipe.training.elastic.supervisor import WORK
-    from graphpipe.training.prepare import conclude, how_to_go_on, load, prepare
-    from graphpipe.training.prepare_elastic import supervise
-    from graphpipe.training.run_folder.run_lock import RunLock
+def _train(args: argparse.Namespace, config: "TrainConfig") -> int:
+    from graphpipe.training.train import train
+    from graphpipe.training.train_under_torchrun import NotPrepared
 
     output = Output(args.json)
-    check_port(config.run.port)
-    with RunLock() as lock:
-        directory, plan = prepare(config, load(config), args.plan, output, lock=lock, resume=args.resume)
-        output.show(f"training on {len(plan.used_devices)} local processes, into {directory}")
-        try:
-            if config.run.elastic:
-                plan = supervise(config, directory, plan, output, resume=bool(args.resume))
-            else:
-                arguments = [str(directory), *(["resume"] if args.resume else [])]
-                launch(WORK, len(plan.used_devices), arguments=arguments, port=config.run.port)
-        except KeyboardInterrupt:
-            output.show(how_to_go_on(directory))
-            raise
-        conclude(directory, plan, output)
+    try:
+        finished = train(
+            config, plan=args.plan, resume=args.resume, tell=output.show, on_plan=partial(_show_plan, output)
+        )
+    except NotPrepared:  # Rank 0 prints the error.
+        return FAILED
+    if finished.rank == 0:
+        _show_result(output, finished)
     return 0
 
 
-def _run_as_rank(args: argparse.Namespace, config: "TrainConfig") -> int:
-    """Rank 0 prepares and tells the others, which wait; then all train."""
-    from pathlib import Path
-
-    from graphpipe.run.comm.world import join
-    from graphpipe.training.prepare import conclude, load
-    from graphpipe.training.prepare_elastic import Met, continued
-    from graphpipe.training.run_folder.run_lock import RunLock
-    from graphpipe.training.train_rank import train
-
-    output = Output(args.json)
-    task = load(config)
-    world = join(None, config.run.timeout_seconds)
-    with world.closing_on_error(), RunLock() as lock:
-        met = Met.of(config, world) if config.run.elastic else None
-        told = _prepare_first(args, config, task, output, world, met, lock)
-        if told is None:  # Rank 0 says why.
-            world.close()
-            return FAILED
-        directory, plan = Path(told["directory"]), from_body(Plan, told["plan"], "the plan of rank 0")
-        resume = continued(directory) if config.run.elastic else bool(args.resume)
-        train(config, task, plan, directory, resume=resume)
-        if world.rank == 0:
-            conclude(directory, plan, output)
-        world.leave()
-    return 0
+def _show_plan(output: Output, plan: Plan) -> None:
+    assert plan.prediction is not None
+    output.show(plan_table(plan, plan.prediction), *summary_lines(summarise(plan, plan.prediction)))
 
 
-def _prepare_first(
-    args: argparse.Namespace,
-    config: "TrainConfig",
-    task: "Task",
-    output: Output,
-    world: "World",
-    met: "Met | None",
-    lock: "RunLock",
-) -> dict[str, Any] | None:
-    # What rank 0 has prepared, on every rank: profiling may take longer than a silent rank is waited for.
-    from graphpipe.run.comm.collective_calls import patiently
-    from graphpipe.training.prepare import prepare
-    from graphpipe.training.prepare_elastic import prepare_met
-
-    problems: list[GraphPipeError] = []
-
-    def work() -> dict[str, Any] | None:
-        if world.rank:
-            return None
-        try:
-            if met is not None:
-                directory, plan = prepare_met(config, task, args.plan, output, met, lock)
-            else:
-                directory, plan = prepare(
-                    config, task, args.plan, output, lock=lock, ranks=world.size, resume=args.resume
-                )
-        except GraphPipeError as error:
-            problems.append(error)
-            return None
-        return {"directory": str(directory), "plan": to_body(plan)}
-
-    told = patiently(world, work)[0]
-    for problem in problems:
-        raise problem
-    return told
+def _show_result(output: Output, finished: "FinishedRun") -> None:
+    folder, result = finished.folder, finished.result
+    if folder.measured_trace.exists():
+        difference = compare(Trace.load(folder.predicted_trace), Trace.load(folder.measured_trace))
+        output.show(measured_table(difference, [stage.name for stage in finished.plan.stages]))
+    else:
+        output.show("no step was left to do, so no measured step is compared with the prediction")
+    accuracy = "" if result.accuracy is None else f", held-out accuracy {result.accuracy:.1%}"
+    predicted = "" if result.step_seconds_predicted is None else format_seconds(result.step_seconds_predicted)
+    files = sorted({path.name for path in folder.path.iterdir()} - {folder.lock.name})
+    output.show(
+        f"{result.steps} steps in {format_seconds(result.train_seconds)}: loss {result.loss_first:.4f} -> "
+        f"{result.loss_last:.4f}{accuracy}",
+        f"step: predicted {predicted}, measured {format_seconds(result.step_seconds_measured)} "
+        f"({result.samples_per_second:,.1f} samples/s)",
+        f"written to {folder}: {', '.join(files)}",
+    )
+    output.emit(to_body(result) | {"directory": str(folder)})

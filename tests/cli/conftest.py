@@ -1,4 +1,4 @@
-"""The command line's fixtures."""
+"""The fixtures of the command line's tests."""
 
 from cli_cases import config, graph, plan_file, run
 

@@ -1,4 +1,4 @@
-"""Files with what goes wrong in practice, for every verb that reads them: one sentence, its place, a remedy, exit 2."""
+"""Files with common mistakes, for every verb that reads them: one sentence with place and remedy, and exit code 2."""
 
 import json
 from collections.abc import Callable
@@ -13,11 +13,11 @@ ON = ("--cluster", "summit:1x4", "--batch", "16")
 COSTS = "forward_compute_time=3.0, backward_compute_time=6.0, activation_size=512.0, parameter_size=64.0"
 PROFILE = "".join(f"node{number} -- Linear -- {COSTS}\n" for number in (1, 2, 3)) + "\tnode1 -- node2\n"
 REMEDIES = (
-    *("Take one of these edges out.", "or take the edge out.", "List it once.", "Write one number", "Known: "),
+    *("Remove one of these edges.", "or remove the edge.", "List it once.", "Write one number", "Known: "),
     *("write it again.", "Write finite numbers.", "Write one whole number.", "Mend it there.", "or give 0."),
     *(
         "must be positive and finite",
-        "Plan again, or mend the file.",
+        "Plan again, or correct the file.",
         "A node's costs read:",
         "A node reads:",
         "Add it.",
@@ -76,7 +76,7 @@ def test_import_takes_lists_and_two_sinks_and_warns_of_units(run: Run, tmp_path:
     graph = tmp_path / "graph.json"
     ran = run("import", tmp_path / "profile.txt", "--format", "pipedream", "-o", graph)
     assert ran.code == 0
-    sentence = "forward and backward of one batch sum to 9e+03 s; are the times in another unit?"
+    sentence = "forward and backward of one batch sum to 9e+03 s. Are the times in another unit?"
     assert ran.err == f"graphpipe: warning: {tmp_path / 'profile.txt'}: {sentence}\n"
     planned = run("plan", graph, *ON, "--json")
     assert planned.code == 0
@@ -135,7 +135,7 @@ def test_plans_of_graph_files(run: Run, graph: Path, verb: str, change: Change |
 
 
 @pytest.mark.parametrize("planner", ["graphpipe", "spp", "pipedream", "gpipe"])
-def test_two_sinks_are_planned(run: Run, graph: Path, planner: str) -> None:
+def test_a_graph_with_two_sinks_is_planned(run: Run, graph: Path, planner: str) -> None:
     rewrite(graph, lambda body: body["edges"].pop())
     ran = run("plan", graph, *ON, "--planner", planner, "--json")
     assert ran.code == 0, ran.err
@@ -151,11 +151,11 @@ def slow_costs(plan_file: Path, path: Path) -> Path:
     return path
 
 
-def test_costs_in_another_unit_are_warned_of(run: Run, graph: Path, plan_file: Path, tmp_path: Path) -> None:
+def test_costs_in_another_unit_cause_a_warning(run: Run, graph: Path, plan_file: Path, tmp_path: Path) -> None:
     costs = slow_costs(plan_file, tmp_path / "costs.json")
     ran = run("plan", graph, *ON, "--costs", costs, "-o", tmp_path / "slow.json")
     assert ran.code == 0
-    sentence = "forward and backward of one sample sum to 5e+03 s on v100; are the times in another unit?"
+    sentence = "forward and backward of one sample sum to 5e+03 s on v100. Are the times in another unit?"
     assert ran.err == f"graphpipe: warning: {costs}: {sentence}\n"
     assert sentence in run("simulate", tmp_path / "slow.json").err
     assert run("simulate", plan_file).err == ""
@@ -213,7 +213,7 @@ def test_configurations(run: Run, config: Path, old: str, new: str, parts: tuple
         ('"sum": ["a", "b"]', '"sum": ["a", "bb"]', ("'bb' is missing", "the model takes x, y, bb")),
     ],
 )
-def test_models_declared_wrongly(run: Run, config: Path, old: str, new: str, parts: tuple[str, ...]) -> None:
+def test_declared_models_with_mistakes(run: Run, config: Path, old: str, new: str, parts: tuple[str, ...]) -> None:
     assert old in TASK
     Path("tiny.py").write_text(TASK.replace(old, new))
     ran = run("train", config)
@@ -231,7 +231,7 @@ def test_models_declared_wrongly(run: Run, config: Path, old: str, new: str, par
         (None, ("not valid JSON", "line ", "column ")),
     ],
 )
-def test_plans_to_train_by(run: Run, config: Path, made: str, change: Change | None, parts: tuple[str, ...]) -> None:
+def test_plans_for_training(run: Run, config: Path, made: str, change: Change | None, parts: tuple[str, ...]) -> None:
     path = Path("plan.json")
     path.write_text(made)
     rewrite(path, lambda body: change(body["plan"])) if change else cut(path)
@@ -242,7 +242,7 @@ def test_plans_to_train_by(run: Run, config: Path, made: str, change: Change | N
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the text of a plan for the model of the configuration."""
-    from graphpipe.cli import main
+    from graphpipe.cli.main import main
 
     folder = tmp_path_factory.mktemp("made")
     (folder / "tiny.py").write_text(TASK)

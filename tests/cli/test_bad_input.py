@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cli_cases import STAGES, Ran, Run, two_branches
 
-from graphpipe.cli import main
+from graphpipe.cli.main import main
 
 ON = ("--cluster", "summit:1x4", "--batch", "16")
 
@@ -41,7 +41,7 @@ def check(ran: Ran, code: int, *parts: str) -> None:
         (("plan", "GRAPH", *ON, "--micro-batch", "3"), ("micro-batch 3 does not divide batch 16", "divisor of 16")),
         (("compare", "GRAPH", *ON, "--planners", "spp", "--micro-batch", "3"), ("3 does not divide batch 16",)),
         (("compare", "GRAPH", *ON, "--timeout", "0"), ("--timeout",)),
-        (("plan", "GRAPH", *ON, "--stages", "s.json", "--planner", "spp"), ("--stages", "leave nothing to --planner")),
+        (("plan", "GRAPH", *ON, "--stages", "s.json", "--planner", "spp"), ("--stages", "exclude --planner")),
         (("plan", "mtt", *ON), ("'mtt'", "Did you mean 'mmt'?")),
         (("plan", "missing.json", *ON), ("missing.json", "No such file")),
         (("plan", "graph.txt", *ON), ("'graph.txt'", "graphpipe import")),
@@ -54,14 +54,14 @@ def check(ran: Ran, code: int, *parts: str) -> None:
         (("train", "missing.toml"), ("missing.toml", "No such file")),
     ],
 )
-def test_one_sentence_names_it(run: Run, graph: Path, words: tuple[str, ...], parts: tuple[str, ...]) -> None:
+def test_one_sentence_names_the_mistake(run: Run, graph: Path, words: tuple[str, ...], parts: tuple[str, ...]) -> None:
     check(run(*(graph if word == "GRAPH" else word for word in words)), 2, *parts)
 
 
 @pytest.mark.parametrize(
     "words", [("plan",), ("plan", "m", "--cluster", "local:2", "--batch", "many"), ("simulate", "p", "--odd"), ()]
 )
-def test_what_argparse_refuses_exits_with_2(run: Run, words: tuple[str, ...]) -> None:
+def test_arguments_that_argparse_refuses_exit_with_2(run: Run, words: tuple[str, ...]) -> None:
     ran = run(*words)
     assert ran.code == 2
     assert ran.out == ""
@@ -91,7 +91,7 @@ def edit(path: Path, change: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_cyclic_graph_file_spells_the_cycle_out(run: Run, graph: Path) -> None:
+def test_the_message_for_a_cyclic_graph_lists_the_cycle(run: Run, graph: Path) -> None:
     edges = json.loads(graph.read_text())["edges"]
     edit(graph, {"edges": [*edges, {"source": "left.1", "target": "left.0"}]})
     check(run("plan", graph, *ON), 2, "cycle: left.")
@@ -126,7 +126,7 @@ def test_a_malformed_plan_file_names_the_field(run: Run, plan_file: Path) -> Non
     check(run("simulate", edit(plan_file, {"plan": plan})), 2, "plan.stages.0.micro_batch", "many")
 
 
-def test_half_a_plan_file(run: Run, plan_file: Path) -> None:
+def test_a_truncated_plan_file(run: Run, plan_file: Path) -> None:
     plan_file.write_text(plan_file.read_text()[:1000])
     check(run("simulate", plan_file), 2, "not valid JSON", "line")
 
@@ -147,12 +147,12 @@ def test_a_stages_file_with_an_unknown_operator(run: Run, graph: Path, tmp_path:
     ("recompute", "part"),
     [
         ("some", "'none' or 'full' (found 'some')"),
-        (["left.9"], "'left.9' is no operator of the stage"),
+        (["left.9"], "'left.9' is not an operator of the stage"),
         (["lift.*"], "'lift.*' matches no operator of the stage"),
         ([], "lists nothing"),
     ],
 )
-def test_a_stages_file_that_recomputes_what_is_not_there(
+def test_a_stages_file_that_recomputes_an_unknown_submodule(
     run: Run, graph: Path, tmp_path: Path, recompute: object, part: str
 ) -> None:
     first, *rest = STAGES["stages"]
@@ -164,15 +164,15 @@ def test_a_stages_file_that_recomputes_what_is_not_there(
     ("function", "part"),
     [("raising", "raised KeyError: 'a thing'"), ("leaving", "raised SystemExit"), ("not_a_model", "returned int")],
 )
-def test_a_users_function_that_gives_no_model(run: Run, config: Path, function: str, part: str) -> None:
+def test_a_users_function_that_does_not_return_a_model(run: Run, config: Path, function: str, part: str) -> None:
     check(run("plan", f"tiny.py:{function}", *ON), 2, f"'tiny.py:{function}'", part)
 
 
-def test_a_users_function_that_is_not_there(run: Run, config: Path) -> None:
+def test_a_users_function_that_does_not_exist(run: Run, config: Path) -> None:
     check(run("plan", "tiny.py:modell", *ON), 2, "no function 'modell'", "Did you mean 'model'?")
 
 
-def test_a_surprise_is_one_line_and_debug_shows_the_rest(
+def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
     run: Run, graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphpipe.cli.plan.make_plan", len)

@@ -1,4 +1,4 @@
-"""`graphpipe completion`: bash completes words by the script."""
+"""`graphpipe completion`: bash completes words with the script."""
 
 import shutil
 import subprocess
@@ -9,9 +9,9 @@ from cli_cases import Run
 
 from graphpipe.cli.completion import CLUSTERS, completion
 from graphpipe.cli.main import VERBS, make_parser
-from graphpipe.cluster.presets import resolve
+from graphpipe.cluster import Cluster
 from graphpipe.model.zoo import ZOO
-from graphpipe.planners.choose_schedule import CHOICES
+from graphpipe.planners.choose_schedule import schedule_choices
 from graphpipe.planners.registry import PLANNERS
 
 
@@ -57,7 +57,7 @@ def test_planners_schedules_and_clusters(script: Path, folder: Path) -> None:
     on = ("plan", "mmt", "--cluster", "local:2")
     assert complete(script, folder, *on, "--planner", "") == set(PLANNERS)
     assert complete(script, folder, *on, "--planner", "pi") == {"pipedream", "pipedream-2bw", "piper"}
-    assert complete(script, folder, *on, "--schedule", "") == set(CHOICES)
+    assert complete(script, folder, *on, "--schedule", "") == set(schedule_choices())
     assert complete(script, folder, *on, "--objective", "b") == {"bottleneck"}
     assert complete(script, folder, "plan", "mmt", "--cluster", "") >= {*CLUSTERS, "cluster.toml"}
 
@@ -78,13 +78,13 @@ def test_other_shells_get_the_same_words(run: Run) -> None:
     assert zsh.code == tcsh.code == 0
     assert zsh.out.startswith("#compdef graphpipe")
     assert "complete graphpipe" in tcsh.out
-    for words in (VERBS, PLANNERS, ZOO, CHOICES):
+    for words in (VERBS, PLANNERS, ZOO, schedule_choices()):
         assert all(word in zsh.out and word in tcsh.out for word in words)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_the_clusters_exist(name: str) -> None:
-    assert resolve(name).devices
+    assert Cluster.resolve(name).devices
 
 
 def test_an_unknown_shell(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""`graphpipe doctor`: what it shows, and its exit codes."""
+"""`graphpipe doctor`: its findings and exit codes."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ CHECKS = {
 }
 
 
-def test_all_is_checked_here_and_on_ranks(run: Run) -> None:
+def test_this_machine_and_the_ranks_are_checked(run: Run) -> None:
     ran = run("doctor", "--ranks", 2, "--json")
     assert ran.code == 0, ran.err
     found = {finding["name"]: finding for finding in ran.json["findings"]}
@@ -29,7 +29,7 @@ def test_all_is_checked_here_and_on_ranks(run: Run) -> None:
     assert "Installation" in ran.err
 
 
-def test_a_problem_is_told_with_its_remedy_and_exit_code_2(run: Run) -> None:
+def test_a_problem_is_shown_with_its_remedy_and_exit_code_2(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ran = run("doctor", "--port", taken.getsockname()[1])
     assert ran.code == 2
@@ -59,7 +59,7 @@ def test_ranks_that_fail_exit_with_4(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert ran.json["findings"][-1]["what"] == "rank 1: was killed by SIGKILL"
 
 
-def test_a_warning_lets_work_go_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_exits_with_0(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     warning = Finding(name="cores", status="warning", what="few", remedy="Get more.")
     monkeypatch.setattr(doctor, "_check_here", lambda *_: [check_python((3, 12)), warning])
     ran = run("doctor")
@@ -73,7 +73,7 @@ def test_a_bad_number_of_ranks(run: Run) -> None:
     assert "--ranks: is -1" in ran.err
 
 
-def test_under_torchrun_every_rank_checks_and_one_shows() -> None:
+def test_under_torchrun_every_rank_checks_and_rank_0_shows_the_findings() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "graphpipe", "doctor"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ LEAVES = {
     "report": ["report.html"],
     "import": ["graph.json"],
 }
-"""The files that an example makes."""
+"""The files that each example writes."""
 
 
 def example(verb: str) -> list[str]:
@@ -61,10 +61,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 DONE: set[str] = set()
-"""Lines that have run already."""
+"""Commands that have run already."""
 
 
-@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_example_of_a_verb_works(verb: str, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""What goes wrong in a task of one's own: one sentence that names the field or the line, before anything runs."""
+"""Mistakes in a user's task: one sentence that names the field or the line, before anything runs."""
 
 import time
 from pathlib import Path
@@ -94,11 +94,11 @@ def test_an_epoch_that_raises(run: Run, config: Path) -> None:
         ),
         (
             "lambda o, t: (o - t).mean().detach()",
-            "InvalidInput: loss_fn: returned a loss that depends on no trainable ",
+            "InvalidInput: loss_fn: returned a loss that does not depend on any trainable ",
         ),
     ],
 )
-@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_loss_that_fails_is_one_sentence(run: Run, config: Path, loss: str, said: str) -> None:
     Path("tiny.py").write_text(TASK.replace("loss_fn=loss_fn", f"loss_fn={loss}"))
     ran = run("train", config, "--json")
@@ -108,8 +108,8 @@ def test_a_loss_that_fails_is_one_sentence(run: Run, config: Path, loss: str, sa
     assert ran.err.count("no_such") == ("no_such" in loss)
 
 
-@pytest.mark.usefixtures("warm_ranks")
-def test_an_accuracy_that_is_no_number_leaves_the_weights(run: Run, config: Path) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_weights_are_saved_if_the_accuracy_is_not_a_number(run: Run, config: Path) -> None:
     Path("tiny.py").write_text(WITH_HELD_OUT.replace("< 1).float().mean().item()", "< 1)"))
     ran = run("train", config, "train.steps=2", "--json")
     assert ran.code == 4
@@ -118,7 +118,7 @@ def test_an_accuracy_that_is_no_number_leaves_the_weights(run: Run, config: Path
     assert set(load_file("runs/tiny-1/model.safetensors")) >= {"a.weight", "b.weight", "sum.out.weight"}
 
 
-@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.usefixtures("forked_ranks")
 def test_the_loss_is_part_of_what_is_planned(run: Run, config: Path) -> None:
     slow = "lambda o, t: (o - t).pow(2).mean() + 0 * o.sum() * torch.ones(600, 600).matmul(torch.ones(600, 600)).mean()"
     Path("tiny.py").write_text(TASK.replace("loss_fn=loss_fn", f"loss_fn={slow}"))

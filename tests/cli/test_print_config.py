@@ -1,4 +1,4 @@
-"""`graphpipe train CONFIG --print-config`: every setting, and where it came from."""
+"""`graphpipe train CONFIG --print-config`: every setting and its source."""
 
 import tomllib
 from pathlib import Path
@@ -33,7 +33,7 @@ lr = 0.05
 """
 
 
-def test_lines_of_keys_in_every_form_of_toml() -> None:
+def test_the_lines_of_keys_in_every_form_of_toml() -> None:
     lines = {".".join(key): line for key, line in key_lines(TEXT).items()}
     assert lines == {
         **{"task": 1, "cluster": 3, "plan.costs": 5, "plan.micro_batch": 5, "train.batch_size": 9},
@@ -42,7 +42,7 @@ def test_lines_of_keys_in_every_form_of_toml() -> None:
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(["1", '"x"', "[\n1,\n2]", "'''\nb = 1\n'''"])))
-def test_lines_are_those_a_reader_would_count(values: dict[str, str]) -> None:
+def test_the_lines_of_keys_in_generated_files(values: dict[str, str]) -> None:
     text = "".join(f"# {name}\n{name} = {value}\n" for name, value in values.items())
     lines = key_lines(text)
     assert lines.keys() == {key for key, _ in leaves(tomllib.loads(text))}
@@ -50,7 +50,7 @@ def test_lines_are_those_a_reader_would_count(values: dict[str, str]) -> None:
         assert text.splitlines()[line - 1] == f"{name} = {values[name].splitlines()[0]}"
 
 
-def test_every_source_is_told(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_every_setting_is_shown(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHPIPE__OPTIMIZER__LR", "0.5")
     monkeypatch.setenv("GRAPHPIPE__TRAIN__STEPS", "9")
     ran = run("train", config, "--print-config", "--json", "train.steps=7", "--torch-profiler", "steps=2")

@@ -1,4 +1,4 @@
-"""`graphpipe report`: what it reads, what it writes, and what it refuses."""
+"""`graphpipe report`: the files that it reads, writes and refuses."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def test_a_plan_is_reported_with_its_predicted_step(run: Run, plan_file: Path, t
     assert ran.json["plan_hash"] in (tmp_path / "report.html").read_text()
 
 
-def test_a_trace_alone_and_with_its_plan(run: Run, plan_file: Path, trace_file: Path, tmp_path: Path) -> None:
+def test_a_trace_with_and_without_its_plan(run: Run, plan_file: Path, trace_file: Path, tmp_path: Path) -> None:
     alone = run("report", trace_file, "-o", tmp_path / "report.html")
     assert alone.code == 0
     assert alone.out.endswith("report.html: Timeline, Memory, Where this comes from\n")
@@ -58,7 +58,7 @@ def test_pictures(run: Run, plan_file: Path, tmp_path: Path, suffix: str) -> Non
     assert (tmp_path / f"report.{suffix}").stat().st_size > 5_000
 
 
-def test_mermaid_is_all_of_standard_output(run: Run, plan_file: Path) -> None:
+def test_only_the_mermaid_chart_goes_to_standard_output(run: Run, plan_file: Path) -> None:
     ran = run("report", plan_file, "--mermaid")
     assert ran.code == 0
     assert ran.out.startswith("flowchart TD\n")
@@ -88,7 +88,7 @@ def test_a_run_shows_its_training(run: Run, config: Path, tmp_path: Path) -> Non
     ("words", "says"),
     [
         (["PLAN"], "nothing to write"),
-        (["PLAN", "-o", "report.pdf"], "ends neither with .html nor with .png or .svg"),
+        (["PLAN", "-o", "report.pdf"], "ends with neither .html nor .png nor .svg"),
         (["PLAN", "PLAN", "-o", "report.html"], "a second plan"),
         (["missing.json", "-o", "report.html"], "cannot read"),
         (["GRAPH", "-o", "report.html"], "is a graphpipe graph file, not a plan or a trace"),
@@ -98,7 +98,7 @@ def test_a_run_shows_its_training(run: Run, config: Path, tmp_path: Path) -> Non
         (["PLAN", "-o", "report.html", "--compare", "ROWS"], "field status"),
     ],
 )
-def test_what_cannot_be_reported_is_said(
+def test_files_that_cannot_be_reported(
     run: Run, graph: Path, plan_file: Path, trace_file: Path, tmp_path: Path, words: list[str], says: str
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -123,7 +123,7 @@ def test_other_verbs_start_without_the_drawing_libraries() -> None:
 
 def test_a_missing_library_is_named_with_the_remedy(plan_file: Path, tmp_path: Path) -> None:
     words = ["report", str(plan_file), "-o", str(tmp_path / "report.html")]
-    without = "import sys; sys.modules['plotly'] = None; from graphpipe.cli import main; "
+    without = "import sys; sys.modules['plotly'] = None; from graphpipe.cli.main import main; "
     done = in_a_process(f"{without} sys.exit(main({words!r}))")
     assert done.returncode == 2
     assert "which draws, is not installed. Install it: pip install 'graphpipe-torch[report]'." in done.stderr

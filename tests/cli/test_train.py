@@ -1,4 +1,4 @@
-"""The main job end to end, on two processes."""
+"""`graphpipe train` from end to end, on two processes."""
 
 import json
 import socket
@@ -72,7 +72,7 @@ def test_train_prints_the_result_and_writes_the_run(run: Run, config: Path) -> N
         torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.usefixtures("forked_ranks")
 def test_precision_and_engine_come_from_the_configuration(run: Run, config: Path) -> None:
     def losses(*words: str) -> list[float]:
         ran = run("train", config, "--json", "plan.costs=estimate", "train.steps=4", *words)
@@ -86,8 +86,8 @@ def test_precision_and_engine_come_from_the_configuration(run: Run, config: Path
     assert half != pytest.approx(whole, rel=1e-5)
 
 
-@pytest.mark.usefixtures("warm_ranks")
-def test_a_failing_rank_is_told_once_with_exit_code_4(run: Run, config: Path) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_failing_rank_is_reported_once_with_exit_code_4(run: Run, config: Path) -> None:
     ran = run("train", config, "task=tiny.py:nan_task", "--json")
     assert ran.code == 4
     assert ran.out == ""
@@ -98,7 +98,7 @@ def test_a_failing_rank_is_told_once_with_exit_code_4(run: Run, config: Path) ->
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_an_interrupted_training_says_how_to_go_on(
+def test_an_interrupted_training_says_how_to_resume(
     run: Run, config: Path, checkpoint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
@@ -106,23 +106,23 @@ def test_an_interrupted_training_says_how_to_go_on(
             Path("runs/tiny-1/checkpoints/step-00000003").mkdir(parents=True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("graphpipe.launch.launcher"), "launch", interrupt)
+    monkeypatch.setattr(import_module("graphpipe.training.train_locally"), "launch", interrupt)
     ran = run("train", config)
     assert ran.code == 130
     assert ran.err.splitlines()[-1] == "graphpipe: interrupted"
-    assert ("--resume runs/tiny-1 goes on" in ran.out) is checkpoint
+    assert ("--resume runs/tiny-1 continues" in ran.out) is checkpoint
     assert ("train.checkpoint_every=STEPS makes some" in ran.out) is not checkpoint
 
 
 @pytest.mark.parametrize("word", ["plan.micro_batch=5", "plan.planner=grafpipe", "plan.schedule=zb-h2"])
-def test_what_the_plan_is_told_is_checked_before_profiling(run: Run, config: Path, word: str) -> None:
+def test_plan_settings_are_checked_before_profiling(run: Run, config: Path, word: str) -> None:
     ran = run("train", config, word, "plan.costs=profile")
     assert (ran.code, ran.out) == (2, "")
     assert len(ran.err.splitlines()) == 1
     assert not Path("runs").exists()
 
 
-def test_a_port_in_use_is_told_before_anything_is_done(run: Run, config: Path) -> None:
+def test_a_port_in_use_is_reported_before_anything_runs(run: Run, config: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = run("train", config, f"run.port={port}")
@@ -131,7 +131,7 @@ def test_a_port_in_use_is_told_before_anything_is_done(run: Run, config: Path) -
     assert not Path("runs").exists()
 
 
-@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.usefixtures("forked_ranks")
 def test_torchrun_starts_the_ranks(config: Path) -> None:
     done = torchrun(2, "train", config, "--json", "train.epochs=1")
     assert done.returncode == 0, done.stderr
@@ -141,7 +141,7 @@ def test_torchrun_starts_the_ranks(config: Path) -> None:
     assert {path.name for path in Path(result["directory"]).iterdir()} == FILES
 
 
-@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.usefixtures("forked_ranks")
 def test_torchrun_with_too_many_ranks_says_how_many_to_start(config: Path) -> None:
     done = torchrun(3, "train", config)
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""Training configurations: defaults, overrides, and what is refused."""
+"""Training configurations: defaults, overrides and mistakes."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_defaults_and_overrides(file: Path) -> None:
     assert read_config(file).run.name == "tiny"
 
 
-def test_saved_configurations_load_as_they_were(file: Path, tmp_path: Path) -> None:
+def test_a_saved_configuration_loads_unchanged(file: Path, tmp_path: Path) -> None:
     config = read_config(file)
     config.save(tmp_path / "config.json")
     assert TrainConfig.load(tmp_path / "config.json") == config
@@ -44,17 +44,17 @@ def test_saved_configurations_load_as_they_were(file: Path, tmp_path: Path) -> N
         ("train=3", "train"),
         ("train.engine=dpp", "train.engine"),
         ("train.precision=bf32", "train.precision"),
-        ("task.name=3", "'task' is no section"),
-        ("train.clip_norm.deep.in.it=3", "'train.clip_norm' is no section"),
+        ("task.name=3", "'task' is not a section"),
+        ("train.clip_norm.deep.in.it=3", "'train.clip_norm' is not a section"),
         ("folder=3", "tiny.toml, field folder: Input should be a valid string (found 3)"),
         ("folder=['/etc']", "tiny.toml, field folder: Input should be a valid string (found ['/etc'])"),
-        (f"train.steps={'9' * 5000}", "override train.steps: holds what this program does not read: "),
-        (f"train.steps={'[' * 5000}", "override train.steps: holds what this program does not read: "),
+        (f"train.steps={'9' * 5000}", "override train.steps: holds a value that this program does not read: "),
+        (f"train.steps={'[' * 5000}", "override train.steps: holds a value that this program does not read: "),
         (f"{'a.' * 5000}b=1", "unknown key 'a'"),
         ("steps", "'steps' is not an override. Write section.key=value."),
     ],
 )
-def test_what_cannot_be_used_is_named(file: Path, override: str, sentence: str) -> None:
+def test_a_value_that_cannot_be_used_is_named(file: Path, override: str, sentence: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_config(file, [override])
     assert sentence in str(caught.value)
@@ -68,7 +68,7 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
-def test_an_engine_that_shards_by_itself_is_not_told_to(file: Path) -> None:
+def test_an_engine_that_always_shards_refuses_shard_optimizer(file: Path) -> None:
     assert read_config(file, ["train.engine=fsdp2"]).train.engine == "fsdp2"
     with pytest.raises(InvalidInput, match=r"train\.shard_optimizer: is true, and engine 'fsdp2' shards"):
         read_config(file, ["train.engine=fsdp2", "train.shard_optimizer=true"])

@@ -1,4 +1,4 @@
-"""`graphpipe train --elastic` and `--fault`: a run that loses ranks equals an unbroken one with the same plans."""
+"""`graphpipe train --elastic` and `--fault`: a run that loses ranks equals an uninterrupted one with the same plans."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from cli_cases import Run, torchrun
-from processes import none_left
+from processes import all_processes_end
 from safetensors.torch import load_file
-from uninterrupted import unbroken
+from uninterrupted import train_uninterrupted
 
 from graphpipe.plans import Plan
-from graphpipe.run.checkpoint.folder import find
+from graphpipe.run.checkpoint.folder import newest_valid
 from graphpipe.training.config.settings import TrainConfig
 
 STAGES = {
@@ -24,7 +24,7 @@ STAGES = {
     ],
 }
 ALLOWANCE_SECONDS = 60
-"""For ranks to end, and others to start: they take a few seconds, and several times that on a busy machine."""
+"""Time for ranks to end and to start: a few seconds, and several times that on a busy machine."""
 LATE = """
 
 def late_accuracy(outputs, targets):
@@ -45,19 +45,19 @@ WORDS = ("cluster=local:3", "--plan", "plan.json", "train.checkpoint_every=2", "
 
 @pytest.fixture
 def planned(run: Run, config: Path) -> Path:
-    """Return a configuration beside a plan of three stages on three devices."""
+    """Return a configuration, and write a plan of three stages on three devices beside it."""
     Path("stages.json").write_text(json.dumps(STAGES))
     words = ("plan", "tiny.py:model", "--cluster", "local:3", "--batch", 16, "--stages", "stages.json")
     assert run(*words, "-o", "plan.json").code == 0
     return config
 
 
-@pytest.mark.timeout(240)  # four times as long as on a machine that does much else
-def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path) -> None:
-    # The second life of the ranks is slow, so that the device is back before it ends.
+@pytest.mark.timeout(240)  # four times as long as on a busy machine
+def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path) -> None:
+    # The second launch of the ranks is slow, so that the device is back before it ends.
     faults = ("--fault", "kill@rank1:step4:phase=send", "--fault", "slow@rank0:step4:phase=optimizer:seconds=4")
     words = (*WORDS, *faults, "--elastic", "--json", "train.steps=8", "run.readmit_seconds=0.01")
-    with none_left():
+    with all_processes_end():
         ran = run("train", planned, *words)
     assert ran.code == 0, ran.err
     lost, back = ran.json["recoveries"]
@@ -69,7 +69,7 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
         assert 0 < each["seconds"] < ALLOWANCE_SECONDS
         assert 0 < each["planning_seconds"] < 1
     assert "Lost: node0/cpu-1; 2 devices are left: planning again" in ran.err
-    assert "on 2 devices: training goes on after step 2, 1 step lost" in ran.err
+    assert "on 2 devices: training continues after step 2, 1 step lost" in ran.err
     folder = Path(ran.json["directory"])
     assert json.loads((folder / "metrics.json").read_text())["recoveries"] == ran.json["recoveries"]
     logged = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -79,7 +79,7 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
     assert first.stages == third.stages
     assert [device.name for device in second.cluster.devices] == ["node0/cpu-0", "node0/cpu-2"]
     plans = [(first, 2), (second, back["step"]), (third, 8)]
-    wanted = unbroken(TrainConfig.load(folder / "config.json"), tmp_path / "unbroken", plans)
+    wanted = train_uninterrupted(TrainConfig.load(folder / "config.json"), tmp_path / "unbroken", plans)
     found = load_file(folder / "model.safetensors")
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
@@ -94,11 +94,11 @@ def test_a_device_is_lost_and_taken_back(run: Run, planned: Path, tmp_path: Path
         ("stop@rank2:step4:phase=forward", 10, "did not answer the other ranks within the time limit"),
     ],
 )
-def test_a_rank_that_raises_or_stops_is_gone_on_without(
+def test_a_run_continues_without_a_rank_that_raises_or_stops(
     fault: str, limit: int, cause: str, run: Run, planned: Path, tmp_path: Path
 ) -> None:
     words = (*WORDS[:-1], f"run.timeout_seconds={limit}", "run.readmit_seconds=1000", "train.steps=6", "--json")
-    with none_left():
+    with all_processes_end():
         ran = run("train", planned, *words, "--fault", fault, "--elastic")
     assert ran.code == 0, ran.err
     (lost,) = ran.json["recoveries"]
@@ -110,16 +110,16 @@ def test_a_rank_that_raises_or_stops_is_gone_on_without(
     folder = Path(ran.json["directory"])
     first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
     config = TrainConfig.load(folder / "config.json")
-    wanted = unbroken(config, tmp_path / "unbroken", [(first, 2), (second, 6)])
+    wanted = train_uninterrupted(config, tmp_path / "unbroken", [(first, 2), (second, 6)])
     found = load_file(folder / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
 @pytest.mark.parametrize("under_torchrun", [False, True])
-def test_a_rank_that_is_lost_after_the_last_checkpoint_costs_no_step(
+def test_losing_a_rank_after_the_last_checkpoint_costs_no_step(
     under_torchrun: bool, run: Run, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It ended the run: "the training is complete", and nothing of its results was written.
+    # Such a loss once ended the run with "the training is complete", and without results.
     Path("tiny.py").write_text(Path("tiny.py").read_text() + LATE)
     words = ("train", config, "task=tiny.py:late_task", "train.checkpoint_every=2", "train.steps=4", "--elastic")
     if under_torchrun:
@@ -141,7 +141,7 @@ def test_a_rank_that_is_lost_after_the_last_checkpoint_costs_no_step(
     assert not (folder / "recovering.json").exists()
 
 
-def test_torchrun_starts_the_ranks_again_in_place(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_restarts_the_ranks_in_place(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     # While it writes a checkpoint, which begins once the one before is complete: two steps after that has begun, it may
     # not be yet on a loaded machine.
@@ -151,7 +151,7 @@ def test_torchrun_starts_the_ranks_again_in_place(config: Path, monkeypatch: pyt
     result = json.loads(done.stdout)
     assert result["steps"] == 6
     (recovery,) = result["recoveries"]
-    assert (recovery["cause"], recovery["step"]) == ("the hosts met again, with 2 ranks", 2)
+    assert (recovery["cause"], recovery["step"]) == ("the hosts joined again, with 2 ranks", 2)
     # Torchrun tells who died. Rank 0 notices, but may be stopped before it has said so.
     assert "(exitcode: -9) local_rank: 1 " in done.stderr
     folder = Path(result["directory"])
@@ -159,13 +159,13 @@ def test_torchrun_starts_the_ranks_again_in_place(config: Path, monkeypatch: pyt
 
 
 def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(run: Run, planned: Path) -> None:
-    with none_left():
+    with all_processes_end():
         ran = run("train", planned, *WORDS, "--fault", "disk-full@rank2:step4:phase=checkpoint")
     assert ran.code == 4
     assert ran.err.count("error: ") == 1
     assert "graphpipe: error: rank 2 (host " in ran.err
     assert "step-00000004.part: cannot be used: No space left on device (on rank 2, host " in ran.err
-    assert find(Path("runs/tiny-1/checkpoints")).path.name == "step-00000002"
+    assert newest_valid(Path("runs/tiny-1/checkpoints")).path.name == "step-00000002"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(run: Run, plan
     [
         (
             ("--elastic",),
-            "an elastic run goes on from checkpoints, and none are made. Set train.checkpoint_every",
+            "an elastic run continues from checkpoints, but no checkpoints are made. Set train.checkpoint_every",
         ),
         (("--fault", "kil@rank0:step1"), "fault 'kil@rank0:step1': unknown kind 'kil'. Did you mean 'kill'?"),
         (("train.faults=['kill']",), "fault 'kill': has another form"),
@@ -183,7 +183,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(run: Run, plan
         (("run.timeout_seconds=0",), "run.timeout_seconds: is 0.0, must be positive"),
     ],
 )
-def test_what_cannot_be_done_is_told_before_anything_is(
+def test_impossible_settings_are_refused_before_anything_runs(
     run: Run, config: Path, words: tuple[str, ...], said: str
 ) -> None:
     ran = run("train", config, *words)

@@ -1,4 +1,4 @@
-"""`graphpipe train` is killed, as by a shortage of memory or a batch system: its ranks end with it."""
+"""`graphpipe train` is killed, for example by a batch system or a shortage of memory: its ranks end with it."""
 
 import subprocess
 import sys
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from cli_cases import Run
-from processes import below, still_there
+from processes import descendants, still_running
 
-from graphpipe.run.checkpoint.folder import checkpoints_in, find
+from graphpipe.run.checkpoint.folder import list_checkpoints, newest_valid
 
 CHECKPOINTS = Path("runs/tiny-1/checkpoints")
 WORDS = ("train.checkpoint_every=2", "train.keep=1000000")
@@ -19,19 +19,19 @@ WORDS = ("train.checkpoint_every=2", "train.keep=1000000")
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("elastic", [(), ("--elastic",)], ids=["plain", "elastic"])
-def test_no_rank_outlives_its_launcher_and_nobody_writes_beside_it(
+def test_no_rank_outlives_its_launcher_or_writes_beside_the_next_one(
     run: Run, config: Path, elastic: tuple[str, ...]
 ) -> None:
     with training(config, *WORDS, *elastic) as launcher:
-        before = find(CHECKPOINTS).path.name
+        before = newest_valid(CHECKPOINTS).path.name
         second = run("train", config, *WORDS, *elastic, "--resume", "runs/tiny-1", "train.steps=1000000")
         assert (second.code, second.err.count("error: ")) == (2, 1), second.err
         assert f"runs/tiny-1: another training writes to this run (process {launcher.pid} on " in second.err
         assert run("export", "runs/tiny-1", "-o", "weights.safetensors").code == 0
-        ranks = below(launcher.pid)
+        ranks = descendants(launcher.pid)
         assert len(ranks) == 2
-    assert still_there(ranks, 5) == []
-    assert find(CHECKPOINTS).path.name > before
+    assert still_running(ranks, 5) == []
+    assert newest_valid(CHECKPOINTS).path.name > before
     # The folder is free again: this one gets as far as to what it finds there.
     third = run("train", config, *WORDS, *elastic, "--resume", "runs/tiny-1", "train.steps=1")
     assert third.code == 2
@@ -45,7 +45,7 @@ def training(*words: object) -> Generator[subprocess.Popen[bytes]]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as launcher:
         try:
             end = time.monotonic() + 120
-            while len(checkpoints_in(CHECKPOINTS)) < 2:
+            while len(list_checkpoints(CHECKPOINTS)) < 2:
                 assert launcher.poll() is None
                 assert time.monotonic() < end, "no checkpoint was made"
                 time.sleep(0.1)

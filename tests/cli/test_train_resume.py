@@ -1,4 +1,4 @@
-"""`graphpipe train --resume` and `graphpipe export`: a run broken off, resumed, and its weights."""
+"""`graphpipe train --resume` and `graphpipe export`: an interrupted run, resumed, and its weights."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def weights(run: str | Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a run that broke off after step 5, with a checkpoint of step 3."""
+    """Return a folder with a run that was interrupted after step 5, with a checkpoint of step 3."""
     folder = tmp_path_factory.mktemp("broken")
     (folder / "tiny.py").write_text(DROPOUT + BROKEN)
     (folder / "tiny.toml").write_text(CONFIG)
@@ -58,22 +58,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy it, into the working directory."""
+    """Copy the interrupted run into the working directory."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     assert [path.name for path in Path("runs/tiny-1/checkpoints").glob("step-*")] == ["step-00000003"]
     assert [step for step, _ in losses("runs/tiny-1")] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.usefixtures("warm_ranks")
-def test_a_broken_run_resumes_as_if_it_had_never_broken(run: Run, broken: None) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_resumed_run_equals_an_uninterrupted_run(run: Run, broken: None) -> None:
     resumed = run(*WORDS, "--resume", "runs/tiny-1", "--json")
     assert resumed.code == 0, resumed.err
     assert "resuming after step 3 from runs/tiny-1/checkpoints/step-00000003" in resumed.err
     assert "step 4/6" in resumed.err
     assert resumed.json["steps"] == 6
     assert resumed.json["directory"] == "runs/tiny-1"
-    assert run(*WORDS).code == 0  # unbroken, in runs/tiny-2
+    assert run(*WORDS).code == 0  # uninterrupted, in runs/tiny-2
     assert losses("runs/tiny-1") == losses("runs/tiny-2")
     assert [step for step, _ in losses("runs/tiny-1")] == [1, 2, 3, 4, 5, 6]
     for name, tensor in weights("runs/tiny-2").items():
@@ -92,13 +92,13 @@ def test_a_broken_run_resumes_as_if_it_had_never_broken(run: Run, broken: None) 
     }
 
 
-@pytest.mark.usefixtures("warm_ranks")
-def test_a_run_that_broke_after_its_last_checkpoint_is_evaluated_and_saved(run: Run, broken: None) -> None:
-    # It had three steps to do, and died before its results were written: it could never be ended.
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_run_interrupted_after_its_last_step_is_evaluated_and_saved(run: Run, broken: None) -> None:
+    # All three steps were done, but the run ended before its results were written. It could not be resumed once.
     words = [*WORDS, "train.steps=3", "--resume", "runs/tiny-1"]
     resumed = run(*words, "--json")
     assert resumed.code == 0, resumed.err
-    assert "no step was left to do: none is compared with its prediction" in resumed.err
+    assert "no step was left to do, so no measured step is compared with the prediction" in resumed.err
     assert resumed.json["steps"] == 3
     assert json.loads(Path("runs/tiny-1/metrics.json").read_text())["accuracy"] == resumed.json["accuracy"]
     assert not Path("runs/tiny-1/trace-measured.json").exists()
@@ -111,15 +111,15 @@ def test_a_run_that_broke_after_its_last_checkpoint_is_evaluated_and_saved(run: 
     assert "the training is complete: 3 of 3 steps are done" in again.err
 
 
-def test_a_run_whose_steps_are_done_and_not_told_is_no_result(run: Run, broken: None) -> None:
+def test_a_run_without_its_metrics_log_has_no_result(run: Run, broken: None) -> None:
     Path("runs/tiny-1/metrics.jsonl").unlink()
     ran = run(*WORDS, "train.steps=3", "--resume", "runs/tiny-1")
     assert (ran.code, ran.err.count("error: ")) == (4, 1), ran.err
-    assert "metrics.jsonl: tells of no step, and all 3 are done" in ran.err
+    assert "metrics.jsonl: has no step, although all 3 steps are done" in ran.err
 
 
-@pytest.mark.usefixtures("warm_ranks")
-def test_torchrun_resumes_on_one_process_what_two_began(broken: None) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_torchrun_resumes_a_run_of_two_processes_on_one(broken: None) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "-m", "graphpipe"]
     words = [*command, *WORDS, "cluster=local:1", "--resume", "runs/tiny-1", "--json"]
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
@@ -130,7 +130,7 @@ def test_torchrun_resumes_on_one_process_what_two_began(broken: None) -> None:
     assert [step for step, _ in losses("runs/tiny-1")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_cannot_be_resumed(run: Run, broken: None) -> None:
+def test_runs_that_cannot_be_resumed(run: Run, broken: None) -> None:
     before = sorted(str(path) for path in Path("runs").rglob("*"))
     for words, said in (
         (["--resume", "runs/none"], "runs/none/checkpoints: holds no checkpoint"),

@@ -1,5 +1,6 @@
-"""What a training leaves behind while it runs: events of every rank, metrics for loggers, torch's own profile."""
+"""The files that a training writes while it runs: events of every rank, metrics for loggers, torch's own profile."""
 
+import importlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 from cli_cases import CONFIG, TASK, Run
 
 from graphpipe.plans import Plan
+from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.telemetry import loggers
 from graphpipe.training.telemetry.event import (
     CheckpointEvent,
@@ -77,7 +79,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_rank_tells_its_events(folder: Path, rank: int) -> None:
+def test_every_rank_writes_its_events(folder: Path, rank: int) -> None:
     lines = read_events(folder / "events" / f"rank-{rank}.jsonl")
     events = [line.event for line in lines]
     plan = Plan.load(folder / "plan.json")
@@ -113,11 +115,11 @@ def test_tensorboard_reads_the_metrics_back(folder: Path) -> None:
     assert set(read.Tags()["scalars"]) == names | {"memory/rank0_held_bytes", "memory/rank0_peak_bytes"}
 
 
-def test_steps_that_are_done_again_are_in_tensorboard_once(tmp_path: Path) -> None:
+def test_repeated_steps_are_in_tensorboard_once(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for first, losses in ((1, [3.0, 2.0, 1.0]), (3, [0.5, 0.25])):  # broken off after step 3, resumed after step 2
-        with loggers.open_loggers(["tensorboard"], tmp_path, {}, first) as (logger,):
+        with loggers.open_loggers(["tensorboard"], RunFolder(tmp_path), {}, first) as (logger,):
             for step, loss in enumerate(losses, start=first):
                 logger.log(step, {"train/loss": loss})
     read = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -142,13 +144,12 @@ def records(path: Path) -> Iterator[bytes]:
 
 
 def test_wandb_has_an_offline_run_with_the_metrics(folder: Path) -> None:
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    messages = importlib.import_module("wandb.proto.wandb_internal_pb2")
     (path,) = (folder / "wandb").glob("offline-run-*/*.wandb")
     rows: list[dict[str, Any]] = []
     settings: dict[str, Any] = {}
     for data in records(path):
-        record = Record()
+        record = messages.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "history":
             rows.append({".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item})
@@ -180,7 +181,7 @@ def test_the_profile_of_every_rank_names_stages_and_micro_batches(folder: Path, 
     assert all(any(start <= event["ts"] <= end for start, end in spans) for event in linear)
 
 
-def test_the_banner_tells_every_rank(folder: Path) -> None:
+def test_the_banner_has_a_row_per_rank(folder: Path) -> None:
     said = (folder.parents[1] / "stderr").read_text()
     plan = Plan.load(folder / "plan.json")
     for rank, device in enumerate(plan.used_devices):
@@ -190,8 +191,8 @@ def test_the_banner_tells_every_rank(folder: Path) -> None:
     assert re.search(rf"^step {STEPS}/{STEPS}  loss \S+  \S+ samples/s  \S+ \w+ left$", said, re.MULTILINE)
 
 
-@pytest.mark.usefixtures("warm_ranks")
-def test_a_failure_tells_the_task_and_a_resumed_run_goes_on_in_the_same_file(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_failure_names_the_task_and_a_resumed_run_continues_the_file(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder.parents[1], tmp_path, dirs_exist_ok=True)
     (tmp_path / "tiny.py").write_text(RAISING)
     words = (*WORDS[:2], "train.steps=20", "--resume", "runs/run-1", "train.loggers=[]")
@@ -215,9 +216,7 @@ def test_a_failure_tells_the_task_and_a_resumed_run_goes_on_in_the_same_file(fol
     assert "Traceback" not in ran.stderr
 
 
-def test_a_missing_extra_is_named_before_anything_is_done(
-    run: Run, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_named_before_anything_runs(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str) -> ModuleSpec | None:
         return None if name == "wandb" else find_spec(name)
 

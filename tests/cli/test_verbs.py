@@ -1,4 +1,4 @@
-"""What the verbs print and write, for the input they are meant for."""
+"""The output and the files of the verbs, for valid input."""
 
 import io
 import json
@@ -14,10 +14,10 @@ from rich.console import Console
 
 from graphpipe.cli import compare
 from graphpipe.costs import CostTable
-from graphpipe.files.json_document import to_body
+from graphpipe.files.json_body import to_body
 from graphpipe.graph import Graph
 from graphpipe.plans import Plan
-from graphpipe.report import timeline
+from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
@@ -49,7 +49,7 @@ def test_plan_shows_a_table_and_a_timeline(run: Run, graph: Path) -> None:
     assert "one character is" in ran.out
 
 
-def test_plan_of_stages_written_by_hand(run: Run, graph: Path, tmp_path: Path) -> None:
+def test_plan_of_hand_written_stages(run: Run, graph: Path, tmp_path: Path) -> None:
     (tmp_path / "stages.json").write_text(json.dumps(STAGES))
     ran = run("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--stages", tmp_path / "stages.json", "--json")
     assert ran.code == 0
@@ -130,7 +130,7 @@ def test_timelines_fit_the_terminal(
     assert {len(row) for row in rows} == {width}
 
 
-def test_a_terminal_gets_a_colour_per_stage(plan_file: Path) -> None:
+def test_a_terminal_shows_a_colour_per_stage(plan_file: Path) -> None:
     plan = Plan.load(plan_file)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=60)
     with terminal.capture() as capture:
@@ -181,9 +181,10 @@ def test_profile_measures_a_function_of_the_users(run: Run, config: Path, tmp_pa
     assert planned.code == 0
 
 
-def test_help_comes_without_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = (
-        "import sys; from graphpipe.cli import main; code = main(['--help']); sys.exit(code or 'torch' in sys.modules)"
+        "import sys; from graphpipe.cli.main import main; "
+        "code = main(['--help']); sys.exit(code or 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -191,7 +192,7 @@ def test_help_comes_without_torch() -> None:
         assert f"\n    {verb} " in done.stdout
 
 
-def test_a_reader_that_stops_reading_is_no_error(plan_file: Path, graph: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(plan_file: Path, graph: Path) -> None:
     command = f"{sys.executable} -m graphpipe simulate {plan_file} --timeline | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -224,7 +225,7 @@ def model():
 """
 
 
-def test_plan_shows_which_backwards_come_in_halves(run: Run, tmp_path: Path) -> None:
+def test_plan_shows_which_backwards_are_split(run: Run, tmp_path: Path) -> None:
     (tmp_path / "blocks.py").write_text(SPLITTABLE)
     stages = [{"ops": [str(at)], "devices": [at], "micro_batch": 2} for at in range(3)]
     document = {"graphpipe": "stages", "schema_version": 1, "schedule": "zb-h1", "stages": stages}
