@@ -1,11 +1,11 @@
-"""`python -m bench [NAME ...]`: the benchmarks, all of them or those named."""
+"""`python -m bench [NAME ...]`: run all benchmarks, or those named."""
 
 import sys
 from importlib import import_module
 
 NAMES = (
     *("planning", "figure6", "table1", "sweeps", "profiles", "bounds", "scaling"),
-    *("runtime", "prediction", "rehearsal", "hosts", "gpu"),
+    *("runtime", "prediction", "rehearsal", "hosts", "start", "gpu"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Timing several engines in one run: one step of each in turn, so that all meet the same noise of the machine."""
+"""Time several engines in one run, one step of each in turn, so that the machine's noise is the same for all."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ def alternate(
 
 
 def slowest(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Return the seconds of every step: those of the rank that took longest."""
+    """Return the seconds of every step on its slowest rank."""
     return {name: [max(each) for each in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
 
 

@@ -22,8 +22,8 @@ from graphpipe.model.zoo import zoo
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_bound, bottleneck_gap_percent
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.planners.registry import PLANNERS
-from graphpipe.planners.search.size_settings import micro_batch_sizes
 from graphpipe.plans.estimates import bottleneck_seconds
 
 MODELS: Mapping[str, int] = MappingProxyType(
@@ -58,7 +58,7 @@ def _case(graph: gp.Graph, model: str, devices: int) -> dict[str, Any]:
     quick = bottleneck_bound(problem, shared=False)
     took = time.process_time() - start
     bound = max(quick, bottleneck_bound(problem, shared=False, effort=_EFFORT))
-    published = PLANNERS["graphpipe"](problem, Options(objective="bottleneck"))
+    published = PLANNERS["graphpipe"].plan(problem, Options(objective="bottleneck"))
     row: dict[str, Any] = {
         "model": model,
         "devices": devices,
@@ -91,7 +91,7 @@ def _best(problem: Problem) -> tuple[gp.Plan, float]:
     plans: list[gp.Plan] = []
     for size in micro_batch_sizes(problem.batch_size):
         try:
-            plans.append(PLANNERS["graphpipe"](problem, Options(objective="bottleneck", micro_batch=size)))
+            plans.append(PLANNERS["graphpipe"].plan(problem, Options(objective="bottleneck", micro_batch=size)))
         except gp.Infeasible:
             continue
     best = min(plans, key=bottleneck_seconds)

@@ -21,7 +21,7 @@ PLANNERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "pipedream-2bw": {"planner": "pipedream-2bw"},
     }
 )
-"""Names in the tables, and what `gp.plan` is asked for."""
+"""Names in the tables, and the arguments of `gp.plan`."""
 SIMULATED = "summit preset, analytic V100"
 
 
@@ -57,7 +57,7 @@ def plan_row(graph: gp.Graph, model: str, devices: int, batch: int, name: str, *
 
 
 def limited_row(seconds: float, graph: gp.Graph, model: str, devices: int, batch: int, name: str) -> dict[str, Any]:
-    """Return `plan_row` from a process of its own, or a row of status `timeout`."""
+    """Return `plan_row` run in a separate process, or a row of status `timeout`."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=lambda: theirs.send(plan_row(graph, model, devices, batch, name)), daemon=True)

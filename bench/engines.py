@@ -1,4 +1,4 @@
-"""The engines that the runtime is compared with, and ours, each as a function that does one training step."""
+"""The compared engines, each as a function that does one training step."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from bench.alternate import Step
 from graphpipe.plans import Plan
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Inputs = dict[str, Tensor]
@@ -24,8 +24,8 @@ def adamw(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
 def ours(
     plan: Plan, model: nn.Module, loss: Loss, inputs: Inputs, targets: Tensor, *, check_finite: bool = True
 ) -> Step:
-    """Return a step of the pipeline with its defaults: it looks for NaN, and every rank gets the loss."""
-    pipeline = Pipeline(plan, model, loss, adamw, check_finite=check_finite)
+    """Return a step of the pipeline with its defaults: it checks for NaN, and every rank gets the loss."""
+    pipeline = Pipeline(plan, model, loss, adamw, options=PipelineOptions(check_finite=check_finite))
     return lambda: pipeline.step(inputs, targets)
 
 

@@ -1,4 +1,4 @@
-"""Partitions by integer programming: whether one reaches a bottleneck at all. For small cases, and not for planning."""
+"""Decide by integer programming whether any partition reaches a bottleneck. For small cases, not for planning."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 import graphpipe as gp
-from graphpipe.planners.lower_bound.op_minima import LeastSeconds
+from graphpipe.planners.lower_bound.op_minima import OpMinima
 from graphpipe.planners.problem.partition import Part, Problem, assemble
-from graphpipe.planners.problem.whole_batch_tail import Tail
+from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
 from graphpipe.plans.estimates import bottleneck_seconds
 from graphpipe.plans.verify import verify
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Whether a partition takes at most so long; None: not decided in time."""
+    """Whether a partition within the time exists; None: not decided within the limit."""
 
     exists: bool | None
     parts: tuple[Part, ...] = ()
 
 
 def partition_within(problem: Problem, seconds: float, limit_seconds: float, micro_batch: int | None = None) -> Answer:
-    """Look for a partition whose every stage takes at most `seconds` per mini-batch, one stage per device.
+    """Search a partition in which every stage takes at most `seconds` per mini-batch, one stage per device.
 
     x[v, s, k] is 1 where operator v is in stage s, of degree k; z[s, k] where stage s has that degree. Stages are
     numbered in topological order: an operator is in no earlier stage than what it reads, so stages are convex and
-    their graph acyclic. Transfers and memory beyond `LeastSeconds` are left out, and so is the whole-batch tail: what
+    their graph acyclic. Transfers and memory beyond `OpMinima` are left out, and so is the whole-batch tail: what
     does not exist, does not exist with them either.
 
     Args:
@@ -37,9 +37,9 @@ def partition_within(problem: Problem, seconds: float, limit_seconds: float, mic
         limit_seconds: how long to look.
         micro_batch: of every stage; None: the mini-batch, at which every stage is fastest.
     """
-    least = LeastSeconds.of(problem, None if micro_batch is None else [micro_batch])
+    least = OpMinima.of(problem, None if micro_batch is None else [micro_batch])
     (each,) = least.seconds.values()
-    tail = Tail.of(problem.graph)
+    tail = WholeBatchTail.of(problem.graph)
     ops = [n for n, op in enumerate(problem.graph.ops) if op.name not in tail.ops]
     stages, degrees = min(len(problem.cluster.devices), len(ops)), least.degrees
     allowed = [(v, s, k) for v in ops for s in range(stages) for k in range(len(degrees)) if each[v, k] <= seconds]
@@ -81,10 +81,10 @@ def partition_within(problem: Problem, seconds: float, limit_seconds: float, mic
 
 
 def fastest_plan(problem: Problem, parts: tuple[Part, ...]) -> gp.Plan | None:
-    """Return the verified plan of a partition whose slowest device is fastest; None if it does not fit."""
+    """Return the verified plan of a partition with the fastest bottleneck; None if it does not fit in memory."""
     found: list[gp.Plan] = []
     for hosts in _hosts(problem, parts):
-        tail = Tail.of(problem.graph)
+        tail = WholeBatchTail.of(problem.graph)
         whole = (*parts, tail.part(problem)) if tail.ops else parts
         plan = assemble(problem, whole, planner="integer programme", hosts=hosts)
         try:
@@ -96,7 +96,7 @@ def fastest_plan(problem: Problem, parts: tuple[Part, ...]) -> gp.Plan | None:
 
 
 def _hosts(problem: Problem, parts: tuple[Part, ...]) -> Iterator[dict[int, int]]:
-    tail = Tail.of(problem.graph)
+    tail = WholeBatchTail.of(problem.graph)
     if not tail.ops or sum(part.degree for part in parts) < len(problem.cluster.devices):
         yield {}
     if tail.ops:
@@ -115,7 +115,7 @@ def _parts(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Linear constraints in the making."""
+    """Linear constraints under construction."""
 
     row: list[int]
     column: list[int]
@@ -133,5 +133,5 @@ class _Rows:
     def constraint(self, count: int) -> LinearConstraint:
         shape = (len(self.low), count)
         matrix = coo_array((self.value, (self.row, self.column)), shape=shape).tocsr()
-        # scipy's own annotations know scalar bounds alone.
+        # scipy's annotations only allow scalar bounds.
         return LinearConstraint(matrix, self.low, self.high)  # pyright: ignore[reportArgumentType]

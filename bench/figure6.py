@@ -55,7 +55,7 @@ def _line(rows: list[dict[str, Any]], model: str, devices: int, each: int) -> li
 
 
 def _bound(graph: gp.Graph, devices: int, batch: int) -> float:
-    """Samples per second that no plan of one stage a device exceeds."""
+    """Return an upper bound on the samples per second of plans with one stage per device."""
     cluster = summit(devices)
     return batch / step_bound(Problem(graph, gp.estimate(graph, cluster), cluster, batch), shared=False)
 
@@ -72,7 +72,7 @@ DIFFERENCES = (
 
 
 def _difference(rows: list[dict[str, Any]], model: str, devices: int, each: int) -> list[object] | None:
-    """The factors of a ratio that is far from the published one."""
+    """Return the factors of a ratio that is far from the published one."""
     batch = devices * each
     case = {r["planner"]: r for r in rows if (r["model"], r["devices"], r["batch"]) == (model, devices, batch)}
     ours, theirs, published = case["graphpipe"], case["pipedream"], PUBLISHED[model][DEVICES.index(devices)]

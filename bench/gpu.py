@@ -17,10 +17,10 @@ import graphpipe as gp
 from bench.engines import adamw
 from bench.record import save
 from bench.tables import markdown
-from graphpipe.cluster.cluster import Device, DeviceType, Link
+from graphpipe.cluster.device import Device, DeviceType, Link
 from graphpipe.model.zoo import gpt, mmt
 from graphpipe.model.zoo.zoo_model import ZooModel
-from graphpipe.profiler.profile_ops import Effort
+from graphpipe.profiler.effort import Effort
 from graphpipe.run.device.memory_usage import peak_bytes
 from graphpipe.trace.compare import compare
 
@@ -34,13 +34,13 @@ class Case:
     name: str
     model: ZooModel
     stages: tuple[tuple[str, ...], ...]
-    """Operators, with patterns, of each."""
+    """Operator patterns of each stage."""
     batch_size: int
     micro_batch: int
 
 
 def cases(device: str, *, small: bool = False) -> list[Case]:
-    """Return the cases; `small` ones take milliseconds on a CPU, and are to show that all works."""
+    """Return the cases; the `small` ones take milliseconds on a CPU and serve as a smoke test."""
     chain = gpt.GptShape(layers=8, sequence=512, hidden=1024, heads=16, feed_forward=4096, vocabulary=8192)
     branches = mmt.MmtShape(layers=4, sequence=256, hidden=1024, heads=16, feed_forward=4096)
     sizes = {"batch_size": 8, "micro_batch": 2} if small else {"batch_size": 64, "micro_batch": 8}
@@ -63,7 +63,7 @@ def cases(device: str, *, small: bool = False) -> list[Case]:
 
 
 def shared_device(device: torch.device, stages: int, link: Link | None = None) -> gp.Cluster:
-    """Return the cluster that stands for the stages of one device: a node with one core, which they share.
+    """Return the cluster that represents the stages of one device: a node with one core, which they share.
 
     Hand-overs are copies in the device's own memory, beside the tasks.
     """
@@ -71,7 +71,7 @@ def shared_device(device: torch.device, stages: int, link: Link | None = None) -
     kind = DeviceType(
         name=name,
         memory_bytes=memory / stages,
-        peak_flops_per_second=1e12,  # of no consequence: every operator is profiled
+        peak_flops_per_second=1e12,  # not used, because every operator is profiled
         memory_bytes_per_second=1e12,
         launch_seconds=0.0,
         half_peak_flops=0.0,
@@ -95,7 +95,7 @@ def describe(device: torch.device) -> tuple[str, float]:
 
 
 def copy_bandwidth(device: torch.device, count: int = 64 * 2**20) -> float:
-    """Return the bytes per second of a copy inside of a device."""
+    """Return the bytes per second of a copy within a device."""
     source = torch.zeros(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds: list[float] = []
@@ -111,7 +111,7 @@ def copy_bandwidth(device: torch.device, count: int = 64 * 2**20) -> float:
 def measure(
     case: Case, device: torch.device, *, warmup: int = 5, steps: int = 20, effort: Effort | None = None
 ) -> dict[str, Any]:
-    """Return predicted and measured step time and memory of a case, and what differs most, task by task."""
+    """Return predicted and measured step time and memory of a case, and the tasks that differ most."""
     cluster = shared_device(device, len(case.stages))
     graph = gp.capture(case.model.module, case.model.example_inputs)
     sizes = sorted({1, max(1, case.micro_batch // 2), case.micro_batch})
@@ -149,7 +149,8 @@ def train(
     inputs, targets = case.model.batch(torch.Generator().manual_seed(0), case.batch_size)
     inputs, targets = {name: each.to(device) for name, each in inputs.items()}, targets.to(device)
     seconds: list[float] = []
-    with gp.Pipeline(plan, case.model.module, case.model.loss_fn, adamw, device=device, record=True) as pipeline:
+    options = gp.PipelineOptions(device=device, record=True)
+    with gp.Pipeline(plan, case.model.module, case.model.loss_fn, adamw, options=options) as pipeline:
         for _ in range(warmup + steps):
             _settle(device)
             start = time.perf_counter()

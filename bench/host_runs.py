@@ -1,4 +1,4 @@
-"""What runs on the hosts of `bench.namespaces`: torchrun with the same words on each, as the documentation says."""
+"""Run torchrun with the same arguments on every host of `bench.namespaces`, as the documentation describes."""
 
 import subprocess
 import sys
@@ -10,21 +10,22 @@ from pathlib import Path
 from bench.namespaces import Host
 from graphpipe.plans import Plan
 from graphpipe.training.config.from_toml import read_config
-from graphpipe.training.train_rank import CONFIG, PLAN, work
+from graphpipe.training.run_folder.run_folder import RunFolder
+from graphpipe.training.train_rank import train_from_folder
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.toml"
 TRAIN = ("graphpipe", "train", DIGITS, "plan.costs=estimate")
-"""The digits example; the costs need no measuring where the plan is given."""
+"""The digits example; the costs are not measured if the plan is given."""
 TRAIN_EACH = ("graphpipe.launch.rank_main", "bench.host_runs:train_each")
 _PORT = 29_500
-"""Where the agents meet: every network has all its ports free."""
+"""Rendezvous port of the agents; every network has all its ports free."""
 
 
 @contextmanager
 def torchrun(
     on: Sequence[Host], folder: Path, *words: str | Path, ranks: int = 1, options: Sequence[str] = ()
 ) -> Generator[list[subprocess.Popen[bytes]]]:
-    """Start a Python module on the hosts; what still runs after the block is killed.
+    """Start a Python module on the hosts; processes that still run after the block are killed.
 
     Args:
         on: the hosts; the first is where all meet.
@@ -40,13 +41,13 @@ def torchrun(
     try:
         yield agents
     finally:
-        for agent in agents:  # What they started ends with its host.
+        for agent in agents:  # Their child processes end with the host.
             agent.kill()
             agent.wait()
 
 
 def wait(agents: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
-    """Wait until all have ended, and return how.
+    """Wait until all have ended, and return their exit codes.
 
     Raises:
         TimeoutExpired: one has not.
@@ -55,15 +56,16 @@ def wait(agents: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]
     return [agent.wait(max(0.0, end - time.monotonic())) for agent in agents]
 
 
-def run_of(plan: Plan, folder: Path, *overrides: str) -> Path:
-    """Make the folder of a run of the digits example, and return it."""
-    folder.mkdir(parents=True)
-    read_config(DIGITS, overrides).save(folder / CONFIG)
-    plan.save(folder / PLAN)
+def run_of(plan: Plan, path: Path, *overrides: str) -> RunFolder:
+    """Create and return the folder of a run of the digits example."""
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    read_config(DIGITS, overrides).save(folder.config)
+    plan.save(folder.plan)
     return folder
 
 
 def train_each(*folders: str) -> None:
-    """Do one run after the other, on every rank: their processes start once for all."""
+    """Do one run after the other on every rank, with one start of the processes."""
     for folder in folders:
-        work(folder)
+        train_from_folder(folder)

@@ -1,4 +1,4 @@
-"""A plan that knows of a slow link between two hosts against one that does not, on that link.
+"""Compare a plan made for a slow link between two hosts with a plan made for a fast one, on the slow link.
 
 Two hosts with two devices each are network namespaces of this machine (bench/namespaces.py), their links
 limited in both directions by `tc tbf`. The digits example, mini-batches of 128, operators profiled here. The unaware
@@ -21,9 +21,8 @@ from bench.namespaces import hosts, why_not
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.profiler.profile import profile
-from graphpipe.training.run_folder.metrics_log import read_log
+from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.task.task import load_task
-from graphpipe.training.train_rank import LOG
 
 MEGABITS = (10, 30, 100)
 """Per second."""
@@ -38,9 +37,9 @@ nodes = [{ name = "host", devices = { cpu = 2 }, count = 2 }]
 
 
 def main() -> None:
-    """Run the benchmark, write JSON and a table; fail unless the aware plans are others, and faster."""
+    """Run the benchmark, write JSON and a table; fail unless the aware plans differ and are faster."""
     if why := why_not():
-        print(f"skipped: no hosts can be made here: {why}")
+        print(f"skipped: hosts cannot be created here: {why}")
         return
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -62,7 +61,7 @@ def main() -> None:
 
 
 def cluster(folder: Path, rate: str) -> gp.Cluster:
-    """Return two hosts with links of a rate."""
+    """Return two hosts whose links have a given rate."""
     path = folder / "cluster.toml"
     path.write_text(CLUSTER.replace("RATE", rate))
     return gp.Cluster.load(path)
@@ -74,7 +73,7 @@ def compare(plans: dict[str, gp.Plan], folder: Path, megabits: int) -> dict[str,
     runs = {name: run_of(plan, here / name, f"train.steps={STEPS}") for name, plan in plans.items()}
     with (
         hosts(2, here, f"{megabits}mbit") as on,
-        torchrun(on, here, *TRAIN_EACH, *runs.values(), ranks=RANKS) as agents,
+        torchrun(on, here, *TRAIN_EACH, *(run.path for run in runs.values()), ranks=RANKS) as agents,
     ):
         if wait(agents, 600) != [0, 0]:
             raise SystemExit("\n".join((here / f"{host.name}.txt").read_text() for host in on))
@@ -85,7 +84,7 @@ def compare(plans: dict[str, gp.Plan], folder: Path, megabits: int) -> dict[str,
             for stage in plan.stages
         }
         row[f"{name}_predicted_seconds"] = gp.simulate(plan).step_seconds
-        row[f"{name}_measured_seconds"] = median(step.seconds for step in read_log(runs[name] / LOG)[1:])
+        row[f"{name}_measured_seconds"] = median(step.seconds for step in read_metrics_log(runs[name].metrics_log)[1:])
     row["times_as_fast"] = row["unaware_measured_seconds"] / row["aware_measured_seconds"]
     return row
 

@@ -26,7 +26,7 @@ _IMPORTED = str(Path(__file__).parents[1])
 _TOOLS = ("unshare", "nsenter", "ip", "tc")
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _SETUP = (
-    "if [ -e /etc/resolv.conf ]; then mount --bind /dev/null /etc/resolv.conf; fi",  # Nobody answers for names.
+    "if [ -e /etc/resolv.conf ]; then mount --bind /dev/null /etc/resolv.conf; fi",  # There is no name server.
     "echo 5 > /proc/sys/net/ipv4/tcp_retries2",  # As docs/cluster.md says: a host's agent notices that it is cut off.
     "ip link set lo up",
 )
@@ -34,17 +34,17 @@ _SETUP = (
 
 @dataclass(frozen=True)
 class Host:
-    """One of the hosts; `hosts` makes them."""
+    """One of the hosts that `hosts` creates."""
 
     name: str
     address: str
     process: psutil.Process
-    """The first of its processes, which the others do not outlive."""
+    """Its first process; all others end with it."""
     switch: int
     """The process that holds the network that joins the hosts."""
 
     def start(self, command: Sequence[str | Path], said: Path) -> subprocess.Popen[bytes]:
-        """Start a command on the host; what it says goes to a file."""
+        """Start a command on the host, with its output in a file."""
         with said.open("w") as file:
             return subprocess.Popen(
                 [*_enter(self.process.pid, "--uts", "--mount", "--pid"), *command],
@@ -55,17 +55,17 @@ class Host:
             )
 
     def cut_off(self) -> None:
-        """Take the host's cable out."""
+        """Disconnect the host from the network."""
         _run([*_enter(self.switch), "ip", "link", "set", self.name, "down"])
 
     def listening(self) -> set[str]:
-        """Return the addresses at which ranks listen, but not what started them."""
+        """Return the addresses at which ranks listen, without those of their launchers."""
         ranks = [process for process in self.running() if "torch.distributed.run" not in process.cmdline()]
         sockets = {inode for process in ranks for inode in _sockets(process)}
         return {str(each.address) for each in listeners(self.process.pid) if each.inode in sockets}
 
     def running(self) -> list[psutil.Process]:
-        """Return the processes on the host besides its first."""
+        """Return the processes on the host except its first."""
         inside = _namespace(self.process.pid)
         others = [process for process in psutil.process_iter() if process.pid != self.process.pid]
         return [process for process in others if _namespace(process.pid) == inside]
@@ -73,7 +73,7 @@ class Host:
 
 @contextmanager
 def hosts(count: int, folder: Path, rate: str = "") -> Generator[list[Host]]:
-    """Make hosts named host0, host1, ..., which are gone after the block.
+    """Create hosts named host0, host1, ..., and remove them after the block.
 
     Args:
         count: how many.
@@ -103,7 +103,7 @@ def hosts(count: int, folder: Path, rate: str = "") -> Generator[list[Host]]:
 
 
 def why_not() -> str:
-    """Return why there can be no hosts here; nothing if there can."""
+    """Return why hosts cannot be created here; empty if they can."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=_PATH) is None]
     if missing:
         return f"{', '.join(missing)} not installed (iproute2, util-linux)"
@@ -163,7 +163,7 @@ def _run(command: Sequence[str]) -> None:
 def _sockets(process: psutil.Process) -> list[str]:
     names: list[str] = []
     for file in Path(f"/proc/{process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # It has been closed since.
+        with suppress(FileNotFoundError):  # It has been closed in the meantime.
             names.append(os.readlink(file))
     return [name[len("socket:[") : -1] for name in names if name.startswith("socket:[")]
 

@@ -1,4 +1,4 @@
-"""A two-branch model whose layers sleep: it takes as long on one core as on as many as there are stages.
+"""A two-branch model whose layers sleep, so that it takes equally long on one core and on a core per stage.
 
 left  -> l0 -> l1 -+-> join         as a graph, three stages deep
 right -> r0 -> r1 -+                as a chain, five: each hands on what it does not use
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from graphpipe.costs import Curve
-from graphpipe.costs.cost_table import OpCost
+from graphpipe.costs.op_cost import OpCost
 from graphpipe.graph import Edge
 from graphpipe.model import DagModule
 from graphpipe.run.rehearse.emulated_replica import sleep
@@ -22,7 +22,7 @@ SECONDS_PER_SAMPLE = 5e-3
 """Of a layer's forward; its backward takes twice that, half of it for either gradient."""
 WIDTH = 64
 LAYERS = {"l0": ["left"], "l1": ["l0"], "r0": ["right"], "r1": ["r0"], "join": ["l1", "r1"]}
-"""What feeds each."""
+"""Inputs of each layer."""
 
 
 class _Sleep(torch.autograd.Function):
@@ -39,7 +39,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class Nap(nn.Module):
-    """A linear layer that takes its time once it is tired; of several inputs it takes the sum."""
+    """A linear layer of the sum of its inputs, which also sleeps if sleeping is switched on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Hop(nn.Module):
         self.name, self.nap = name, nap
 
     def forward(self, left: Tensor, right: Tensor) -> Any:
-        """Return both values, or what joins them."""
+        """Return both values, or their join in the last layer."""
         match self.name[0]:
             case "l":
                 return self.nap(left), right
@@ -98,12 +98,12 @@ def batch(samples: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def cluster() -> gp.Cluster:
-    """Return a device per layer; asleep, none needs a core."""
+    """Return a device per layer, because sleeping layers do not need a core."""
     return replace(gp.Cluster.preset(f"local:{len(LAYERS)}"), cores_per_node=None)
 
 
 def costs(graph: gp.Graph, cluster: gp.Cluster) -> gp.CostTable:
-    """Return what the layers take: as long as they sleep."""
+    """Return the costs of the layers, which are their sleeping times."""
     nap = Curve(lines=((0.0, SECONDS_PER_SAMPLE),))
     rows = [
         OpCost(

@@ -1,4 +1,4 @@
-"""The pace of the machine: what a fixed piece of work takes of a core.
+"""The pace of the machine: the core time that a fixed piece of work takes.
 
 A virtual core is often one of the two threads of a real one: while a neighbour uses the other, everything takes up to
 two thirds longer, for seconds at a time, and nothing within the machine shows it but work that is known.
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 NEAR = 1.10
-"""Times the least pace that is still taken for undisturbed."""
+"""Largest multiple of the least pace that counts as undisturbed."""
 _REPEATS = 10
 
 
@@ -36,13 +36,13 @@ def pace() -> float:
 
 @dataclass(slots=True)
 class Calm:
-    """Tells whether the machine is undisturbed, by the least pace seen so far in the same company."""
+    """Decides whether the machine is undisturbed, from the least pace so far with the same number of ranks."""
 
     least: float = math.inf
     """Processor seconds."""
 
     def watch(self, seconds: float) -> None:
-        """Look for this long, which should be longer than disturbances last."""
+        """Measure for this long, which should exceed the length of disturbances."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.agrees(pace())

@@ -39,9 +39,9 @@ CASES = tuple((model, ranks) for model in ("gpt-small", "two-tower-small", "mmt-
 TARGET = 0.10
 ROUNDS = 3
 NAMED = 3
-"""Differences that a row shows."""
+"""Number of differences in a row."""
 LOOK_SECONDS = 10.0
-"""For the pace of the undisturbed machine."""
+"""Seconds spent measuring the pace of the undisturbed machine."""
 HEADER = (
     *("model", "ranks", "stages", "predicted ms", "measured ms", "step error %", "of rounds", "processor error %"),
     *("predicted MB", "measured MB", "memory error %", "others %", "undisturbed", "largest differences (ms)"),
@@ -93,7 +93,7 @@ def _row(model: str, plan: Plan, found: Measured) -> dict[str, Any]:
 
 
 def _computing(plan: Plan) -> float:
-    # Seconds of all tasks and updates, each with a core of its own.
+    # Seconds of all tasks and updates, with one core each.
     apart = replace(plan, cluster=replace(plan.cluster, cores_per_node=None))
     return sum(gp.simulate(apart).busy_seconds.values())
 

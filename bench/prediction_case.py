@@ -1,4 +1,4 @@
-"""A model profiled, planned, simulated and then trained on local ranks: what was predicted, and what came."""
+"""Profile, plan, simulate and train a model on local ranks: predicted and measured results."""
 
 import json
 import tempfile
@@ -14,14 +14,15 @@ from bench.pace import Calm, pace
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.launch.launcher import launch
-from graphpipe.model.zoo import ZooModel, zoo_model
+from graphpipe.model.zoo import ZooModel
+from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
 from graphpipe.trace import Trace
 
 BATCH, MICRO_BATCH = 64, 8
 WARMUP, BLOCKS, STEPS = 5, 12, 5
 PROFILES = 5
-"""How often the operators are profiled at most, until nothing disturbs."""
+"""Most profiles of the operators, until one is undisturbed."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """One thread per rank, and no word of torch's about memory that it had before its profiler looked."""
 ENOUGH = 15
@@ -44,11 +45,11 @@ class Measured:
     undisturbed: int
     """Blocks of steps that were, of `BLOCKS`."""
     others: float
-    """Share of the machine's cores that other processes took meanwhile."""
+    """Share of the machine's cores that other processes used during the steps."""
 
 
 def planned(model: str, ranks: int, calm: Calm) -> Plan:
-    """Return the plan for the machine this is, by what its operators take here while nothing disturbs."""
+    """Return the plan for this machine, from operator times measured while it is undisturbed."""
     zoo = zoo_model(model)
     graph, cluster = gp.capture(zoo.module, zoo.example_inputs), gp.Cluster.preset(f"local:{ranks}")
     return gp.plan(graph, _costs(zoo, graph, cluster, calm), cluster, batch_size=BATCH, micro_batch=MICRO_BATCH)

@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.engines import adamw
 from bench.pace import pace
-from graphpipe.model.zoo import zoo_model
+from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 
 
 def train(job: str) -> None:
@@ -26,8 +26,8 @@ def train(job: str) -> None:
     torch.manual_seed(0)
     model = zoo_model(case["model"])
     inputs, targets = model.batch(torch.Generator().manual_seed(0), plan.batch_size)
-    with Pipeline(plan, model.module, model.loss_fn, adamw, record=True) as pipeline:
-        rank = pipeline.held().world.rank
+    with Pipeline(plan, model.module, model.loss_fn, adamw, options=PipelineOptions(record=True)) as pipeline:
+        rank = pipeline.world.rank
         for _ in range(case["warmup"]):
             pipeline.step(inputs, targets)
         blocks = [_block(pipeline, inputs, targets, case["steps"], job, number) for number in range(case["blocks"])]
@@ -40,21 +40,20 @@ def _block(
 ) -> dict[str, Any]:
     # Steps that are timed, and between them some that are recorded, which takes longer. Every rank gets the whole
     # trace; rank 0 keeps it. All ranks look at the pace at the same time.
-    held = pipeline.held()
     dist.barrier()
     found = pace()
     before, start, own = psutil.cpu_times(), time.perf_counter(), time.process_time()
     timed: list[tuple[float, float]] = []
     for step in range(steps):
-        held.worker.recorder.on = False
+        pipeline.recording = False
         dist.barrier()
         began = time.perf_counter(), time.process_time()
         pipeline.step(inputs, targets)
         timed.append((time.perf_counter() - began[0], time.process_time() - began[1]))
-        held.worker.recorder.on = True
+        pipeline.recording = True
         pipeline.step(inputs, targets)
         trace = pipeline.trace()
-        if held.world.rank == 0:
+        if pipeline.world.rank == 0:
             trace.save(f"{job}.trace-{number}-{step}")
     after = psutil.cpu_times()
     idle = (after.idle + after.iowait) - (before.idle + before.iowait)
@@ -66,9 +65,10 @@ def _block(
 def peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path) -> float:
     """Take a step, and return the most bytes that torch had allocated on this rank; `file` is for its profiler."""
     # Parameters and optimizer state are there before; the profiler sees all that a step allocates, gradients too.
-    steppers = pipeline.held().update.steppers
-    states = [value for stepper in steppers for held in stepper.optimizer.state.values() for value in held.values()]
-    held = [*pipeline.held().update.parameters, *(value for value in states if isinstance(value, Tensor))]
+    optimizers = [scheduled.optimizer for scheduled in pipeline.state.optimizers]
+    parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+    slots = [value for optimizer in optimizers for kept in optimizer.state.values() for value in kept.values()]
+    held = [*parameters, *(value for value in slots if isinstance(value, Tensor))]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         pipeline.step(inputs, targets)
     profiler.export_chrome_trace(str(file))

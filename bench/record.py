@@ -1,4 +1,4 @@
-"""What every benchmark writes: its rows as JSON, with the machine and versions they were measured on."""
+"""Write the rows of a benchmark as JSON, with the machine and the versions they were measured on."""
 
 import json
 import os

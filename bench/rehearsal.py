@@ -14,17 +14,17 @@ import graphpipe as gp
 from bench.case import summit
 from bench.record import save
 from bench.tables import markdown
-from graphpipe.cli import main as graphpipe
+from graphpipe.cli.main import main as graphpipe
 from graphpipe.model.zoo import zoo
 
 TARGET = 0.05
 DEVICES = (16, 32)
 SAMPLES = 4
-"""Per device."""
+"""Samples of a mini-batch per device."""
 
 
 def rehearse(devices: int, folder: Path) -> dict[str, Any]:
-    """Return what a rehearsal of mmt on that many devices says."""
+    """Return the result of a rehearsal of mmt on this many devices."""
     module, inputs = zoo("mmt")
     graph, cluster = gp.capture(module, inputs), summit(devices)
     plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=SAMPLES * devices)

@@ -24,7 +24,7 @@ from bench import naps
 from bench.record import save
 from bench.runtime_case import run_case
 from bench.tables import markdown
-from graphpipe.model.zoo import zoo_model
+from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
 
 CHAIN_BATCH, CHAIN_MICRO_BATCH = 64, 8
@@ -76,7 +76,7 @@ def _line(row: dict[str, Any]) -> list[object]:
 
 
 def chain(ranks: int, schedule: str, *, warmup: int = 5, repeats: int = 100) -> dict[str, Any]:
-    """Return the row of gpt on as many ranks, against torch.distributed.pipelining."""
+    """Return the row of gpt on this many ranks, against torch.distributed.pipelining."""
     plan = chain_plan("gpt-small", ranks, schedule, CHAIN_BATCH, CHAIN_MICRO_BATCH)
     row = run_case("chain", plan, "gpt-small", ranks=ranks, against="theirs", warmup=warmup, repeats=repeats)
     return {"case": "chain"} | row

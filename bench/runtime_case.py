@@ -1,4 +1,4 @@
-"""What the ranks of a runtime benchmark are told, and what they have measured."""
+"""Run one case of a runtime benchmark: its inputs to the ranks, and their measurements."""
 
 import json
 import tempfile

@@ -15,7 +15,7 @@ from torch import nn
 from bench import naps
 from bench.alternate import Step, alternate
 from bench.engines import ours, plain, theirs
-from graphpipe.model.zoo import zoo_model
+from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
 
 
@@ -39,7 +39,7 @@ def chain(job: str) -> None:
 
 
 def branches(job: str) -> None:
-    """Train layers that sleep: two branches of them with our runtime, the same as a chain with the other one."""
+    """Train sleeping layers, as two branches with our runtime and as a chain with torch.distributed.pipelining."""
     case: dict[str, Any] = json.loads(Path(job).read_text())
     rank = _join(case)
     plan = Plan.load(case["plan"])

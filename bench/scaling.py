@@ -68,7 +68,7 @@ def _search(graph: gp.Graph, devices: int) -> dict[str, Any]:
 
 
 def _alone(layers: int, hidden: int, devices: int) -> dict[str, Any]:
-    # A fresh process: the memory of the one before would count too.
+    # A new process, because the memory of earlier searches would count too.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         row = pool.apply(_search_layered, (layers, hidden, devices))
     print(*_line(row), sep="\t", flush=True)
@@ -80,7 +80,7 @@ def _search_layered(layers: int, hidden: int, devices: int) -> dict[str, Any]:
 
 
 def _exponent(rows: Sequence[dict[str, Any]], over: str) -> float:
-    """Slope of the least-squares line through the logarithms, over the larger half: small searches are all start-up."""
+    """Return the slope of the log-log fit over the larger half, because start-up dominates small searches."""
     upper = rows[len(rows) // 2 :]
     sizes, seconds = (np.log([row[key] for row in upper]) for key in (over, "search_seconds"))
     return float(np.polyfit(sizes, seconds, 1)[0])

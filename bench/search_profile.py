@@ -8,7 +8,7 @@ import graphpipe as gp
 from bench.case import plan_row
 
 Shares = list[tuple[str, float]]
-"""File, and its share of all time; the largest first."""
+"""Files and their shares of all time, the largest first."""
 
 
 def where_time_goes(graph: gp.Graph, model: str, devices: int, batch: int, name: str, shown: int) -> Shares:
