@@ -1,10 +1,11 @@
-"""Starts what takes longest first, and starts ranks quickly."""
+"""Begins the longest tests first, and starts ranks quickly."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from forked_programs import programs
+from forked_programs import forked_programs
 from hypothesis import settings
 
 # Kernels sum in another order with another number of threads: ranks are compared bit for bit with one thread each.
@@ -13,25 +14,28 @@ torch.set_num_threads(1)
 settings.register_profile("shared cores", deadline=None)
 settings.load_profile("shared cores")
 
+TESTS = Path(__file__).parent
 LONGEST = (
-    *("test_snippets", "test_hugging_face", "test_engines", "test_train_elastic", "test_hosts", "test_shapes"),
-    *("test_checkpoint_folder", "test_memory", "test_other_engines", "test_train_killed", "test_faults"),
-    *("test_help_examples", "test_train", "test_train_telemetry", "test_launch", "test_train_resume"),
-    *("test_lower_bound", "test_recompute", "test_site", "test_shared", "test_own_task", "test_notebook"),
+    *("docs/test_snippets", "run/test_hugging_face", "run/weights/test_replica_sync", "cli/test_train_elastic"),
+    *("run/comm/test_hosts", "run/stage/test_shapes", "run/checkpoint/test_folder", "run/device/test_memory_usage"),
+    *("run/weights/test_other_tools", "cli/test_train_killed", "run/faults/test_faults", "cli/test_help_examples"),
+    *("cli/test_train", "cli/test_train_telemetry", "launch/test_launcher", "cli/test_train_resume"),
+    *("planners/lower_bound/test_lower_bound", "run/stage/test_recompute", "docs/test_site"),
+    *("run/weights/test_tied_parameters", "cli/test_own_task", "docs/test_notebook"),
 )
 """Files of half a minute and more: begun last, one of them would keep a single worker busy at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; the others stay in order."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+    places = {TESTS / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture
-def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process start Python in forks of a server.
 
-    For tests that are not about how processes start and end, and kill none from outside: a fork's parent is the server.
+    Not for tests of how processes start and end, nor for tests that kill a process: the parent of a fork is the server.
     """
-    monkeypatch.setattr(sys, "executable", str(programs() / "python"))
+    monkeypatch.setattr(sys, "executable", str(forked_programs() / "python"))

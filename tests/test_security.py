@@ -1,4 +1,4 @@
-"""Nothing listens but where the user says, nothing is unpickled, and no name in a file leads out of its folder."""
+"""Ports are opened only where the user says, nothing is unpickled, and file names cannot leave their folder."""
 
 import ast
 import os
@@ -18,9 +18,9 @@ from graphpipe.costs import CostTable
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.plans import Plan
-from graphpipe.run.checkpoint.manifest import Contents, FileEntry, TensorEntry
+from graphpipe.run.checkpoint.manifest import FileEntry, Manifest, TensorEntry
 from graphpipe.run.checkpoint.safetensors_files import read_tensors
-from graphpipe.run.comm.host_address import INTERFACE, interface_of, stay_on_the_way_to
+from graphpipe.run.comm.host_address import INTERFACE, bind_gloo_to_route_of, interface_of
 from graphpipe.run.comm.rendezvous_store import bound_store
 from graphpipe.trace import Trace
 from graphpipe.training.config.from_toml import read_config
@@ -39,7 +39,7 @@ OBJECT_COLLECTIVES = {
 
 
 def test_nothing_is_unpickled() -> None:
-    """In our own code; torch.load is a call of `load` on the module torch."""
+    """Check the source of the package. `torch.load` appears as the attribute `load` of the name `torch`."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names: list[str] = []
@@ -64,7 +64,7 @@ class Bomb:
 
 
 def manifest(path: Path) -> None:
-    Contents.load(path)
+    Manifest.load(path)
 
 
 def tensors(path: Path) -> None:
@@ -85,24 +85,24 @@ def test_a_pickle_in_place_of_a_file_is_refused(load: Callable[[Path], object], 
         load(path)
     assert not mark.exists()
     pickle.loads(path.read_bytes())
-    assert mark.exists()  # so it would have shown
+    assert mark.exists()  # so the check above would have failed
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "deep/inside", "..", "."])
 def test_a_manifest_names_files_in_its_folder_only(name: str, tmp_path: Path) -> None:
     entry = FileEntry(bytes=1, sha256="0" * 64)
-    Contents(files={name: entry}).save(tmp_path / "manifest.json")
+    Manifest(files={name: entry}).save(tmp_path / "manifest.json")
     with pytest.raises(CheckpointCorrupt, match="which is not in its folder"):
-        Contents.load(tmp_path / "manifest.json")
+        Manifest.load(tmp_path / "manifest.json")
     elsewhere = TensorEntry(file=name, dtype="float32", shape=())
-    Contents(tensors={"weight": elsewhere}).save(tmp_path / "manifest.json")
-    with pytest.raises(CheckpointCorrupt, match=f"has no file '{name}'"):
-        Contents.load(tmp_path / "manifest.json")
+    Manifest(tensors={"weight": elsewhere}).save(tmp_path / "manifest.json")
+    with pytest.raises(CheckpointCorrupt, match=f"does not list the file '{name}'"):
+        Manifest.load(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "deep/inside", ".."])
 def test_a_run_stays_in_its_directory(name: str) -> None:
-    with pytest.raises(InvalidInput, match=r"run.name: is '.*', which would leave run.directory"):
+    with pytest.raises(InvalidInput, match=r"run.name: is '.*', which is not inside run.directory"):
         RunSettings(name=name)
 
 
@@ -126,11 +126,11 @@ def test_ranks_stay_on_the_interface_on_which_they_meet(monkeypatch: pytest.Monk
     by_name = {name: [SimpleNamespace(address=each) for each in found] for name, found in cards.items()}
     monkeypatch.setattr("psutil.net_if_addrs", lambda: by_name)
     assert [interface_of(address) for address in ("192.0.2.5", "fe80::1", "192.0.2.6", "")] == ["eth0", "eth0", "", ""]
-    monkeypatch.setenv(INTERFACE, "")  # What is set below is forgotten at the end.
+    monkeypatch.setenv(INTERFACE, "")  # Restored at the end of the test.
     for host, wanted in {"127.0.0.1": "lo", "localhost": "lo", "127.0.1.1": "lo", "no.such.invalid": None}.items():
         monkeypatch.delenv(INTERFACE, raising=False)
-        stay_on_the_way_to(host)
+        bind_gloo_to_route_of(host)
         assert os.environ.get(INTERFACE) == wanted, host
     monkeypatch.setenv(INTERFACE, "eth7")
-    stay_on_the_way_to("127.0.0.1")
+    bind_gloo_to_route_of("127.0.0.1")
     assert os.environ[INTERFACE] == "eth7"

@@ -1,17 +1,17 @@
-"""Where the commands of the documentation run: an empty folder with the examples, and `graphpipe` on the path."""
+"""Prepares a folder in which the commands of the documentation run, with the examples and `graphpipe` on the path."""
 
 import os
 import shutil
 from pathlib import Path
 
-from forked_programs import ROOT, programs
+from forked_programs import ROOT, forked_programs
 
 
 def prepare(folder: Path) -> dict[str, str]:
-    """Put the examples into an empty folder, and return the environment to run commands in there."""
+    """Copy the examples into an empty folder, and return the environment for commands that run there."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     return os.environ | {
         "PYTHONPATH": str(ROOT),
-        "PATH": f"{programs()}:{os.environ['PATH']}",
+        "PATH": f"{forked_programs()}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }

@@ -1,4 +1,4 @@
-"""The notebook of the tutorial runs from top to bottom, and is committed without outputs."""
+"""The tutorial's notebook runs from top to bottom, and is committed without outputs."""
 
 from pathlib import Path
 

@@ -19,7 +19,7 @@ from graphpipe.schedule.schedulers.registry import SCHEDULERS
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.timeout(300)  # the build draws every picture
+pytestmark = pytest.mark.timeout(300)  # The build draws every picture.
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ FETCHED = re.compile(
 )
 
 
-def test_the_check_finds_what_a_page_fetches() -> None:
+def test_the_check_finds_what_a_page_loads_from_elsewhere() -> None:
     for page in (
         '<script src="https://a.example/x.js"></script>',
         "<link rel=stylesheet href=//a.example/x.css>",
@@ -60,7 +60,7 @@ def test_the_check_finds_what_a_page_fetches() -> None:
     assert not FETCHED.search('<a href="https://a.example/">elsewhere</a> <img src="../pictures/x.svg">')
 
 
-def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = [path for path in site.rglob("*") if path.suffix in (".html", ".css", ".svg")]
     assert len(pages) > 40
     for path in pages:
@@ -73,14 +73,23 @@ ROOMS = sorted(folder.name for folder in (ROOT / "graphpipe").iterdir() if (fold
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_room_has_a_page_that_names_its_files_and_values(site: Path, room: str) -> None:
     built = (site / "rooms" / room / "index.html").read_text()
-    files = {path.name for path in (ROOT / "graphpipe" / room).glob("*.py")} - {"__init__.py"}
+    files = {path.name for path in (ROOT / "graphpipe" / room).rglob("*.py")} - {"__init__.py"}
     assert all(f"<code>{name}</code>" in built for name in files)
-    everywhere = {path.name for path in (ROOT / "graphpipe").rglob("*.py")}
     page = (ROOT / "docs" / "rooms" / f"{room}.md").read_text()
-    assert set(re.findall(r"`(?:\w+/)*(\w+\.py)`", page)) <= everywhere | {"test_browser.py"}
+    for name in re.findall(r"`((?:\w+/)*\w+\.py)`", page):
+        assert "NAME" in name or [*(ROOT / "graphpipe").rglob(name)] or (ROOT / name).exists(), name
     values = re.search(r"^\*\*Values\.\*\* (.*)$", page, re.MULTILINE)
     assert values
     assert set(re.findall(r"`(\w+)`", values[1])) <= classes_in(ROOT / "graphpipe" / room)
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:graphpipe|tests|docs|examples|bench)/[\w/.-]+)`", page.read_text()):
+        assert "NAME" in name or (ROOT / name).exists(), name
 
 
 def classes_in(folder: Path) -> set[str]:
@@ -89,9 +98,17 @@ def classes_in(folder: Path) -> set[str]:
 
 
 def test_the_rooms_name_their_neighbours(site: Path) -> None:
-    assert neighbours(site, "graph", "Imports") == set()
-    assert neighbours(site, "schedule", "Imports") == {"costs", "plan"}
-    assert neighbours(site, "simulate", "Imported by") == {"cli"}
+    assert neighbours(site, "files", "Imports") == set()
+    assert neighbours(site, "graph", "Imports") == {"files"}
+    assert neighbours(site, "schedule", "Imports") == {"cluster", "plans"}
+    assert neighbours(site, "simulator", "Imported by") == {"training"}
+
+
+def test_the_overview_lists_every_room_below_those_it_imports(site: Path) -> None:
+    order = re.findall(r"^\| \[`(\w+)`\]", (ROOT / "docs" / "rooms" / "index.md").read_text(), re.MULTILINE)
+    assert sorted(order) == ROOMS
+    for room in ROOMS:
+        assert neighbours(site, room, "Imports") <= set(order[: order.index(room)])
 
 
 def neighbours(site: Path, room: str, what: str) -> set[str]:
@@ -100,13 +117,13 @@ def neighbours(site: Path, room: str, what: str) -> set[str]:
     return set(re.findall(r"<code>(\w+)</code>", line[1]))
 
 
-INNER = {"CostModel", "TaskBytes", "TaskSeconds", "Leaf", "Parallel", "Series"} | {
+INNER = {"CostModel", "StageMemory", "TaskMemory", "TaskSeconds", "Leaf", "Parallel", "Series"} | {
     *("LoweredSchedule", "Compute", "Send", "Receive", "Reduce", "ReduceShared", "Transfer", "Action")
 }
-"""What only contributors meet."""
+"""Values that only contributors meet."""
 
 
-@pytest.mark.parametrize("room", ["graph", "costs", "plan", "schedule", "trace"])
+@pytest.mark.parametrize("room", ["graph", "cluster", "costs", "plans", "schedule", "trace"])
 def test_the_reference_has_every_value(site: Path, room: str) -> None:
     module = import_module(f"graphpipe.{room}")
     check_reference(site, {name for name in module.__all__ if isinstance(getattr(module, name), type)} - INNER)
@@ -122,15 +139,15 @@ def check_reference(site: Path, names: set[str]) -> None:
     assert {name for name in names if not re.search(rf'id="graphpipe[\w.]*\.{name}"', pages)} == set()
 
 
-def test_blocks_are_blocks(site: Path) -> None:
+def test_every_fence_becomes_a_code_block(site: Path) -> None:
     for path in site.rglob("index.html"):
         assert "not-run=" not in path.read_text(), path
-        # A fence that Markdown does not see becomes inline code that begins with its language.
+        # A fence that Markdown does not recognise becomes inline code that begins with its language.
         assert re.search(r"<code>(?:bash|console|python|text|toml)\n", path.read_text()) is None, path
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt-get install chromium)")
-def test_in_a_browser_the_site_asks_for_nothing_elsewhere_and_follows_the_system(site: Path, tmp_path: Path) -> None:
+def test_in_a_browser_the_site_loads_nothing_from_elsewhere_and_follows_the_system(site: Path, tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         home = f"http://127.0.0.1:{server.server_port}/"

@@ -1,8 +1,9 @@
-"""Every command and snippet of README and documentation works as written, page by page in an empty folder.
+"""Every command and snippet of README and documentation works as written. Each page runs in an empty folder.
 
-A block with `title="FILE"` is written to that file; bash and python blocks run in order, all python of a page in one
-session at its end. `not-run="REASON"` marks commands that need what a test has not: the product's own parser must take
-their arguments. `text` is a synopsis, which the parser must take too, `console` what a command prints.
+A block with `title="FILE"` is written to that file. The bash blocks run in order. All python blocks of a page run after
+them, in one process. `not-run="REASON"` marks commands that a test cannot run. The command line's own parser must
+accept their arguments, and those of `text` blocks, which are synopses. `console` shows what a command prints, and
+`mermaid` is a picture.
 """
 
 import os
@@ -65,17 +66,17 @@ def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
         elif language == "python":
             session.append(body)
         else:
-            assert language == "console", f"a block of {language} is neither run nor written to a file"
+            assert language in ("console", "mermaid"), f"a block of {language} is neither run nor written to a file"
     if session:
         run(["python", "-c", "\n".join(session)], tmp_path, environment)
 
 
 def check_commands(body: str) -> None:
-    """Check commands without running them: a synopsis is read with all that is optional, and the first alternative."""
+    """Check commands without running them. Of a synopsis, take all optional parts and the first of alternatives."""
     for line in body.replace("\\\n", " ").splitlines():
         words = [re.sub(r"\|\S*$", "", word) for word in shlex.split(line, comments=True)]
         words = [re.sub(r"^[A-Z]$", "1", word.strip("[]")) for word in words if word.strip("[]") != "..."]
-        while words and re.match(r"[A-Z_]+=", words[0]):  # a variable of the command's environment
+        while words and re.match(r"[A-Z_]+=", words[0]):  # An environment variable of the command.
             words.pop(0)
         if words:
             check_command(words)
@@ -93,11 +94,11 @@ def check_command(words: list[str]) -> None:
         case ["graphpipe", *rest]:
             check_verb(rest)
         case _:
-            assert words == ["source", ".venv/bin/activate"], f"what is {words}?"
+            assert words == ["source", ".venv/bin/activate"], f"not a known command: {words}"
 
 
 def check_verb(words: list[str]) -> None:
-    _, rest = make_parser().parse_known_args(words)  # SystemExit where it refuses
+    _, rest = make_parser().parse_known_args(words)  # Raises SystemExit if the arguments are wrong.
     assert all("=" in word and word[0] != "-" for word in rest), f"{rest} in {words}"
 
 
@@ -105,13 +106,13 @@ def check_verb(words: list[str]) -> None:
     "line",
     ["graphpipe plan", "graphpipe plna mmt", "make demo tset", "graphpipe report -o", "torchrun -m graphpipe train"],
 )
-def test_what_is_wrong_in_a_command_that_is_not_run_is_found(line: str) -> None:
+def test_the_check_finds_mistakes_in_commands_that_are_not_run(line: str) -> None:
     with pytest.raises((AssertionError, SystemExit)):
         check_commands(line)
 
 
 def slurm_starts(folder: Path, *words: str) -> tuple[list[str], str]:
-    """Return what the script starts with these words on three nodes, and whether ranks get a store of their own."""
+    """Return what the script starts on three nodes, and the value of TORCH_DISABLE_SHARE_RDZV_TCP_STORE."""
     for name, body in {
         "scontrol": "printf 'n1\\nn2\\nn3\\n'",
         "srun": 'echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"; echo "$@"',
@@ -123,14 +124,14 @@ def slurm_starts(folder: Path, *words: str) -> tuple[list[str], str]:
     script = ROOT / "examples" / "slurm" / "train.sbatch"
     command = ["bash", str(script), *words]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    apart, started = said.splitlines()
-    return started.split(), apart
+    own_store, started = said.splitlines()
+    return started.split(), own_store
 
 
 def test_the_slurm_script_starts_torchrun(tmp_path: Path) -> None:
     meeting = "--rdzv-backend c10d --rdzv-id 77 --rdzv-endpoint n1:29500 -m graphpipe train t.toml"
     first = "torchrun --nnodes 3 --nproc-per-node 4 --max-restarts 0"
     assert slurm_starts(tmp_path, "t.toml") == (f"{first} {meeting}".split(), "1")
-    # It was refused: the ranks would have shared the agents' store.
+    # The script used to refuse --elastic, because the ranks would have shared the agents' store.
     first = "--no-kill --kill-on-bad-exit=0 torchrun --nnodes 1:3 --nproc-per-node 4 --max-restarts 10"
     assert slurm_starts(tmp_path, "t.toml", "--elastic") == (f"{first} {meeting} --elastic".split(), "1")

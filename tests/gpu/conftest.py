@@ -1,4 +1,4 @@
-"""Puts this folder on the path."""
+"""Makes the helpers of this folder importable, and disables TensorFloat-32."""
 
 import sys
 from pathlib import Path
@@ -11,5 +11,5 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 @pytest.fixture(autouse=True)
 def exact_products() -> None:
-    """TensorFloat-32 rounds more than the tests allow."""
+    """Disable TensorFloat-32, which rounds more than the tests allow."""
     torch.set_float32_matmul_precision("highest")

@@ -1,4 +1,4 @@
-"""What ranks on GPUs do: importable functions of plain values."""
+"""Functions that ranks on GPUs run; they are importable, and their arguments are plain values."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from run_models import fan_batch
 
 
 def train(cut: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Train on the GPU of this rank, with NCCL between ranks; what comes back is on the CPU."""
+    """Train on the GPU of this rank, with NCCL between ranks, and return the results on the CPU."""
     found = run_scenarios.train(cut, 2, options | {"device": f"cuda:{dist.get_rank()}"})
     return {key: _on_cpu(value) for key, value in found.items()}
 
 
 def step_under_sanitizer(cut: str) -> None:
-    """Train two steps and evaluate on one GPU; CUDA's sanitizer, if it is on, raises for a race between streams."""
+    """Train two steps and evaluate on one GPU; the CUDA sanitizer, if enabled, raises for a race between streams."""
     pipeline, _ = run_scenarios.build(cut, device="cuda:0")
     for step in range(2):
         pipeline.step(*fan_batch(seed=step))

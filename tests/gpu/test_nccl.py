@@ -1,4 +1,4 @@
-"""Ranks on GPUs of their own, NCCL between them: they train as one process on the CPU does."""
+"""Ranks with one GPU each and NCCL train as one process on the CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ def test_ranks_with_nccl_train_as_one_process_on_the_cpu(cut: str, options: dict
     size = 1 + max(device for _, devices, _ in STAGES[cut] for device in devices)
     if torch.cuda.device_count() < size:
         pytest.skip(f"needs {size} CUDA devices, there are {torch.cuda.device_count()}")
-    alone = train(cut, 2, {name: value for name, value in options.items() if name != "engine"} | {"device": "cpu"})
+    single = train(cut, 2, {name: value for name, value in options.items() if name != "engine"} | {"device": "cpu"})
     for rank in values(run_ranks(run_on_gpus.train, size, tmp_path, cut, options, seconds=100.0)):
-        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+        assert rank["losses"] == pytest.approx(single["losses"], rel=1e-4)
         for name, gradient in rank["gradients"].items():
-            torch.testing.assert_close(gradient, alone["gradients"][name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(gradient, single["gradients"][name], rtol=1e-4, atol=1e-6)

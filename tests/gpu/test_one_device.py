@@ -1,4 +1,4 @@
-"""All stages in one process on one device: on a GPU a stream per stage, on a CPU the same code without streams."""
+"""All stages in one process on one device: a GPU has one stream per stage, a CPU runs the same code without streams."""
 
 import os
 import subprocess
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from bench import gpu
-from graphpipe.profiler.profile_ops import Effort
+from graphpipe.profiler.effort import Effort
 from graphpipe.run import Pipeline
 from graphpipe.run.device import device_clock as clock
-from graphpipe.run.device.stream import Stream
+from graphpipe.run.device.stream import CudaStream
 
 NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GPU = "cuda:0"
@@ -29,7 +29,7 @@ DEVICES = ["cpu", pytest.param(GPU, marks=NEEDS_A_GPU)]
 
 
 def on_devices(cases: Iterable[str], few: Collection[str]) -> list[Any]:
-    """Return every case on a GPU; on the CPU, where other tests have them all, a few."""
+    """Return every case on a GPU, and a few on the CPU, because other tests run all cases there."""
     return [*((case, "cpu") for case in few), *(pytest.param(case, GPU, marks=NEEDS_A_GPU) for case in cases)]
 
 
@@ -38,7 +38,7 @@ def close(found: Any, wanted: Any) -> None:
 
 
 def assert_same_step(pipeline: Pipeline, twin: nn.Module, inputs: dict[str, Tensor], targets: Tensor) -> None:
-    """Check loss and gradients of a step against the model in one piece, on the CPU."""
+    """Assert that loss and gradients of a step equal those of the unpartitioned model on the CPU."""
     loss = cross_entropy(twin(**inputs), targets)
     loss.backward()
     assert pipeline.step(inputs, targets) == pytest.approx(loss.item(), rel=1e-5)
@@ -55,7 +55,7 @@ def test_gradients_equal_those_of_the_unpartitioned_model(cut: str, device: str)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_training_goes_as_on_the_cpu(device: str) -> None:
+def test_training_equals_training_on_the_cpu(device: str) -> None:
     ours, theirs = build("mixed", clip_norm=0.1, device=device)[0], build("mixed", clip_norm=0.1, device="cpu")[0]
     for step in range(4):
         batch = fan_batch(seed=step)
@@ -64,7 +64,7 @@ def test_training_goes_as_on_the_cpu(device: str) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "device"), on_devices(["1f1b", "zb-h1"], ["zb-h1"]))
-def test_several_stages_of_a_device_and_backwards_in_halves(schedule: str, device: str) -> None:
+def test_several_stages_on_a_device_and_split_backwards(schedule: str, device: str) -> None:
     pipeline, _ = chain_pipeline([(names, on, 8) for names, on, _ in INTERLEAVED], schedule, dropout=0.0, device=device)
     assert_same_step(pipeline, chain(), *chain_batch())
 
@@ -98,21 +98,25 @@ def test_stages_of_one_device_are_predicted_to_share_it() -> None:
     shared = gpu.shared_device(torch.device("cpu"), 5)
     costs = gp.estimate(graph, shared)
     stages = [gp.HandStage(ops=ops, devices=(at,), micro_batch=2) for at, ops in enumerate(case.stages)]
-    together = gp.hand_plan(graph, costs, shared, batch_size=8, stages=stages)
+    sharing = gp.hand_plan(graph, costs, shared, batch_size=8, stages=stages)
     apart = gp.hand_plan(graph, costs, replace(shared, cores_per_node=None), batch_size=8, stages=stages)
     tasks = [span for span in gp.simulate(apart).spans if span.kind in ("F", "B")]
     work = sum(task.end_seconds - task.start_seconds for task in tasks)
-    assert together.prediction.step_seconds >= work > apart.prediction.step_seconds
+    assert sharing.prediction is not None
+    assert apart.prediction is not None
+    assert sharing.prediction.step_seconds >= work > apart.prediction.step_seconds
 
 
 @NEEDS_A_GPU
-def test_stages_have_streams_of_their_own_and_spans_come_from_events() -> None:
+def test_every_stage_has_a_stream_and_spans_are_timed_by_events() -> None:
     pipeline, _ = build("four", record=True, device="cuda:0")
     pipeline.step(*fan_batch())
-    lanes = pipeline.held().worker.lanes
-    assert len({id(lane) for lane in lanes.stages.values()}) == 4
-    assert all(isinstance(lane, Stream) for lane in [lanes.main, *lanes.stages.values(), *lanes.edges.values()])
-    assert isinstance(pipeline.held().worker.recorder.clock, clock.CudaClock)
+    streams = pipeline._worker.streams
+    assert len({id(stream) for stream in streams.stages.values()}) == 4
+    assert all(
+        isinstance(stream, CudaStream) for stream in [streams.main, *streams.stages.values(), *streams.edges.values()]
+    )
+    assert isinstance(pipeline._worker.recorder.clock, clock.CudaClock)
     trace = pipeline.trace()
     assert all(0 <= span.start_seconds <= span.end_seconds <= trace.step_seconds for span in trace.spans)
 
@@ -120,7 +124,7 @@ def test_stages_have_streams_of_their_own_and_spans_come_from_events() -> None:
 @NEEDS_A_GPU
 @pytest.mark.parametrize("cut", ["four", "mixed", "shared"])
 def test_cudas_sanitizer_finds_no_race_between_streams(cut: str) -> None:
-    """torch's own (TORCH_CUDA_SANITIZER) follows every kernel that torch launches and every event."""
+    """The sanitizer of torch (TORCH_CUDA_SANITIZER) checks every kernel and event of torch."""
     code = f"import sys; sys.path[:0] = {sys.path!r}; import run_on_gpus; run_on_gpus.step_under_sanitizer({cut!r})"
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""Brute force for the baseline planners: every pipeline there is, priced from the cost look-up alone."""
+"""Brute force for the baseline planners: every possible pipeline, with costs taken only from the cost look-up."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ Price = Callable[[Problem, int, Pipeline], float]
 
 
 def busy_problem(seed: int, *, most_ops: int = 8, devices: int = 4, tight: bool = False, scale: float = 1.0) -> Problem:
-    """A random DAG with traffic and parameters; `scale` lengthens every time, `tight` leaves little memory."""
+    """Return a random DAG with traffic and parameters. `scale` multiplies all times. `tight` leaves little memory."""
     rng = random.Random(seed)
     count, density = rng.randint(1, most_ops), rng.choice([0.2, 0.5, 0.8])
     ops = tuple(
@@ -56,7 +56,7 @@ def busy_problem(seed: int, *, most_ops: int = 8, devices: int = 4, tight: bool 
 
 
 def pipelines(problem: Problem, micro_batch: int, *, chain: bool, even: bool) -> Iterator[Pipeline]:
-    """Every sequence of stages: intervals of the linear order, or all convex ones; one degree for all if `even`."""
+    """Yield every sequence of stages: intervals of the linear order, or all convex sets. `even`: equal degrees."""
     devices = len(problem.cluster.devices)
     degrees = [degree for degree in range(1, devices + 1) if micro_batch % degree == 0]
 
@@ -76,7 +76,7 @@ def pipelines(problem: Problem, micro_batch: int, *, chain: bool, even: bool) ->
 
 
 def heads(graph: Graph, left: tuple[str, ...], *, chain: bool) -> Iterator[tuple[str, ...]]:
-    """Every first stage of what is left: a non-empty set with all its predecessors done or inside."""
+    """Yield every possible next stage: a non-empty set whose predecessors are done or in it."""
     if chain:
         yield from (left[:length] for length in range(1, len(left) + 1))
         return
@@ -126,15 +126,16 @@ def fits(problem: Problem, micro_batch: int, pipeline: Pipeline, *, whole: bool 
     capacity = problem.cluster.device_types[0].memory_bytes
     for position, (ops, degree, how) in enumerate(pipeline):
         held = problem.batch_size if whole else min(problem.batch_size, (len(pipeline) - position) * micro_batch)
-        activations = costs.activation_bytes(ops, how) * held + costs.recomputed_bytes(ops, how) * micro_batch
-        if costs.state_bytes(ops) + activations / degree > capacity:
+        kept = costs.activation_bytes.saved(ops, how) + costs.activation_bytes.received(ops)
+        activations = kept * held + costs.activation_bytes.recomputed(ops, how) * micro_batch
+        if costs.parameter_bytes.state(ops) + activations / degree > capacity:
             return False
     return True
 
 
 def variants(pipeline: Pipeline, recompute: Literal["never", "each", "all"]) -> Iterator[Pipeline]:
-    """The pipeline with every choice of the stages that recompute."""
-    policies: list[tuple[Recompute, ...]] = [("none",) * len(pipeline)]
+    """Yield the pipeline with every choice of stages that recompute."""
+    policies: list[tuple[Recompute, ...]] = [tuple("none" for _ in pipeline)]
     if recompute == "each":
         policies = [*product(("none", "full"), repeat=len(pipeline))]
     elif recompute == "all":
@@ -153,7 +154,7 @@ def best(
     whole: bool = False,
     recompute: Literal["never", "each", "all"] = "never",
 ) -> float:
-    """The least price of any pipeline that fits, where each stage, or all, may recompute; infinite if none does."""
+    """Return the least cost of a pipeline that fits. Each stage, or all, may recompute. Infinite if none fits."""
     drawn = pipelines(problem, micro_batch, chain=chain, even=even)
     every = (variant for pipeline in drawn for variant in variants(pipeline, recompute))
     return min(
@@ -163,13 +164,13 @@ def best(
 
 
 def planned(name: str, problem: Problem, micro_batch: int, price: Price) -> tuple[float, Plan | None]:
-    """What a planner's plan costs by its own price; infinite if it finds none."""
+    """Return the cost of a planner's plan under its own cost model. Infinite if it does not find a plan."""
 
     def of(plan: Plan) -> float:
         return price(problem, micro_batch, [Block(each.ops, each.degree, each.recompute) for each in plan.stages])
 
     try:
-        plan = PLANNERS[name](problem, Options(evaluate=of, micro_batch=micro_batch))
+        plan = PLANNERS[name].plan(problem, Options(evaluate=of, micro_batch=micro_batch))
     except Infeasible:
         return float("inf"), None
     return of(plan), plan

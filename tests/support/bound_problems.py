@@ -1,4 +1,4 @@
-"""Problems in which everything that a bound counts matters, and the least bottleneck over all their plans."""
+"""Problems in which every cost of a bound matters, and the least bottleneck over all their plans."""
 
 import random
 from dataclasses import replace
@@ -8,20 +8,20 @@ import numpy as np
 from problems import cluster, table
 
 from graphpipe.cluster import Cluster, Link, PairLink
-from graphpipe.costs import CostModel
+from graphpipe.costs import CostModel, Recompute
 from graphpipe.graph import Edge, Graph, Op, Work
 from graphpipe.planners.by_hand import HandPlan, HandStage
 from graphpipe.planners.problem.partition import Problem
 
 
 def heavy_problem(seed: int, *, most_ops: int = 6, devices: int | None = None, uneven: bool = False) -> Problem:
-    """Operators with fixed costs, weights to synchronise and update, activations, traffic; memory that is short.
+    """Draw operators with fixed costs, weights, activations and traffic, on devices with little memory.
 
     Args:
-        seed: of the draw.
-        most_ops: operators, at most.
-        devices: how many; None: 1 to 4.
-        uneven: two types of devices, and a fast link between two of them.
+        seed: for the random draw.
+        most_ops: the largest number of operators.
+        devices: the number of devices. None draws 1 to 4.
+        uneven: use two types of devices, and a fast link between two of them.
     """
     rng = random.Random(seed)
     count, density = rng.randint(1, most_ops), rng.choice([0.2, 0.5, 0.8])
@@ -54,7 +54,7 @@ def heavy_problem(seed: int, *, most_ops: int = 6, devices: int | None = None, u
 
 
 def _uneven(problem: Problem) -> Problem:
-    """Every other device is of a type that takes twice as long and has half the memory."""
+    """Make every second device half as fast, with half the memory."""
     here = problem.cluster
     (fast,) = here.device_types
     slow = replace(fast, name="slow", memory_bytes=fast.memory_bytes / 2)
@@ -71,10 +71,10 @@ def _uneven(problem: Problem) -> Problem:
 
 
 def least_bottleneck(problem: Problem, sizes: tuple[int, ...]) -> float:
-    """Seconds per mini-batch of the slowest stage, the least over all partitions, degrees and micro-batch sizes.
+    """Return the least seconds per mini-batch of the slowest stage, over all partitions, degrees and micro-batch sizes.
 
-    Of equal devices that run a stage each. Transfers take nothing, and a ring takes the best link there is: no plan
-    beats it, and where nothing is sent between nodes one reaches it.
+    The devices are equal and each runs one stage. Transfers take no time, and a ring all-reduce uses the best link.
+    This is a lower bound for every plan. Some plan reaches it if it does not send between nodes.
     """
     graph, costs, here = problem.graph, CostModel(problem.graph, problem.costs, problem.cluster), problem.cluster
     batch, count, (kind,) = problem.batch_size, len(graph.ops), here.device_types
@@ -92,8 +92,9 @@ def least_bottleneck(problem: Problem, sizes: tuple[int, ...]) -> float:
                 continue
             saved = [graph[name].work.saved_bytes_per_sample * size / degree for name in names]
             # Everything kept, for one micro-batch; or each operator computed again, when it holds what it saves.
-            for held, recompute in ((sum(saved), "none"), (max(saved), tuple(names))):
-                if costs.state_bytes(names) + held <= kind.memory_bytes:
+            choices: list[tuple[float, Recompute]] = [(sum(saved), "none"), (max(saved), tuple(names))]
+            for held, recompute in choices:
+                if costs.parameter_bytes.state(names) + held <= kind.memory_bytes:
                     task = costs.task_seconds(names, 0, size / degree, recompute)
                     found = min(found, batch / size * (task.forward + task.backward) + update)
         return found
@@ -116,7 +117,7 @@ def least_bottleneck(problem: Problem, sizes: tuple[int, ...]) -> float:
 
 
 def random_hand(problem: Problem, seed: int) -> HandPlan:
-    """Stages cut from a topological order, on any devices: some may run several, some none."""
+    """Cut a topological order into stages on random devices. A device may run several stages, or stay unused."""
     rng = random.Random(seed)
     order, count = problem.graph.order, len(problem.cluster.devices)
     cuts = sorted(rng.sample(range(1, len(order)), rng.randint(0, len(order) - 1)))
@@ -126,6 +127,6 @@ def random_hand(problem: Problem, seed: int) -> HandPlan:
         size = rng.choice([b for b in range(degree, problem.batch_size + 1, degree) if problem.batch_size % b == 0])
         devices = tuple(rng.sample(range(count), degree))
         ops = tuple(order[start:stop])
-        again = rng.choice(["none", "none", "full", ops])
-        stages.append(HandStage(ops=ops, devices=devices, micro_batch=size, recompute=again))
+        choices: list[Recompute] = ["none", "none", "full", ops]
+        stages.append(HandStage(ops=ops, devices=devices, micro_batch=size, recompute=rng.choice(choices)))
     return HandPlan(stages=tuple(stages))

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven over its DevTools pipe: what a page logs, holds, and looks like."""
+"""A headless Chromium, driven over its DevTools pipe: reads a page's log and elements, and takes screenshots."""
 
 import base64
 import fcntl
@@ -24,7 +24,7 @@ FLAGS = (
 class Browser:
     """One browser with one page.
 
-    Use as a context manager: the browser ends with it.
+    Use it as a context manager, which ends the browser.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -46,7 +46,7 @@ class Browser:
             os.close(descriptor)
         self._count, self._rest, self._session = 0, b"", ""
         self.problems: list[str] = []
-        """Errors and warnings that the page logged, and requests that it made to anywhere."""
+        """Errors and warnings that the page logged, and its network requests."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -118,7 +118,7 @@ class Browser:
             self.send("Input.dispatchKeyEvent", type=kind, key=key, **code, **(text if kind == "keyDown" else {}))
 
     def picture(self, path: Path) -> None:
-        """Write a screenshot of what is in sight."""
+        """Write a screenshot of the visible part of the page."""
         data = self.send("Page.captureScreenshot", format="png")["data"]
         path.write_bytes(base64.b64decode(data))
 

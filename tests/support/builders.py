@@ -1,4 +1,4 @@
-"""Small plans with costs simple enough for mental arithmetic."""
+"""Small plans with costs that are easy to compute by hand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,9 +23,9 @@ class Part:
     saved_bytes: float = 0.0
     burst: int = 1
     devices: tuple[int, ...] | None = None
-    """None: the next `degree` devices."""
+    """None takes the next `degree` devices."""
     in_flight: int | None = None
-    """None: the fewest samples that keep the pipeline continuous."""
+    """None takes the fewest samples that keep the pipeline continuous."""
     recompute: Recompute = "none"
     temporaries: Temporaries | None = None
 
@@ -49,7 +49,8 @@ def make_plan(
 ) -> Plan:
     """Return a plan of these stages (in topological order) and edges (source, target, bytes per sample).
 
-    Without edges the stages form a chain that sends nothing. The default link moves one byte per second at no latency.
+    Without edges the stages form a chain that sends zero bytes. The default link moves one byte per
+    second, without latency.
     """
     edges = chain(len(parts)) if edges is None else edges
     devices = place(parts)
@@ -82,7 +83,7 @@ def make_plan(
 
 
 def temporaries(forward: float, backward: float, *, fixed: float = 0.0, loss: float = 0.0) -> Temporaries:
-    """Return bytes per sample, and a fixed part of the backward's."""
+    """Return temporary bytes per sample, and the fixed bytes of the backward."""
     return Temporaries(
         forward=Curve(lines=((0.0, forward),)), backward=Curve(lines=((fixed, backward),)), loss_bytes_per_sample=loss
     )
@@ -135,7 +136,7 @@ def plans(
 
 
 def share(plan: Plan, stages: Sequence[int], count: float, name: str = "tied") -> Plan:
-    """Return the plan with a parameter of `count` bytes that the operators of these stages hold besides their own."""
+    """Return the plan with a parameter of `count` bytes that the operators of these stages share."""
     inside = {op for number in stages for op in plan.stages[number].ops}
     ops = tuple(
         replace(op, parameters=(*op.parameters, name), parameter_bytes=op.parameter_bytes + count)
@@ -148,10 +149,10 @@ def share(plan: Plan, stages: Sequence[int], count: float, name: str = "tied") -
 
 
 def crossed() -> tuple[Plan, str]:
-    """A plan and a schedule in which a replica can do its last backward only after what the other's leads to.
+    """Return a plan and schedule in which the last backward of one replica depends on that of the other replica.
 
-    Stage 1 has replicas on devices 1 and 2. Device 2 also hosts stage 0, whose first backward needs the gradients from
-    device 1 alone, and comes before that of stage 1 there.
+    Stage 1 has replicas on devices 1 and 2. Device 2 also hosts stage 0. The first backward of stage 0 needs only the
+    gradients from device 1, and runs before the backward of stage 1 on device 2.
     """
     parts = [
         Part(micro_batch=2, devices=(2,), parameter_bytes=1.0),
@@ -163,7 +164,7 @@ def crossed() -> tuple[Plan, str]:
 
 
 def place(parts: Sequence[Part]) -> list[tuple[int, ...]]:
-    """Return the devices of each stage: as told, or the next free ones."""
+    """Return the devices of each stage: the given ones, or the next free ones."""
     placed: list[tuple[int, ...]] = []
     free = 0
     for part in parts:

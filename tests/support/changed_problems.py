@@ -1,4 +1,4 @@
-"""The same problem in other words, in other units, or with more of something."""
+"""Variants of a problem: with other names, order or units, or with more devices, memory or bandwidth."""
 
 import random
 from dataclasses import replace
@@ -9,7 +9,7 @@ from graphpipe.planners.problem.partition import Problem
 
 
 def renamed(problem: Problem, seed: int) -> Problem:
-    """Give the operators other names, in an order of their own."""
+    """Give the operators other names, which sort in another order."""
     names = [f"x{n}" for n in range(len(problem.graph.ops))]
     random.Random(seed).shuffle(names)
     new = dict(zip((op.name for op in problem.graph.ops), names, strict=True))
@@ -30,7 +30,7 @@ def shuffled(problem: Problem, seed: int) -> Problem:
 
 
 def scaled(problem: Problem, factor: float) -> Problem:
-    """Let everything take `factor` times as long."""
+    """Make all computation and communication take `factor` times as long."""
 
     def curve(of: Curve) -> Curve:
         return Curve(lines=tuple((fixed * factor, slope * factor) for fixed, slope in of.lines))
@@ -62,7 +62,7 @@ def scaled(problem: Problem, factor: float) -> Problem:
 
 
 def with_a_device(problem: Problem) -> Problem:
-    """One more device, on the last node."""
+    """Add a device to the last node."""
     here = problem.cluster
     last = here.devices[-1]
     return replace(
@@ -72,13 +72,13 @@ def with_a_device(problem: Problem) -> Problem:
 
 
 def with_memory(problem: Problem) -> Problem:
-    """Twice the memory on every device."""
+    """Double the memory of every device."""
     kinds = tuple(replace(kind, memory_bytes=2 * kind.memory_bytes) for kind in problem.cluster.device_types)
     return replace(problem, cluster=replace(problem.cluster, device_types=kinds))
 
 
 def with_bandwidth(problem: Problem) -> Problem:
-    """Four times the bandwidth on every link."""
+    """Multiply the bandwidth of every link by four."""
     here = problem.cluster
 
     def wider(link: Link) -> Link:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graphpipe.cli import main
+from graphpipe.cli.main import main
 from graphpipe.graph import Edge, Graph, Op, Work
 
 TASK = """
@@ -95,7 +95,7 @@ STAGES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command came to."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -103,7 +103,7 @@ class Ran:
 
     @property
     def json(self) -> Any:
-        """The one object on standard output."""
+        """The JSON object on standard output."""
         return json.loads(self.out)
 
 
@@ -111,7 +111,7 @@ Run = Callable[..., Ran]
 
 
 def torchrun(ranks: int, *words: object, options: Sequence[object] = ()) -> "subprocess.CompletedProcess[str]":
-    """Run graphpipe as torchrun does on every rank."""
+    """Run graphpipe on several ranks with torchrun."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, *options]
     command = [str(word) for word in (*launcher, "-m", "graphpipe", *words)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -123,14 +123,14 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
     def call(*words: object) -> Ran:
         code = main([str(word) for word in words])
-        captured = capfd.readouterr()  # what the ranks print too
+        captured = capfd.readouterr()  # also the output of the ranks
         return Ran(code, captured.out, captured.err)
 
     return call
 
 
 def two_branches(parameter_bytes: float = 4e6) -> Graph:
-    """Return two branches of two operators, and their join."""
+    """Return two branches of two operators each, and their join."""
     names = ("left.0", "left.1", "right.0", "right.1", "join")
     work = Work(flops_per_sample=1e9, traffic_bytes_per_sample=1e5, saved_bytes_per_sample=1e5)
     pairs = [("left.0", "left.1"), ("right.0", "right.1"), ("left.1", "join"), ("right.1", "join")]
@@ -157,7 +157,7 @@ def plan_file(run: Run, graph: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a training configuration, in a folder of its own that is the working directory."""
+    """Return a training configuration in a new folder, which becomes the working directory."""
     (tmp_path / "tiny.py").write_text(TASK)
     (tmp_path / "tiny.toml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)

@@ -1,14 +1,14 @@
-"""Processes forked from one that has imported torch and more: to start each anew would take up to eight seconds.
+"""A server that forks a process for each command. It has imported torch already, which saves up to eight seconds.
 
-    python fork_server.py serve SOCKET OWNER                  waits for commands, as long as the process OWNER lives
+    python fork_server.py serve SOCKET OWNER                  waits for commands until the process OWNER ends
     python fork_server.py run SOCKET graphpipe ARGUMENT...    the command line, as the installed script would run it
     python fork_server.py run SOCKET python -c CODE ...       a program
-    python fork_server.py run SOCKET python FILE ...          the same from a file
+    python fork_server.py run SOCKET python FILE ...          a program in a file
     python fork_server.py run SOCKET python -m MODULE ...     a module, such as a rank of `graphpipe train`
 
-Each command runs in a fork of its own, with the environment, working directory and files of the process that asks, and
-ends as any process: only imports are shared. The asking process ends as the command does, by the same signal if one
-ended it; if the asking process is killed, the command is told to stop, and killed if it does not.
+Each command runs in its own fork, with the environment, working directory and open files of the client. The fork
+shares nothing but imports with the server. The client exits with the command's exit code, or by the signal that ended
+the command. If the client is killed, the command receives SIGTERM, and SIGKILL after `GRACE_SECONDS`.
 """
 
 import gc
@@ -28,7 +28,7 @@ from runpy import run_module, run_path
 GRACE_SECONDS = 5.0
 _TRANSFORMERS = ("bart", "clip", "flava", "gpt2", "llava", "t5", "vilt", "vit")
 SHARED = (
-    *("graphpipe.training.prepare", "graphpipe.training.train_rank", "graphpipe.model.zoo"),
+    *("graphpipe.training.train", "graphpipe.model.zoo"),
     *(
         "graphpipe.report.figures.static_figures",
         "graphpipe.report.page.report_page",
@@ -39,18 +39,18 @@ SHARED = (
     *("torch.distributed.fsdp", "torch.distributed.optim"),
     *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),
 )
-"""What takes long to import."""
+"""Modules that take long to import."""
 
 
 def serve(path: str, owner: int) -> None:
     """Fork a process for every command."""
-    if os.fork():  # Nobody's child: what the tests leave behind is looked for among theirs.
+    if os.fork():  # Detach: the tests search their children for processes that were left running.
         os._exit(0)
     _warm_up()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(100)
-    assert threading.active_count() == 1, "a fork would lose the other threads"
+    assert threading.active_count() == 1, "a fork would lose the server's other threads"
     listener.settimeout(1.0)
     with suppress(ProcessLookupError):
         while True:
@@ -76,7 +76,7 @@ def _warm_up() -> None:
 
     gp.capture(*zoo("two-tower-small", device="meta"))  # torch.export imports more when it is first used.
     gc.collect()
-    gc.freeze()  # Collections in the forks, the one at their end too, leave these pages alone.
+    gc.freeze()  # Collections in the forks then do not write to these pages, so they are never copied.
 
 
 def _reap() -> None:
@@ -86,10 +86,10 @@ def _reap() -> None:
 
 
 def _attend(connection: socket.socket) -> None:
-    """Run the command in a child, and tell its exit code."""
+    """Run the command in a child, and send its exit code to the client."""
     connection.setblocking(True)
     head, files, _, _ = socket.recv_fds(connection, 8, 3)
-    if not head:  # Somebody wanted to know whether we listen.
+    if not head:  # The client only tested whether the server listens.
         os._exit(0)
     (length,) = struct.unpack("!Q", head)
     text = b""
@@ -106,14 +106,14 @@ def _attend(connection: socket.socket) -> None:
             each.close()
         return _become(files, **json.loads(text))
     for file in files:
-        os.close(file)  # Who reads what the command prints waits for the last that could.
-    if ended not in select.select([ended, connection], [], [])[0]:  # The asking process has gone.
+        os.close(file)  # A reader of the command's output sees its end only after every copy is closed.
+    if ended not in select.select([ended, connection], [], [])[0]:  # The client has ended.
         os.kill(child, signal.SIGTERM)
         if not select.select([ended], [], [], GRACE_SECONDS)[0]:
             os.kill(child, signal.SIGKILL)
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with suppress(BrokenPipeError):  # The asking process has gone meanwhile.
+    with suppress(BrokenPipeError):  # The client has ended in the meantime.
         connection.sendall(struct.pack("!i", code))
     os._exit(0)
 
@@ -125,8 +125,8 @@ def _become(files: list[int], environment: dict[str, str], folder: str, command:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    # What the command starts with its own Python, ranks above all, is forked too: see forked_programs.py.
-    sys.executable = environment["WARM_PYTHON"]
+    # Processes that the command starts with its own Python, such as ranks, are forked too: see forked_programs.py.
+    sys.executable = environment["FORKED_PYTHON"]
     sys.path.pop(0)  # this file's folder
     match command:
         case ["graphpipe", *_]:
@@ -151,7 +151,7 @@ def _become(files: list[int], environment: dict[str, str], folder: str, command:
 
 
 def run(path: str, command: list[str]) -> int:
-    """Have a command run, and return its exit code."""
+    """Let the server run a command, and return its exit code."""
     text = json.dumps({"environment": dict(os.environ), "folder": os.getcwd(), "command": command}).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)

@@ -1,4 +1,4 @@
-"""Programs whose processes are forks of a server that has imported torch and more (see fork_server.py)."""
+"""Programs whose processes are forks of a server that has imported torch already (see fork_server.py)."""
 
 import os
 import shlex
@@ -13,15 +13,15 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
-_WARM = Path(__file__).parent / "fork_server.py"
+_FORK_SERVER = Path(__file__).parent / "fork_server.py"
 _SECONDS = 120.0
 
 
 @cache
 def server() -> Path:
-    """Return the socket of the server of this run of the tests: who asks first starts it, for all workers."""
+    """Return the socket of this test run's server. The first worker to call this starts the server."""
     owner = psutil.Process(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
-    folder = Path(tempfile.gettempdir()) / f"graphpipe-warm-{owner.pid}-{owner.create_time():.2f}"
+    folder = Path(tempfile.gettempdir()) / f"graphpipe-fork-server-{owner.pid}-{owner.create_time():.2f}"
     path = folder / "socket"
     try:
         folder.mkdir(mode=0o700)
@@ -29,7 +29,7 @@ def server() -> Path:
         pass
     else:
         subprocess.run(
-            [sys.executable, _WARM, "serve", path, str(owner.pid)],
+            [sys.executable, _FORK_SERVER, "serve", path, str(owner.pid)],
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -38,19 +38,19 @@ def server() -> Path:
         )
     end = time.monotonic() + _SECONDS
     while not _listens(path):
-        assert time.monotonic() < end, "the server of warm processes did not start"
+        assert time.monotonic() < end, "the fork server did not start"
         time.sleep(0.1)
     return path
 
 
 @cache
-def programs() -> Path:
+def forked_programs() -> Path:
     """Return a folder with `graphpipe`, `python` and `torchrun` that run in forks of the server, as their ranks do."""
     folder = Path(tempfile.mkdtemp(dir=server().parent))
     for name in ("graphpipe", "python"):
-        _program(folder / name, sys.executable, "-S", str(_WARM), "run", str(server()), name)
+        _program(folder / name, sys.executable, "-S", str(_FORK_SERVER), "run", str(server()), name)
     _program(folder / "torchrun", sys.executable, "-m", "torch.distributed.run")
-    os.environ["WARM_PYTHON"] = str(folder / "python")  # what such a process starts others with
+    os.environ["FORKED_PYTHON"] = str(folder / "python")  # `sys.executable` of the forks
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Work that ends in every way there is; in a module of its own, so that another process can import it."""
+"""Functions that return, raise or are killed, in a module that other processes can import."""
 
 import os
 import time
@@ -27,7 +27,7 @@ def work(name: str) -> str:
 
 
 def search(problem: Any, options: dict[str, Any], with_trace: bool, name: str) -> object:
-    """The search of `compare`, in which one planner fails and another is killed."""
+    """Replaces the search of `compare`: one planner fails and another is killed."""
     match name:
         case "spp":
             raise RuntimeError("no luck")

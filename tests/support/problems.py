@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,7 +11,7 @@ from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostModel, CostTable, Curve, OpCost
 from graphpipe.graph import Edge, Graph, Op, Work
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.search.size_settings import stage_seconds
+from graphpipe.planners.problem.stage_costs import stage_seconds
 
 KIND = DeviceType(
     name="gpu",
@@ -24,7 +25,7 @@ KIND = DeviceType(
 
 def cluster(devices: int, *, per_node: int = 4, memory_bytes: float = 16e9, overlap: bool = True) -> Cluster:
     """Equal devices; 50 GB/s inside a node, 12.5 GB/s between nodes."""
-    kind = DeviceType(**{field: getattr(KIND, field) for field in KIND.__slots__} | {"memory_bytes": memory_bytes})
+    kind = replace(KIND, memory_bytes=memory_bytes)
     return Cluster(
         name="test",
         device_types=(kind,),
@@ -36,12 +37,19 @@ def cluster(devices: int, *, per_node: int = 4, memory_bytes: float = 16e9, over
 
 
 def table(graph: Graph, curves: dict[str, tuple[float, float]]) -> CostTable:
-    """Each operator takes `fixed + slope * samples` forwards, and as much for each gradient."""
+    """An operator's forward takes `fixed + slope * samples` seconds, and so does each of its two gradients."""
     rows = []
     for op in graph.ops:
         curve = Curve(lines=(curves[op.name],))
-        row = {"forward": curve, "input_gradient": curve, "weight_gradient": curve}
-        rows.append(OpCost(op=op.name, device_type="gpu", source="analytic", **row))
+        row = OpCost(
+            op=op.name,
+            device_type="gpu",
+            source="analytic",
+            forward=curve,
+            input_gradient=curve,
+            weight_gradient=curve,
+        )
+        rows.append(row)
     return CostTable(graph_fingerprint=graph.fingerprint, rows=tuple(rows))
 
 
@@ -57,7 +65,7 @@ def towers(
     memory_bytes: float = 16e9,
     whole_batch: bool = False,
 ) -> Problem:
-    """Chains of layers side by side that meet in one operator, `join`."""
+    """Parallel chains of layers that meet in one operator, `join`."""
     work = Work(saved_bytes_per_sample=saved_bytes)
     ops, edges = [], []
     for branch, layers in enumerate(branches):
@@ -83,9 +91,9 @@ def random_problem(seed: int, *, most_ops: int = 7, most_devices: int = 4, batch
 
 
 def best_bottleneck(problem: Problem, micro_batch: int) -> float:
-    """Seconds per sample of the slowest stage, the least over every partition with an acyclic stage graph.
+    """Return the least seconds per sample of the slowest stage, over all partitions with an acyclic stage graph.
 
-    Such a partition is a chain of downsets: the recursion tries every next downset and every degree.
+    Such a partition is a chain of downsets. The recursion tries every next downset and every degree.
     """
     graph, count = problem.graph, len(problem.graph.ops)
     before = [sum(1 << graph.index[p] for p in graph.predecessors[op.name]) for op in graph.ops]

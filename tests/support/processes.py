@@ -1,4 +1,4 @@
-"""Whether processes have ended."""
+"""Finds processes that are still running."""
 
 import time
 from collections.abc import Generator, Iterable
@@ -8,20 +8,20 @@ import psutil
 
 
 @contextmanager
-def none_left() -> Generator[None]:
-    """Check that what this process has started in the block, and what that has, has ended when the block does."""
-    before = set(below())
+def all_processes_end() -> Generator[None]:
+    """Check at the end of the block that every descendant process started in it has ended."""
+    before = set(descendants())
     yield
-    assert set(below()) <= before
+    assert set(descendants()) <= before
 
 
-def below(pid: int | None = None) -> list[psutil.Process]:
-    """Return what a process (None: this one) has started, and what that has."""
+def descendants(pid: int | None = None) -> list[psutil.Process]:
+    """Return the children of a process (None: of this one), their children, and so on."""
     return psutil.Process(pid).children(recursive=True)
 
 
-def living(pids: Iterable[int]) -> list[psutil.Process]:
-    """Return the processes of these numbers that have not ended."""
+def running_processes(pids: Iterable[int]) -> list[psutil.Process]:
+    """Return the processes with these ids that exist."""
     found: list[psutil.Process] = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
@@ -29,8 +29,8 @@ def living(pids: Iterable[int]) -> list[psutil.Process]:
     return found
 
 
-def still_there(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Return which of the processes have not ended after some time; one that nobody has waited for yet has."""
+def still_running(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Return the processes that have not ended after this many seconds. A zombie has ended."""
     end = time.monotonic() + seconds
     left = [process for process in processes if _runs(process)]
     while left and time.monotonic() < end:

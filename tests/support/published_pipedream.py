@@ -1,6 +1,6 @@
 """PipeDream's partitioner as published: antichain states, replication, levels of the network, asynchronous 1F1B.
 
-    level 1 (devices of a node)      s0 s0 s1 | s2 s2 s2      then the best of a node is one unit of the next level
+    level 1 (devices of a node)      s0 s0 s1 | s2 s2 s2      the best result of a node is one unit of the next level
     level 2 (nodes)                  [ ... ] [ ... ]
 
 References:
@@ -19,7 +19,7 @@ from graphpipe.planners.baselines.downsets import Downsets, closed_sets
 
 Array = NDArray[np.float64]
 STATES = 2_000
-"""More states than this are too many: the programme looks at every pair, at lower levels at every triple."""
+"""The most states allowed: the dynamic programme visits every pair of them, and at lower levels every triple."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,9 @@ class Level:
     """One level of the network."""
 
     machines: int
-    """Units of the level below that are joined here."""
+    """The number of lower-level units that this level joins."""
     bytes_per_second: float
-    """Between two of them."""
+    """Between two units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partitioning:
-    """What the programme finds."""
+    """The result of the dynamic programme."""
 
     stages: tuple[Replicated, ...]
     seconds: float
@@ -65,9 +65,9 @@ def pipedream(graph: Graph, levels: Sequence[Level], *, compression: float | Non
     the level, r the machines of a level-below unit. The next level takes A of all machines as its C.
 
     Args:
-        graph: with measured times; all of one mini-batch size.
-        levels: of the network, from inside a node outwards.
-        compression: rho, by what activations are compressed on their way; None leaves transfers out.
+        graph: has measured times, all for the same mini-batch size.
+        levels: the network's levels, from inside a node outwards.
+        compression: rho, the factor by which activations are compressed for transfer. None ignores transfers.
 
     Raises:
         InvalidInput: an operator without measured times.
@@ -97,7 +97,7 @@ def _replicated(graph: Graph, states: "_States", start: int, stop: int, replicas
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """The states, the empty one first, and what lies between any two; infinite where they are not nested."""
+    """The states, the empty one first, and costs between any two of them. Infinite if the two are not nested."""
 
     members: NDArray[np.bool_]
     compute: Array
@@ -140,7 +140,7 @@ def _outputs(graph: Graph, members: NDArray[np.bool_]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
-    """The programme of one level."""
+    """The dynamic programme's table for one level."""
 
     best: Array
     """[states, states, machines + 1]: seconds from the first state to the second on so many machines."""
@@ -153,7 +153,7 @@ class _Solved:
     def of(
         states: _States, compute: Array, level: Level, inside: int, compression: float | None, *, whole: bool
     ) -> "_Solved":
-        """Solve a level; `whole`: from every state, as the next level needs it, not from the first alone."""
+        """Solve a level. `whole` solves from every state, for the next level, and not only from the first state."""
         count, machines = len(compute), level.machines
         starts = np.arange(count if whole else 1)
         stage = _stage_seconds(states, compute, level, inside)
@@ -191,7 +191,7 @@ class _Solved:
 
 
 def _stage_seconds(states: _States, compute: Array, level: Level, inside: int) -> Array:
-    """T, of shape [states, states, machines + 1]; infinite on no machine."""
+    """Return T, of shape [states, states, machines + 1]. It is infinite for 0 machines."""
     machines = np.arange(1, level.machines + 1)
     sync = 4 * (machines - 1) * states.parameters[:, :, None] / (level.bytes_per_second * machines * inside)
     seconds = (compute[:, :, None] + sync) / machines

@@ -1,4 +1,4 @@
-"""Piper as published: its own inputs (memory variants, tensor parallelism), its own cost model, its own programme.
+"""Piper as published, with the paper's inputs (memory variants, tensor parallelism), cost model and algorithm.
 
 The planner `piper` runs the same search over this package's graphs and costs.
 
@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.planners.baselines.downsets import LIMIT, Downsets, closed_sets
-from graphpipe.planners.baselines.stage_cuts import Cut, Ladder, Ways
+from graphpipe.planners.baselines.stage_cuts import BottleneckSearch, StageCut, StageCuts
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorShare:
-    """The costs of all nodes, each split over some devices; arrays [nodes, variants] with at most two variants."""
+    """The costs of all nodes when each is split over some devices. Arrays [nodes, variants], at most two variants."""
 
     seconds: Array
     """Forward and backward of one micro-batch."""
@@ -37,7 +37,7 @@ class TensorShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One problem of Piper's."""
+    """A problem for Piper."""
 
     edges: Sequence[tuple[int, int]]
     """(source, target) nodes."""
@@ -49,7 +49,7 @@ class Instance:
     memory_bytes: float
     bytes_per_second: float
     micro_batches: int
-    """Of one mini-batch; data-parallel degrees divide it, and their sum is at most it."""
+    """Per mini-batch. Data-parallel degrees divide this number, and their sum does not exceed it."""
 
     @property
     def degrees(self) -> list[int]:
@@ -57,13 +57,13 @@ class Instance:
         return [degree for degree in range(1, self.devices + 1) if self.micro_batches % degree == 0]
 
 
-def piper(instance: Instance, limit: int = LIMIT) -> list[Cut]:
-    """Return the stages, first to last; the seconds per micro-batch of the slowest are minimal. Empty: nothing fits.
+def piper(instance: Instance, limit: int = LIMIT) -> list[StageCut]:
+    """Return the stages, first to last, whose slowest takes the fewest seconds per micro-batch. Empty if none fit.
 
         dp[D][k][s] = min over D' in D, t, d of max(dp[D'][k - t d][s - d], TPS(D - D', t, d, s))
 
     A stage of degree d keeps ceil(s/d) micro-batches in flight, s being the sum of degrees from it to the end. Here
-    that sum is the count that a `Ladder` keeps small, so the table has no dimension s.
+    that sum is the count that a `BottleneckSearch` keeps small, so the table has no dimension s.
 
     Raises:
         Infeasible: the graph has too many downsets.
@@ -74,18 +74,20 @@ def piper(instance: Instance, limit: int = LIMIT) -> list[Cut]:
         needs[source] |= 1 << target
     sets = closed_sets(needs, limit)
     downsets = Downsets.over(np.array([[inside >> node & 1 for node in range(count)] for inside in sets], np.bool_))
-    found = Ladder([_ways(instance, downsets, at) for at in range(1, len(downsets))], instance.devices).solve()
+    found = BottleneckSearch(
+        [_stage_cuts(instance, downsets, at) for at in range(1, len(downsets))], instance.devices
+    ).solve()
     return found if all(cut.fits for cut in found) else []
 
 
-def _ways(instance: Instance, downsets: Downsets, at: int) -> Ways:
+def _stage_cuts(instance: Instance, downsets: Downsets, at: int) -> StageCuts:
     below = downsets.below(at)
     inside = downsets.members[at] & ~downsets.members[below]
     ends = np.array(instance.edges)
     entering = (~inside[:, ends[:, 0]] & inside[:, ends[:, 1]]).astype(np.float64)
     leaving = (inside[:, ends[:, 0]] & ~inside[:, ends[:, 1]]).astype(np.float64)
     most = min(instance.devices, instance.micro_batches)
-    found: list[Ways] = []
+    found: list[StageCuts] = []
     for tensor, share in instance.shares.items():
         cut = 2 * (entering @ (instance.edge_bytes + share.received_bytes))
         cut += 2 * (leaving @ (instance.edge_bytes + share.sent_bytes))
@@ -98,9 +100,9 @@ def _ways(instance: Instance, downsets: Downsets, at: int) -> Ways:
             seconds = compute / degree + (cut[rows] / degree + sync) / instance.bytes_per_second
             same = np.full(len(rows), degree)
             limit = np.minimum(held * degree, most)
-            # Nodes are recomputed one by one, as far as memory asks: it is in the seconds.
-            found.append(Ways(below[rows], same * tensor, seconds, same, limit, np.zeros(len(rows), np.bool_)))
-    return Ways.together(found)
+            # Nodes are recomputed one by one, as memory requires. The seconds include this.
+            found.append(StageCuts(below[rows], same * tensor, seconds, same, limit, np.zeros(len(rows), np.bool_)))
+    return StageCuts.concatenate(found)
 
 
 def _steps(
@@ -115,7 +117,7 @@ def _steps(
     columns, counts = [final], [most]
     for y in range(1, most):
         column = _knapsack(instance, share, inside, y)
-        if np.array_equal(column, final):  # From here on nothing changes: memory only gets tighter.
+        if np.array_equal(column, final):  # The columns of all larger y are the same, because memory only gets tighter.
             break
         columns.insert(-1, column)
         counts.insert(-1, y)

@@ -1,4 +1,4 @@
-"""A training by one plan after the other in one process, for those that change their plan on the way."""
+"""Trains with one plan after another in one process, for comparison with elastic runs."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,23 +8,25 @@ import torch
 from safetensors.torch import load_file
 
 from graphpipe.plans import Plan
-from graphpipe.training import train_rank as training
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.task.task import load_task
+from graphpipe.training.train_rank import train_rank
 
 
-def unbroken(config: TrainConfig, folder: Path, plans: Iterable[tuple[Plan, int]]) -> dict[str, torch.Tensor]:
-    """Train by each plan to its last step; return the weights.
+def train_uninterrupted(config: TrainConfig, path: Path, plans: Iterable[tuple[Plan, int]]) -> dict[str, torch.Tensor]:
+    """Train with each plan up to its last step, and return the weights.
 
     Args:
-        config: of the training; its steps and faults do not count.
-        folder: for the run; it is made.
-        plans: in order, each with the number of the last step it is used for.
+        config: the training's settings. Its steps and faults are not used.
+        path: the run's folder, which is created.
+        plans: the plans in order, each with its last step.
     """
     torch.set_num_threads(1)
-    folder.mkdir()
+    path.mkdir()
+    folder = RunFolder(path)
     for number, (plan, last) in enumerate(plans):
         part = replace(config, train=replace(config.train, steps=last, epochs=None, faults=()))
         task = load_task(config.task, config.folder, config.train.seed)
-        assert training.train(part, task, plan, folder, resume=number > 0) is not None
-    return load_file(folder / training.WEIGHTS)
+        assert train_rank(part, task, plan, folder, resume=number > 0) is not None
+    return load_file(folder.weights)

@@ -1,4 +1,4 @@
-"""Small models, each with one thing that makes splitting hard."""
+"""Small models, each with one property that makes splitting hard."""
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A hand-written pre-norm block: residuals are glue."""
+    """A hand-written pre-norm block, whose residual additions are glue."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Blocks that all read a mask made of the model input; positions are a parameter of the model itself."""
+    """All blocks read a mask computed from the model input; positions are a parameter of the model itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def pairs(samples: int) -> Batch:
 
 
 class ConvBlock(nn.Module):
-    """Residual, with an in-place activation and an in-place addition as torchvision writes them."""
+    """A residual block with an in-place activation and an in-place addition, as in torchvision."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def clicks(samples: int) -> Batch:
 
 
 class Several(nn.Module):
-    """Several outputs, and an in-place activation on a value that others read before and after."""
+    """Several outputs, and an in-place activation of a value that is read before and after it."""
 
     def __init__(self, kind: type = dict) -> None:
         super().__init__()
@@ -169,12 +169,12 @@ class Several(nn.Module):
         x = self.one(x)
         before = self.two(x * 2)
         after = self.relu(x)
-        both = self.three(x + after)  # x is rectified by now
+        both = self.three(x + after)  # x is already rectified
         return {"before": before, "both": both, "n": 3} if self.kind is dict else (before, (both, None))
 
 
 class InPlaceGlue(nn.Module):
-    """In-place glue on a value that is read elsewhere, through a view, and on the input."""
+    """In-place glue: on a value that is read elsewhere, through a view, and on an activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Frozen(nn.Module):
 
 
 class Twice(nn.Module):
-    """A nested submodule called twice, with arguments given in different ways."""
+    """Calls a nested submodule twice, with arguments by position, by name and by default."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class Scaled(nn.Module):
 
 
 class SequenceFirst(nn.Module):
-    """Transposes its input: samples are the second dimension inside."""
+    """Transposes its input, so that samples are the second dimension inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,6 +246,7 @@ class Constant(nn.Module):
         super().__init__()
         self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
         self.plain = torch.arange(4.0)
+        self.shift: Tensor
         self.register_buffer("shift", torch.ones(4), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

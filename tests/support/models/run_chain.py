@@ -1,6 +1,6 @@
 """A chain with dropout and BatchNorm, cut into stages that share devices or forget what they compute."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +12,9 @@ from run_splits import in_halves
 from torch import Tensor, nn
 
 from graphpipe.costs import Recompute
-from graphpipe.files.json_document import to_body
+from graphpipe.files.json_body import to_body
 from graphpipe.model import DagModule
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 
 BATCH = 8
 INTERLEAVED: list[StageLine] = [(["a"], [0], 2), (["b"], [1], 2), (["c"], [0], 2), (["d"], [1], 2)]
@@ -57,7 +57,7 @@ def chain_batch(seed: int = 1) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def chain_pipeline(
-    stages: list[StageLine],
+    stages: Sequence[StageLine],
     schedule: str = "1f1b",
     *,
     recompute: Mapping[int, Recompute] = NOTHING,
@@ -72,11 +72,12 @@ def chain_pipeline(
         replace(stage, recompute=recompute.get(number, "none"), in_flight=in_flight)
         for number, stage in enumerate(plan.stages)
     )
-    return Pipeline(replace(plan, stages=tuple(changed)), model, cross_entropy, debug=True, **options), model
+    optimizer, given = options.pop("optimizer", None), PipelineOptions(debug=True, **options)
+    return Pipeline(replace(plan, stages=tuple(changed)), model, cross_entropy, optimizer, options=given), model
 
 
 def train_chain(
-    stages: list[StageLine], schedule: str, recompute: Mapping[int, Recompute] = NOTHING, **options: Any
+    stages: Sequence[StageLine], schedule: str, recompute: Mapping[int, Recompute] = NOTHING, **options: Any
 ) -> dict[str, Any]:
     """Train two steps; return the losses, the last gradients, and the whole model's state."""
     adamw = lambda parameters: torch.optim.AdamW(parameters, lr=0.05)  # noqa: E731

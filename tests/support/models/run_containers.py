@@ -1,6 +1,7 @@
 """A model whose parts hand each other dataclasses, and which returns one."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +110,7 @@ def plan(model: nn.Module, method: Method = "auto") -> Plan:
     return gp.hand_plan(graph, costs, cluster, batch_size=BATCH, stages=stages, schedule="zb-h1")
 
 
-def trained(kind: str) -> dict[str, object]:
+def trained(kind: str) -> dict[str, Any]:
     """Take a step and evaluate; return what came of it on this rank."""
     model = declared() if kind == "declared" else chained()
     with Pipeline(plan(model, "declared" if kind == "declared" else "auto"), model, loss) as pipeline:

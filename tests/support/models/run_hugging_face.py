@@ -30,9 +30,9 @@ from declared_transformers import vilt as declare_vilt
 
 BATCH, STEPS, WORDS, IMAGE = 8, 3, 50, 49
 Batch = dict[str, Tensor]
-LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
-PICTURE = {"image_size": 16, "patch_size": 8}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
+PICTURE: dict[str, Any] = {"image_size": 16, "patch_size": 8}
+NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def words(seed: int, length: int = 8) -> Batch:
@@ -63,7 +63,7 @@ def mean_over_labels(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
 
 def clip() -> tuple[nn.Module, Callable[[int], Batch]]:
     """CLIP: two towers and a whole-batch head."""
-    towers = {
+    towers: dict[str, Any] = {
         "text_config": {**LAYERS, "vocab_size": WORDS, "max_position_embeddings": 8, "eos_token_id": IMAGE},
         "vision_config": {**LAYERS, **PICTURE},
     }
@@ -100,12 +100,13 @@ def t5() -> tuple[nn.Module, Callable[[int], Batch]]:
 
 def bart(dropout: float = 0.0) -> tuple[nn.Module, Callable[[int], Batch]]:
     """BART: dropout between its layers follows its own mode, so that encoder and decoder stay whole."""
+    sides: dict[str, Any] = {f"{side}_{what}": count for side in ("encoder", "decoder") for what, count in SIDE.items()}
     config = transformers.BartConfig(
         vocab_size=WORDS,
         d_model=32,
         max_position_embeddings=16,
         dropout=dropout,
-        **{f"{side}_{what}": count for side in ("encoder", "decoder") for what, count in SIDE.items()},
+        **sides,
     )
     model = transformers.BartForConditionalGeneration(config)
     return model, lambda seed: {**words(seed), "labels": ignored(words(seed + 100, 6)["input_ids"])}
@@ -126,7 +127,8 @@ def gpt2(dropout: float = 0.0) -> tuple[nn.Module, Callable[[int], Batch]]:
 
 def vit() -> tuple[nn.Module, Callable[[int], Batch]]:
     """ViT with a classifier."""
-    config = transformers.ViTConfig(**LAYERS, **PICTURE, num_labels=5)
+    config = transformers.ViTConfig(**LAYERS, **PICTURE)
+    config.num_labels = 5
     model = transformers.ViTForImageClassification(config)
     return model, lambda seed: {**pictures(seed), "labels": torch.arange(seed, seed + BATCH) % 5}
 
@@ -152,9 +154,8 @@ def llava_batch(seed: int) -> Batch:
 
 def vilt() -> tuple[nn.Module, Callable[[int], Batch]]:
     """One transformer over words and patches."""
-    config = transformers.ViltConfig(
-        **LAYERS, **NO_DROPOUT, **PICTURE, vocab_size=WORDS, max_position_embeddings=16, num_labels=5
-    )
+    config = transformers.ViltConfig(**LAYERS, **NO_DROPOUT, **PICTURE, vocab_size=WORDS, max_position_embeddings=16)
+    config.num_labels = 5
 
     def batch(seed: int) -> Batch:
         answers = torch.rand(BATCH, 5, generator=torch.Generator().manual_seed(seed + 100))
@@ -329,7 +330,7 @@ def train_all(folder: str) -> dict[str, Any]:
     return {name: train(name, Plan.load(Path(folder) / f"{name}.json")) for name in MODELS}
 
 
-def train_plainly(name: str, graph: Graph) -> dict[str, Any]:
+def train_unpartitioned(name: str, graph: Graph) -> dict[str, Any]:
     """Train the model as it is on whole mini-batches."""
     run = run_of(name, graph)
     optimizer = sgd(run.model.parameters())

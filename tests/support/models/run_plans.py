@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
-from graphpipe.cluster.cluster import Device, DeviceType, Link
+from graphpipe.cluster.device import Device, DeviceType, Link
 from graphpipe.costs import CostTable
 from graphpipe.graph import Edge, Graph, Input, Op, Origin
 from graphpipe.model import DagModule

@@ -53,7 +53,7 @@ def train(cut: str, precision: str, loss: str, kinds: list[str], options: dict[s
     return found
 
 
-def train_alone(precision: str, loss: str, clip_norm: float | None = 0.5) -> dict[str, Any]:
+def train_unpartitioned(precision: str, loss: str, clip_norm: float | None = 0.5) -> dict[str, Any]:
     """Train the unpartitioned model as torch's recipe for automatic mixed precision does."""
     model, loss_fn = model_of(), LOSSES[loss]
     optimizer = two_groups([each for each in model.parameters() if each.requires_grad])

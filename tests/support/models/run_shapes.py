@@ -8,15 +8,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from run_plans import StageLine, plan_for
-from run_replica_syncs import ENGINES
+from run_replica_syncs import SYNCS
 from torch import Tensor, nn
 from torch.nn import functional
 
 from graphpipe.errors import GraphPipeError
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.zoo import zoo_model
+from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 
 BATCH, WORDS = 12, 32
@@ -89,7 +89,8 @@ def _plan(cut: str) -> Plan:
 def build(cut: str, kind: str = "allreduce", **options: Any) -> tuple[Pipeline, nn.Module]:
     """Return a pipeline planned for the first length, and the model."""
     model = model_of(cut)
-    return Pipeline(_plan(cut), model, loss_fn, options.pop("optimizer", adam), **ENGINES[kind], **options), model
+    optimizer, given = options.pop("optimizer", adam), PipelineOptions(**SYNCS[kind], **options)
+    return Pipeline(_plan(cut), model, loss_fn, optimizer, options=given), model
 
 
 def train(cut: str, kinds: list[str], options: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -109,7 +110,7 @@ def train(cut: str, kinds: list[str], options: dict[str, Any]) -> dict[str, list
     return found
 
 
-def train_alone(cut: str) -> list[dict[str, Any]]:
+def train_unpartitioned(cut: str) -> list[dict[str, Any]]:
     """Train the unpartitioned model as `train` does."""
     model = model_of(cut)
     optimizer = adam(list(model.parameters()))

@@ -11,7 +11,7 @@ from run_splits import in_halves
 from torch import Tensor, nn
 
 from graphpipe.model.capture.capture import capture
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 
 BATCH, WORDS = 12, 13
@@ -80,7 +80,8 @@ def build(
     opaque = sorted({name for ops, _, _ in CUTS[cut] for name in ops if "#" not in name})
     graph = capture(model, batch()[0], opaque=opaque)
     plan = in_halves(plan_for(graph, CUTS[cut], BATCH), schedule)
-    return Pipeline(plan, model, loss_fn, options.pop("optimizer", adamw), **options), model
+    optimizer = options.pop("optimizer", adamw)
+    return Pipeline(plan, model, loss_fn, optimizer, options=PipelineOptions(**options)), model
 
 
 def train(cut: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -96,12 +97,12 @@ def train(cut: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients, "own": own, "state": state}
 
 
-def train_apart(cut: str) -> dict[str, Any]:
+def train_from_unequal_weights(cut: str) -> dict[str, Any]:
     """Train with weights that differ from rank to rank before the pipeline is built."""
     return train(cut, 2, {"weights": dist.get_rank()})
 
 
-def train_plainly(steps: int, clip_norm: float | None = None) -> dict[str, Any]:
+def train_unpartitioned(steps: int, clip_norm: float | None = None) -> dict[str, Any]:
     """Train the unpartitioned model as `train` does."""
     torch.manual_seed(0)
     model = Translator()

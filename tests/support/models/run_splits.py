@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from graphpipe.costs import CostTable, Curve, OpCost
 from graphpipe.plans import Plan
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 
 
 class Wrap(nn.Module):
@@ -131,7 +131,9 @@ def fan_pipeline(cut: str | list[StageLine], schedule: str, dropout: float = 0.3
     """Return a pipeline of `fan` whose schedule may split backwards."""
     model, (inputs, _) = fan(dropout), fan_batch()
     plan = in_halves(plan_of(model, inputs, STAGES[cut] if isinstance(cut, str) else cut, BATCH), schedule)
-    return Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, debug=True, **options)
+    optimizer = options.pop("optimizer", None)
+    programs = hand_split(model, plan, inputs)
+    return Pipeline(plan, programs, cross_entropy, optimizer, options=PipelineOptions(debug=True, **options))
 
 
 def losses_and_gradients(cut: str, schedule: str) -> dict[str, Any]:

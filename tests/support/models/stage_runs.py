@@ -1,23 +1,36 @@
-"""Plans from any assignment of operators to stages, and stage programs run in one process."""
+"""Plans from any assignment of operators to stages, and runs of stage programs in one process."""
 
 import copy
 import random
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
+from hard_models import MODELS
 from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
-from graphpipe.graph import Graph
+from graphpipe.graph import Graph, Origin
 from graphpipe.model import StageProgram
+from graphpipe.model.capture.capture import Captured, capture_again
+from graphpipe.model.inputs import describe
 from graphpipe.model.torch_private import flatten
 from graphpipe.plans import Plan, Stage, StageEdge
 
 
+@lru_cache
+def captured(name: str) -> tuple[nn.Module, Captured]:
+    """Return a model of `hard_models` and its capture; the same objects in every test."""
+    torch.manual_seed(0)
+    build, batch = MODELS[name]
+    module = build()
+    return module, capture_again(module, describe(batch(1)), Origin(method="export"))
+
+
 def make_plan(graph: Graph, parts: Sequence[Sequence[str]]) -> Plan:
-    """A plan whose stages are `parts` (already in topological order), with the edges that the graph implies."""
+    """Return a plan whose stages are `parts` (in topological order), with the edges that the graph implies."""
     where = {op: number for number, ops in enumerate(parts) for op in ops}
     crossing: dict[tuple[int, int], float] = {}
     for edge in graph.edges:
@@ -38,9 +51,9 @@ def make_plan(graph: Graph, parts: Sequence[Sequence[str]]) -> Plan:
 
 
 def random_parts(graph: Graph, seed: int) -> list[list[str]]:
-    """Cut a random topological order into consecutive pieces: the stage graph is acyclic, stages need not be connected.
+    """Return consecutive pieces of a random topological order.
 
-    Operators that share a parameter may part.
+    The stage graph is acyclic, but a stage need not be connected. Operators that share a parameter may be separated.
     """
     chance = random.Random(seed)
     ready = [op.name for op in graph.ops if not graph.predecessors[op.name]]
@@ -58,13 +71,13 @@ def random_parts(graph: Graph, seed: int) -> list[list[str]]:
 
 
 def run_stages(programs: Sequence[StageProgram], plan: Plan, inputs: Mapping[str, Tensor]) -> object:
-    """Run the programs in order and return the model's output; values cross edges as leaves, like messages."""
-    inbox: dict[int, dict[str, Tensor]] = {number: {} for number in range(len(programs))}
+    """Run the programs in order and return the model's output; all stages share one autograd graph."""
+    received: dict[int, dict[str, Tensor]] = {number: {} for number in range(len(programs))}
     output: object = None
     for number, program in enumerate(programs):
         given = {name: inputs[name] for name in program.model_inputs}
         for specs in program.receives.values():
-            given |= {spec.name: inbox[number][spec.name] for spec in specs}
+            given |= {spec.name: received[number][spec.name] for spec in specs}
         sent, result = program(given)
         output = result if program.is_output else output
         for position, specs in program.sends.items():
@@ -75,12 +88,12 @@ def run_stages(programs: Sequence[StageProgram], plan: Plan, inputs: Mapping[str
                 assert tuple(value.shape[1:]) == spec.sample_shape
                 assert value.dtype == spec.dtype
                 assert value.requires_grad == (spec.requires_grad and torch.is_grad_enabled())
-                inbox[target][spec.name] = value
+                received[target][spec.name] = value
     return output
 
 
 def total(output: object) -> Tensor:
-    """A scalar that every element of the output moves differently."""
+    """Return a scalar with a different derivative by every element of the output."""
     tensors = [item for item in flatten(output)[0] if isinstance(item, Tensor) and item.is_floating_point()]
     return sum((torch.sin(t.double() + k).mean() for k, t in enumerate(tensors)), torch.zeros((), dtype=torch.float64))
 
@@ -88,7 +101,7 @@ def total(output: object) -> Tensor:
 def assert_same_training(
     module: nn.Module, plan: Plan, programs: Sequence[StageProgram], inputs: Mapping[str, Tensor], *, seed: int = 0
 ) -> None:
-    """Outputs, gradients and buffers of the split model equal those of the plain one."""
+    """Assert that outputs, gradients and buffers of the split model equal those of the plain model."""
     plain = copy.deepcopy(module)
     torch.manual_seed(seed)
     expected = plain(**inputs)
@@ -107,7 +120,7 @@ def assert_same_training(
 
 
 def assert_same(expected: object, found: object) -> None:
-    """Bitwise equal tensors in the same containers."""
+    """Assert equal tensors in the same containers."""
     (theirs, spec), (ours, our_spec) = flatten(expected), flatten(found)
     assert type(expected) is type(found)
     assert spec == our_spec

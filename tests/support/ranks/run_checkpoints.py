@@ -16,20 +16,20 @@ from torch import Tensor, nn
 
 from graphpipe.errors import PeerStalled
 from graphpipe.model import DagModule
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
+from graphpipe.run.checkpoint.training_state import DataPosition
 from graphpipe.run.faults.fault import parse_faults
-from graphpipe.run.faults.rank_status import WATCH, last_seen
+from graphpipe.run.faults.rank_status import STATUS_FOLDER, read_status
 from graphpipe.training.config.optimizers import scheduler_factory
 from graphpipe.training.config.settings import ScheduleSettings
-from graphpipe.training.task.data_reader import Position
 
 STEPS = 7
 COSINE = scheduler_factory(ScheduleSettings(name="cosine", warmup_steps=2), STEPS)
 
 
 def two_groups(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-    """AdamW that decays matrices only, as is usual; a rank that has no vector has one group."""
+    """AdamW that decays only matrices, as usual; a rank without vectors has one group."""
     groups = [
         {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1, "lr": 0.05},
         {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0, "lr": 0.02},
@@ -41,11 +41,12 @@ def pipeline_of(cut: str, *, dropout: float = 0.0, norm: bool = False, **options
     """Return a pipeline of `fan` in training with a learning-rate schedule, and the model."""
     model, (inputs, _) = fan(dropout, norm), fan_batch()
     plan = plan_of(model, inputs, STAGES[cut], BATCH)
-    arguments: dict[str, Any] = {"optimizer": two_groups, "lr_scheduler": COSINE, "clip_norm": 0.5} | options
-    return Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, **arguments), model
+    optimizer = options.pop("optimizer", two_groups)
+    given = PipelineOptions(**{"lr_scheduler": COSINE, "clip_norm": 0.5} | options)
+    return Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, optimizer, options=given), model
 
 
-def unbroken(cut: str, **options: Any) -> dict[str, Any]:
+def train_uninterrupted(cut: str, **options: Any) -> dict[str, Any]:
     """Train all steps."""
     pipeline, model = pipeline_of(cut, **options)
     return train_on(pipeline, model)
@@ -60,23 +61,23 @@ def train_on(pipeline: Pipeline, model: nn.Module) -> dict[str, Any]:
 
 
 def train_and_save(cut: str, folder: str, save_after: list[int], options: dict[str, Any]) -> None:
-    """Train to the last of some steps, with a checkpoint after each of them."""
+    """Train to the last of the given steps, with a checkpoint after each of them."""
     pipeline, _ = pipeline_of(cut, **options)
     with pipeline, Checkpoints(pipeline, folder) as checkpoints:
         for step in range(max(save_after)):
             pipeline.step(*fan_batch(seed=step))
             if pipeline.steps in save_after:
-                checkpoints.save(Position(batch=pipeline.steps))
+                checkpoints.save(DataPosition(batch=pipeline.steps))
 
 
 def train_with_faults(cut: str, folder: str, faults: list[str], seconds: float) -> list[float]:
     """Train three steps with a checkpoint after each, and with faults; return the losses.
 
-    Where there is no launcher, rank 0 does what it does with a rank that is stopped: it kills rank 1.
+    Without a launcher, rank 0 does the launcher's work: it kills rank 1 if that is stopped.
     """
     launched = not dist.is_initialized()
     if not launched:
-        os.environ[WATCH] = folder
+        os.environ[STATUS_FOLDER] = folder
     log = Path(folder) / "faults.jsonl"
     try:
         pipeline, _ = pipeline_of(cut, faults=parse_faults(faults), fault_log=log, timeout_seconds=seconds)
@@ -87,14 +88,14 @@ def train_with_faults(cut: str, folder: str, faults: list[str], seconds: float) 
                 checkpoints.save()
                 checkpoints.wait()
     except PeerStalled:
-        if not launched and (other := last_seen(folder, 1)):
+        if not launched and (other := read_status(folder, 1)):
             os.kill(other.pid, signal.SIGKILL)
         raise
     return losses
 
 
 def resume(cut: str, folder: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Go on from the newest good checkpoint with weights that begin elsewhere."""
+    """Resume from the newest valid checkpoint with a model of other initial weights."""
     pipeline, model = pipeline_of(cut, **options)
     with torch.no_grad():
         for each in model.parameters():
@@ -128,8 +129,8 @@ def fill_the_disk(cut: str, folder: str) -> list[str]:
     return [said, str(pipeline.steps)]
 
 
-def save_for_ever(folder: str, log: str) -> None:
-    """Save again and again, one checkpoint a step, until killed; note each complete one's step and seconds."""
+def save_until_killed(folder: str, log: str) -> None:
+    """Save a checkpoint every step until killed. Log the step and the seconds of each complete one."""
     pipeline, _ = pipeline_of("shared", lr_scheduler=None)
     checkpoints = Checkpoints(pipeline, folder)
     if Path(folder).exists():
@@ -144,7 +145,7 @@ def save_for_ever(folder: str, log: str) -> None:
 
 
 class Tied(nn.Module):
-    """Two towers; one ties its weights, one has all sorts of buffers, and one part is used by nobody."""
+    """Two towers. One ties its weights, the other has every kind of buffer. One more part is unused."""
 
     def __init__(self) -> None:
         super().__init__()

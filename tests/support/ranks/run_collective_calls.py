@@ -10,15 +10,15 @@ import torch.distributed as dist
 from run_checkpoints import resume
 
 from graphpipe.errors import PeerStalled
-from graphpipe.run.checkpoint import checkpoints as checkpoint
-from graphpipe.run.comm.collective_calls import patiently
+from graphpipe.run.checkpoint import folder as folders
+from graphpipe.run.comm.collective_calls import wait_for_ranks
 from graphpipe.run.comm.world import join
 
 LIMIT = 2.0
 
 
-def work_for(seconds: float, end: str = "") -> list[Any]:
-    """Work on rank 0, longer than the limit, and let the others wait; it may come to an end of its own kind."""
+def compute_past_limit(seconds: float, end: str = "") -> list[Any]:
+    """Work on rank 0, longer than the limit, while the others wait; rank 0 may be killed or stopped."""
     world = join("cpu", LIMIT)
     pids = world.exchange(os.getpid())
 
@@ -30,20 +30,20 @@ def work_for(seconds: float, end: str = "") -> list[Any]:
         return world.rank
 
     try:
-        return patiently(world, work)
+        return wait_for_ranks(world, work)
     except PeerStalled:
         os.kill(pids[0], signal.SIGKILL)  # as a launcher does with a rank that is stopped
         raise
 
 
 def resume_slowly(folder: str, seconds: float) -> dict[str, Any]:
-    """Go on from a checkpoint whose files take rank 0 longer to check than a silent rank is waited for."""
-    settle = checkpoint.settle
+    """Resume from a checkpoint whose files take rank 0 longer to check than the time limit."""
+    newest_resumable = folders.newest_resumable
 
     def slow(path: Path) -> Path:
         assert dist.get_rank() == 0
         time.sleep(seconds)
-        return settle(path)
+        return newest_resumable(path)
 
-    checkpoint.settle = slow
+    folders.newest_resumable = slow
     return resume("shared", folder, {"timeout_seconds": LIMIT})

@@ -1,4 +1,4 @@
-"""What ranks do where messages have no tags: gloo, but asked for nothing that NCCL does not offer."""
+"""Ranks whose messages do not have tags: gloo, used only as NCCL could be."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,16 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphpipe.run.comm.messages import Channels, Message
-from graphpipe.run.comm.p2p_groups import Ways
-from graphpipe.run.comm.warm_up_pairs import rounds, warm_up
+from graphpipe.run.comm.messages import Message, RankMessages
+from graphpipe.run.comm.p2p_groups import P2PGroups
+from graphpipe.run.comm.warm_up_pairs import disjoint_rounds, warm_up
 from graphpipe.run.comm.world import World, join
 
 
 def train(cut: str, options: dict[str, Any], blocking: bool) -> dict[str, Any]:
-    """Train as over NCCL; add what this rank posted in all.
+    """Train as over NCCL, and return also the list of everything this rank posted.
 
-    `blocking`: every message keeps both its ranks until it is through, and so nothing overtakes anything.
+    `blocking`: every message blocks both its ranks until it has arrived, so that messages stay in order.
     """
     without_tags()
     if blocking:
@@ -27,28 +27,28 @@ def train(cut: str, options: dict[str, Any], blocking: bool) -> dict[str, Any]:
 
 
 def without_tags() -> None:
-    """Let the runtime believe that its messages are told apart by their order alone."""
+    """Make the runtime assume that messages are matched only by their order."""
     World.in_order = property(lambda world: True)  # type: ignore[method-assign,assignment]
 
 
 def wait_for_every_message() -> None:
-    """Let sends and receives end only with their other side."""
-    send, receive = Channels.send, Channels.receive
+    """Make sends and receives block until the peer has posted its side."""
+    send, receive = RankMessages.send, RankMessages.receive
 
-    def send_and_wait(channels: Channels, *given: Any) -> None:
-        send(channels, *given)
-        channels.drain()
+    def send_and_wait(messages: RankMessages, *given: Any) -> None:
+        send(messages, *given)
+        messages.drain()
 
-    def receive_and_wait(channels: Channels, rows: Tensor, peer: int) -> Message:
-        message = receive(channels, rows, peer)
+    def receive_and_wait(messages: RankMessages, rows: Tensor, peer: int) -> Message:
+        message = receive(messages, rows, peer)
         message.wait()
         return message
 
-    Channels.send, Channels.receive = send_and_wait, receive_and_wait  # type: ignore[method-assign]
+    RankMessages.send, RankMessages.receive = send_and_wait, receive_and_wait  # type: ignore[method-assign]
 
 
 def record() -> list[str]:
-    """Return a list that every call of torch.distributed will be noted in: what, with whom, how much."""
+    """Return a list to which every call of torch.distributed is added: its name, ranks and rows."""
     posted: list[str] = []
 
     def note(name: str, call: Callable[..., Any], describe: Callable[..., str]) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ def record() -> list[str]:
         return f"{tensor.dtype} {list(tensor.shape)}"
 
     def note_message(call: Callable[..., Any], ends: Callable[[int, int], tuple[int, int]]) -> Callable[..., Any]:
-        def noted(ways: Ways, tensor: Tensor, peer: int, tag: int = 0) -> Any:
+        def noted(ways: P2PGroups, tensor: Tensor, peer: int, tag: int = 0) -> Any:
             assert not tag, "a message has a tag"
             source, target = ends(ways.rank, peer)
             ranks = dist.get_process_group_ranks(ways.up if source < target else ways.down)
@@ -72,18 +72,18 @@ def record() -> list[str]:
 
         return noted
 
-    Ways.send = note_message(Ways.send, lambda own, peer: (own, peer))  # type: ignore[method-assign]
-    Ways.receive = note_message(Ways.receive, lambda own, peer: (peer, own))  # type: ignore[method-assign]
+    P2PGroups.send = note_message(P2PGroups.send, lambda own, peer: (own, peer))  # type: ignore[method-assign]
+    P2PGroups.receive = note_message(P2PGroups.receive, lambda own, peer: (peer, own))  # type: ignore[method-assign]
     dist.all_reduce = note("sum", dist.all_reduce, rows)
     dist.broadcast = note("broadcast", dist.broadcast, lambda tensor, source: f"{source} {rows(tensor)}")
     dist.all_gather = note("gather", dist.all_gather, lambda tensors, tensor: rows(tensor))
     return posted
 
 
-def greet(pairs: list[tuple[int, int]]) -> list[str]:
-    """Let these pairs of ranks talk for the first time."""
+def first_messages(pairs: list[tuple[int, int]]) -> list[str]:
+    """Make the first contact of these pairs of ranks."""
     posted = record()
     world = join(torch.device("cpu"), 20.0)
-    warm_up(world, [pair for one in rounds(pairs) for pair in one])
+    warm_up(world, [pair for one in disjoint_rounds(pairs) for pair in one])
     world.leave()
     return posted

@@ -1,4 +1,4 @@
-"""What launched ranks do: functions called by name with strings."""
+"""Jobs of launched ranks: functions called by name with strings."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path += [str(Path(__file__).parents[3]), str(Path(__file__).parents[1] / "models")]
+sys.path += [str(Path(__file__).parents[up] / folder) for up, folder in ((1, ""), (1, "models"), (3, ""))]
 
 from bench.listeners import listeners
 from graphpipe.errors import InvalidInput
@@ -39,7 +39,7 @@ def train_with_faults(folder: str, *faults: str) -> None:
 
 
 def fail(how: str) -> None:
-    """Rank 1 goes away in its own manner; the others wait for it."""
+    """End rank 1 in the given way, while the others wait for it."""
     world = join("cpu", 30.0)
     if world.rank == 1:
         if how == "kill":
@@ -49,7 +49,7 @@ def fail(how: str) -> None:
 
 
 def listen(folder: str) -> None:
-    """Leave the addresses of this rank's listening sockets."""
+    """Write the addresses of this rank's listening sockets to a file."""
     world = join("cpu", 30.0)
     links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     own = {link.removeprefix("socket:[").removesuffix("]") for link in links}
@@ -62,32 +62,32 @@ def listen(folder: str) -> None:
 
 
 def wait(folder: str) -> None:
-    """Leave the process id and wait to be stopped."""
+    """Write the process id to a file and wait to be stopped."""
     (Path(folder) / os.environ["RANK"]).write_text(str(os.getpid()))
     time.sleep(60)
 
 
-def listen_at(folder: str, port: str) -> None:
-    """Leave the addresses at which anybody on this machine listens at a port."""
+def listeners_at(folder: str, port: str) -> None:
+    """Write the addresses at which any process of this machine listens on a port to a file."""
     world = join("cpu", 30.0)
     (Path(folder) / str(world.rank)).write_text(" ".join(str(at.address) for at in listeners() if at.port == int(port)))
     world.leave()
 
 
-def poison(folder: str, port: str) -> None:
-    """Leave who hosts the store at a port, after writing there what torch's agents look for, and time for them to."""
+def write_to_store(folder: str, port: str) -> None:
+    """Write a key that torch's agents read to the store at a port, and name a file after the rank's role there."""
     world = join("cpu", 30.0)
     links = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
     own = [each for each in listeners() if each.port == int(port) and f"socket:[{each.inode}]" in links]
     (Path(folder) / f"{world.rank}-{'hosts' if own else 'meets'}").touch()
     store = dist.TCPStore("127.0.0.1", int(port), timeout=timedelta(seconds=10))
-    store.set("torch.rendezvous.graphpipe", b64encode(b"not for you"))
+    store.set("torch.rendezvous.graphpipe", b64encode(b"not for you").decode())
     time.sleep(1.0)
     world.leave()
 
 
 def check_ranks_with(torch_version: str) -> list[tuple[str, str, str]]:
-    """Return what `doctor` says of these ranks when rank 1 has this version of torch."""
+    """Return the doctor's findings for these ranks when rank 1 has this version of torch."""
     from graphpipe.doctor import check_ranks
 
     world = join("cpu", 30.0)
@@ -99,10 +99,10 @@ def check_ranks_with(torch_version: str) -> list[tuple[str, str, str]]:
     return [(finding.name, finding.status, finding.what) for finding in findings]
 
 
-def meet_again(port: str) -> list[float]:
-    """Join a world twice, through an agent's store on this port; return what its ranks add up to."""
-    with suppress(RuntimeError):  # The other may have left already.
-        dist.barrier()  # Both have met in the group of `run_ranks` before one closes it.
+def rejoin_world(port: str) -> list[float]:
+    """Join a world twice, through an agent's store on this port, and return the sums of both worlds."""
+    with suppress(RuntimeError):  # The other rank may have left already.
+        dist.barrier()  # Both ranks are in the group of `run_ranks` before one closes it.
     dist.destroy_process_group()
     os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -113,5 +113,7 @@ def meet_again(port: str) -> list[float]:
         world.sum(tensor)
         sums.append(tensor.item())
         world.leave()
-        time.sleep(world.rank)  # One comes later, and the other could take its old address for the new.
+        time.sleep(
+            world.rank
+        )  # One rank joins later, so the other one could read its old address instead of the new one.
     return sums

@@ -1,4 +1,4 @@
-"""A small model trained on some ranks: what torch has allocated on each at the worst moment of a step."""
+"""A small model trained on some ranks: the peak of torch's allocations on each rank during a step."""
 
 from pathlib import Path
 
@@ -6,18 +6,18 @@ import torch
 
 from bench.engines import adamw
 from bench.prediction_rank import peak_bytes
-from graphpipe.model.zoo import zoo_model
+from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 
 
 def peak_of_a_step(name: str, plan_file: str, folder: str) -> float:
-    """Return the most bytes of a step, the one after that in which optimizer state comes into being."""
+    """Return the peak bytes of the step after the one that creates the optimizer state."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     plan, zoo = Plan.load(plan_file), zoo_model(name)
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), plan.batch_size)
     with Pipeline(plan, zoo.module, zoo.loss_fn, adamw) as pipeline:
         pipeline.step(inputs, targets)
-        rank = pipeline.held().world.rank
+        rank = pipeline.world.rank
         return peak_bytes(pipeline, inputs, targets, Path(folder) / f"memory-{rank}.json")

@@ -20,12 +20,12 @@ if __name__ == "__main__":
     support = Path(__file__).parents[1]
     sys.path[:0] = [str(support), str(support / "models"), str(support.parents[1])]
 
-from forked_programs import programs
+from forked_programs import forked_programs
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a rank."""
+    """The outcome of a rank."""
 
     value: Any
     error: str
@@ -40,7 +40,7 @@ def run_ranks(
     """Call `work(*arguments)` in `size` processes that form a gloo world; `work` must be importable by them."""
     folder.mkdir(exist_ok=True)
     (folder / "work").write_bytes(pickle.dumps((work.__module__, work.__qualname__, arguments)))
-    command = [programs() / "python", __file__, folder, str(size)]
+    command = [forked_programs() / "python", __file__, folder, str(size)]
     processes = [subprocess.Popen([*command, str(rank)]) for rank in range(size)]
     deadline = time.monotonic() + seconds
     stuck = 0
@@ -84,7 +84,7 @@ def _rank(folder: Path, size: int, rank: int) -> None:
         error = f"{type(raised).__name__}: {raised}"
         (folder / f"{rank}.txt").write_text(traceback.format_exc())
     torch.save({"value": value, "error": error, "seconds": time.monotonic() - start}, folder / f"{rank}.pt")
-    os._exit(0)  # what a rank leaves open must not delay the others' end
+    os._exit(0)  # open resources of a rank must not delay the end of the others
 
 
 if __name__ == "__main__":

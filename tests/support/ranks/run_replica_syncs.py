@@ -1,6 +1,7 @@
-"""Trainings by each data-parallel engine: importable functions of plain values, for several ranks."""
+"""Trains with each data-parallel engine: importable functions of plain values, for several ranks."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,23 +18,21 @@ from torch import Tensor, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
 from graphpipe.plans import Plan
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.comm.world import join
-from graphpipe.run.weights.replica_sync import Engine
+from graphpipe.run.weights.registry import REPLICA_SYNCS
+from graphpipe.run.weights.replica_sync import StageReplicas
 from graphpipe.run.weights.sharded_tensors import own, whole
-from graphpipe.run.weights.sync_allreduce import AllReduce
-from graphpipe.run.weights.sync_ddp import Ddp
-from graphpipe.run.weights.sync_fsdp2 import Fsdp2
-from graphpipe.run.weights.zero1 import holder
+from graphpipe.run.weights.zero1 import local_optimizer
 
-CUTS: dict[str, list[StageLine]] = {
+CUTS: dict[str, Sequence[StageLine]] = {
     "replicas": STAGES["replicas"],
     "both": [(["stem"], [0], 4), (["left", "right"], [1, 2], 4), (["head"], [3], 6)],
     "four": [(["stem", "left", "right", "head"], [0, 1, 2, 3], 4)],
     "overlap": [(["stem", "left"], [0, 1], 4), (["right", "head"], [1, 2], 6)],
 }
-ENGINES: dict[str, dict[str, Any]] = {
+SYNCS: dict[str, dict[str, Any]] = {
     "allreduce": {"engine": "allreduce"},
     "ddp": {"engine": "ddp"},
     "fsdp2": {"engine": "fsdp2"},
@@ -43,7 +42,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 class Tempered(nn.Module):
-    """Scores scaled by a single number, which nobody can cut up; one parameter has no gradient, ever."""
+    """Scores scaled by a single number, which cannot be sharded; one parameter never gets a gradient."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -80,13 +79,14 @@ def _plan(cut: str, norm: bool) -> Plan:
 def pipeline_of(
     cut: str, kind: str, *, schedule: str = "1f1b", recompute: bool = False, norm: bool = False, **options: Any
 ) -> tuple[Pipeline, DagModule]:
-    """Return a pipeline of one of the `CUTS`, by one of the `ENGINES`, and the model."""
+    """Return a pipeline of one of the `CUTS`, by one of the `SYNCS`, and the model."""
     model = model_of(norm=norm)
     plan = in_halves(_plan(cut, norm), schedule)
     if recompute:
         plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
-    given = {"loss_fn": cross_entropy, "optimizer": two_groups, "clip_norm": 0.5} | ENGINES[kind] | options
-    return Pipeline(plan, model, **given), model
+    given: dict[str, Any] = {"clip_norm": 0.5} | SYNCS[kind] | options
+    loss_fn, optimizer = given.pop("loss_fn", cross_entropy), given.pop("optimizer", two_groups)
+    return Pipeline(plan, model, loss_fn, optimizer, options=PipelineOptions(**given)), model
 
 
 def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]
         losses = [pipeline.step(*fan_batch(seed=0))]
         gradients = {name: each.clone() for name, each in pipeline.gradients().items() if each is not None}
         losses += [pipeline.step(*fan_batch(seed=step)) for step in range(1, steps)]
-        evaluation, _ = pipeline.evaluate(*fan_batch(7, seed=99))  # some replicas get no sample of it
+        evaluation, _ = pipeline.evaluate(*fan_batch(7, seed=99))  # some replicas do not get a sample
         pipeline.sync_model()
         backwards = pipeline.backwards()
     return {
@@ -109,7 +109,7 @@ def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]
 
 
 def train_all(cut: str, kinds: list[str], schedules: list[str], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Train by each engine under each schedule, one after another."""
+    """Train with each engine under each schedule, one after another."""
     return {
         f"{kind}, {schedule}": train(cut, kind, schedule=schedule, **options)
         for kind in kinds
@@ -117,8 +117,8 @@ def train_all(cut: str, kinds: list[str], schedules: list[str], options: dict[st
     }
 
 
-def train_alone(*, norm: bool = False, steps: int = 3) -> dict[str, Any]:
-    """Train the unpartitioned model, as anybody would; return what `train` does."""
+def train_unpartitioned(*, norm: bool = False, steps: int = 3) -> dict[str, Any]:
+    """Train the unpartitioned model in plain PyTorch; return what `train` returns."""
     model = model_of(norm=norm)
     optimizer = two_groups([each for each in model.parameters() if each.requires_grad])
     losses: list[float] = []
@@ -147,19 +147,21 @@ def train_alone(*, norm: bool = False, steps: int = 3) -> dict[str, Any]:
 def state_bytes(cut: str) -> dict[str, list[int]]:
     """Return, by engine, the bytes of weights, of gradients and of optimizer state on this rank after a step."""
     found: dict[str, list[int]] = {}
-    for kind in ENGINES:
+    for kind in SYNCS:
         pipeline, _ = pipeline_of(cut, kind)
         with pipeline:
             pipeline.step(*fan_batch())
-            update = pipeline.held().update
+            optimizers = pipeline.state.optimizers
             slots = [
                 each
-                for stepper in update.steppers
-                for kept in (*stepper.optimizer.state.values(), *holder(stepper.optimizer).state.values())
+                for scheduled in optimizers
+                for kept in (*scheduled.optimizer.state.values(), *local_optimizer(scheduled.optimizer).state.values())
                 for each in kept.values()
             ]
-            gradients = [each.grad for each in update.parameters if each.grad is not None]
-            found[kind] = [_held(update.parameters), _held(gradients), _held(slots)]
+            groups = [group for scheduled in optimizers for group in scheduled.optimizer.param_groups]
+            parameters = [parameter for group in groups for parameter in group["params"]]
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            found[kind] = [_held(parameters), _held(gradients), _held(slots)]
     return found
 
 
@@ -169,7 +171,7 @@ def _held(tensors: list[Any]) -> int:
 
 
 def save_and_resume(cut: str, folder: str, kinds: list[str]) -> dict[str, dict[str, Any]]:
-    """Train with each engine, with a checkpoint halfway; go on from it with the same engine, and with every other."""
+    """Train with each engine, with a checkpoint halfway; resume from it with the same engine, and with every other."""
     found: dict[str, dict[str, Any]] = {}
     for saver in kinds:
         pipeline, model = pipeline_of(cut, saver)
@@ -186,7 +188,7 @@ def save_and_resume(cut: str, folder: str, kinds: list[str]) -> dict[str, dict[s
 
 
 def resume(cut: str, folder: str, kind: str) -> dict[str, Any]:
-    """Go on from a checkpoint, with weights that begin elsewhere."""
+    """Resume from a checkpoint with a model of other initial weights."""
     pipeline, model = pipeline_of(cut, kind)
     with torch.no_grad():
         for each in model.parameters():
@@ -197,15 +199,15 @@ def resume(cut: str, folder: str, kind: str) -> dict[str, Any]:
 
 
 def save_shared(kinds: list[str], folder: str) -> dict[str, dict[str, Any]]:
-    """Train a model whose stages share parameters by every engine; save with one, and go on with the next."""
+    """Train a model whose stages share parameters with every engine. Save with one, and resume with the next."""
     found: dict[str, dict[str, Any]] = {}
     for kind, following in zip(kinds, [*kinds[1:], kinds[0]], strict=True):
-        found[kind] = run_shared.train("crossed", 3, {"clip_norm": 0.1, **ENGINES[kind]})
-        pipeline, _ = run_shared.build("crossed", clip_norm=0.1, **ENGINES[kind])
+        found[kind] = run_shared.train("crossed", 3, {"clip_norm": 0.1, **SYNCS[kind]})
+        pipeline, _ = run_shared.build("crossed", clip_norm=0.1, **SYNCS[kind])
         with pipeline, Checkpoints(pipeline, f"{folder}/{kind}") as checkpoints:
             pipeline.step(*run_shared.batch())
             checkpoints.save()
-        pipeline, model = run_shared.build("crossed", weights=7, clip_norm=0.1, **ENGINES[following])
+        pipeline, model = run_shared.build("crossed", weights=7, clip_norm=0.1, **SYNCS[following])
         with pipeline:
             Checkpoints(pipeline, f"{folder}/{kind}").load()
             losses = [pipeline.step(*run_shared.batch(seed=1 + step)) for step in range(1, 3)]
@@ -216,36 +218,40 @@ def save_shared(kinds: list[str], folder: str) -> dict[str, dict[str, Any]]:
 
 
 def reduce_some(kind: str) -> list[list[float] | None]:
-    """Return the gradients of three parameters, of which rank 0 alone uses the second, and not in the last backward."""
+    """Return the gradients of three parameters; only rank 0 uses the second, and not in the last backward."""
     world = join("cpu", 30.0)
     world.open_group((0, 1))
     parameters = [nn.Parameter(torch.tensor([float(number)])) for number in (1, 2, 3)]
     module = nn.ParameterList(parameters)
-    engine: Engine = Ddp(world, (0, 1), parameters)
-    if kind == "allreduce":
-        engine = AllReduce(world=world, ranks=(0, 1), copies=[(each,) for each in parameters], stage="some")
-    if kind == "fsdp2":
-        engine = Fsdp2(world, (0, 1), module, copy.deepcopy(module), parameters, "some")
-    engine.begin()
+    replicas = StageReplicas(
+        world=world,
+        ranks=(0, 1),
+        stage="some",
+        original=copy.deepcopy(module),
+        modules=(module,),
+        parameters=(tuple(parameters),),
+    )
+    sync = REPLICA_SYNCS[kind](replicas)
+    sync.begin()
     first, second, _ = module
     (3 * first + (5 * second if world.rank == 0 else 0)).sum().backward()
     root = (10 * first).sum()
-    with engine.last_backward([root]):
+    with sync.last_backward([root]):
         root.backward()
-    engine.reduce()
-    engine.end()
+    sync.reduce()
+    sync.end()
     gradients = [None if each.grad is None else whole(each.grad).tolist() for each in module]
     world.leave()
     return gradients
 
 
 def differ(cut: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
-    """Return what the pipeline says where rank 1 is given other options than the rest."""
+    """Return the error if rank 1 is given other options than the rest."""
     return [refused(cut, theirs if dist.get_rank() == 1 else ours) for ours, theirs in pairs]
 
 
 def refused(cut: str, options: dict[str, Any]) -> str:
-    """Return what the pipeline says of options that do not go together."""
+    """Return the error for options that exclude each other."""
     try:
         pipeline_of(cut, "allreduce", **options)
     except InvalidInput as error:

@@ -1,18 +1,18 @@
-"""What ranks do in the tests of numbers that are added up at the end of a step."""
+"""Ranks in the tests of scalar sums."""
 
 import random
 import time
 
-from graphpipe.run.comm.scalar_sum import Numbers
+from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.world import join
 
 STEPS = 6
 
 
 def add_up(root: int) -> list[list[float]]:
-    """Add up different numbers in every step, ranks coming to it in any order."""
+    """Sum different numbers in every step; the ranks arrive in different orders."""
     world = join("cpu", 30)
-    numbers = Numbers(world, count=2, root=root)
+    numbers = ScalarSum(world, count=2, root=root)
     generator, sums = random.Random(world.rank), []
     for step in range(STEPS):
         numbers.expect()

@@ -1,4 +1,4 @@
-"""What a rank does in the tests that need several: importable functions of plain values."""
+"""Scenarios for several ranks: importable functions of plain values."""
 
 import os
 import signal
@@ -15,11 +15,12 @@ from run_plans import captured_plan, hand_split, in_bursts, plan_of
 from torch import Tensor, nn
 
 from graphpipe.errors import NonFiniteLoss
-from graphpipe.files.json_document import to_body
+from graphpipe.files.json_body import to_body
 from graphpipe.model.dag_module import DagModule
 from graphpipe.plans import Plan
-from graphpipe.run import Pipeline
-from graphpipe.run.comm.messages import Channels
+from graphpipe.run import Pipeline, PipelineOptions
+from graphpipe.run.comm.messages import RankMessages
+from graphpipe.schedule import Transfer
 
 
 def build(
@@ -33,14 +34,15 @@ def build(
     bursts: Sequence[int] = (),
     **options: Any,
 ) -> tuple[Pipeline, DagModule]:
-    """Return a pipeline of `fan`, cut one of the `STAGES` ways, and the model."""
+    """Return a pipeline of `fan` with one of the cuts in `STAGES`, and the model."""
     model = fan(dropout, norm, head, seed=weights)
     inputs, _ = fan_batch()
     plan = plan_of(model, inputs, STAGES[cut], BATCH, schedule)
     plan = in_bursts(plan, bursts) if bursts else plan
-    options.setdefault("optimizer", adamw)
-    options.setdefault("loss_fn", cross_entropy if head == "join" else contrastive)
-    return Pipeline(plan, hand_split(model, plan, inputs), **options), model
+    optimizer = options.pop("optimizer", adamw)
+    loss_fn = options.pop("loss_fn", cross_entropy if head == "join" else contrastive)
+    programs, given = hand_split(model, plan, inputs), PipelineOptions(**options)
+    return Pipeline(plan, programs, loss_fn, optimizer, options=given), model
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -49,7 +51,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 
 def chain_of_two(micro_batch: int) -> Plan:
-    """Return a plan of `fan` with two stages, one after the other, that keep as few samples as 1F1B must."""
+    """Return a plan of `fan` with two consecutive stages, which keep the fewest samples that 1F1B needs."""
     inputs, _ = fan_batch()
     stages = [(["stem", "left"], [0], micro_batch), (["right", "head"], [1], micro_batch)]
     plan = plan_of(fan(), inputs, stages, BATCH)
@@ -62,13 +64,13 @@ def messages_kept() -> tuple[int, int]:
     model, plan = fan(), chain_of_two(micro_batch=1)
     inputs, targets = fan_batch()
     kept: list[int] = []
-    send = Channels.send
+    send = RankMessages.send
 
-    def counted(channels: Channels, *given: Any) -> None:
-        send(channels, *given)
-        kept.append(len(channels.sending))
+    def counted(self: RankMessages, rows: Tensor, peer: int, transfer: Transfer) -> None:
+        send(self, rows, peer, transfer)
+        kept.append(len(self.sending))
 
-    Channels.send = counted
+    RankMessages.send = counted
     with Pipeline(plan, hand_split(model, plan, inputs), cross_entropy) as pipeline:
         pipeline.step(inputs, targets)
     return max(kept), len(kept)
@@ -92,8 +94,8 @@ def train(cut: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def train_apart(cut: str) -> dict[str, Any]:
-    """Train with weights that differ from rank to rank before the pipeline is built."""
+def train_from_unequal_weights(cut: str) -> dict[str, Any]:
+    """Train with weights that differ between ranks before the pipeline is built."""
     return train(cut, 2, {"weights": dist.get_rank()})
 
 
@@ -108,7 +110,7 @@ def fail_in_loss(cut: str) -> float:
 
 
 def fail_and_linger(cut: str, folder: str) -> float:
-    """Raise in the user's loss function, and keep the process until all others have ended."""
+    """Raise in the user's loss function, and keep running until all other ranks have ended."""
     try:
         return fail_in_loss(cut)
     except KeyError:
@@ -134,7 +136,7 @@ def die(cut: str, rank: int) -> float:
 
 
 def stall(cut: str, rank: int, folder: str) -> float:
-    """Never come to the second step."""
+    """Never start the second step."""
     pipeline, _ = build(cut, timeout_seconds=3.0)
     pipeline.step(*fan_batch())
     if dist.get_rank() == rank:
@@ -144,9 +146,10 @@ def stall(cut: str, rank: int, folder: str) -> float:
 
 
 def differ(cut: str, what: str) -> None:
-    """Build with something that is not the same on all ranks."""
+    """Build with a setting that differs between ranks."""
     odd = dist.get_rank() == 1
-    build(cut, **({what: 7 if odd else 8} if what == "seed" else {what: "gpipe" if odd else "1f1b"}))
+    options: dict[str, Any] = {what: 7 if odd else 8} if what == "seed" else {what: "gpipe" if odd else "1f1b"}
+    build(cut, **options)
 
 
 def not_a_number(cut: str) -> dict[str, Any]:
@@ -189,7 +192,7 @@ class Ordinary(nn.Module):
 
 
 def train_captured(cut: str) -> dict[str, Any]:
-    """Train an ordinary module, cut by graphpipe itself."""
+    """Train an ordinary module that graphpipe captures and splits."""
     torch.manual_seed(0)
     model = Ordinary(0.3)
     plan = captured_plan(model, fan_batch()[0], STAGES[cut], BATCH)

@@ -1,7 +1,7 @@
-"""Lanes on a CPU that remember who did what: an operation that nothing puts after what it needs is a race.
+"""Emulated streams on a CPU that detect races: operations that are not ordered after what they need.
 
-Happens-before by vector clocks, as race detectors have it. What one lane writes, another may touch only after it has
-waited for a later moment of the first; memory of one lane that another uses must be held by that one.
+Happens-before by vector clocks, as in race detectors. Another stream may use what one stream writes only after it has
+waited for a later mark of that stream. A stream must hold the memory of another stream that it uses.
 """
 
 from collections.abc import Generator, Iterable
@@ -15,53 +15,53 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graphpipe.run.device.stream import Lane, Mark
+from graphpipe.run.device.stream import Mark, Stream
 
 
 class Race(AssertionError):
-    """Two lanes use the same memory, and nothing says which comes first."""
+    """Two streams use the same memory, and their order is not defined."""
 
 
 @dataclass
 class Memory:
     """One tensor's storage."""
 
-    home: "Watched"
+    home: "RecordedStream"
     """Where it was allocated."""
-    written: "tuple[Watched, int]"
-    read: "dict[Watched, int]" = field(default_factory=dict)
-    holders: "set[Watched]" = field(default_factory=set)
+    written: "tuple[RecordedStream, int]"
+    read: "dict[RecordedStream, int]" = field(default_factory=dict)
+    holders: "set[RecordedStream]" = field(default_factory=set)
 
 
-class Yard(TorchDispatchMode):
-    """All lanes of a test, and the memory that they use; `forgetful` lanes do not wait, or hold nothing."""
+class StreamRecorder(TorchDispatchMode):
+    """All streams of a test and the memory they use. Streams that are `forgetful` skip their waits or holds."""
 
     def __init__(self, forgets: str = "") -> None:
         super().__init__()
         self.forgets = forgets
-        self.main = Watched("main", self)
+        self.main = RecordedStream("main", self)
         self.inside = self.main
-        self.lanes = [self.main]
+        self.streams = [self.main]
         self.memory: dict[StorageWeakRef, Memory] = {}
         self.operations = 0
 
-    def new_lane(self, device: torch.device) -> Lane:
-        """Stand in for `lane.new_lane`."""
+    def new_stream(self, device: torch.device) -> Stream:
+        """Stand in for `stream.new_stream`."""
         del device
-        self.lanes.append(Watched(f"lane {len(self.lanes)}", self))
-        return self.lanes[-1]
+        self.streams.append(RecordedStream(f"stream {len(self.streams)}", self))
+        return self.streams[-1]
 
-    def current_lane(self, device: torch.device) -> Lane:
-        """Stand in for `lane.current_lane`."""
+    def current_stream(self, device: torch.device) -> Stream:
+        """Stand in for `stream.current_stream`."""
         del device
         return self.inside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do the operation, and note what it reads and writes."""
+        """Do the operation, and record the memory that it reads and writes."""
         del types
         out = func(*args, **(kwargs or {}))
-        lane = self.inside
-        lane.clock[lane] += 1
+        stream = self.inside
+        stream.clock[stream] += 1
         self.operations += 1
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
         writes = {it.name for it in func._schema.arguments if it.alias_info is not None and it.alias_info.is_write}
@@ -71,81 +71,83 @@ class Yard(TorchDispatchMode):
                 if isinstance(tensor, Tensor):
                     known.add(place := _place(tensor))
                     if not _is_view(func):
-                        self._touch(place, lane, f"{func} {list(tensor.shape)}", writes=name in writes)
+                        self._touch(place, stream, f"{func} {list(tensor.shape)}", writes=name in writes)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and (place := _place(tensor)) not in known:
-                self.memory[place] = Memory(lane, (lane, lane.clock[lane]))
+                self.memory[place] = Memory(stream, (stream, stream.clock[stream]))
         return out
 
-    def _touch(self, place: StorageWeakRef, lane: "Watched", what: str, *, writes: bool) -> None:
+    def _touch(self, place: StorageWeakRef, stream: "RecordedStream", what: str, *, writes: bool) -> None:
         memory = self.memory.setdefault(place, Memory(self.main, (self.main, 0)))
         before = [memory.written, *(memory.read.items() if writes else ())]
         for other, count in before:
-            if lane.clock[other] < count:
-                raise Race(f"{what} in {lane.name} does not wait for {other.name}")
-        if lane not in (memory.home, self.main) and memory.home is not self.main and lane not in memory.holders:
-            raise Race(f"{what} in {lane.name} does not hold memory of {memory.home.name}")
+            if stream.clock[other] < count:
+                raise Race(f"{what} in {stream.name} does not wait for {other.name}")
+        if stream not in (memory.home, self.main) and memory.home is not self.main and stream not in memory.holders:
+            raise Race(f"{what} in {stream.name} does not hold memory of {memory.home.name}")
         if writes:
-            memory.written, memory.read = (lane, lane.clock[lane]), {}
+            memory.written, memory.read = (stream, stream.clock[stream]), {}
         else:
-            memory.read[lane] = lane.clock[lane]
+            memory.read[stream] = stream.clock[stream]
 
 
-class Clock(dict["Watched", int]):
-    """What a lane knows of every lane: how many of its operations have been done."""
+class Clock(dict["RecordedStream", int]):
+    """A vector clock: for every stream, how many of its operations are known to be done."""
 
-    def __missing__(self, lane: "Watched") -> int:
+    def __missing__(self, stream: "RecordedStream") -> int:
         return 0
 
     def join(self, other: "Clock") -> None:
-        """Know what another knows."""
-        for lane, count in other.items():
-            self[lane] = max(self[lane], count)
+        """Take the later counts of both clocks."""
+        for stream, count in other.items():
+            self[stream] = max(self[stream], count)
 
 
-class Watched(Lane):
-    """A lane of a yard."""
+class RecordedStream(Stream):
+    """An emulated stream."""
 
-    def __init__(self, name: str, yard: Yard) -> None:
-        self.name, self.yard = name, yard
+    def __init__(self, name: str, recorder: StreamRecorder) -> None:
+        self.name, self.recorder = name, recorder
         self.clock = Clock()
 
     @contextmanager
     def entered(self) -> Generator[None]:
-        """Operations inside are this lane's."""
-        before, self.yard.inside = self.yard.inside, self
+        """Record the operations of the block as operations of this stream."""
+        before, self.recorder.inside = self.recorder.inside, self
         try:
             yield
         finally:
-            self.yard.inside = before
+            self.recorder.inside = before
 
     def mark(self) -> Mark:
-        """What this lane knows now."""
+        """Return a copy of this stream's clock."""
         found = Clock()
         found.join(self.clock)
         return found
 
     def wait(self, mark: Mark) -> None:
-        """Know what a mark knows, unless it is forgotten."""
+        """Take over the clock of a mark, unless this kind of wait is to be forgotten."""
         assert isinstance(mark, Clock)
-        is_fork, is_join = mark[self.yard.main] == max(mark.values(), default=0), self is self.yard.main
+        is_fork, is_join = mark[self.recorder.main] == max(mark.values(), default=0), self is self.recorder.main
         kind = "join" if is_join else "fork" if is_fork else "between"
-        if self.yard.forgets != kind:
+        if self.recorder.forgets != kind:
             self.clock.join(mark)
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Note that this lane uses the tensors, unless it is forgotten."""
-        if self.yard.forgets != "hold":
+        """Record that this stream uses the tensors, unless holds are to be forgotten."""
+        if self.recorder.forgets != "hold":
             for tensor in tensors:
                 place = _place(tensor)
-                self.yard.memory.setdefault(place, Memory(self.yard.main, (self.yard.main, 0))).holders.add(self)
+                self.recorder.memory.setdefault(place, Memory(self.recorder.main, (self.recorder.main, 0))).holders.add(
+                    self
+                )
 
 
 def _is_view(func: Any) -> bool:
-    # Its result is the memory of its argument, which it neither reads nor writes.
+    # A view shares the memory of its argument, and neither reads nor writes it.
     return any(it.alias_info is not None and not it.alias_info.is_write for it in func._schema.returns)
 
 
 def _place(tensor: Tensor) -> StorageWeakRef:
-    # While this is kept, no other storage is taken for the same.
+    # While this reference exists, another storage cannot have the same identity.
     return StorageWeakRef(tensor.untyped_storage())

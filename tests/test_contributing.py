@@ -1,0 +1,89 @@
+"""What CONTRIBUTING says of adding something is true: the files to touch, and the test that adds one from outside."""
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from graphpipe.cli.arguments import Subparsers
+from graphpipe.cli.main import VERBS, main
+from graphpipe.model.zoo.registry import ZOO
+from graphpipe.planners.registry import DEFAULT, PLANNERS
+from graphpipe.run.weights.registry import DEFAULT_SYNC, REPLICA_SYNCS
+from graphpipe.schedule.schedulers.registry import SCHEDULERS
+
+ROOT = Path(__file__).parents[1]
+ROWS = re.findall(
+    r"^\| (?:a|an) ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$",
+    (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+def test_the_table_has_every_kind() -> None:
+    kinds = {"planner", "schedule", "replica synchronisation", "model of the zoo", "verb", "panel"}
+    assert {row[0].strip() for row in ROWS} == kinds
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_the_files_and_the_test_exist(row: tuple[str, str, str, str]) -> None:
+    _, own, registry, proof = (cell.strip().strip("`") for cell in row)
+    folder, name = own.rsplit("/", 1)
+    assert "NAME" in name
+    assert list((ROOT / folder).glob(name.replace("NAME", "*")))
+    assert (ROOT / registry).exists()
+    path, _, test = proof.partition("::")
+    assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8")
+
+
+CODE = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "graphpipe").rglob("*.py")}
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Yield the texts of a module that are not docstrings."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Expr):
+            children = ast.iter_child_nodes(node)
+            yield from (
+                each.value for each in children if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            )
+
+
+DEFAULTS = {DEFAULT, DEFAULT_SYNC, "1f1b"}
+"""Settings and values have these names as their defaults."""
+FORMATS = {"pipedream", "piper"}
+"""`graphpipe import` reads profiles of these tools."""
+
+
+@pytest.mark.parametrize(
+    ("names", "folder"),
+    [
+        (PLANNERS.keys() - SCHEDULERS.keys() - DEFAULTS - FORMATS, "planners"),
+        (SCHEDULERS.keys() - PLANNERS.keys() - DEFAULTS, "schedule"),
+        (REPLICA_SYNCS.keys() - DEFAULTS, "run/weights"),
+        (ZOO.keys(), "model/zoo"),
+    ],
+    ids=["planners", "schedules", "synchronisations", "models"],
+)
+def test_a_name_stands_only_in_its_own_file_and_the_registry(names: set[str], folder: str) -> None:
+    for name in names:
+        files = {path for path, tree in CODE.items() if name in set(texts(tree))}
+        assert all(path.is_relative_to(ROOT / "graphpipe" / folder) for path in files), f"{name}: {sorted(files)}"
+        assert len(files) <= 2, f"{name}: {sorted(files)}"
+
+
+def test_a_verb_from_outside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def add(subparsers: Subparsers) -> None:
+        subparsers.add_parser("greet").set_defaults(run=run)
+
+    def run(args: argparse.Namespace) -> int:
+        print("hello")
+        return 0
+
+    monkeypatch.setitem(VERBS, "greet", SimpleNamespace(add=add))
+    assert main(["greet"]) == 0
+    assert capsys.readouterr().out == "hello\n"
