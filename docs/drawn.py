@@ -1,4 +1,4 @@
-"""What is made while the site is built: pictures of planners and schedules, tables of files. A hook of mkdocs."""
+"""A hook of mkdocs that draws pictures of planners and schedules, and lists the files of each room."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import graphpipe as gp
-from graphpipe.cli.model_argument import find
+from graphpipe.cli.model_argument import read_model_argument
 from graphpipe.model.zoo.registry import zoo
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.report.content.subject import Subject
@@ -18,17 +18,27 @@ from graphpipe.report.figures.static_figures import write_still
 from graphpipe.schedule.schedulers.registry import SCHEDULERS
 
 PACKAGE = Path(gp.__file__).parent
+DOCS = Path(__file__).parent
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add a page for each planner to the navigation, after their overview."""
+    pages = [{name: f"planners/{name}.md"} for name in PLANNERS]
+    for section in config.nav or []:
+        if "Planners" in section:
+            section["Planners"] += pages
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add `pictures/planner-NAME.svg`, `pictures/schedule-NAME.svg` and the tutorial's to the files of the site."""
+    """Add a picture of each planner, each schedule and the tutorial's plan to the site."""
     module, inputs = zoo("two-tower-small", device="meta")
     graph = gp.capture(module, inputs)
     cluster = gp.Cluster.preset("local:4")
     costs = gp.estimate(graph, cluster)
     choices = [("planner", name) for name in PLANNERS] + [("schedule", name) for name in SCHEDULERS]
     for word, name in choices:
-        if name == "kfkb":  # No planner chooses it: bursts are given by hand.
+        if name == "kfkb":  # Planners cannot be asked for it, because only plans by hand set bursts.
             whole = gp.plan(graph, costs, cluster, batch_size=32, schedule="gpipe")
             stages = tuple(replace(stage, burst=whole.micro_batches(at)) for at, stage in enumerate(whole.stages))
             plan = replace(whole, schedule=name, stages=stages)
@@ -41,25 +51,47 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Put a table of a room's files, with what each says of itself, where a page asks for it.
+    """Fill in the tables that a page asks for: planners, files of a room, neighbours of a room.
 
-    Why a block is not run is for the tests alone: superfences knows no such option.
+    The option `not-run` of a code block is removed. Only the tests read it, and superfences would refuse it.
     """
     markdown = re.sub(r'^(```\w+) not-run="[^"]*"$', r"\1", markdown, flags=re.MULTILINE)
+    markdown = markdown.replace("<!-- planners -->", _planners())
     return re.sub(r"<!-- (files|neighbours) of (\w+) -->", lambda found: _MADE[found[1]](found[2]), markdown)
 
 
-def _files(room: str) -> str:
-    rows = ["| file | what it is |", "| --- | --- |"]
-    for path in sorted((PACKAGE / room).glob("*.py")):
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
-        if path.name != "__init__.py":
-            rows.append(f"| `{path.name}` | {said.splitlines()[0].replace('|', '/')} |")
+def _planners() -> str:
+    """Return a table of the planners: their traits, and the first sentence of their page."""
+    rows = ["| planner | its stages form | recomputes | default schedule | |", "| --- | --- | --- | --- | --- |"]
+    for name, planner in PLANNERS.items():
+        said = (DOCS / "planners" / f"{name}.md").read_text().split("\n\n")[1].replace("\n", " ").split(". ")[0]
+        recomputes = "where memory is short" if planner.recomputes else "never"
+        traits = f"a {planner.pipeline} | {recomputes} | `{planner.default_schedule}`"
+        rows.append(f"| [`{name}`]({name}.md) | {traits} | {said.removesuffix('.')}. |")
     return "\n".join(rows)
 
 
+def _files(room: str) -> str:
+    """List the files of a room, then those of each of its sub-rooms, with the first line of their docstrings."""
+    folders = sorted(path.parent for path in (PACKAGE / room).rglob("__init__.py"))
+    return "\n\n".join(table for folder in folders if (table := _files_in(folder)))
+
+
+def _files_in(folder: Path) -> str:
+    name = folder.relative_to(PACKAGE).as_posix()
+    title = f"### {name}\n\n{_first_line(folder / '__init__.py')}\n\n" if "/" in name else ""
+    files = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+    rows = [f"| `{path.name}` | {_first_line(path).replace('|', '/')} |" for path in files]
+    return title + "\n".join(["| file | what it is |", "| --- | --- |", *rows]) if rows else ""
+
+
+def _first_line(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    return docstring.splitlines()[0] if docstring else ""
+
+
 def _neighbours(room: str) -> str:
-    """Say what a room imports, and what imports it, as its files do."""
+    """List the rooms that a room imports, and the rooms that import it."""
     imports = {other: _imported(other) for other in _rooms()}
     above = [name for name in _rooms() if name in imports[room]]
     below = [name for name in _rooms() if room in imports[name]]
@@ -84,7 +116,7 @@ _MADE = {"files": _files, "neighbours": _neighbours}
 
 
 def _tutorial() -> gp.Plan:
-    graph = find("examples/digits.py:model").graph
+    graph = read_model_argument("examples/digits.py:model").graph
     cluster = gp.Cluster.preset("summit:1x4")
     return gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=128)
 
