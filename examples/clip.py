@@ -1,9 +1,9 @@
-"""Trains a CLIP of Hugging Face as a graph pipeline: two towers side by side, a contrastive loss over the whole batch.
+"""Trains a CLIP of Hugging Face as a graph pipeline: parallel towers and a contrastive loss over the whole mini-batch.
 
     torchrun --nproc-per-node 4 examples/clip.py
 
-Without torchrun, one process plays all four devices. Nothing is downloaded: the weights are random, and the pairs are
-made up: a noisy pattern, and a text that repeats its number.
+Without torchrun, one process computes all four devices. Nothing is downloaded: the weights are random, and a pair is a
+noisy pattern with a text that repeats the pattern's number.
 """
 
 import os
@@ -27,7 +27,7 @@ def model() -> CLIPModel:
 
 
 def batch(seed: int) -> dict[str, Tensor]:
-    """Return pictures and their texts, each pattern once, in any order."""
+    """Return pictures and their texts, with each pattern once, in random order."""
     patterns = torch.randn(PATTERNS, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randperm(PATTERNS, generator=generator)[:BATCH]

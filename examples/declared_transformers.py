@@ -1,9 +1,9 @@
 """Models of Hugging Face that torch.export cannot follow, declared as graphs of their own parts:
 
     llava(model)    LLaVA: its check of the number of image tokens fixes the size of the mini-batch
-    vilt(model)     ViLT: it chooses patches by the values of the mask
+    vilt(model)     ViLT: it selects patches by the values of the mask
 
-Both return a `gp.DagModule` of the model's own submodules, with the model's own weights: train the one, use the other.
+Both return a `gp.DagModule` of the model's own submodules. They share the weights, so training one trains the other.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ import graphpipe as gp
 
 
 class ImageFeatures(nn.Module):
-    """The vision tower up to the layer whose features LLaVA takes, without the class token."""
+    """The vision tower up to the layer whose features LLaVA uses, without the class token."""
 
     def __init__(self, tower: nn.Module, layers: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ImageFeatures(nn.Module):
 
 
 class Merge(nn.Module):
-    """Puts the image features where the text has image tokens."""
+    """Puts the image features in place of the text's image tokens."""
 
     def __init__(self, image_token: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Merge(nn.Module):
 
 
 class DecoderLayers(nn.Module):
-    """Some layers of a Llama. Each stage makes masks and positions itself: they need not be sent."""
+    """Some layers of a Llama. Each stage makes masks and positions itself, so they are not sent."""
 
     def __init__(self, config: PreTrainedConfig, rotary: nn.Module, layers: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ def llava(model: LlavaForConditionalGeneration, cuts: int = 2) -> gp.DagModule:
     """Return LLaVA from `input_ids`, `pixel_values` and `attention_mask` to the scores of the next words.
 
     Args:
-        model: with one vision feature layer, and a Llama.
-        cuts: how many pieces the language model's layers make.
+        model: with one vision feature layer and a Llama.
+        cuts: number of pieces of the language model's layers.
     """
     config, inner = model.config, model.model
     language = inner.language_model
@@ -98,7 +98,7 @@ def llava(model: LlavaForConditionalGeneration, cuts: int = 2) -> gp.DagModule:
 
 
 class ViltWords(nn.Module):
-    """The words, marked as text."""
+    """The embedded words, marked as text."""
 
     def __init__(self, embeddings: nn.Module) -> None:
         super().__init__()

@@ -4,7 +4,7 @@
     tokens (n, 32) int64  -> text:  characters, transformer layers, projection -+         with every caption (n, n)
 
 The scans are scikit-learn's 1,797 handwritten digits (Alpaydin and Kaynak, 1998); every scan comes with a short
-caption in English, read as characters. A scan's digit is recognised as the caption it is most similar to.
+caption in English, read as characters. The digit of a scan is recognised by the caption that is most similar to it.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ LETTERS = " abcdefghijklmnopqrstuvwxyz"
 
 
 class Convolutions(nn.Module):
-    """Two convolutions with a residual around them: (n, CHANNELS, 8, 8) -> the same."""
+    """Two convolutions with a residual connection: (n, CHANNELS, 8, 8) -> the same shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Head(nn.Module):
 
 
 def model(image_layers: int = 8, text_layers: int = 6) -> tuple[gp.DagModule, dict[str, Tensor]]:
-    """Return the model and example inputs; the head compares the whole mini-batch, so it is never cut into parts."""
+    """Return the model and example inputs. The head compares all samples, so it gets the whole mini-batch."""
     image = nn.Sequential(
         OrderedDict(
             stem=nn.Conv2d(1, CHANNELS, kernel_size=3, padding=1),
@@ -96,7 +96,7 @@ def model(image_layers: int = 8, text_layers: int = 6) -> tuple[gp.DagModule, di
 def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the symmetric contrastive loss of (n, n) similarities, with pairs of equal labels as positives.
 
-    The targets of a row share one among its positives; the divergence from them is 0 at best.
+    Each row's targets are equal on its positives and sum to 1. The smallest possible loss is 0.
     """
     positives = (labels.unsqueeze(0) == labels.unsqueeze(1)).float()
     targets = positives / positives.sum(dim=1, keepdim=True)
@@ -106,15 +106,15 @@ def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def optimizer(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """Return an Adam that warms up by itself: without a warm-up, its first steps make all captions alike for good."""
+    """Return an Adam with a warm-up: its first steps would make all captions alike, and they would stay so."""
     return torch.optim.RAdam(parameters, lr=2e-3)
 
 
 def data(part: Literal["train", "held-out"]) -> tuple[dict[str, Tensor], Tensor]:
-    """Return inputs and labels (n,) of a part of the scans, always the same: every fifth scan is held out.
+    """Return inputs and labels (n,) of a fixed part of the scans. Every fifth scan is held out.
 
-    Training captions take turns among the templates. The held-out captions are the plain names, in turn from zero to
-    nine whatever the scan: the first ten columns of the similarities are then the ten digits, for `accuracy`.
+    Training captions use the templates in turn. The held-out captions are the plain names from zero to nine in turn,
+    regardless of the scan, so that the first ten columns of the similarities are the ten digits, for `accuracy`.
     """
     from sklearn.datasets import load_digits
 
@@ -131,7 +131,7 @@ def data(part: Literal["train", "held-out"]) -> tuple[dict[str, Tensor], Tensor]
 
 
 def batches(epochs: int, batch_size: int = 128, seed: int = 0) -> list[tuple[dict[str, Tensor], Tensor]]:
-    """Return the mini-batches of a training: every epoch in another order, without the short last one."""
+    """Return the mini-batches of a training. Each epoch has another order and drops the incomplete mini-batch."""
     inputs, labels = data("train")
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(len(labels), generator=generator) for _ in range(epochs)]
@@ -140,7 +140,7 @@ def batches(epochs: int, batch_size: int = 128, seed: int = 0) -> list[tuple[dic
 
 
 def task() -> gp.Task:
-    """Return what `graphpipe train examples/digits.toml` trains."""
+    """Return the task of `graphpipe train examples/digits.toml`."""
     module, example_inputs = model()
     return gp.Task(
         module=module,
@@ -153,12 +153,12 @@ def task() -> gp.Task:
 
 
 def tokenise(caption: str) -> Tensor:
-    """Return the (LENGTH,) int64 numbers of a caption's letters, filled up with spaces."""
+    """Return the (LENGTH,) int64 numbers of a caption's letters, padded with spaces."""
     return torch.tensor([LETTERS.index(letter) for letter in caption.ljust(LENGTH)])
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Return the share of held-out scans that are most similar to their own digit's name, of the ten names."""
+    """Return the share of held-out scans whose own digit's name is the most similar of the ten names."""
     return (logits[:, :10].argmax(dim=1) == labels).float().mean().item()
 
 

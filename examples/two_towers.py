@@ -1,8 +1,8 @@
-"""Trains the image-text model of digits.py as a graph pipeline, a process per device:
+"""Trains the image-text model of digits.py as a graph pipeline, with one process per device:
 
     torchrun --nproc-per-node 4 examples/two_towers.py
 
-Without torchrun, one process plays all four devices.
+Without torchrun, one process computes all four devices.
 """
 
 import os
@@ -20,7 +20,7 @@ def main() -> None:
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 4))
     model, example_inputs = digits.model()
 
-    # Every rank makes the same plan: nothing is measured here, and the search is deterministic.
+    # Every rank makes the same plan, because the costs are not measured and the search is deterministic.
     graph = gp.capture(model, example_inputs)
     cluster = gp.Cluster.preset(f"local:{ranks}")
     plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=BATCH)
