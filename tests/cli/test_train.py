@@ -20,6 +20,7 @@ RESULT = {
 FILES = {
     *("config.json", "plan.json", "costs.json", "trace-predicted.json", "trace-measured.json", "trace-chrome.json"),
     *("metrics.jsonl", "metrics.json", "model.safetensors", "events", ".lock"),
+    *("capture.json", "capture.safetensors"),
 }
 
 

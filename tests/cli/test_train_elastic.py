@@ -23,7 +23,7 @@ STAGES = {
         {"ops": ["sum"], "devices": [2], "micro_batch": 4},
     ],
 }
-ALLOWANCE_SECONDS = 60
+ALLOWANCE_SECONDS = 120
 """Time for ranks to end and to start: a few seconds, and several times that on a busy machine."""
 LATE = """
 
@@ -52,7 +52,7 @@ def planned(run: Run, config: Path) -> Path:
     return config
 
 
-@pytest.mark.timeout(240)  # four times as long as on a busy machine
+@pytest.mark.timeout(480)
 def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path) -> None:
     # The second launch of the ranks is slow, so that the device is back before it ends.
     faults = ("--fault", "kill@rank1:step4:phase=send", "--fault", "slow@rank0:step4:phase=optimizer:seconds=4")
@@ -86,7 +86,7 @@ def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path
         assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize(
     ("fault", "limit", "cause"),
     [

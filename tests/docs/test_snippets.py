@@ -23,7 +23,7 @@ BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^\s*(```|~~~)", re.MULTILINE)
 PAGES = sorted(page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if FENCE.search(page.read_text()))
 NOT_RUN = {"needs two hosts", "needs SLURM", "makes its environment"}
-SECONDS = 200
+SECONDS = 400
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:

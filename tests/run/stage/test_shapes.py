@@ -30,7 +30,7 @@ def assert_alike(ranks: list[list[dict[str, Any]]], wanted: list[dict[str, Any]]
 def test_gpt_trains_on_changing_lengths(cut: str, ranks: int, tmp_path: Path) -> None:
     wanted = train_unpartitioned(cut)
     kinds = ["allreduce"] if cut == "two" else ["allreduce", "ddp", "fsdp2", "allreduce, zero"]
-    together = values(run_ranks(train, ranks, tmp_path, cut, kinds, {}, seconds=100))
+    together = values(run_ranks(train, ranks, tmp_path, cut, kinds, {}, seconds=200))
     for kind in kinds:
         assert_alike([rank[kind] for rank in together], wanted)
 
@@ -40,7 +40,7 @@ def test_glue_that_depends_on_the_length_is_built_for_every_length(tmp_path: Pat
     for kind, found in train("masked", ["allreduce", "ddp"], {}).items():
         assert len(found) > len(LENGTHS), kind
         assert_alike([found], wanted)
-    together = values(run_ranks(train, 4, tmp_path, "masked", ["allreduce", "ddp"], {}, seconds=60))
+    together = values(run_ranks(train, 4, tmp_path, "masked", ["allreduce", "ddp"], {}, seconds=200))
     for kind in together[0]:
         assert_alike([rank[kind] for rank in together], wanted)
 

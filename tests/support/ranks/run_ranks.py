@@ -35,7 +35,7 @@ class Outcome:
 
 
 def run_ranks(
-    work: Callable[..., Any], size: int, folder: Path, *arguments: Any, seconds: float = 40.0
+    work: Callable[..., Any], size: int, folder: Path, *arguments: Any, seconds: float = 100.0
 ) -> list[Outcome]:
     """Call `work(*arguments)` in `size` processes that form a gloo world; `work` must be importable by them."""
     folder.mkdir(exist_ok=True)
