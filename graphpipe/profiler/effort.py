@@ -10,9 +10,16 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long to measure: until both `repeats` and `seconds` are reached, but never more than `most` times."""
+    """How long to measure.
 
-    repeats: int = 5
+    At least `repeats` times. Then until `seconds` have passed and the measurements agree, or until there are
+    `repeats_if_uneven` of them. Never more than `most` times.
+    """
+
+    repeats: int = 3
+    repeats_if_uneven: int = 5
+    spread: float = 0.1
+    """Measurements agree if the largest of their sums exceeds the smallest by at most this fraction of the smallest."""
     most: int = 50
     seconds: float = 0.03
     """Per operator."""
@@ -21,13 +28,17 @@ class Effort:
     """Called before the forwards and before the backwards, to leave the caches as other work leaves them."""
 
     def sample(self, action: Callable[[], Sequence[float]]) -> tuple[float, ...]:
-        """Return the median of each figure that `action` returns, after one call to warm up."""
-        action()
+        """Return the median of each figure that `action` returns. Nothing warms up: call `action` once before."""
         start = self.clock()
         figures: list[Sequence[float]] = []
-        while len(figures) < self.repeats or (len(figures) < self.most and self.clock() - start < self.seconds):
+        while len(figures) < self.repeats or (len(figures) < self.most and self._goes_on(figures, start)):
             figures.append(action())
         return tuple(median(column) for column in zip(*figures, strict=True))
+
+    def _goes_on(self, figures: Sequence[Sequence[float]], start: float) -> bool:
+        sums = [sum(each) for each in figures]
+        agree = max(sums) <= (1 + self.spread) * min(sums)
+        return self.clock() - start < self.seconds or not (agree or len(figures) >= self.repeats_if_uneven)
 
     def now(self) -> float:
         """Return the time, after waiting until an accelerator (if there is one) has finished its work."""

@@ -77,21 +77,32 @@ def profile_ops(
 def _profile(
     window: Sequence[OpRun], device_type: str, batch_sizes: Sequence[int], effort: Effort
 ) -> dict[Hashable, OpCost]:
-    accepted: dict[int, list[OpRun]] = {samples: [] for samples in batch_sizes}
-    refusals: dict[Hashable, str] = {}
-    for samples in batch_sizes:
-        for run in window:
-            try:
-                one_pass([run], samples, effort)
-            except (RuntimeError, ValueError) as error:
-                refusals.setdefault(run.signature, f"{samples} samples: {str(error).splitlines()[0]}")
-            else:
-                accepted[samples].append(run)
-    for run in window:
-        if not any(run.op == each.op for some in accepted.values() for each in some):
-            raise InvalidInput(f"cannot be run on {refusals[run.signature]}", where=f"operator '{run.op}'")
+    accepted = _try(window, batch_sizes, effort)
     measured = _measure(accepted, effort)
     return {run.signature: _row(run, measured[run.signature], device_type) for run in window}
+
+
+def _try(window: Sequence[OpRun], batch_sizes: Sequence[int], effort: Effort) -> dict[int, list[OpRun]]:
+    # Returns the operators that accept each batch size. What a backward refuses, it refuses at every size, so that it
+    # runs at one size only.
+    accepted: dict[int, list[OpRun]] = {samples: [] for samples in batch_sizes}
+    for run in window:
+        refusal = ""
+        tried = False
+        for samples in batch_sizes:
+            try:
+                if tried:
+                    _forward(run, samples, effort)
+                else:
+                    one_pass([run], samples, effort)
+            except (RuntimeError, ValueError) as error:
+                refusal = refusal or f"{samples} samples: {str(error).splitlines()[0]}"
+            else:
+                accepted[samples].append(run)
+                tried = True
+        if not tried:
+            raise InvalidInput(f"cannot be run on {refusal}", where=f"operator '{run.op}'")
+    return accepted
 
 
 def _row(run: OpRun, measured: Mapping[int, Times], device_type: str) -> OpCost:
@@ -113,7 +124,8 @@ def _row(run: OpRun, measured: Mapping[int, Times], device_type: str) -> OpCost:
 
 
 def _measure(runs: Mapping[int, Sequence[OpRun]], effort: Effort) -> dict[Hashable, dict[int, Times]]:
-    # Batch sizes alternate, so that a slow period of the machine affects all of them alike.
+    # Batch sizes alternate, so that a slow period of the machine affects all of them alike. Every operator has run at
+    # every size before, when it was tried.
     wanted = [
         (samples, each) for samples, some in runs.items() for each in dict.fromkeys(run.signature for run in some)
     ]

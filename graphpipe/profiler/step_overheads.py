@@ -41,6 +41,7 @@ def profile_optimizer(
         stepper.step()
         return (effort.now() - start,)
 
+    once()
     (seconds,) = effort.sample(once)
     size = _bytes(copies)
     state = _bytes([item for items in stepper.state.values() for item in items.values() if isinstance(item, Tensor)])
@@ -66,6 +67,7 @@ def profile_task_overhead(effort: Effort) -> float:
         torch.autograd.backward([out], [torch.ones_like(out)])
         return ((effort.now() - start) / 2,)
 
+    once()
     (seconds,) = effort.sample(once)
     return seconds
 

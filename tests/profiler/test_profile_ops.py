@@ -120,8 +120,9 @@ def test_equal_operators_share_one_cost_and_are_not_measured_in_later_windows(sa
     rows = profile(op, clock, equal=3, saved=saved)
     assert [row.op for row in rows] == ["op0", "op1", "op2"]
     assert rows[0].forward == rows[1].forward == rows[2].forward
-    # Four batch sizes: each is tried, warmed up and repeated three times, with two forwards every time.
-    assert op.calls == measured * 4 * (1 + 1 + 3) * 2
+    # Four batch sizes are tried with a forward, the first with another for its backwards. Then each is repeated three
+    # times, with two forwards every time.
+    assert op.calls == measured * (4 + 1 + 4 * 3 * 2)
 
 
 def test_operators_are_timed_in_the_order_of_training():
@@ -150,9 +151,9 @@ def test_operators_are_timed_in_the_order_of_training():
         for name in "ab"
     ]
     profile_ops(runs, "cpu", (1,), Effort(repeats=1, most=1, seconds=0.0, clock=clock))
-    # First each operator runs separately, to see whether it accepts the batch. Then both warm up and are timed.
+    # First each operator runs separately, to see whether it accepts the batch. Then both are timed.
     separately = ["F a", "B a"] * 2 + ["F b", "B b"] * 2
-    assert done == separately + ["F a", "F b", "B b", "B a"] * 4
+    assert done == separately + ["F a", "F b", "B b", "B a"] * 2
 
 
 def test_an_operator_that_works_in_place_does_not_change_the_inputs():
@@ -203,8 +204,8 @@ def test_the_work_between_measurements_is_not_timed():
     (row,) = profile_ops([run], "cpu", (4,), Effort(repeats=1, most=1, clock=clock, between=other_work))
     assert row.forward(4) == pytest.approx(3.0)
     assert row.input_gradient(4) + row.weight_gradient(4) == pytest.approx(9.0)
-    # Forward and whole backward, then forward and input gradient: each pair is tried, warmed up and timed.
-    assert done == ["other work", "forward", "other work"] * 6
+    # Forward and whole backward, then forward and input gradient: each pair is tried and timed.
+    assert done == ["other work", "forward", "other work"] * 4
 
 
 def test_a_batch_that_an_operator_refuses_is_left_out():
@@ -218,9 +219,15 @@ def test_an_operator_that_refuses_every_batch_is_named_with_its_reason():
         profile_ops([refuse_fewer_than(99, Clock())], "cpu", (1, 2))
 
 
-def test_the_median_ignores_an_outlier_and_the_warm_up():
-    durations = iter([100.0, 1.0, 2.0, 50.0])
+def test_the_median_ignores_an_outlier():
+    durations = iter([1.0, 2.0, 50.0, 2.0, 1.0])
     assert Effort(repeats=3, seconds=0.0, clock=Clock()).sample(lambda: (next(durations),)) == (2.0,)
+    assert next(durations, None) is None
+
+
+def test_measurements_that_agree_are_not_repeated():
+    durations = iter([1.0, 1.04, 1.02, 50.0])
+    assert Effort(repeats=3, seconds=0.0, clock=Clock()).sample(lambda: (next(durations),)) == (1.02,)
 
 
 def test_effort_repeats_until_the_time_is_up():
@@ -233,10 +240,10 @@ def test_effort_repeats_until_the_time_is_up():
         return (1.0,)
 
     Effort(repeats=2, most=100, seconds=10.0, clock=clock).sample(once)
-    assert len(times) == 11  # one to warm up, then ten of a second each
+    assert len(times) == 10  # of a second each
     times.clear()
     Effort(repeats=2, most=4, seconds=10.0, clock=clock).sample(once)
-    assert len(times) == 5
+    assert len(times) == 4
 
 
 amounts = st.floats(1e-6, 1e3)
