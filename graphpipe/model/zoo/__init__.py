@@ -1,8 +1,9 @@
 """Models to plan and to train: the sizes of the literature, and small variants for a laptop.
 
-A model is one file (`mmt`, `dlrm`, `candle_uno`, `case_study`, `gpt`, `two_tower`) and one line in `registry`, which
-finds it by name. `zoo_model` defines what such a file returns, `blocks` the layers that models share, and
-`synthetic_tasks` data that the small variants can learn.
+A model is one file and one entry in `registry`, which finds it by name. `mmt`, `dlrm`, `candle_uno`, `case_study` and
+`two_tower` have parallel branches. `attention_residuals`, `unet` and `densenet` have skips. `gpt` is a chain.
+`zoo_model` defines what such a file returns, `blocks` the layers that models share, and `synthetic_tasks` data that the
+small variants can learn.
 """
 
 from graphpipe.model.zoo.registry import ZOO, zoo

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Attention(nn.Module):
-    """Self-attention with the norm before it and the residual around it: (n, length, hidden) -> the same."""
+class AttentionChange(nn.Module):
+    """Self-attention with the norm before it, without a residual: (n, length, hidden) -> the same."""
 
     def __init__(self, hidden: int, heads: int, *, causal: bool = False) -> None:
         super().__init__()
@@ -18,16 +18,23 @@ class Attention(nn.Module):
         self.project_in = nn.Linear(hidden, 3 * hidden)
         self.project_out = nn.Linear(hidden, hidden)
 
-    def forward(self, states: Tensor) -> Tensor:
+    def forward(self, states: Tensor, /) -> Tensor:
         query, key, value = self.project_in(self.norm(states)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         mixed = functional.scaled_dot_product_attention(
             query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=self.causal
         )
-        return states + self.project_out(mixed.transpose(1, 2).flatten(-2))
+        return self.project_out(mixed.transpose(1, 2).flatten(-2))
 
 
-class FeedForward(nn.Module):
-    """Two linear layers with the norm before them and the residual around them: (n, length, hidden) -> the same."""
+class Attention(AttentionChange):
+    """Self-attention with the norm before it and the residual around it: (n, length, hidden) -> the same."""
+
+    def forward(self, states: Tensor, /) -> Tensor:
+        return states + super().forward(states)
+
+
+class FeedForwardChange(nn.Module):
+    """Two linear layers with the norm before them, without a residual: (n, length, hidden) -> the same."""
 
     def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
@@ -35,8 +42,15 @@ class FeedForward(nn.Module):
         self.widen = nn.Linear(hidden, width)
         self.narrow = nn.Linear(width, hidden)
 
-    def forward(self, states: Tensor) -> Tensor:
-        return states + self.narrow(functional.gelu(self.widen(self.norm(states))))
+    def forward(self, states: Tensor, /) -> Tensor:
+        return self.narrow(functional.gelu(self.widen(self.norm(states))))
+
+
+class FeedForward(FeedForwardChange):
+    """Two linear layers with the norm before them and the residual around them: (n, length, hidden) -> the same."""
+
+    def forward(self, states: Tensor, /) -> Tensor:
+        return states + super().forward(states)
 
 
 class Dense(nn.Module):

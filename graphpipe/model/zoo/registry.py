@@ -8,7 +8,17 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.model.zoo import candle_uno, case_study, dlrm, gpt, mmt, two_tower
+from graphpipe.model.zoo import (
+    attention_residuals,
+    candle_uno,
+    case_study,
+    densenet,
+    dlrm,
+    gpt,
+    mmt,
+    two_tower,
+    unet,
+)
 from graphpipe.model.zoo.zoo_model import ZooModel
 
 
@@ -39,6 +49,9 @@ ZOO: Mapping[str, Entry[Any]] = MappingProxyType(
         "case-study": Entry(case_study.build, case_study.PAPER, case_study.SMALL),
         "gpt": Entry(gpt.build, gpt.PAPER, gpt.SMALL),
         "two-tower": Entry(two_tower.build, two_tower.PAPER, two_tower.SMALL),
+        "attention-residuals": Entry(attention_residuals.build, attention_residuals.PAPER, attention_residuals.SMALL),
+        "unet": Entry(unet.build, unet.PAPER, unet.SMALL),
+        "densenet": Entry(densenet.build, densenet.PAPER, densenet.SMALL),
     }
 )
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional
 
 from graphpipe.model.zoo.zoo_model import Batch
 
@@ -36,5 +37,33 @@ def arithmetic_sequences(vocabulary: int, length: int) -> Callable[[Generator, i
         step = torch.randint(1, 4, (samples, 1), generator=generator)
         tokens = (start + step * torch.arange(length + 1)) % vocabulary
         return {"tokens": tokens[:, :-1]}, tokens[:, 1:]
+
+    return batch
+
+
+def classify_images(classes: int, pixels: int) -> Callable[[Generator, int], Batch]:
+    """Return a task: an image (n, 3, pixels, pixels) is the pattern of its label, (n,) int64, plus noise."""
+
+    def batch(generator: Generator, samples: int) -> Batch:
+        labels = torch.randint(classes, (samples,), generator=generator)
+        # A pattern of 4 by 4 tiles, because memory for a pattern per pixel and class would be large.
+        tiles = patterns(classes, 3, 4, 4)[labels]
+        coarse = functional.interpolate(tiles, size=(pixels, pixels), mode="nearest")
+        return {"pixels": coarse + torch.randn(samples, 3, pixels, pixels, generator=generator)}, labels
+
+    return batch
+
+
+def segment_images(classes: int, pixels: int) -> Callable[[Generator, int], Batch]:
+    """Return a task: an image (n, 1, pixels, pixels) is the class of each pixel, (n, pixels, pixels) int64, plus noise.
+
+    A class fills tiles of a quarter of the image's side.
+    """
+
+    def batch(generator: Generator, samples: int) -> Batch:
+        tiles = torch.randint(classes, (samples, 1, 4, 4), generator=generator).float()
+        areas = functional.interpolate(tiles, size=(pixels, pixels), mode="nearest")
+        noise = torch.randn(samples, 1, pixels, pixels, generator=generator)
+        return {"pixels": areas + 0.5 * noise}, areas.squeeze(1).long()
 
     return batch

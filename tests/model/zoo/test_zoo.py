@@ -43,6 +43,13 @@ def count_parameters(module):
         ("candle-uno", 7 * 4 * SQUARE + (7 * 4096 + 1) * 4096 + SQUARE + 4097),
         ("dlrm", 7 * 4 * SQUARE + 7 * 64_000_000 + (7 * 4096 + 7 * 64 + 1) * 4096 + 3 * SQUARE + 4097),
         ("gpt", 50257 * 768 + 1024 * 768 + 12 * GPT_LAYER + 2 * 768 + 50257 * 769),
+        # Every layer and the head have a query and a norm of the depth. The embedding has tokens and positions.
+        (
+            "attention-residuals",
+            51281 * 1024 + 16 * LAYER + 33 * 2 * 1024 + 2 * 1024 + 50257 * 1025,
+        ),
+        ("unet", 31_030_658),  # as counted by others for 1 channel, 2 classes and biases
+        ("densenet", 7_978_856),  # as published for DenseNet-121; a group norm has as many as a batch norm
     ],
 )
 def test_the_papers_shape_has_the_parameters_counted_by_hand_and_no_memory(name, parameters):
@@ -55,7 +62,17 @@ def test_the_papers_shape_has_the_parameters_counted_by_hand_and_no_memory(name,
 def test_the_papers_shape_computes_its_output_on_the_meta_device(name):
     model = zoo_model(name)
     output = model.module(**model.example_inputs)
-    expected = {"mmt": 16, "case-study": 16, "dlrm": 1, "candle-uno": 1, "gpt": 1024, "two-tower": 2}
+    expected = {
+        "mmt": 16,
+        "case-study": 16,
+        "dlrm": 1,
+        "candle-uno": 1,
+        "gpt": 1024,
+        "two-tower": 2,
+        "attention-residuals": 1024,
+        "unet": 2,
+        "densenet": 1000,
+    }
     assert output.shape[:2] == (2, expected[name])
 
 
