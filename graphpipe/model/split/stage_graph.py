@@ -7,8 +7,8 @@ from torch import fx, nn
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import duplicated_inputs, is_anchor
 from graphpipe.model.capture.shape_propagation import attribute
+from graphpipe.model.split.glue_module import glue_module
 from graphpipe.model.split.recompute_region import fold_regions
-from graphpipe.model.torch_private import unregister_buffer
 
 _EMPTY = fx.GraphModule({}, fx.Graph())
 """Has the attributes whose names a submodule of a graph module cannot have."""
@@ -84,9 +84,7 @@ def _graph_module(
             plain += [name] if node.target in constants else []
             node.target = name
             root[name] = tensor
-    inner = fx.GraphModule(root, graph, "Stage")
-    for name in plain:  # a constant must not be in the state
-        unregister_buffer(inner, name)
+    inner = glue_module(root, graph, plain)
     inner.training = module.training
     return inner
 

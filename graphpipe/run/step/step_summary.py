@@ -95,6 +95,8 @@ def total_norm(gradients: list[Tensor]) -> float:
     """Return the 2-norm of all gradients together; it is not finite if any element is not."""
     if not gradients:
         return 0.0
+    # The rows of an index that occurs twice are summed first, as an optimizer does.
+    gradients = [each.coalesce().values() if each.is_sparse else each for each in gradients]
     if sum([each.numel() for each in gradients]) <= _FEW:
         return float(torch.linalg.vector_norm(flat_vector(gradients)))
     return float(torch.linalg.vector_norm(torch.stack(norms(gradients))))

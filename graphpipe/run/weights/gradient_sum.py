@@ -26,13 +26,21 @@ def sum_between_ranks(world: World, parameters: Sequence[nn.Parameter], ranks: S
             parameter.grad = total.view_as(parameter) if count else None
 
 
-def sum_copies(copies: Sequence[nn.Parameter], stage: str) -> None:
-    """Sum the gradients of copies of a parameter in one process, in order. The first copy gets the sum."""
+def sum_copies(copies: Sequence[nn.Parameter]) -> None:
+    """Sum the gradients of copies of a parameter in one process, in order. The first copy gets the sum.
+
+    A sum of sparse gradients is sparse.
+    """
     first = copies[0]
     for other in copies[1:]:
         if other.grad is not None:
-            first.grad = _gradient(first, stage) + other.grad
+            first.grad = other.grad if first.grad is None else _add(first.grad, other.grad)
             other.grad = None
+
+
+def _add(one: Tensor, other: Tensor) -> Tensor:
+    # Torch adds a sparse tensor to a dense one, but not the other way round.
+    return other + one if one.is_sparse else one + other
 
 
 def _gradient(parameter: Tensor, stage: str) -> Tensor:
@@ -41,7 +49,7 @@ def _gradient(parameter: Tensor, stage: str) -> Tensor:
         return torch.zeros_like(parameter)
     if gradient.layout != torch.strided:
         raise InvalidInput(
-            "a parameter has a sparse gradient, which replicas cannot sum",
+            "a parameter has a sparse gradient, which replicas on several ranks cannot sum",
             where=f"stage '{stage}'",
             remedy="Build the embedding with sparse=False, or plan this stage with one replica.",
         )

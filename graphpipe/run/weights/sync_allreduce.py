@@ -19,4 +19,4 @@ class AllReduce(ReplicaSync):
             sum_between_ranks(replicas.world, replicas.parameters[0], replicas.ranks, replicas.stage)
             return
         for copies in zip(*replicas.parameters, strict=True):
-            sum_copies(copies, replicas.stage)
+            sum_copies(copies)

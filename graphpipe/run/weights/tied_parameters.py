@@ -37,7 +37,7 @@ class TiedParameters:
     def sum_gradients(self, world: World) -> None:
         """Give every copy that an optimizer changes the sum of all copies' gradients, over all ranks."""
         for copies in self.copies:
-            sum_copies(copies, self.name)
+            sum_copies(copies)
         if len(self.ranks) > 1:
             sum_between_ranks(world, self.firsts, self.ranks, self.name)
         for first, *others in self.copies:

@@ -40,7 +40,7 @@ class NotedSum(ReplicaSync):
     def reduce(self) -> None:
         self._note("reduce")
         for copies in zip(*self.replicas.parameters, strict=True):
-            sum_copies(copies, self.replicas.stage)
+            sum_copies(copies)
 
     def end(self) -> None:
         self._note("end")
