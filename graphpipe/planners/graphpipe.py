@@ -34,7 +34,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     Raises:
         Infeasible: nothing fits in memory.
     """
-    best = with_recomputation(problem, options, "graphpipe", lambda given: _searched(given, options))
+    best = with_recomputation(problem, options, "graphpipe", _searched)
     return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
 
 

@@ -24,7 +24,7 @@ def plan_spp(problem: Problem, options: Options) -> Plan:
     Raises:
         Infeasible: nothing fits in memory.
     """
-    find = partial(search, options=options, planner="spp", chains=(True,))
+    find = partial(search, planner="spp", chains=(True,))
     return with_recomputation(problem, options, "spp", find)
 
 

@@ -15,29 +15,32 @@ from graphpipe.plans.estimates import seconds_per_sample
 from graphpipe.plans.plan import Plan
 
 
-def with_recomputation(problem: Problem, options: Options, planner: str, find: Callable[[Problem], Plan]) -> Plan:
+def with_recomputation(
+    problem: Problem, options: Options, planner: str, find: Callable[[Problem, Options], Plan]
+) -> Plan:
     """Return the plan of a search. If nothing fits in memory, return the best plan found in which stages recompute.
 
-    Compares two plans. The first is the search's plan for stages that all recompute, after `eased`. The second is the
-    chain of least bottleneck over every choice of stages that recompute. It is exact, so a plan is found if any
-    sequence of intervals fits.
+    Compares two plans. The first is the search's plan for stages that all recompute, after `eased`. If the search also
+    chooses a schedule, it compares its candidates with and without `eased`, before schedules fill the memory with
+    samples in flight. The second is the chain of least bottleneck over every choice of stages that recompute. It is
+    exact, so a plan is found if any sequence of intervals fits.
 
     Args:
         problem: graph, costs, cluster and batch.
         options: the caller's.
         planner: name written into the plan.
-        find: the search.
+        find: the search, by a problem and options.
 
     Raises:
         Infeasible: nothing fits, even with recomputation.
     """
     try:
-        return find(problem)
+        return find(problem, options)
     except Infeasible:
         found: list[Plan] = []
         misses: list[Infeasible] = []
         for attempt in (
-            lambda: eased(find(replace(problem, recompute="full"))),
+            lambda: eased(find(replace(problem, recompute="full"), _easing(options))),
             lambda: Baseline(name=planner, partitioner=_partitions).plan(problem, options),
         ):
             try:
@@ -47,6 +50,13 @@ def with_recomputation(problem: Problem, options: Options, planner: str, find: C
         if not found:
             raise misses[0] from None
         return options.best(found)
+
+
+def _easing(options: Options) -> Options:
+    choose = options.scheduled
+    if choose is None:
+        return options
+    return replace(options, scheduled=lambda plans: choose([*map(eased, plans), *plans]))
 
 
 def eased(plan: Plan) -> Plan:

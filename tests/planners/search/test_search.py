@@ -1,6 +1,8 @@
 """Planners on whole problems: validity, memory, whole-batch tails, and graph planner against chain planner."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 from baseline_oracles import best, busy_problem
@@ -10,6 +12,7 @@ from problems import best_bottleneck, cluster, random_problem, table, towers
 
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph, Op
+from graphpipe.planners.choose_schedule import best_scheduled, scheduled
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
@@ -82,6 +85,21 @@ def test_in_little_memory_a_plan_is_found_where_a_chain_of_recomputing_stages_fi
             if stage.recompute == "full"
         ]
         assert all(memory_shortfall(other) > 0 for other in eased)
+
+
+def test_auto_is_not_slower_than_1f1b_where_stages_must_recompute() -> None:
+    """`auto` filled the memory with samples in flight before it could let a stage keep its activations.
+
+    It took 8.58 s where 1F1B took 8.44 s, and here 364 ms against 341 ms.
+    """
+    sizes: dict[str, Any] = {"saved_bytes": 1e8, "memory_bytes": 7.84e8, "parameter_bytes": 5e7, "layer": (0, 5e-3)}
+    problem = towers([3, 3], 3, 8, **sizes)
+    plain = graphpipe(problem, Options(evaluate=step_seconds))
+    assert any(stage.recompute == "full" for stage in plain.stages)
+    choose = partial(best_scheduled, evaluate=step_seconds)
+    found = graphpipe(problem, Options(evaluate=step_seconds, scheduled=choose))
+    verify(found)
+    assert step_seconds(scheduled(found, "auto", step_seconds)) < step_seconds(plain)
 
 
 def test_the_error_names_the_stage_that_cannot_fit_and_the_missing_bytes() -> None:
