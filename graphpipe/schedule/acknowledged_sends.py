@@ -3,7 +3,8 @@
     stage 0   F0 ----> F1 ----> B0 ----> F2 ---->        Stage 0 sends F2 after B0, which waited for the gradient of 0.
     stage 1      F0 B0 ------> F1 B1 ----------> F2      Stage 1 has F2: it can free the gradient that it sent.
 
-A peer sends after a task only when everything that the task waits for has arrived.
+A peer sends after a task only when everything that the task waits for has arrived. In an evaluation nothing comes back.
+There a task waits until the messages have arrived that are listed in `LoweredSchedule.awaited`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,12 @@ from graphpipe.schedule.lowered import Compute, LoweredSchedule, Send, Transfer
 from graphpipe.schedule.schedule import StageTask
 
 AcknowledgedSends = Mapping[tuple[int, StageTask], Sequence[Transfer]]
-"""By device and task of a rank: the messages of this rank that have arrived elsewhere when the task can begin."""
+"""By device and task of a rank: the messages of this rank that have arrived elsewhere when the task can begin, or that
+it waits for in an evaluation."""
 
 
 def find_acknowledged_sends(lowered: LoweredSchedule, rank_of: Mapping[int, int], rank: int) -> AcknowledgedSends:
-    """Return which tasks of a rank prove that its earlier messages have arrived.
+    """Return which tasks of a rank prove that its earlier messages have arrived, or wait for that.
 
     For some messages no task proves it before the step ends. They are left out.
 
@@ -27,7 +29,11 @@ def find_acknowledged_sends(lowered: LoweredSchedule, rank_of: Mapping[int, int]
     """
     on_the_way: dict[tuple[int, StageTask], list[Transfer]] = {}  # by the device and task that wait for it
     taken: dict[int, list[Transfer]] = {}  # by device: arrived since it last sent something to this rank
-    known: dict[tuple[int, StageTask], list[Transfer]] = {}
+    known: dict[tuple[int, StageTask], list[Transfer]] = {
+        (device, task): [transfer for transfer in transfers if rank_of[transfer.target_device] != rank]
+        for (device, task), transfers in lowered.awaited.items()
+        if rank_of[device] == rank
+    }
     for device, action in lowered.order:
         match action:
             case Compute(task):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.schedule.credits import Credits
 from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
 from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
 from graphpipe.schedule.merge import check_all_start
@@ -38,7 +39,8 @@ def lower(
         schedule: a sound schedule of the plan.
         batch_size: samples of the mini-batch. None takes the plan's. Evaluation may take any other. Then the last
             micro-batch may be short, and a replica without samples skips it.
-        forward_only: for evaluation: do the forwards of all micro-batches, and no backwards.
+        forward_only: for evaluation: do the forwards of all micro-batches, and no backwards. A stage is only so far
+            ahead of its consumers as its credits allow (`Credits`).
         gradient_edges: positions in `plan.edges` along which gradients go back. None takes those that the plan's graph
             gives.
 
@@ -55,17 +57,24 @@ def lower(
     numbers = TaskNumbers(plan, size)
     tasks, chains = _forward_chains(plan, numbers) if forward_only else _scheduled_chains(schedule, numbers)
     flows = list(numbers.flows(frozenset() if forward_only else gradient_edges))
-    clock = LogicalClock(numbers.ticks(tasks))
-    clock.run(chains, ((flow.source, flow.target) for flow in flows))
+    clock, credit = LogicalClock(numbers.ticks(tasks)), Credits(plan, numbers) if forward_only else None
+    waits = [(flow.source, flow.target) for flow in flows]
+    clock.run(chains, waits if credit is None else [*waits, *credit.flows()])
     check_all_start(plan, clock, chains, tasks)
-    order = _total_order(plan, clock, tasks, _transfers(flows, clock, tasks))
+    transfers = _transfers(flows, clock, tasks)
+    order = _total_order(plan, clock, tasks, transfers)
     if not forward_only:
         shared = enumerate(plan.tied_gradients)
         order += [(device, ReduceShared(number)) for number, exchange in shared for device in exchange.devices]
     devices: list[list[Action]] = [[] for _ in plan.cluster.devices]
     for device, action in order:
         devices[device].append(action)
-    return LoweredSchedule(devices=tuple(map(tuple, devices)), order=tuple(order), batch_size=size)
+    return LoweredSchedule(
+        devices=tuple(map(tuple, devices)),
+        order=tuple(order),
+        batch_size=size,
+        awaited={} if credit is None else credit.awaited(transfers.values()),
+    )
 
 
 def _scheduled_chains(schedule: Schedule, numbers: TaskNumbers) -> tuple[dict[int, StageTask], list[TaskChain]]:

@@ -1,7 +1,8 @@
 """The lowered schedule: tasks, transfers and reductions of each device in an order that cannot deadlock."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule.schedule import StageTask
@@ -79,6 +80,9 @@ class LoweredSchedule:
     """The total order, as (device, action)."""
     batch_size: int
     """Samples of the mini-batch."""
+    awaited: Mapping[tuple[int, StageTask], Sequence[Transfer]] = field(default_factory=dict[Any, Any], hash=False)
+    """Of an evaluation, by device and task: the device's transfers that must have arrived before the task. Each is
+    received earlier in the total order, so waiting for it cannot deadlock."""
 
     def last_backwards(self) -> dict[tuple[int, int], StageTask]:
         """Return the last backward, or weight half of a backward, by stage and device."""

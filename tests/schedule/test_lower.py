@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, StageTask, Transfer
 from graphpipe.schedule.lower import lower
@@ -122,6 +123,32 @@ def test_evaluation_takes_any_batch_size(plan: Plan, size: int):
             for sample in range(*_ends(held(plan, action.task, device, size)))
         ]
         assert sorted(samples) == list(range(size)), stage
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.integers(1, 40))
+def test_in_an_evaluation_no_stage_is_further_ahead_of_its_consumers_than_under_1f1b(plan: Plan, size: int):
+    """There was no back-pressure: a stage computed all micro-batches, and kept all outputs until the end."""
+    lowered = lower(plan, build_schedule(plan), batch_size=size, forward_only=True)
+    sizes = [stage.micro_batch for stage in plan.stages]
+    ahead = in_flight_samples(size, sizes, [1] * len(sizes), plan.successors)
+    done: set[tuple[int, StageTask]] = set()
+    kept: dict[int, list[Transfer]] = {}
+    for device, action in lowered.order:
+        if isinstance(action, Send):
+            kept.setdefault(device, []).append(action.transfer)
+        if not isinstance(action, Compute):
+            continue
+        for transfer in lowered.awaited.get((device, action.task), ()):
+            assert (transfer.target_device, transfer.target_task) in done, "it may wait for ever"
+            kept[device].remove(transfer)
+        done.add((device, action.task))
+        stage = action.task.stage
+        end = min((action.task.micro_batch + 1) * sizes[stage], size)
+        for transfer in kept.get(device, ()):
+            if transfer.source_task.stage == stage:  # it ends after the samples that were given back
+                taken = (transfer.target_task.micro_batch + 1) * sizes[transfer.target_task.stage]
+                assert taken >= end - ahead[stage], f"{transfer} is kept beside {action.task}"
 
 
 def _ends(samples: SampleRange) -> tuple[int, int]:

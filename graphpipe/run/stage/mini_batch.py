@@ -34,6 +34,8 @@ class MiniBatch:
     """Whether every stage checks its outputs for NaN and infinity."""
     loss_scale: float = 1.0
     """The loss is multiplied by this factor for the backward."""
+    keeps_outputs: bool = False
+    """Whether an evaluation keeps the model's outputs."""
 
     def input_rows(self, names: Sequence[str], rows: SampleRange, device: torch.device) -> dict[str, Tensor]:
         """Return the given samples of the named inputs on `device`."""

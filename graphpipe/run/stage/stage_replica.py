@@ -76,7 +76,7 @@ class StageReplica:
     seeds: list[int] = field(default_factory=list[int])
     """Seeds of this step's random numbers, one per micro-batch. Empty before the first task."""
     results: list[tuple[SampleRange, Any]] = field(default_factory=list[tuple[SampleRange, Any]])
-    """The model's outputs, with their samples (evaluation only)."""
+    """The model's outputs, with their samples (only in an evaluation that keeps them)."""
     releases: dict[int, bool] = field(default_factory=dict[int, bool])
     """Whether the input half may release tensors (see `ReleasableTensors`), by the number of tensors that the forward
     saved. Each number is tried once."""
@@ -134,7 +134,7 @@ class StageReplica:
         self._record(task, outputs, loss, micro_batch.share, check_finite=batch.check_finite)
         if batch.training:
             self.micro_batches[task.micro_batch] = micro_batch
-        elif self.program.is_output:
+        elif self.program.is_output and batch.keeps_outputs:
             self.results.append((rows, result))
         if not (sends := self.program.sends):
             return {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from graphpipe.plans import Plan
 from graphpipe.run.comm.scalar_sum import ScalarSum
-from graphpipe.run.comm.warm_up_pairs import communicating_pairs
+from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
@@ -21,6 +21,20 @@ from graphpipe.run.step.step_summary import summarise_step
 from graphpipe.run.step.worker import Worker
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
+
+_KEPT = 4
+"""Sizes of mini-batches whose schedules are kept: usually two, because the last mini-batch is smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSchedule:
+    """How to evaluate some number of samples."""
+
+    micro_batches: tuple[int, ...]
+    """By stage."""
+    lowered: LoweredSchedule
+    pairs: frozenset[Pair]
+    """The pairs of ranks that exchange messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +48,8 @@ class Evaluation:
     batches: BatchPreparer
     sums: ScalarSum
     loss_fn: LossFunction
+    schedules: dict[int, ForwardSchedule] = field(default_factory=dict[int, ForwardSchedule])
+    """By samples: the schedules of the last evaluations."""
 
     def run(self, batch: MiniBatch, *, gather: bool) -> tuple[float | None, Any]:
         """Return the mean loss, None without targets, and the outputs, None if they are not gathered.
@@ -43,16 +59,27 @@ class Evaluation:
             PeerLost, PeerStalled: another rank is gone.
         """
         worker, loss_fn = self.worker, None if batch.targets is None else self.loss_fn
-        stretched, lowered = lower_forward(self.plan, self.schedule, batch.size)
-        batch = replace(batch, micro_batches=tuple(stage.micro_batch for stage in stretched.stages))
+        forward = self._schedule(batch.size)
+        batch = replace(batch, micro_batches=forward.micro_batches, keeps_outputs=gather)
         batch = self.batches.prepare(batch)
-        worker.messages.open(communicating_pairs(lowered, worker.placement))
+        worker.messages.open(forward.pairs)
         with evaluation_mode(replica.program.module for replica in worker.replicas.values()):
             if loss_fn is not None:
                 self.sums.expect()
             with preserve_rng_state(worker.world.device):
-                worker.run(lowered, batch, loss_fn)
+                worker.run(forward.lowered, batch, loss_fn)
             return self._results(with_loss=loss_fn is not None, gather=gather)
+
+    def _schedule(self, samples: int) -> ForwardSchedule:
+        found = self.schedules.pop(samples, None)
+        if found is None:
+            stretched, lowered = lower_forward(self.plan, self.schedule, samples)
+            sizes = tuple(stage.micro_batch for stage in stretched.stages)
+            found = ForwardSchedule(sizes, lowered, communicating_pairs(lowered, self.worker.placement))
+        self.schedules[samples] = found
+        while len(self.schedules) > _KEPT:
+            del self.schedules[next(iter(self.schedules))]
+        return found
 
     def _results(self, *, with_loss: bool, gather: bool) -> tuple[float | None, Any]:
         replicas = [*self.worker.replicas.values()]

@@ -28,7 +28,7 @@ class ResolvedTask(Generic[AnyReplica]):
     stream: Stream
     """The stream of its stage."""
     taken: Sequence[Transfer]
-    """Transfers of this rank that other ranks have received before this task."""
+    """Transfers of this rank that other ranks have received before this task, or that it waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The worker: runs the actions of one rank's devices in the order of the lowered schedule."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Generic, Protocol, TypeVar, cast
 
@@ -38,6 +38,9 @@ from graphpipe.schedule import (
 )
 from graphpipe.schedule.acknowledged_sends import AcknowledgedSends, find_acknowledged_sends
 from graphpipe.schedule.early_receives import EARLY_BYTES, EarlyReceives
+
+_KEPT = 4
+"""Schedules that are kept ready to run."""
 
 
 class Replica(Protocol):
@@ -92,8 +95,10 @@ class Worker(Generic[AnyReplica]):
     monitor: StatusReporter
     shared: Sequence[TiedParameters] = ()
     """By position in `Plan.tied_gradients`."""
-    resolved: ResolvedSchedule[AnyReplica] | None = None
-    """The schedule that was run last."""
+    resolved: dict[int, ResolvedSchedule[AnyReplica]] = field(
+        default_factory=lambda: dict[int, ResolvedSchedule[AnyReplica]]()
+    )
+    """The schedules that were run last, by `id(lowered)`: of training, and of evaluations in between."""
     recorded: bool = True
     """Whether the recorder or torch's profiler records the tasks of this step."""
 
@@ -124,7 +129,8 @@ class Worker(Generic[AnyReplica]):
             self._run_action(device, action, batch, loss_fn, early)
 
     def _resolve(self, lowered: LoweredSchedule, batch: MiniBatch) -> ResolvedSchedule[AnyReplica]:
-        if self.resolved is None or self.resolved.lowered is not lowered:
+        found = self.resolved.get(id(lowered))
+        if found is None or found.lowered is not lowered:
             acknowledged = find_acknowledged_sends(lowered, self.placement.rank_of, self.world.rank)
             own: list[tuple[int, ResolvedTask[AnyReplica] | Action]] = []
             for device, action in self.own_actions(lowered):
@@ -134,8 +140,10 @@ class Worker(Generic[AnyReplica]):
                     own.append((device, self._resolve_task(action.task, device, rows, acknowledged)))
             first = [each for _, each in takewhile(lambda pair: isinstance(pair[1], ResolvedTask), own)]
             tasks = cast("list[ResolvedTask[AnyReplica]]", first)
-            self.resolved = ResolvedSchedule(lowered, tasks, own[len(first) :])
-        return self.resolved
+            found = self.resolved[id(lowered)] = ResolvedSchedule(lowered, tasks, own[len(first) :])
+            while len(self.resolved) > _KEPT:
+                del self.resolved[next(iter(self.resolved))]
+        return found
 
     def _resolve_task(
         self, task: StageTask, device: int, rows: SampleRange, acknowledged: AcknowledgedSends

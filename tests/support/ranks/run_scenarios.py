@@ -20,6 +20,7 @@ from graphpipe.model.dag_module import DagModule
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.comm.messages import RankMessages
+from graphpipe.run.step import evaluation
 from graphpipe.schedule import Transfer
 
 
@@ -59,8 +60,12 @@ def chain_of_two(micro_batch: int) -> Plan:
     return replace(plan, stages=(replace(first, in_flight=2 * micro_batch), replace(second, in_flight=micro_batch)))
 
 
-def messages_kept() -> tuple[int, int]:
-    """Return how many messages this rank kept at most in a step, and how many it sent."""
+def messages_kept(evaluated: int) -> list[tuple[int, int]]:
+    """Return how many messages this rank kept at most, and how many it sent: in a step, and in an evaluation.
+
+    Args:
+        evaluated: samples of the evaluation. It runs twice, and the second time nothing is lowered.
+    """
     model, plan = fan(), chain_of_two(micro_batch=1)
     inputs, targets = fan_batch()
     kept: list[int] = []
@@ -71,9 +76,16 @@ def messages_kept() -> tuple[int, int]:
         kept.append(len(self.sending))
 
     RankMessages.send = counted
+    found: list[tuple[int, int]] = []
     with Pipeline(plan, hand_split(model, plan, inputs), cross_entropy) as pipeline:
         pipeline.step(inputs, targets)
-    return max(kept), len(kept)
+        found.append((max(kept), len(kept)))
+        pipeline.evaluate(fan_batch(evaluated)[0])
+        kept.clear()
+        evaluation.lower = None
+        pipeline.evaluate(fan_batch(evaluated)[0])
+        found.append((max(kept, default=0), len(kept)))
+    return found
 
 
 def train(cut: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
