@@ -113,6 +113,15 @@ def is_random(target: object) -> bool:
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def reads_no_values(target: object) -> bool:
+    """True for an operator that takes shape, dtype or device of a tensor (`zeros_like`), but not its values."""
+    name = target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
+    return name in _LIKE or name.startswith("new_") or name.startswith("sym_")
+
+
+_LIKE = {f"{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")}
+
+
 def is_view(target: OpOverload) -> bool:
     """True for an operator whose result shares memory with an argument that it only reads."""
     infos = [result.alias_info for result in target._schema.returns]

@@ -20,7 +20,8 @@ class CrossingValues:
     duplicated: frozenset[fx.Node]
     """Nodes that belong to no operator, because every operator that reads them computes them again.
 
-    They are the model inputs, the parameters, and glue that depends on only one of the two kinds.
+    They are the model inputs, the parameters, and glue that depends on only one of the two kinds. So is cheap glue
+    whose value has several readers and may not cross, such as a mask that all layers share.
     """
     crossing: frozenset[fx.Node]
     """Tensors whose first dimension is samples: the values that may be sent from one operator to another."""
@@ -33,8 +34,9 @@ def crossing_values(graph: fx.Graph, readings: Mapping[fx.Node, Reading]) -> Cro
         graph: of the module.
         readings: of every node.
     """
-    duplicated = _duplicated(graph)
     samples_first = {node for node, reading in readings.items() if reading.sample_shape is not None}
+    duplicated = _duplicated(graph)
+    duplicated |= _shared(graph, readings, duplicated, samples_first - duplicated)
     return CrossingValues(duplicated=duplicated, crossing=frozenset(samples_first - duplicated))
 
 
@@ -58,6 +60,31 @@ def _dependence(node: fx.Node, known: Mapping[fx.Node, tuple[bool, bool]]) -> tu
     by_input = any(known[other][0] for other in node.all_input_nodes)
     by_parameter = any(known[other][1] for other in node.all_input_nodes)
     return by_input, by_parameter or node.op in ("get_attr", "call_module")
+
+
+def _shared(
+    graph: fx.Graph, readings: Mapping[fx.Node, Reading], duplicated: frozenset[fx.Node], crossing: set[fx.Node]
+) -> frozenset[fx.Node]:
+    # Cheap nodes whose values may not cross, and that several others read. Without them, all readers would be one
+    # operator. What they read may cross or is duplicated, so every reader can compute them again.
+    cheap: set[fx.Node] = set()
+    for node in graph.nodes:
+        available = all(each in duplicated or each in crossing or each in cheap for each in node.all_input_nodes)
+        returned = any(user.op == "output" for user in node.users)
+        if available and not returned and node not in duplicated | crossing and _is_cheap(node, readings[node]):
+            cheap.add(node)
+    readers: dict[fx.Node, set[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        if node in cheap:
+            readers[node] = {each for user in node.users for each in (readers[user] if user in cheap else {user})}
+    return frozenset(node for node, found in readers.items() if len(found) > 1)
+
+
+def _is_cheap(node: fx.Node, reading: Reading) -> bool:
+    if node.op == "call_module":
+        return bool(node.meta.get("repeatable")) and not reading.flops
+    plain = node.op in ("call_function", "call_method") and "written_by" not in node.meta
+    return plain and not reading.flops and not is_random(node.target)
 
 
 def is_anchor(node: fx.Node) -> bool:

@@ -125,6 +125,13 @@ def gpt2(dropout: float = 0.0) -> tuple[nn.Module, Callable[[int], Batch]]:
     return model, lambda seed: {**words(seed), "labels": ignored(words(seed)["input_ids"])}
 
 
+def llama() -> tuple[nn.Module, Callable[[int], Batch]]:
+    """Llama: rotary angles and a causal mask that all layers share, and fewer heads of keys than of queries."""
+    config = transformers.LlamaConfig(**LAYERS, vocab_size=WORDS, num_key_value_heads=1, max_position_embeddings=16)
+    model = transformers.LlamaForCausalLM(config)
+    return model, lambda seed: {**words(seed), "labels": ignored(words(seed)["input_ids"])}
+
+
 def vit() -> tuple[nn.Module, Callable[[int], Batch]]:
     """ViT with a classifier."""
     config = transformers.ViTConfig(**LAYERS, **PICTURE)
@@ -180,7 +187,17 @@ class Run:
     """Of the model as it is, on the mini-batch of a step."""
 
 
-MODELS = {"clip": clip, "flava": flava, "t5": t5, "bart": bart, "gpt2": gpt2, "vit": vit, "llava": llava, "vilt": vilt}
+MODELS = {
+    "clip": clip,
+    "flava": flava,
+    "t5": t5,
+    "bart": bart,
+    "gpt2": gpt2,
+    "llama": llama,
+    "vit": vit,
+    "llava": llava,
+    "vilt": vilt,
+}
 DECLARED = {"llava": declare_llava, "vilt": declare_vilt}
 
 

@@ -1,6 +1,6 @@
 """A module as a graph: calls of its submodules joined by glue operators, in order of execution."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,3 +36,8 @@ def sample_count(tensor: Tensor) -> int:
 def device_of(tensor: Tensor) -> torch.device:
     """Return the device of a tensor; replaces every device that a forward names."""
     return tensor.device
+
+
+def stand_in(device: torch.device, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Return a tensor for a call that reads only its shape, dtype and device; it takes the memory of one element."""
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)

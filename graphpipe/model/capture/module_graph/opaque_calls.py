@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graphpipe.model.capture.module_graph.data_flow import DataFlow
 from graphpipe.model.torch_private import (
-    DispatchMode,
     TreeSpec,
     call_directly,
     flatten,
     intercepted,
-    same_memory,
     unflatten,
-    written_arguments,
 )
 
 
@@ -38,6 +36,10 @@ class OpaqueCall:
     output_spec: TreeSpec | None = None
     mutated: list[int] = field(default_factory=list)
     """Positions in `tensor_slots` of the arguments that it wrote into; their new values follow the outputs."""
+    unread: list[int] = field(default_factory=list)
+    """Positions in `tensor_slots` of the arguments whose values it does not read: only their shape, dtype or device."""
+    repeatable: bool = False
+    """Whether it has no parameters, draws no random numbers and writes into nothing, so that it may run twice."""
 
     def run(self, tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
         """Run the module on fake tensors; return its output tensors, then the arguments that it wrote into."""
@@ -45,26 +47,15 @@ class OpaqueCall:
         for slot, value in [*zip(self.tensor_slots, copies, strict=True), *zip(self.size_slots, sizes, strict=True)]:
             leaves[slot] = value
         args, kwargs = unflatten(leaves, self.inputs)
-        with _Writes() as writes:
+        with DataFlow(copies) as flow:
             result = call_directly(self.module, *args, **kwargs)
         self.outputs, self.output_spec = flatten(result)
-        self.mutated = [position for position, copy in enumerate(copies) if writes.into(copy)]
         tensors_out = [output for output in self.outputs if isinstance(output, Tensor)]
+        self.mutated = [position for position, copy in enumerate(copies) if flow.wrote_into(copy)]
+        read = flow.sources([*tensors_out, *(copies[position] for position in self.mutated)])
+        self.unread = [position for position in range(len(copies)) if position not in read]
+        self.repeatable = not (flow.random or flow.written or next(self.module.parameters(), None) is not None)
         return [tensor.clone() for tensor in [*tensors_out, *(copies[position] for position in self.mutated)]]
-
-
-class _Writes(DispatchMode):
-    # Records the tensors that operators write into.
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.written += written_arguments(func, args)
-        return func(*args, **(kwargs or {}))
-
-    def into(self, tensor: Tensor) -> bool:
-        return any(same_memory(tensor, other) for other in self.written)
 
 
 _CALLS: ContextVar[list[OpaqueCall]] = ContextVar("opaque calls of the current capture")

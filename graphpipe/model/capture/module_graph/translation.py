@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, device_of, sample_count
+from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, device_of, sample_count, stand_in
 from graphpipe.model.capture.module_graph.opaque_calls import OpaqueCall, is_opaque_call
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.torch_private import (
@@ -120,8 +120,10 @@ class Translation:
         return wanted
 
     def _is_batch_size(self, node: fx.Node) -> bool:
-        value = node.meta.get("val")
-        return isinstance(value, torch.SymInt) and str(value) == self.batch
+        return self._is_batch(node.meta.get("val"))
+
+    def _is_batch(self, size: object) -> bool:
+        return isinstance(size, torch.SymInt) and str(size) == self.batch
 
     def _translate(self, node: fx.Node) -> object:
         if self._is_batch_size(node):
@@ -152,6 +154,8 @@ class Translation:
         call = self.calls[index]  # pyright: ignore[reportArgumentType, reportCallIssue]
         owner = call.path.rpartition(".")[0]
         given = list(self._argument(tensors))
+        for position in call.unread:
+            given[position] = self._stand_in(tensors[position], owner) or given[position]  # pyright: ignore
         for position in call.mutated:
             given[position] = self.graph.call_function(torch.clone, (given[position],))
             given[position].meta["owner"] = owner
@@ -159,6 +163,7 @@ class Translation:
         args, kwargs = self._call_arguments(call, given, list(self._argument(sizes)))
         new = self.graph.call_module(call.path, args, kwargs)
         new.meta["owner"] = owner
+        new.meta["repeatable"] = call.repeatable
         assert call.output_spec is not None
         if call.output_spec.is_leaf():
             return [new, *(given[position] for position in call.mutated)]
@@ -168,6 +173,17 @@ class Translation:
                 leaves.append(self.graph.call_function(leaf, (new, position)))
                 leaves[-1].meta["owner"] = owner
         return [*leaves, *(given[position] for position in call.mutated)]
+
+    def _stand_in(self, node: fx.Node, owner: str) -> fx.Node | None:
+        # A tensor of this node's shape, dtype and device, for a call that does not read its values. None if its shape
+        # is not known to be constant in all dimensions that are not samples.
+        value = node.meta["val"]
+        sizes = [self.samples if self._is_batch(size) else size for size in value.shape]
+        if not all(isinstance(size, int | fx.Node) for size in sizes):
+            return None
+        new = self.graph.call_function(stand_in, (self.device, value.dtype, tuple(sizes)))
+        new.meta["owner"] = owner
+        return new
 
     def _call_arguments(self, call: OpaqueCall, tensors: list[fx.Node], sizes: list[Any]) -> tuple[Any, Any]:
         leaves = list(call.constants)

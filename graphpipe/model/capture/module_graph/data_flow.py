@@ -1,0 +1,63 @@
+"""Which arguments of a call its results depend on, observed operator by operator."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from graphpipe.model.torch_private import (
+    DispatchMode,
+    flatten,
+    is_random,
+    memory_key,
+    reads_no_values,
+    written_arguments,
+)
+
+
+class DataFlow(DispatchMode):
+    """While inside, observes which tensors are computed from the values of which arguments.
+
+    A tensor that only takes over the shape, dtype or device of an argument (`zeros_like`) does not depend on it.
+    Tensors that share memory count as one, so views and writes are included.
+
+    Args:
+        arguments: of the call.
+    """
+
+    def __init__(self, arguments: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.random = False
+        """Whether an operator drew random numbers."""
+        self.written: list[Tensor] = []
+        """The tensors that operators wrote into, other than those that the call made itself."""
+        self._made: set[int] = set()
+        self._alive: list[Tensor] = [*arguments]  # a memory key is unique only while its tensor is alive
+        self._sources: dict[int, frozenset[int]] = {}
+        for position, tensor in enumerate(arguments):
+            self._sources[memory_key(tensor)] = self.sources([tensor]) | {position}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.random |= is_random(func)
+        operands = [each for each in flatten((args, kwargs))[0] if isinstance(each, Tensor)]
+        written = written_arguments(func, args)
+        results = [each for each in flatten(result)[0] if isinstance(each, Tensor)]
+        known = {memory_key(each) for each in operands}
+        found = frozenset[int]() if reads_no_values(func) else self.sources(operands)
+        for tensor in (*results, *written):
+            key = memory_key(tensor)
+            self._sources[key] = self._sources.get(key, frozenset()) | found
+        self.written += [tensor for tensor in written if memory_key(tensor) not in self._made]
+        self._made |= {memory_key(each) for each in results} - known
+        self._alive += results
+        return result
+
+    def sources(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        """Return the positions of the arguments that these tensors were computed from."""
+        return frozenset[int]().union(*(self._sources.get(memory_key(each), ()) for each in tensors))
+
+    def wrote_into(self, tensor: Tensor) -> bool:
+        """True if an operator wrote into the memory of this argument."""
+        return any(memory_key(tensor) == memory_key(each) for each in self.written)

@@ -1,0 +1,78 @@
+"""Values without samples, which every reader computes again: each layer stays an operator of its own.
+
+Llama's rotary angles were read by all layers and could not cross, so that its layers became one operator.
+"""
+
+import pytest
+import torch
+from stage_runs import assert_same, make_plan, run_stages
+from torch import Tensor, nn
+
+from graphpipe.model.capture.capture import capture
+from graphpipe.model.split.split import split
+
+WORDS, WIDTH, LENGTH, LAYERS = 11, 8, 5, 4
+
+
+class Rotary(nn.Module):
+    """Angles from a buffer; of its argument it reads only dtype and device, as in Hugging Face."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: Tensor
+        self.register_buffer("rates", torch.rand(WIDTH), persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions[..., None] * self.rates
+        return angles.cos().to(x.dtype), (angles.sin() + torch.zeros_like(x[:1, :1])).to(device=x.device)
+
+
+class Layer(nn.Module):
+    """Reads a mask and angles that all layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, mask: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        query = self.query(x) * angles[0] + x * angles[1]
+        scores = (query @ x.transpose(1, 2)).masked_fill(mask.flatten(0, -3), -1e9)
+        return x + self.out(self.drop(scores.softmax(-1)) @ x)
+
+
+class Model(nn.Module):
+    """Layers after an embedding. Its mask is causal, or also of words that are padding, or has no samples in front."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embed, self.rotary = nn.Embedding(WORDS, WIDTH), Rotary()
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        steps = torch.arange(words.shape[1], device=words.device)
+        mask = steps[None, :, None] < steps[None, None, :]
+        if self.kind == "padded":
+            mask = mask | (words == 0)[:, None, :]
+        elif self.kind == "of values":  # from all words' vectors, with samples in its second dimension
+            mask = mask[None] | (x.detach().mean(-1) > 0)[None, :, None, :]
+        positions = steps[None] if self.kind == "causal" else steps.expand(words.shape[0], -1)
+        angles = self.rotary(x, positions)
+        for layer in self.layers:
+            x = layer(x, mask, angles)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("kind", ["causal", "padded", "of values"])
+def test_layers_that_share_values_without_samples_stay_apart(kind: str) -> None:
+    module, words = Model(kind), torch.randint(0, WORDS, (6, LENGTH), generator=torch.Generator().manual_seed(0))
+    graph = capture(module, words)
+    assert {"embed", *(f"layers.{number}" for number in range(LAYERS)), "head"} <= {op.name for op in graph.ops}
+    plan = make_plan(graph, [list(graph.order[:2]), list(graph.order[2:4]), list(graph.order[4:])])
+    programs = split(module, plan)
+    names = {name for program in programs for name in program.parameter_names.values()}
+    assert names == {name for name, _ in module.named_parameters()}
+    assert_same(run_stages(programs, plan, {"words": words}), module(words))
