@@ -11,6 +11,7 @@ from pydantic import ConfigDict
 
 from graphpipe.cluster.cluster_file import file_fields
 from graphpipe.cluster.device import Device, DeviceType, Link, PairLink
+from graphpipe.cluster.link_levels import LinkLevels
 from graphpipe.cluster.presets import preset_fields
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import fingerprint
@@ -74,6 +75,18 @@ class Cluster:
         if self.pair_links and (exception := self._pairs.get(frozenset((first, second)))):
             return exception
         return self.intra_node if self.devices[first].node == self.devices[second].node else self.inter_node
+
+    @cached_property
+    def link_levels(self) -> LinkLevels:
+        """The devices in groups of near ones, whether the links are given by node or pair by pair."""
+        if not self.pair_links:
+            return LinkLevels.of_nodes([device.node for device in self.devices], self.intra_node, self.inter_node)
+        return LinkLevels.of_pairs(len(self.devices), self._link_between)
+
+    def _link_between(self, first: int, second: int) -> Link:
+        found = self.link(first, second)
+        assert found is not None
+        return found
 
     @cached_property
     def _links(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], frozenset[Link | None]]:

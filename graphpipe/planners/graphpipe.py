@@ -1,7 +1,10 @@
 """`graphpipe`: the graph planner (Jeon et al., GraphPipe, ASPLOS 2025, sections 5 and 6)."""
 
+from dataclasses import replace
+
 from graphpipe.errors import Infeasible
-from graphpipe.planners.improve.device_types import exchanged, typed_plans
+from graphpipe.planners.improve.device_types import typed_plans
+from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.mixed_micro_batches import with_mixed_micro_batches
 from graphpipe.planners.improve.recompute_when_short import with_recomputation
 from graphpipe.planners.problem.options import Options
@@ -24,7 +27,8 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     4. Evaluate partitions of the linearised graph as sequential pipelines too, as the chain planner does, so that the
        result is never worse than its plan.
     5. Steps 1-4 treat every device as the slowest and smallest one. On unequal devices, add partitions made for the
-       speed and memory of each type (`device_types`).
+       speed and memory of each type (`device_types`). On unequal links, search with each bandwidth that messages may
+       find (`LinkLevels`). Then let stages exchange devices (`exchange_devices`).
     6. If the caller leaves the schedule open (`Options.scheduled`), rank the best candidates by their step time under
        their best schedule, after small changes of stages and micro-batch sizes (`hill_climb`).
     7. If no plan fits in memory, repeat 1-6 with stages that recompute in the backward (`recompute_when_short`).
@@ -41,11 +45,13 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
 def _searched(problem: Problem, options: Options) -> Plan:
     candidates: list[Plan] = []
     misses: list[Infeasible] = []
-    try:
-        chains = (False,) if options.objective == "bottleneck" else (False, True)
-        candidates.append(search(problem, options, planner="graphpipe", chains=chains))
-    except Infeasible as miss:
-        misses.append(miss)
+    chains = (False,) if options.objective == "bottleneck" else (False, True)
+    for bandwidth in problem.cluster.link_levels.bandwidths:
+        try:
+            assumed = replace(problem, message_bandwidth=bandwidth)
+            candidates.append(search(assumed, options, planner="graphpipe", chains=chains))
+        except Infeasible as miss:
+            misses.append(miss)
     candidates += typed_plans(problem, options, candidates, planner="graphpipe")
     if not candidates:
         raise misses[0]

@@ -1,9 +1,8 @@
-"""Plans for clusters of unequal devices: partitions made for each device type, and exchanges of devices."""
+"""Plans for clusters of unequal devices: partitions made for each device type."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 
 from graphpipe.costs import CostModel
 from graphpipe.planners.improve.unequal_intervals import TypedPart, unequal_partitions
@@ -11,12 +10,10 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
 from graphpipe.plans.device_memory import memory_shortfall
-from graphpipe.plans.estimates import bottleneck_seconds
 from graphpipe.plans.plan import Plan
 
 _SHARES_IN_FLIGHT = (0.0, 0.125, 0.25, 0.5, 1.0)
 """Shares of the mini-batch assumed in flight at every stage, tried in turn until the plans found fit in memory."""
-_PASSES = 3
 
 
 def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, planner: str) -> list[Plan]:
@@ -68,40 +65,3 @@ def _spare(problem: Problem, parts: Sequence[Part], types: Sequence[str]) -> lis
     for part, kind in zip(parts, types, strict=True):
         left[kind] -= part.degree
     return sorted(kind for kind, count in left.items() if count > 0)
-
-
-def exchanged(plan: Plan, options: Options) -> Plan:
-    """Return the plan, or a faster one in which stages of equal degree have exchanged devices of unequal types.
-
-    Hill climbing over pairs of stages: keep an exchange that shortens the step and fits in memory, until a whole pass
-    changes nothing.
-    """
-    best, seconds = plan, None
-    for _ in range(_PASSES):
-        start = best
-        for one, other in combinations(sorted({stage.devices for stage in best.stages}), 2):
-            if _alike(plan, one, other):
-                continue
-            trial = _exchange(best, dict(zip(one + other, other + one, strict=True)))
-            seconds = options.evaluate(best) if seconds is None else seconds
-            promising = memory_shortfall(trial) <= 0 and plan.batch_size * bottleneck_seconds(trial) < seconds
-            if promising and (trial_seconds := options.evaluate(trial)) < seconds:
-                best, seconds = trial, trial_seconds
-        if best is start:
-            break
-    return best
-
-
-def _alike(plan: Plan, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Return whether an exchange is impossible or changes nothing."""
-    devices = plan.cluster.devices
-    unequal = len(one) == len(other) and not set(one) & set(other)
-    return not unequal or Counter(devices[at].type for at in one) == Counter(devices[at].type for at in other)
-
-
-def _exchange(plan: Plan, devices: dict[int, int]) -> Plan:
-    stages = (
-        replace(stage, devices=tuple(sorted(devices.get(device, device) for device in stage.devices)))
-        for stage in plan.stages
-    )
-    return replace(plan, stages=tuple(stages))

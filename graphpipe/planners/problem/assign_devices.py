@@ -1,61 +1,75 @@
-"""Assign devices to stages: neighbouring stages near each other, replicas on one node if they fit."""
+"""Assign devices to stages: neighbouring stages near each other, replicas in one group of near devices if they fit."""
 
 from collections.abc import Sequence
 
 from graphpipe.cluster import Cluster
 
+Edges = Sequence[tuple[int, int, float]]
+"""(source, target, bytes per sample) between stages."""
+
 
 def place(
-    cluster: Cluster,
-    degrees: Sequence[int],
-    edges: Sequence[tuple[int, int, float]],
-    types: Sequence[str] | None = None,
+    cluster: Cluster, degrees: Sequence[int], edges: Edges, types: Sequence[str] | None = None
 ) -> list[tuple[int, ...]]:
     """Return the devices of every stage, in the order of `degrees` (a topological order of the stages).
 
-    Greedy: put each stage on the node with whose stages it exchanges the most bytes. Of equal nodes take the one with
-    the fewest free devices, so that later, larger stages find a whole node. A stage larger than every free node is
-    spread over several nodes.
+    Greedy: put each stage into the group (`LinkLevels`) with whose stages it exchanges the most bytes. Of equal groups
+    take the one with the fewest free devices, so that later, larger stages find a whole group. A stage larger than
+    every free group is spread over several. If links differ within groups, take the devices with the fastest links to
+    the stages that it exchanges bytes with, and then to each other.
 
     Args:
         cluster: with at least `sum(degrees)` devices.
         degrees: data-parallel degree of each stage.
-        edges: (source, target, bytes per sample) between stages.
+        edges: between the stages.
         types: the device type of each stage; None: any.
     """
-    free_devices: dict[str, dict[str, list[int]]] = {}  # by type, then node
+    levels = cluster.link_levels
+    free_devices: dict[str, dict[int, list[int]]] = {}  # by type, then group
     for position, device in enumerate(cluster.devices):
-        free_devices.setdefault(device.type if types else "", {}).setdefault(device.node, []).append(position)
-    homes: list[dict[str, int]] = []
+        by_group = free_devices.setdefault(device.type if types else "", {})
+        by_group.setdefault(levels.groups[position], []).append(position)
     placed: list[tuple[int, ...]] = []
     for stage, degree in enumerate(degrees):
-        exchanged, free = _exchanged(stage, edges, homes), free_devices[types[stage] if types else ""]
-        large_enough = [node for node, devices in free.items() if len(devices) >= degree]
+        partners = _partners(stage, edges, placed)
+        exchanged: dict[int, float] = {}
+        for device, count in partners.items():
+            exchanged[levels.groups[device]] = exchanged.get(levels.groups[device], 0.0) + count
+        free = free_devices[types[stage] if types else ""]
+        large_enough = [group for group, devices in free.items() if len(devices) >= degree]
         if large_enough:
-            nodes = [max(large_enough, key=lambda node: (exchanged.get(node, 0.0), -len(free[node])))]
+            groups = [max(large_enough, key=lambda group: (exchanged.get(group, 0.0), -len(free[group])))]
         else:
-            nodes = sorted(free, key=lambda node: (-exchanged.get(node, 0.0), -len(free[node])))
+            groups = sorted(free, key=lambda group: (-exchanged.get(group, 0.0), -len(free[group])))
         taken: list[int] = []
-        home: dict[str, int] = {}
-        for node in nodes:
-            share = free[node][: degree - len(taken)]
-            del free[node][: len(share)]
-            taken += share
-            home[node] = len(share)
+        for group in groups:
+            for _ in range(min(degree - len(taken), len(free[group]))):
+                near = free[group][0] if levels.regular else _nearest(cluster, free[group], partners, taken)
+                free[group].remove(near)
+                taken.append(near)
         placed.append(tuple(sorted(taken)))
-        homes.append(home)
     return placed
 
 
-def _exchanged(
-    stage: int, edges: Sequence[tuple[int, int, float]], homes: Sequence[dict[str, int]]
-) -> dict[str, float]:
-    """Return the bytes per sample that the stage exchanges with the stages on each node."""
-    exchanged: dict[str, float] = {}
+def _partners(stage: int, edges: Edges, placed: Sequence[tuple[int, ...]]) -> dict[int, float]:
+    """Return the bytes per sample that a stage exchanges with each device that is already taken."""
+    found: dict[int, float] = {}
     for source, target, count in edges:
         other = source if target == stage else target if source == stage else stage
-        if other < len(homes) and other != stage:
-            total = sum(homes[other].values())
-            for node, share in homes[other].items():
-                exchanged[node] = exchanged.get(node, 0.0) + count * share / total
-    return exchanged
+        if other < len(placed):
+            for device in placed[other]:
+                found[device] = found.get(device, 0.0) + count / len(placed[other])
+    return found
+
+
+def _nearest(cluster: Cluster, free: Sequence[int], partners: dict[int, float], taken: Sequence[int]) -> int:
+    def seconds(device: int) -> tuple[float, float]:
+        messages = sum(count * _seconds_per_byte(cluster, device, other) for other, count in partners.items())
+        return messages, sum(_seconds_per_byte(cluster, device, other) for other in taken)
+
+    return min(free, key=seconds)
+
+
+def _seconds_per_byte(cluster: Cluster, first: int, second: int) -> float:
+    link = cluster.link(first, second)
+    return 0.0 if link is None else 1.0 / link.bandwidth_bytes_per_second

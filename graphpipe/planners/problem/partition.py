@@ -35,6 +35,8 @@ class Problem:
     batch_size: int
     recompute: Literal["none", "full"] = "none"
     """What all stages recompute, unless the planner chooses for each stage."""
+    message_bandwidth: float | None = None
+    """Bytes per second that a search assumes between stages. None: the first of the cluster's `LinkLevels`."""
 
 
 def assemble(

@@ -38,7 +38,7 @@ def stage_seconds(
     each = [costs.seconds(kind, micro_batch / degree) for kind in types]
     again = [(seconds[0], *seconds) for seconds in each] if problem.recompute == "full" else each
     compute = np.max([np.sum(seconds, axis=0) for seconds in again], axis=0)
-    devices = tuple(range(min(degree, len(problem.cluster.devices))))
+    devices = problem.cluster.link_levels.near_first[:degree]
     link = problem.cluster.slowest_link(devices)
     update_per_byte = problem.costs.optimizer_seconds_per_parameter_byte
     if link is not None:  # a ring all-reduce of the gradients precedes the optimizer step
@@ -53,10 +53,8 @@ def smallest_memory_bytes(problem: Problem) -> float:
 
 
 def far_bandwidth(problem: Problem) -> float:
-    """Return the bandwidth between nodes, or within the node if there is only one."""
-    nodes = {device.node for device in problem.cluster.devices}
-    cluster = problem.cluster
-    return (cluster.inter_node if len(nodes) > 1 else cluster.intra_node).bandwidth_bytes_per_second
+    """Return the bandwidth that a search assumes between stages; by default, the first of `LinkLevels.bandwidths`."""
+    return problem.message_bandwidth or problem.cluster.link_levels.bandwidths[0]
 
 
 def degrees_of(problem: Problem, micro_batch: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from graphpipe.costs import CostModel, Curve
 from graphpipe.errors import Infeasible
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.graphpipe import plan_graphpipe
-from graphpipe.planners.improve.device_types import exchanged
+from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.unequal_intervals import Intervals
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.planners.problem.options import Options

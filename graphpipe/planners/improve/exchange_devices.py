@@ -1,0 +1,110 @@
+"""Exchanges of devices between the stages of a finished plan."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+from graphpipe.cluster import Cluster
+from graphpipe.planners.problem.options import Options
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.estimates import bottleneck_seconds, estimated_step_seconds
+from graphpipe.plans.plan import Plan
+
+_PASSES = 3
+_MOST_TRIALS = 64
+"""Exchanges of one pass that are tried in any case. Of more, only those that look shorter are, the shortest first."""
+_EVALUATED_TASKS = 30_000
+"""Most tasks in all evaluated plans together."""
+
+_FEWEST = 4
+"""Plans that are evaluated in any case."""
+
+Exchange = dict[int, int]
+"""The device that replaces each device."""
+
+
+def exchanged(plan: Plan, options: Options) -> Plan:
+    """Return the plan, or a faster one in which stages have exchanged devices that differ in type or in their links.
+
+    Hill climbing over pairs of stages of equal degree, and, if links differ from pair to pair, over pairs of devices,
+    of which one may be unused. An exchange that shortens the step and fits in memory is kept, until a whole pass
+    changes nothing.
+    """
+    best, seconds = plan, None
+    tasks = sum(map(plan.micro_batches, range(len(plan.stages))))
+    evaluations = max(_FEWEST, _EVALUATED_TASKS // tasks)
+    for _ in range(_PASSES):
+        start = best
+        for exchange in _promising(best):
+            trial = _after(best, exchange)
+            seconds = options.evaluate(best) if seconds is None else seconds
+            if memory_shortfall(trial) > 0 or plan.batch_size * bottleneck_seconds(trial) >= seconds:
+                continue
+            if not evaluations:
+                return best
+            evaluations -= 1
+            if (trial_seconds := options.evaluate(trial)) < seconds:
+                best, seconds = trial, trial_seconds
+        if best is start:
+            break
+    return best
+
+
+def _promising(plan: Plan) -> list[Exchange]:
+    """Return the exchanges worth trying."""
+    exchanges = list(_exchanges(plan))
+    if len(exchanges) <= _MOST_TRIALS:
+        return exchanges
+    ranked = [(_looks(_after(plan, exchange)), number) for number, exchange in enumerate(exchanges)]
+    now = _looks(plan)
+    return [exchanges[number] for looks, number in sorted(ranked) if looks < now]
+
+
+def _looks(plan: Plan) -> tuple[float, float]:
+    return estimated_step_seconds(plan), transfer_seconds(plan)
+
+
+def transfer_seconds(plan: Plan) -> float:
+    """Return the seconds that all messages and all-reduces of a mini-batch take, one after the other."""
+    cluster = plan.cluster
+    messages = sum(
+        edge.bytes_per_sample
+        * plan.batch_size
+        * _mean_seconds_per_byte(cluster, plan.stages[edge.source].devices, plan.stages[edge.target].devices)
+        for edge in plan.edges
+    )
+    rings = (
+        (plan.reduced_bytes(number) / link.bandwidth_bytes_per_second)
+        for number, stage in enumerate(plan.stages)
+        if (link := cluster.slowest_link(stage.devices)) is not None
+    )
+    return messages + sum(rings)
+
+
+def _mean_seconds_per_byte(cluster: Cluster, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
+    links = [cluster.link(source, target) for source in sources for target in targets]
+    return sum(1.0 / link.bandwidth_bytes_per_second for link in links if link is not None) / len(links)
+
+
+def _exchanges(plan: Plan) -> Iterator[Exchange]:
+    regular = plan.cluster.link_levels.regular
+    devices = plan.cluster.devices
+    teams = sorted({stage.devices for stage in plan.stages})
+    for one, other in combinations(teams, 2):
+        if len(one) == len(other) and not set(one) & set(other):
+            types = [Counter(devices[at].type for at in team) for team in (one, other)]
+            if types[0] != types[1] or not regular:
+                yield dict(zip(one + other, other + one, strict=True))
+    if not regular:
+        for one, other in combinations(range(len(devices)), 2):
+            if any((one in team) != (other in team) for team in teams):
+                yield {one: other, other: one}
+
+
+def _after(plan: Plan, exchange: Exchange) -> Plan:
+    stages = (
+        replace(stage, devices=tuple(sorted(exchange.get(device, device) for device in stage.devices)))
+        for stage in plan.stages
+    )
+    return replace(plan, stages=tuple(stages))
