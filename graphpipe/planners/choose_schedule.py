@@ -16,27 +16,6 @@ from graphpipe.schedule.schedulers import zb_auto
 from graphpipe.schedule.schedulers.registry import all_schedulers, find_scheduler
 from graphpipe.units import format_bytes
 
-
-def with_zero_bubble(plan: Plan, evaluate: Callable[[Plan], float], limit_bytes: float = inf) -> Plan:
-    """Return the plan under its fastest zero-bubble schedule, or the plan itself if it is at least as fast.
-
-    Args:
-        plan: a sound plan.
-        evaluate: seconds of one step of a plan under the schedule it names.
-        limit_bytes: most memory to use on each device (see `with_room`); infinite: all that the device has.
-
-    Raises:
-        InvalidInput: a stage has too few samples in flight for the stages after it.
-    """
-    return min([plan, *split_plans(plan, limit_bytes)], key=evaluate)
-
-
-def split_plans(plan: Plan, limit_bytes: float = inf) -> list[Plan]:
-    """Return the plan under every schedule that splits the backward, with memory up to a limit (see `with_room`)."""
-    roomy = with_room(plan, limit_bytes)
-    return [replace(roomy, schedule=name) for name, each in all_schedulers().items() if each.splits_backward]
-
-
 AUTO = "auto"
 AS_PLANNED = "1f1b"
 """Keeps the schedule that the planner gave the plan."""

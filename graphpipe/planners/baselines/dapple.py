@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_cuts import StageCuts
-from graphpipe.planners.baselines.stage_loads import StageLoads, all_reduce_seconds_per_byte
+from graphpipe.planners.baselines.stage_loads import StageLoads
 from graphpipe.planners.baselines.step_latency import DegreeCuts, StepLatency
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.planner import Planner
-from graphpipe.planners.problem.stage_costs import degrees_of, far_bandwidth
+from graphpipe.planners.problem.stage_costs import all_reduce_seconds_per_byte, degrees_of, far_bandwidth
 from graphpipe.plans.plan import Plan
 
 

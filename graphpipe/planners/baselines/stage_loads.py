@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from graphpipe.costs import StageMemory
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_cuts import UNLIMITED, BottleneckSearch, StageCuts
-from graphpipe.planners.problem.partition import Part, Problem
-from graphpipe.planners.problem.stage_costs import far_bandwidth, smallest_memory_bytes
+from graphpipe.planners.problem.partition import Part
+from graphpipe.planners.problem.stage_costs import all_reduce_seconds_per_byte, far_bandwidth, smallest_memory_bytes
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -147,12 +147,6 @@ def uniform_partitions(loads: StageLoads) -> Iterator[list[Part]]:
         yield loads.downset_table.parts(cuts, loads.micro_batch)
         if cuts and all(cut.fits and cut.seconds <= fastest for cut in cuts):
             return
-
-
-def all_reduce_seconds_per_byte(problem: Problem, degree: int) -> float:
-    """Return the seconds per byte of a ring all-reduce over neighbouring devices."""
-    link = problem.cluster.slowest_link(tuple(range(min(degree, len(problem.cluster.devices)))))
-    return 2 * (degree - 1) / degree / link.bandwidth_bytes_per_second if link else 0.0
 
 
 def _counted(seconds: Array, other: Array, how: Counting) -> Array:

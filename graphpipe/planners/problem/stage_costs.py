@@ -38,13 +38,16 @@ def stage_seconds(
     each = [costs.seconds(kind, micro_batch / degree) for kind in types]
     again = [(seconds[0], *seconds) for seconds in each] if problem.recompute == "full" else each
     compute = np.max([np.sum(seconds, axis=0) for seconds in again], axis=0)
-    devices = problem.cluster.link_levels.near_first[:degree]
-    link = problem.cluster.slowest_link(devices)
-    update_per_byte = problem.costs.optimizer_seconds_per_parameter_byte
-    if link is not None:  # a ring all-reduce of the gradients precedes the optimizer step
-        update_per_byte += 2 * (degree - 1) / degree / link.bandwidth_bytes_per_second
+    # The optimizer steps after the gradients are all-reduced.
+    update_per_byte = problem.costs.optimizer_seconds_per_parameter_byte + all_reduce_seconds_per_byte(problem, degree)
     update = costs.op_bytes.trainable * update_per_byte * micro_batch / problem.batch_size
     return np.maximum(compute + update, LEAST_LOAD)
+
+
+def all_reduce_seconds_per_byte(problem: Problem, degree: int) -> float:
+    """Return the seconds per byte of a ring all-reduce over devices that are near each other."""
+    link = problem.cluster.slowest_link(problem.cluster.link_levels.near_first[:degree])
+    return 2 * (degree - 1) / degree / link.bandwidth_bytes_per_second if link else 0.0
 
 
 def smallest_memory_bytes(problem: Problem) -> float:
