@@ -9,8 +9,8 @@ from graphpipe.errors import InvalidInput
 T = TypeVar("T")
 
 
-def load_plugins(group: str, kind: type[T]) -> Iterator[T]:
-    """Import and yield the objects of one group of entry points.
+def load_plugins(group: str, kind: type[T]) -> Iterator[tuple[str, T]]:
+    """Import the objects of one group of entry points, and yield the name and the object of each.
 
     Args:
         group: of entry points, such as `graphpipe.schedulers`.
@@ -28,4 +28,4 @@ def load_plugins(group: str, kind: type[T]) -> Iterator[T]:
         if not isinstance(found, kind):
             what = f"'{point.value}' is a {type(found).__name__}, must be a {kind.__name__}"
             raise InvalidInput(what, where=where, remedy=remedy)
-        yield found
+        yield point.name, found

@@ -66,5 +66,5 @@ def find_planner(name: str) -> Planner:
 
 @cache
 def _register_installed() -> None:
-    for planner in load_plugins(ENTRY_POINTS, Planner):
+    for _, planner in load_plugins(ENTRY_POINTS, Planner):
         register_planner(planner)

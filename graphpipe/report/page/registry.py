@@ -48,5 +48,5 @@ def all_panels() -> Mapping[str, Panel]:
 
 @cache
 def _register_installed() -> None:
-    for panel in load_plugins(ENTRY_POINTS, Panel):
+    for _, panel in load_plugins(ENTRY_POINTS, Panel):
         register_panel(panel)

@@ -7,9 +7,8 @@ point is also found in the processes that `graphpipe train` starts:
     gossip = "their_package.gossip:Gossip"
 """
 
-from importlib.metadata import entry_points
-
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.plugins import load_plugins
 from graphpipe.run.weights.replica_sync import ReplicaSync
 from graphpipe.run.weights.sync_allreduce import AllReduce
 from graphpipe.run.weights.sync_ddp import Ddp
@@ -59,11 +58,11 @@ def find_sync(name: str, *, where: str = "engine") -> type[ReplicaSync]:
 
 
 def _register_installed() -> None:
-    for found in entry_points(group=ENTRY_POINTS):
-        try:
-            sync = found.load()
-        except (ImportError, AttributeError) as error:
-            where = f"entry point '{found.name}' of {ENTRY_POINTS}"
-            remedy = "Repair or uninstall the package that declares it."
-            raise InvalidInput(f"'{found.value}' cannot be imported: {error}", where=where, remedy=remedy) from None
-        register_sync(found.name, sync)
+    for name, sync in load_plugins(ENTRY_POINTS, type):
+        if not issubclass(sync, ReplicaSync):
+            raise InvalidInput(
+                f"{sync.__qualname__} is not a subclass of ReplicaSync",
+                where=f"entry point '{name}' of {ENTRY_POINTS}",
+                remedy="Derive it from graphpipe.run.weights.replica_sync.ReplicaSync.",
+            )
+        register_sync(name, sync)

@@ -95,5 +95,5 @@ def build_unverified(plan: Plan) -> Schedule:
 
 @cache
 def _register_installed() -> None:
-    for scheduler in load_plugins(ENTRY_POINTS, Scheduler):
+    for _, scheduler in load_plugins(ENTRY_POINTS, Scheduler):
         register_scheduler(scheduler)
