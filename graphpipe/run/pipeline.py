@@ -13,7 +13,7 @@ from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.inputs import Inputs
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run.comm import broadcast as share
+from graphpipe.run.comm.broadcast import broadcast_tensors, copy_state, state_tensors
 from graphpipe.run.comm.rank_placement import RankLayout, layout
 from graphpipe.run.comm.world import World, join
 from graphpipe.run.device.precision import LossScale
@@ -25,7 +25,7 @@ from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.recorder import CurrentWork
-from graphpipe.run.weights import sharded_tensors as shards
+from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.weight_update import OptimizerFactory
 from graphpipe.trace import Trace
 
@@ -116,7 +116,7 @@ class Pipeline:
         with self._closing_on_error():
             for stage, program in enumerate(self._parts.programs):
                 source = self._worker.placement.ranks(stage)[0]
-                share.broadcast(self.world, share.state(program.module), source)
+                broadcast_tensors(self.world, state_tensors(program.module), source)
 
     def gather_weights(self) -> None:
         """Put the current weights into the modules of this rank's stages, shards joined; all ranks call this."""
@@ -159,7 +159,7 @@ class Pipeline:
             for leader in self._worker.leaders()
             for name, parameter in leader.module.named_parameters()
         }
-        return {name: None if each is None else shards.whole(each) for name, each in found.items()}
+        return {name: None if each is None else sharded_tensors.whole(each) for name, each in found.items()}
 
     @property
     def loss_scale(self) -> float:
@@ -220,7 +220,7 @@ class Pipeline:
         """
         for leader in self._worker.leaders():
             for follower in self._worker.of_stage(leader.slot.stage)[1:]:
-                share.copy(leader.module, follower.module)
+                copy_state(leader.module, follower.module)
         for sync in self._worker.syncs.values():
             sync.adopt()
         self.steps = steps

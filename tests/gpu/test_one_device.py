@@ -20,7 +20,7 @@ import graphpipe as gp
 from bench import gpu
 from graphpipe.profiler.effort import Effort
 from graphpipe.run import Pipeline
-from graphpipe.run.device import device_clock as clock
+from graphpipe.run.device.device_clock import CudaClock
 from graphpipe.run.device.stream import CudaStream
 
 NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -116,7 +116,7 @@ def test_every_stage_has_a_stream_and_spans_are_timed_by_events() -> None:
     assert all(
         isinstance(stream, CudaStream) for stream in [streams.main, *streams.stages.values(), *streams.edges.values()]
     )
-    assert isinstance(pipeline._worker.recorder.clock, clock.CudaClock)
+    assert isinstance(pipeline._worker.recorder.clock, CudaClock)
     trace = pipeline.trace()
     assert all(0 <= span.start_seconds <= span.end_seconds <= trace.step_seconds for span in trace.spans)
 

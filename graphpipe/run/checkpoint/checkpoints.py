@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.checkpoint import folder as folders
+from graphpipe.run.checkpoint.folder import begin_checkpoint, commit_checkpoint, newest_resumable, part_folder
 from graphpipe.run.checkpoint.rank_files import all_ranks_written, merge_rank_lists, write_rank_files
 from graphpipe.run.checkpoint.restore import restore
 from graphpipe.run.checkpoint.snapshot import Snapshot, take_snapshot
@@ -70,11 +70,9 @@ class Checkpoints:
             position=position or DataPosition(),
             loss_scale=state.loss_scale,
         )
-        part = folders.part_folder(self.folder, step)
+        part = part_folder(self.folder, step)
         # Removing the files of an interrupted save may take rank 0 a while.
-        collective_call(
-            world, lambda: folders.begin_checkpoint(self.folder, step) if world.rank == 0 else part, slow=True
-        )
+        collective_call(world, lambda: begin_checkpoint(self.folder, step) if world.rank == 0 else part, slow=True)
         pipeline.gather_weights()
         snapshot = collective_call(world, lambda: take_snapshot(state, training))
         self._saving = _BackgroundSave(
@@ -107,9 +105,7 @@ class Checkpoints:
         self.wait()
         world = self._pipeline.world
         # Rank 0 reads every byte of the checkpoint, which may take longer than the time limit for a silent rank.
-        name = collective_call(
-            world, lambda: folders.newest_resumable(self.folder).name if world.rank == 0 else "", slow=True
-        )
+        name = collective_call(world, lambda: newest_resumable(self.folder).name if world.rank == 0 else "", slow=True)
         training = restore(world, self._pipeline.state, self.folder / world.exchange(name)[0])
         self._pipeline.resume(training.step, training.loss_scale)
         return training
@@ -166,5 +162,5 @@ class _BackgroundSave:
             self.problem = error
 
     def _commit(self) -> None:
-        folders.commit_checkpoint(self.part, merge_rank_lists(self.part, self.ranks), self.keep)
+        commit_checkpoint(self.part, merge_rank_lists(self.part, self.ranks), self.keep)
         self.committed = True

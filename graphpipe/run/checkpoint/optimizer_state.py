@@ -18,7 +18,7 @@ from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.files.json_body import Count
 from graphpipe.run.checkpoint.json_values import to_json_value, with_types_of
 from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint_document
-from graphpipe.run.weights import zero1 as zero
+from graphpipe.run.weights import zero1
 from graphpipe.run.weights.sharded_tensors import in_shards
 
 PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
@@ -80,7 +80,7 @@ def extract_optimizer_state(
     """
     parameters: dict[str, ParameterState] = {}
     tensors: dict[str, Tensor] = {}
-    local = zero.local_optimizer(optimizer)
+    local = zero1.local_optimizer(optimizer)
     where = type(local).__name__
     for number, group in enumerate(local.param_groups):
         for parameter in group["params"]:
@@ -123,7 +123,7 @@ def restore_optimizer_state(
             one group had different options.
         LookupError, TypeError, ValueError: the saved state does not fit this optimizer or its schedule.
     """
-    local = zero.local_optimizer(optimizer)
+    local = zero1.local_optimizer(optimizer)
     updated = {id(parameter) for group in local.param_groups for parameter in group["params"]}
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
@@ -142,7 +142,7 @@ def restore_optimizer_state(
                 slots = {key: in_shards(tensors[slot_name(name, key)].clone(), parameter) for key in kept.slots}
                 state[index] = kept.plain | slots
         first += len(members)
-    zero.load(optimizer, {"state": state, "param_groups": groups})
+    zero1.load(optimizer, {"state": state, "param_groups": groups})
     if scheduler is not None:
         found = _regrouped_schedule([(origin.scheduler, group) for origin, group in sources])
         scheduler.load_state_dict(with_types_of(scheduler.state_dict(), found or {}))

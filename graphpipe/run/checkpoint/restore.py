@@ -19,7 +19,7 @@ from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.comm.collective_calls import collective_call
 from graphpipe.run.comm.world import World
 from graphpipe.run.step.pipeline_state import PipelineState
-from graphpipe.run.weights import zero1 as zero
+from graphpipe.run.weights import zero1
 
 
 def restore(world: World, state: PipelineState, checkpoint: Path) -> TrainingState:
@@ -52,7 +52,7 @@ def _restore_optimizers(state: PipelineState, checkpoint: Path, manifest: Manife
     saved = read_optimizer_states(checkpoint, manifest)
     names = state.parameter_names
     for scheduled in state.optimizers:
-        local = zero.local_optimizer(scheduled.optimizer)
+        local = zero1.local_optimizer(scheduled.optimizer)
         own = [names[id(parameter)] for group in local.param_groups for parameter in group["params"]]
         kept = {name: saved_state_of(saved, name, type(local).__name__).parameters[name] for name in own}
         needed = [slot_name(name, key) for name in own for key in kept[name].slots]

@@ -11,8 +11,7 @@ from graphpipe.run.checkpoint.optimizer_state import OptimizerState, extract_opt
 from graphpipe.run.checkpoint.safetensors_files import cpu_copies
 from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.step.pipeline_state import PipelineState
-from graphpipe.run.weights import sharded_tensors as shards
-from graphpipe.run.weights import zero1 as zero
+from graphpipe.run.weights import sharded_tensors, zero1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +58,10 @@ def _optimizers(
     tensors: dict[str, Tensor] = {}
     for scheduled in state.optimizers:
         optimizer, slots = extract_optimizer_state(scheduled.optimizer, scheduled.scheduler, state.parameter_names)
-        is_sharded = zero.local_optimizer(scheduled.optimizer) is not scheduled.optimizer
+        is_sharded = zero1.local_optimizer(scheduled.optimizer) is not scheduled.optimizer
         kept = {name: each for name, each in optimizer.parameters.items() if is_sharded or name in saved}
         # To assemble shards is a collective call: all ranks go through the names in the same order.
-        whole = {name: shards.whole(slots[name]) for name in sorted(slots)}
+        whole = {name: sharded_tensors.whole(slots[name]) for name in sorted(slots)}
         tensors |= {name: tensor for name, tensor in whole.items() if name.rpartition(":")[0] in kept}
         if kept:
             states.append(replace(optimizer, parameters=kept))

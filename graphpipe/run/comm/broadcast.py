@@ -10,12 +10,12 @@ from graphpipe.run.comm.buckets import buckets, flatten, unflatten
 from graphpipe.run.comm.world import World
 
 
-def state(module: nn.Module) -> list[Tensor]:
+def state_tensors(module: nn.Module) -> list[Tensor]:
     """Return the parameters and buffers of a module; the same order on every rank."""
     return list(chain(module.parameters(), module.buffers()))
 
 
-def broadcast(world: World, tensors: Iterable[Tensor], source: int, ranks: Sequence[int] | None = None) -> None:
+def broadcast_tensors(world: World, tensors: Iterable[Tensor], source: int, ranks: Sequence[int] | None = None) -> None:
     """Replace the tensors on `ranks` (None: all) by rank `source`'s, in place; all ranks hold the same shapes."""
     for bucket in buckets(tensors):
         flat = flatten(bucket, world.device)
@@ -24,10 +24,10 @@ def broadcast(world: World, tensors: Iterable[Tensor], source: int, ranks: Seque
             unflatten(flat, bucket)
 
 
-def copy(source: nn.Module, target: nn.Module) -> None:
+def copy_state(source: nn.Module, target: nn.Module) -> None:
     """Give `target` the parameters and buffers of `source`."""
     with torch.no_grad():
-        for theirs, own in zip(state(source), state(target), strict=True):
+        for theirs, own in zip(state_tensors(source), state_tensors(target), strict=True):
             own.copy_(theirs)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run.comm import broadcast as share
+from graphpipe.run.comm.broadcast import broadcast_tensors, copy_modes, copy_state, state_tensors
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
@@ -132,7 +132,7 @@ def _replicate_programs(
             if not copied:
                 user.module.to(world.device)
             if len(set(ranks)) > 1:
-                share.broadcast(world, share.state(user.module), ranks[0], ranks)
+                broadcast_tensors(world, state_tensors(user.module), ranks[0], ranks)
         program = user.replicate() if copied or by_device else user
         program.module.to(world.device)
         by_device[slot.device] = program
@@ -144,7 +144,7 @@ def match_modes(worker: Worker[StageReplica], programs: Sequence[StageProgram]) 
     for replica in worker.replicas.values():
         user = programs[replica.slot.stage].module
         if replica.module is not user:
-            share.copy_modes(user, replica.module)
+            copy_modes(user, replica.module)
 
 
 def align_buffers(worker: Worker[StageReplica], stage: int) -> None:
@@ -155,9 +155,9 @@ def align_buffers(worker: Worker[StageReplica], stage: int) -> None:
         return
     module = held[0].module
     if len(set(ranks)) > 1:
-        share.broadcast(worker.world, module.buffers(), ranks[0], ranks)
+        broadcast_tensors(worker.world, module.buffers(), ranks[0], ranks)
     for follower in held[1:]:
-        share.copy(module, follower.module)
+        copy_state(module, follower.module)
 
 
 def open_groups(plan: Plan, placement: Placement, world: World) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.weights import sharded_tensors as shards
+from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.gradient_sum import sum_between_ranks
 from graphpipe.run.weights.replica_sync import ReplicaSync, StageReplicas, SyncTraits
 
@@ -65,11 +65,11 @@ class Fsdp2(ReplicaSync):
     def publish(self) -> None:
         """Copy the whole weights and the buffers to the user's module."""
         with self._waiting():
-            shards.publish(self._module, self.replicas.original)
+            sharded_tensors.publish(self._module, self.replicas.original)
 
     def adopt(self) -> None:
         """Copy this rank's shard of the weights, and the buffers, of the user's module."""
-        shards.adopt(self._module, self.replicas.original)
+        sharded_tensors.adopt(self._module, self.replicas.original)
 
     def _waiting(self) -> AbstractContextManager[None]:
         return self.replicas.world.waiting_for(self.replicas.ranks)

@@ -8,7 +8,7 @@ from torch import nn
 
 from graphpipe.plans import Plan
 from graphpipe.plans.tied_gradients import TiedGradients
-from graphpipe.run.comm import broadcast as share
+from graphpipe.run.comm.broadcast import broadcast_tensors
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
 from graphpipe.run.weights.gradient_sum import sum_between_ranks, sum_copies
@@ -47,7 +47,7 @@ class TiedParameters:
     def align(self, world: World) -> None:
         """Copy the values of the source rank's copy to all others."""
         if len(self.ranks) > 1:
-            share.broadcast(world, self.firsts, self.source, self.ranks)
+            broadcast_tensors(world, self.firsts, self.source, self.ranks)
         with torch.no_grad():
             for first, *others in self.copies:
                 for other in others:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from run_checkpoints import resume
 
 from graphpipe.errors import PeerStalled
-from graphpipe.run.checkpoint import folder as folders
+from graphpipe.run.checkpoint import checkpoints
 from graphpipe.run.comm.collective_calls import wait_for_ranks
 from graphpipe.run.comm.world import join
 
@@ -38,12 +38,12 @@ def compute_past_limit(seconds: float, end: str = "") -> list[Any]:
 
 def resume_slowly(folder: str, seconds: float) -> dict[str, Any]:
     """Resume from a checkpoint whose files take rank 0 longer to check than the time limit."""
-    newest_resumable = folders.newest_resumable
+    newest_resumable = checkpoints.newest_resumable
 
     def slow(path: Path) -> Path:
         assert dist.get_rank() == 0
         time.sleep(seconds)
         return newest_resumable(path)
 
-    folders.newest_resumable = slow
+    checkpoints.newest_resumable = slow
     return resume("shared", folder, {"timeout_seconds": LIMIT})
