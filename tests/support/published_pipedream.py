@@ -19,7 +19,7 @@ from graphpipe.planners.baselines.downsets import Downsets, closed_sets
 
 Array = NDArray[np.float64]
 STATES = 2_000
-"""The most states allowed: the dynamic programme visits every pair of them, and at lower levels every triple."""
+"""The most states allowed: the dynamic program visits every pair of them, and at lower levels every triple."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partitioning:
-    """The result of the dynamic programme."""
+    """The result of the dynamic program."""
 
     stages: tuple[Replicated, ...]
     seconds: float
@@ -140,7 +140,7 @@ def _outputs(graph: Graph, members: NDArray[np.bool_]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
-    """The dynamic programme's table for one level."""
+    """The dynamic program's table for one level."""
 
     best: Array
     """[states, states, machines + 1]: seconds from the first state to the second on so many machines."""

@@ -1,4 +1,4 @@
-"""Cut a downset into stages by a dynamic programme, which the baseline planners share.
+"""Cut a downset into stages by a dynamic program, which the baseline planners share.
 
     downset     {a b c d e}  ->  {c d e}  ->  {e}  ->  {}        every arrow is a *cut*: it splits the first
     stage             a b          c d         e                 stage off, on some devices

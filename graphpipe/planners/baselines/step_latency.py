@@ -71,7 +71,7 @@ class StepLatency:
     def shortest(self) -> list[StageCut]:
         """Return the stages of the shortest step, to a tolerance; empty if nothing fits.
 
-        Branch and bound over the largest block and the exposed all-reduce allowed. For fixed limits a dynamic programme
+        Branch and bound over the largest block and the exposed all-reduce allowed. For fixed limits a dynamic program
         finds the least fill, and the lower ends of the limits bound the rest.
         """
         every = [degree_cuts for cuts in self.cuts for degree_cuts in cuts if len(degree_cuts.below)]

@@ -3,7 +3,7 @@
     order    a  b  c  d  e  f  g  h  i          two fast devices, two slow ones of half their speed
              |--fast--|--fast--|slow|slow|      all stages take equally long
 
-The devices of a stage are of one type. For a target of seconds per stage, a dynamic programme finds the furthest
+The devices of a stage are of one type. For a target of seconds per stage, a dynamic program finds the furthest
 operator that u devices of one type and v of another can reach. Every stage takes as many operators as it can, because
 a stage that starts later never ends earlier. Bisection finds the least target that reaches the last operator. Stages
 that are neighbours in the order but do not feed each other run side by side.

@@ -1,12 +1,14 @@
 """The candidates of a search: its best estimates by the objective, and the nearest miss if nothing fits in memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from graphpipe.planners.problem.options import Objective
-from graphpipe.planners.search.partition_estimate import PartitionEstimate
+from graphpipe.planners.problem.partition import Part
+from graphpipe.planners.search.partition_estimate import PartitionEstimate, PartitionEstimator
 
 MOST_CANDIDATES = 12
 _CLOSE = 1.15
@@ -69,3 +71,33 @@ class Candidates:
         """Keep the nearest miss: the bytes that are missing, and where."""
         if shortfall < self.shortfall:
             self.shortfall, self.missing = shortfall, where
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Estimates partitions for one kind of pipeline, and keeps the best."""
+
+    estimator: PartitionEstimator
+    found: Candidates
+    split: Candidates | None = None
+    """The best if the schedule may split the backward, which makes more stages fill and drain faster."""
+    seen: dict[tuple[Part, ...], tuple[PartitionEstimate, bool]] = field(
+        default_factory=dict[tuple[Part, ...], tuple[PartitionEstimate, bool]]
+    )
+    """Partitions already estimated, and whether they fit in memory; several forms and targets give the same one."""
+
+    def offer(self, parts: Sequence[Part]) -> tuple[PartitionEstimate, bool]:
+        """Estimate a partition; return its estimate and whether it fits in memory."""
+        key = tuple(parts)
+        if key not in self.seen:
+            estimate = self.estimator.estimate(key)
+            self.seen[key] = estimate, self.found.offer(estimate)
+            if self.split is not None:
+                self.split.offer(estimate)
+        return self.seen[key]
+
+    @property
+    def estimates(self) -> list[PartitionEstimate]:
+        """The best estimates, each once."""
+        others = self.split.estimates if self.split is not None else []
+        return [*self.found.estimates, *(estimate for estimate in others if estimate not in self.found.estimates)]

@@ -20,7 +20,7 @@ class Coarsening:
     """Merges neighbours in a tree, and keeps the remaining cuts of every series."""
 
     shares: Mapping[str, float]
-    """Share of each operator in the work, see `size_settings.shares`."""
+    """Share of each operator in the work, see `setting_table.shares`."""
     largest_share: float
     """The largest share of a run."""
     cuts: Mapping[int, tuple[float, ...]]

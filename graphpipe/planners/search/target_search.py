@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Series
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.planners.search.backtrack import ClosedStage
 from graphpipe.planners.search.coarsen import Coarsening, MergedOps
-from graphpipe.planners.search.frontier import ClosedStage, Frontier
-from graphpipe.planners.search.size_settings import SettingTable
+from graphpipe.planners.search.dynamic_program import DynamicProgram
+from graphpipe.planners.search.setting_table import SettingTable
 from graphpipe.planners.search.tree_rewrites import cut_bytes, mirrored
 
 Array = NDArray[np.float64]
@@ -45,15 +46,15 @@ class GraphForm:
 
         Args:
             table: holds the number of units of devices.
-            shares: of each operator in the work, see `size_settings.shares`.
+            shares: of each operator in the work, see `setting_table.shares`.
         """
         coarsening = Coarsening(shares, 1 / (_RUNS_PER_UNIT * table.units), self.cuts, {}, {})
         tree = coarsening.series(self.tree)
         return GraphForm(tree, coarsening.merged_cuts, self.reverse, coarsening.runs)
 
-    def frontier(self, table: SettingTable, targets: Array, in_flight: Array | None = None) -> Frontier:
-        """Return the dynamic programme of the form for targets of shape [settings, targets]."""
-        return Frontier(self.tree, table.loads(targets, in_flight, self.runs), self.cuts, table.units)
+    def dynamic_program(self, table: SettingTable, targets: Array, in_flight: Array | None = None) -> DynamicProgram:
+        """Return the dynamic program of the form for targets of shape [settings, targets]."""
+        return DynamicProgram(self.tree, table.loads(targets, in_flight, self.runs), self.cuts, table.units)
 
 
 def best_targets(
@@ -89,7 +90,7 @@ def best_targets(
             break
         targets = np.geomspace(low[chosen], high[chosen], _TARGETS + 1, axis=1)[:, 1:]
         assumed = None if in_flight is None else in_flight[:, chosen]
-        feasible = form.frontier(table.only(chosen), targets, assumed).feasible()
+        feasible = form.dynamic_program(table.only(chosen), targets, assumed).feasible()
         first = feasible.argmax(axis=1)
         rows = np.arange(len(chosen))
         found[chosen] = feasible.any(axis=1)
@@ -103,25 +104,25 @@ def best_targets(
 class TargetPartitions:
     """Partitions of one form of the graph, recovered on demand."""
 
-    frontier: Frontier
+    program: DynamicProgram
     table: SettingTable
     form: GraphForm
 
     @staticmethod
     def of(table: SettingTable, form: GraphForm, targets: Array, in_flight: Array | None = None) -> "TargetPartitions":
         """Walk once for targets of shape [settings, targets]; call `parts` only for feasible ones."""
-        return TargetPartitions(form.frontier(table, targets, in_flight), table, form)
+        return TargetPartitions(form.dynamic_program(table, targets, in_flight), table, form)
 
     @property
     def targets(self) -> int:
         """Number of targets of each setting."""
-        return self.frontier.targets
+        return self.program.targets
 
     def parts(self, setting: int, target: int) -> list[Part]:
         """Return the partition for one of the settings and one of its targets (positions)."""
         stages = [
             ClosedStage(tuple(op for name in stage.ops for op in self.form.runs.get(name, (name,))), stage.units)
-            for stage in self.frontier.partition(setting, target)
+            for stage in self.program.partition(setting, target)
         ]
         if self.form.reverse:
             stages = [ClosedStage(stage.ops[::-1], stage.units) for stage in reversed(stages)]

@@ -11,7 +11,7 @@ from graphpipe.costs import CostModel
 from graphpipe.graph.series_parallel import Leaf, decompose
 from graphpipe.planners.problem.partition import crossing_bytes
 from graphpipe.planners.search.coarsen import Coarsening
-from graphpipe.planners.search.size_settings import SettingTable, shares
+from graphpipe.planners.search.setting_table import SettingTable, shares
 from graphpipe.planners.search.target_search import GraphForm, TargetPartitions, best_targets
 from graphpipe.planners.search.tree_rewrites import cut_bytes
 

@@ -1,4 +1,4 @@
-"""The partition dynamic programme against an oracle that tries every partition."""
+"""The partition dynamic program against an oracle that tries every partition."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from problems import best_bottleneck, random_problem, towers
 from graphpipe.costs import CostModel
 from graphpipe.graph.series_parallel import decompose
 from graphpipe.planners.problem.partition import Part, Problem
-from graphpipe.planners.search.size_settings import SettingTable
+from graphpipe.planners.search.setting_table import SettingTable
 from graphpipe.planners.search.target_search import GraphForm, TargetPartitions, best_targets
 from graphpipe.planners.search.tree_rewrites import bundled, width
 

@@ -1,4 +1,4 @@
-"""The partition dynamic programme: the devices that each prefix of a graph needs, for many targets at once.
+"""The partition dynamic program: the devices that each prefix of a graph needs, for many targets at once.
 
 GraphPipe (section 5, Algorithm 1) asks for one target time t whether a subgraph can run on d devices with at most t
 seconds per stage. It recurses over the series-parallel structure with three cases: *base* (the subgraph is one stage),
@@ -21,58 +21,15 @@ limit, with one row for time and, if memory is tight, one for memory. A stage fi
 have the shape [rows, degrees, devices + 1, settings, targets], so one walk covers every setting and target.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series
+from graphpipe.planners.search.backtrack import Backtrack, ClosedStage, Mask, Walk, WalkStep, fullness
 from graphpipe.planners.search.relative_loads import SLACK, Float, RelativeLoads, Shares
 
-Mask = NDArray[np.bool_]
 
-
-@dataclass(slots=True)
-class _Step:
-    """The state before one part of a series, or at its end, kept for backtracking."""
-
-    before: Shares
-    fits: Mask
-    """[degrees, devices + 1, settings, targets]: the open stage can close here."""
-    closed: Mask
-    """[devices + 1, settings, targets]: everything before fits on m devices."""
-    riding: Shares | None = None
-    """Parallel: the loads with the whole block in the open stage."""
-    branches: tuple["_Walk", ...] = ()
-    merged: tuple[Shares, ...] = ()
-    """Parallel: the loads after merging 0, 1, ... branches."""
-
-
-@dataclass(slots=True)
-class _Walk:
-    """A walk over a series, without operator names because equal series share it."""
-
-    steps: list[_Step]
-    after: Shares
-    """Loads at the end; 0 where the last stage can close there."""
-
-    @property
-    def closed(self) -> Mask:
-        """Rows whose last stage can close at the end."""
-        return self.steps[-1].closed
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedStage:
-    """A stage of a found partition."""
-
-    ops: tuple[str, ...]
-    units: int
-    """Devices, in units."""
-
-
-class Frontier:
-    """The dynamic programme over one decomposed graph."""
+class DynamicProgram:
+    """The dynamic program over one decomposed graph."""
 
     def __init__(self, tree: Series, loads: RelativeLoads, cuts: dict[int, tuple[float, ...]], devices: int) -> None:
         """Prepare the arrays.
@@ -94,7 +51,7 @@ class Frontier:
         """More devices before an open stage never increase its load, so what can close on m devices can on more."""
         self._ends = np.add.outer(self._degrees, np.arange(devices + 1))
         self._keep = True
-        self._known: dict[object, _Walk] = {}
+        self._known: dict[object, Walk] = {}
         self._table, self._row_of = loads.table(tree.ops)
         self._narrow = loads.narrow_bytes
 
@@ -114,24 +71,24 @@ class Frontier:
     def partition(self, setting: int, target: int) -> list[ClosedStage]:
         """Return the stages, in topological order, for one setting and one target (positions) that is feasible."""
         walk = self._walk(self._tree)
-        back = _Backtrack(self._degrees, self._ends, setting, target)
+        back = Backtrack(self._degrees, self._ends, setting, target)
         stages, tail = back.end(self._tree, walk, self._shape[2] - 1, 0)
         assert not tail, "the last stage is closed"
         return stages
 
     # The forward walk.
 
-    def _walk(self, series: Series) -> _Walk:
+    def _walk(self, series: Series) -> Walk:
         """Walk a series from its start; equal series share one walk."""
         signature = self._signature(series)
         if signature not in self._known:
             self._known[signature] = self._walked(series)
         return self._known[signature]
 
-    def _walked(self, series: Series) -> _Walk:
+    def _walked(self, series: Series) -> Walk:
         cuts = self._cuts[id(series)]
         load = np.zeros(self._shape, Float)
-        steps: list[_Step] = []
+        steps: list[WalkStep] = []
         for part, cut in zip(series.parts, cuts, strict=False):
             step = self._step(load, cut)
             if isinstance(part, Leaf):
@@ -143,9 +100,9 @@ class Frontier:
             if self._keep:
                 steps.append(step)
         end = self._step(load, cuts[-1])
-        return _Walk([*steps, end], self._opened(load, end.closed, 0.0))
+        return Walk([*steps, end], self._opened(load, end.closed, 0.0))
 
-    def _parallel(self, part: Parallel, step: _Step) -> Shares:
+    def _parallel(self, part: Parallel, step: WalkStep) -> Shares:
         # Base case: the whole block joins the open stage.
         riding = step.before + self._table[[self._row_of[op] for op in part.ops]].sum(axis=0)
         # Parallel case: the stage before the fork closes; the devices are split between the branches.
@@ -157,7 +114,7 @@ class Frontier:
             all_merged.append(merged)
         if self._keep:
             step.riding, step.branches, step.merged = riding, branches, tuple(all_merged)
-        return np.where(_worst(riding) <= _worst(merged), riding, merged)
+        return np.where(fullness(riding) <= fullness(merged), riding, merged)
 
     def _signature(self, series: Series) -> object:
         parts = tuple(
@@ -168,17 +125,17 @@ class Frontier:
         )
         return (parts, self._cuts[id(series)])
 
-    def _step(self, load: Shares, cut: float) -> _Step:
-        fits = _worst(load) <= SLACK
+    def _step(self, load: Shares, cut: float) -> WalkStep:
+        fits = fullness(load) <= SLACK
         if not self._loads.overlap:
             fits &= load[0] + self._loads.of_cut(cut) <= SLACK
         elif cut > self._narrow:
             fits &= self._loads.of_cut(cut) <= SLACK
         # An empty stage counts as closed, whatever its degree would be.
-        closed = _worst(load[:, 0]) == 0.0
+        closed = fullness(load[:, 0]) == 0.0
         for k, degree in enumerate(self._degrees):
             closed[degree:] |= fits[k, :-degree]
-        return _Step(load, fits, closed if self._monotone else np.logical_or.accumulate(closed))
+        return WalkStep(load, fits, closed if self._monotone else np.logical_or.accumulate(closed))
 
     def _opened(self, load: Shares, closed: Mask, cut: float) -> Shares:
         """Return the loads with an empty open stage wherever the open stage could close."""
@@ -195,7 +152,7 @@ class Frontier:
         """Return the smallest sum of loads over every split of m devices between the two sides."""
         devices = self._shape[2]
         best = np.full(self._shape, np.inf, Float)
-        worst = _worst(best) if self._loads.rows == 1 else np.full(self._shape[1:], np.inf, Float)
+        fullest = fullness(best) if self._loads.rows == 1 else np.full(self._shape[1:], np.inf, Float)
         # A device is wasted on the right side if the load stays the same without it.
         useful = np.isfinite(right)
         useful[:, :, 1:] &= right[:, :, 1:] != right[:, :, :-1]
@@ -210,100 +167,7 @@ class Frontier:
                 np.minimum(best[kept], total, out=best[kept])
                 continue
             fuller = total.max(axis=0)
-            better = fuller < worst[kept]
+            better = fuller < fullest[kept]
             np.copyto(best[kept], total, where=better)
-            np.copyto(worst[kept], fuller, where=better)
+            np.copyto(fullest[kept], fuller, where=better)
         return best
-
-
-@dataclass(frozen=True, slots=True)
-class _Backtrack:
-    """Recovers the stages from a walk, for one setting and one target."""
-
-    degrees: list[int]
-    ends: NDArray[np.intp]
-    """[degrees, devices + 1]: devices in use after a stage of a degree has closed behind m devices."""
-    setting: int
-    target: int
-
-    def end(self, series: Series, walk: _Walk, devices: int, k: int) -> tuple[list[ClosedStage], tuple[str, ...]]:
-        """Return the stages of a series on `devices`, and the operators of the stage left open at its end."""
-        if not walk.closed[devices, self.setting, self.target]:
-            return self._inside(series, walk, devices, k)
-        devices, k = self._chosen(walk.steps[-1], devices)
-        stages, tail = self._inside(series, walk, devices, k)
-        return ([*stages, ClosedStage(tail, self.degrees[k])] if tail else stages), ()
-
-    def _inside(self, series: Series, walk: _Walk, devices: int, k: int) -> tuple[list[ClosedStage], tuple[str, ...]]:
-        """Return the closed stages and the open stage's operators for row [devices, k] at the end of a series."""
-        stages: list[ClosedStage] = []  # from the back
-        current: list[str] = []  # operators, from the back, of the stage being collected
-        tail: tuple[str, ...] | None = None
-        for part, step in zip(reversed(series.parts), reversed(walk.steps[:-1]), strict=True):
-            inner: list[ClosedStage] = []
-            if isinstance(part, Leaf):
-                current.append(part.op)
-                if not step.closed[devices, self.setting, self.target]:
-                    continue
-            elif self._rides(step, devices, k):
-                current.extend(reversed(part.ops))
-                continue
-            else:
-                inner, tails, devices = self._split(part, step, devices, k)
-                current.extend(reversed(tails))
-            ops, current = tuple(reversed(current)), []
-            if tail is None:
-                tail = ops
-            elif ops:
-                stages.append(ClosedStage(ops, self.degrees[k]))
-            stages.extend(reversed(inner))
-            devices, k = self._chosen(step, devices)
-        # If a whole block joined the first stage, no operator opened that stage.
-        first = tuple(reversed(current))
-        if tail is None:
-            return stages[::-1], first
-        if first:
-            stages.append(ClosedStage(first, self.degrees[k]))
-        return stages[::-1], tail
-
-    def _rides(self, step: _Step, devices: int, k: int) -> bool:
-        assert step.riding is not None
-        riding, merged = (
-            load[:, k, devices, self.setting, self.target].max() for load in (step.riding, step.merged[-1])
-        )
-        return bool(riding <= merged)
-
-    def _split(self, part: Parallel, step: _Step, devices: int, k: int) -> tuple[list[ClosedStage], list[str], int]:
-        """Return the closed stages of all branches, the operators left open, and the devices left upstream."""
-        stages: list[ClosedStage] = []
-        tails: list[str] = []
-        at = (slice(None), k, slice(None), self.setting, self.target)
-        for branch, walk, before in zip(
-            reversed(part.branches), reversed(step.branches), reversed(step.merged[:-1]), strict=True
-        ):
-            totals = before[at][:, devices::-1] + walk.after[at][:, : devices + 1]
-            count = int(totals.max(axis=0).argmin())
-            closed, tail = self.end(branch, walk, count, k)
-            stages[:0] = closed
-            tails[:0] = tail
-            devices -= count
-        return stages, tails, devices
-
-    def _chosen(self, step: _Step, devices: int) -> tuple[int, int]:
-        """Return the row [devices, k] that closes before this step: an empty one, else the one of largest load.
-
-        The largest load leads to the fewest stages.
-        """
-        load = _worst(step.before[:, :, : devices + 1, self.setting, self.target])
-        empty = load[0] == 0.0  # The stage is empty, whatever its degree would be.
-        if empty[row := int(empty.argmax())]:
-            return row, 0
-        fits = step.fits[:, : devices + 1, self.setting, self.target] & (self.ends[:, : devices + 1] <= devices)
-        best = np.where(fits, load, Float(-1)).T
-        row, k = divmod(int(best.argmax()), len(self.degrees))
-        assert fits[k, row], "a stage must close at a closed cut"
-        return row, k
-
-
-def _worst(load: Shares) -> Shares:
-    return load[0] if load.shape[0] == 1 else load.max(axis=0)

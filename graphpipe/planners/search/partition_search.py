@@ -1,0 +1,215 @@
+"""The search of one planner for partitions: over one form of the graph, over all partitions, and their plans."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpipe.costs import CostModel
+from graphpipe.errors import Infeasible
+from graphpipe.graph.series_parallel import Leaf
+from graphpipe.planners.baselines.downset_table import DownsetTable
+from graphpipe.planners.baselines.downsets import Downsets
+from graphpipe.planners.baselines.stage_loads import StageLoads
+from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.planners.problem.stage_costs import degrees_of
+from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
+from graphpipe.planners.search.candidates import Ranking
+from graphpipe.planners.search.partition_estimate import PartitionEstimate
+from graphpipe.planners.search.setting_table import SettingTable
+from graphpipe.planners.search.target_search import GraphForm, TargetPartitions, best_targets
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.plan import Plan
+from graphpipe.units import format_bytes
+
+Array = NDArray[np.float64]
+_RELAXED = (1.06, 1.2, 1.5)
+"""Multiples of the best target to try, because a slower bottleneck can allow a shallower pipeline."""
+_RELAXED_SETTINGS = 4
+_MEMORY_ROUNDS = 5
+_SMALL_WALK = 2048
+"""Settings times units of devices up to which one walk over many targets takes as long as over few."""
+_FEW_DOWNSETS = 200
+_INTERVALS = 4096
+"""Operators times devices up to which the intervals of one order are searched exactly."""
+_MEMORY_MARGIN = 1.02
+_PRECISION = {"step": 1.01, "bottleneck": 1.003}
+"""Of targets, by objective; lower for `step`, because the step time depends on more than the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSearch:
+    """One planner's search over one problem, for one or more kinds of pipeline at once."""
+
+    problem: Problem
+    costs: CostModel
+    tail: WholeBatchTail
+    planner: str
+    rankings: tuple[Ranking, ...]
+
+    def search_form(self, table: SettingTable, form: GraphForm) -> None:
+        """Search partitions of one form of the graph under every setting of a table.
+
+        Partitions of a chain are estimated both as a graph of stages and as a sequential pipeline, others as a graph.
+        """
+        chain = all(isinstance(part, Leaf) for part in form.tree.parts)
+        rankings = [ranking for ranking in self.rankings if chain or not ranking.estimator.chain]
+        precision = _PRECISION[rankings[0].found.objective]
+        targets = best_targets(table, form, self._ceiling(rankings), precision=precision)
+        reached = np.flatnonzero(np.isfinite(targets))
+        if not len(reached):
+            return
+        # The most promising first, so that the search can stop early.
+        order = reached[np.argsort(targets[reached], kind="stable")]
+        missed: list[dict[int, PartitionEstimate]] = [{} for _ in rankings]
+        fitting: list[dict[int, float]] = [{} for _ in rankings]
+        wider = np.array([1.0, *(() if rankings[0].found.objective == "bottleneck" else _RELAXED)])
+        # One walk for all targets if it takes as long for few targets as for many.
+        together = len(order) * table.units <= _SMALL_WALK
+        found = TargetPartitions.of(table.only(order), form, targets[order, None] * (wider if together else 1.0))
+        for position, setting in enumerate(order):
+            if targets[setting] > self._ceiling(rankings):
+                break
+            parts = self._parts(found, position, 0)
+            for at, ranking in enumerate(rankings):
+                estimate, fits = ranking.offer(parts)
+                if fits:
+                    fitting[at][position] = ranking.found.score(estimate)
+                else:
+                    missed[at][int(setting)] = estimate
+        best = {each for scores in fitting for each in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]}
+        if best and len(wider) > 1:
+            positions = np.array(sorted(best, key=lambda at: order[at]), dtype=np.intp)
+            chosen = order[positions]
+            if not together:
+                found = TargetPartitions.of(table.only(chosen), form, targets[chosen, None] * wider)
+                positions = range(len(best))
+            self._relaxed(found, zip(positions, targets[chosen], strict=True), rankings)
+        for ranking, misses in zip(rankings, missed, strict=True):
+            self._within_memory(table, form, misses, ranking, targets / precision)
+
+    def _ceiling(self, rankings: Sequence[Ranking]) -> float:
+        """Return the seconds per sample above which a plan cannot become a candidate."""
+        return max(ranking.found.ceiling for ranking in rankings) / self.problem.batch_size
+
+    def _parts(self, found: TargetPartitions, setting: int, target: int) -> list[Part]:
+        return [*found.parts(setting, target), *([self.tail.part(self.problem)] if self.tail.ops else [])]
+
+    def _relaxed(
+        self, found: TargetPartitions, least: Iterable[tuple[int, float]], rankings: Sequence[Ranking]
+    ) -> None:
+        """Try partitions with a slower bottleneck, which may have fewer stages, and fill and drain faster.
+
+        Args:
+            found: the partitions by setting and target.
+            least: positions of settings in `found`, and the smallest target of each.
+            rankings: estimate the partitions and keep the best.
+        """
+        for setting, target in least:
+            close = max(ranking.found.close for ranking in rankings) / self.problem.batch_size
+            for position in range(1, found.targets):
+                # A partition may be better than its relaxed target.
+                if target * _RELAXED[position - 1] <= close:
+                    parts = self._parts(found, setting, position)
+                    for ranking in rankings:
+                        ranking.offer(parts)
+
+    def _within_memory(
+        self, table: SettingTable, form: GraphForm, missed: dict[int, PartitionEstimate], ranking: Ranking, least: Array
+    ) -> None:
+        """Search the settings whose partitions did not fit again, with memory; all targets are at least `least`.
+
+        The samples in flight of a stage depend on the stages after it, which a walk from the sources has not reached
+        yet. Therefore the search assumes a number for each operator, compares it with the partition found, and raises
+        it where the partition needs more. The published recursion solves the later subgraph first, which needs one
+        table per in-flight count.
+        """
+        in_flight = np.zeros((len(self.problem.graph.ops), len(table.sizes)))
+        for _ in range(_MEMORY_ROUNDS if missed else 0):
+            for setting, estimate in missed.items():
+                for part, held in zip(estimate.parts, estimate.in_flight, strict=True):
+                    at = (self.costs.positions(part.ops), setting)
+                    in_flight[at] = np.maximum(in_flight[at] * _MEMORY_MARGIN, held)
+            again = np.array(sorted(missed), dtype=np.intp)
+            targets = best_targets(
+                table.only(again),
+                form,
+                self._ceiling([ranking]),
+                in_flight[:, again],
+                least=least[again],
+                precision=_PRECISION[ranking.found.objective],
+            )
+            reached = np.isfinite(targets)
+            again, targets = again[reached], targets[reached]
+            if not len(again):
+                return
+            found = TargetPartitions.of(table.only(again), form, targets[:, None], in_flight[:, again])
+            tried = {int(setting): ranking.offer(self._parts(found, at, 0)) for at, setting in enumerate(again)}
+            missed = {setting: estimate for setting, (estimate, fits) in tried.items() if not fits}
+            if not missed:
+                return
+
+    def exhaust(self, sizes: list[int]) -> None:
+        """Find the best of all partitions of a small graph, including those that its forms do not contain.
+
+        For a larger graph, find the best intervals of its topological order, for the micro-batch sizes of the best
+        estimates. These are the partitions that the chain planners among the baselines find.
+        """
+        assert self.tail.before is not None
+        ranking = self.rankings[0]
+        graph, devices = self.tail.before, len(self.problem.cluster.devices)
+        try:
+            downsets = Downsets.of(graph, _FEW_DOWNSETS)
+        except Infeasible:
+            if len(graph.ops) * devices > _INTERVALS:
+                return
+            downsets = Downsets.chain(graph)
+            sizes = sorted(
+                {part.micro_batch for estimate in ranking.found.estimates for part in estimate.parts} & {*sizes}
+            )
+        table = DownsetTable.of(self.problem, self.costs, graph, downsets)
+        for size in sizes:
+            loads = StageLoads(table, size, degrees_of(self.problem, size))
+            parts = table.parts(loads.bottleneck_search(self._ceiling([ranking])).solve(), size)
+            if parts:
+                ranking.offer([*parts, self.tail.part(self.problem)] if self.tail.ops else parts)
+
+    def candidates(self) -> list[list[Plan]]:
+        """Return the plans of every ranking's best estimates: one each, or one per device choice for the tail.
+
+        Raises:
+            Infeasible: nothing fits in memory; the message names the nearest miss.
+        """
+        found = [
+            [plan for estimate in ranking.estimates for plan in self._plans(ranking, estimate)]
+            for ranking in self.rankings
+        ]
+        if not any(found):
+            even = ", even if every stage recomputes" if self.problem.recompute == "full" else ""
+            miss = min((ranking.found for ranking in self.rankings), key=lambda each: each.shortfall)
+            raise Infeasible(
+                f"no partition of '{self.problem.graph.name}' over {len(self.problem.cluster.devices)} devices fits "
+                f"in memory{even}: the nearest misses by {format_bytes(miss.shortfall)} "
+                f"({miss.shortfall:.0f} bytes) at {miss.missing}",
+                remedy="Use more devices, devices with more memory, a smaller batch, or split the largest submodule.",
+            )
+        return found
+
+    def _plans(self, ranking: Ranking, estimate: PartitionEstimate) -> list[Plan]:
+        plans = self._assembled(estimate, ranking.estimator.chain)
+        # A partition that fits exactly may miss by a rounded byte here.
+        fitting = [plan for plan in plans if memory_shortfall(plan) <= 1.0]
+        for plan in [] if fitting else plans:
+            # Each stage fits a device, but not the whole-batch tail and its host together.
+            ranking.found.note(memory_shortfall(plan), f"the device that operator '{self.tail.ops[0]}' shares")
+        return fitting
+
+    def _assembled(self, estimate: PartitionEstimate, chain: bool) -> list[Plan]:
+        if not self.tail.ops:
+            return [assemble(self.problem, estimate.parts, planner=self.planner, chain=chain)]
+        last = len(estimate.parts) - 1
+        hosts: list[dict[int, int]] = [{last: host} for host in self.tail.hosts(self.problem, estimate.parts[:-1])]
+        if sum(part.degree for part in estimate.parts) <= len(self.problem.cluster.devices):
+            hosts.append({})
+        return [assemble(self.problem, estimate.parts, planner=self.planner, chain=chain, hosts=host) for host in hosts]
