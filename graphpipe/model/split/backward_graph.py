@@ -2,10 +2,10 @@
 
     loss -> linear2 -> gelu -> linear1 -> received      the trunk: every operation that leads to a received value
                |                  |
-            weight2            weight1                  twigs: edges that leave the trunk, and lead to parameters only
+            weight2            weight1                  edges that leave the trunk lead only to parameters
 
-A fork is an operation of the trunk with twigs. It runs twice: along the trunk in the input half, and towards its twigs
-in the weight half. Every other operation runs once.
+An operation of the trunk that also leads to parameters runs twice: along the trunk in the input half, and towards its
+parameters in the weight half. Every other operation runs once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,13 +36,13 @@ class BackwardGraph:
                 trunk.add(node)
         return BackwardGraph(roots=tuple(roots), children=children, trunk=frozenset(trunk))
 
-    def forks(self) -> dict[Node, Edges]:
-        """Return the twigs of every fork."""
+    def parameter_edges(self) -> dict[Node, Edges]:
+        """Return, for every operation that runs twice, its edges that lead to parameters."""
         found: dict[Node, Edges] = {}
         for node, edges in self.children.items():
-            twigs = tuple(dict.fromkeys(edge for edge in edges if edge.node not in self.trunk))
-            if twigs and node in self.trunk:
-                found[node] = twigs
+            leaving = tuple(dict.fromkeys(edge for edge in edges if edge.node not in self.trunk))
+            if leaving and node in self.trunk:
+                found[node] = leaving
         return found
 
     def arrivals(self) -> dict[Node, Edges]:
@@ -58,23 +58,23 @@ class BackwardGraph:
     def why_whole(self) -> str:
         """Return why this graph cannot be split; empty if it can.
 
-        In the weight half, each fork runs separately to get the gradients of its twigs. If a later fork of the trunk
-        leads to the same twig, autograd runs the trunk between the two again, and counts that part twice.
+        In the weight half, each operation that runs twice runs separately, for the gradients of its parameter edges. If
+        a later one leads to the same edge, autograd runs the trunk between the two again, and counts that part twice.
         """
-        forks = self.forks()
-        for node in forks:
+        by_operation = self.parameter_edges()
+        for node in by_operation:
             if isinstance(node, BackwardCFunction):
                 return f"{node.name()}, a function with its own backward, uses parameters beside received values"
-        twigs = [twig for edges in forks.values() for twig in edges]
-        below = {edge for node in _walk(twigs) for edge in self.children[node]}
-        if len(set(twigs)) < len(twigs) or not below.isdisjoint(twigs):
+        leaving = [edge for edges in by_operation.values() for edge in edges]
+        below = {edge for node in _walk(leaving) for edge in self.children[node]}
+        if len(set(leaving)) < len(leaving) or not below.isdisjoint(leaving):
             return "several operations use one parameter"
         return ""
 
     def check_complete(self) -> None:
         """Assert that the two halves together reach every operation of the whole backward."""
         outside = [root for root in self.roots if root.node not in self.trunk]
-        reached = _walk([*outside, *(twig for twigs in self.forks().values() for twig in twigs)])
+        reached = _walk([*outside, *(edge for edges in self.parameter_edges().values() for edge in edges)])
         assert self.trunk | reached.keys() == self.children.keys(), "a split backward would leave out a parameter"
 
 

@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from graphpipe.model.split.backward_graph import BackwardGraph, Edges
 from graphpipe.run.stage.releasable_tensors import ReleasableTensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fork:
-    """An operation that runs again in the weight half, for some of its inputs."""
+class RepeatedOperation:
+    """An operation that ran in the input half, and runs again in the weight half towards its parameters."""
 
     arrivals: Edges
     gradients: tuple[Tensor, ...]
     """Gradients that have arrived, one for each of `arrivals`."""
-    twigs: Edges
+    parameter_edges: Edges
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class WeightHalf:
 
     whole: str = ""
     """Why the backward was not split. Empty if it was split."""
-    forks: list[Fork] = field(default_factory=list[Fork])
+    repeated: list[RepeatedOperation] = field(default_factory=list[RepeatedOperation])
     roots: list[GradientEdge] = field(default_factory=list[GradientEdge])
     """Where gradients enter the parts of the graph that lead only to parameters."""
     gradients: list[Tensor] = field(default_factory=list[Tensor])
@@ -41,12 +41,13 @@ class WeightHalf:
 
     def run(self) -> None:
         """Add to the gradients of the parameters as `torch.autograd.backward` does, so that their hooks run."""
-        while self.forks:
-            fork = self.forks.pop()
-            found = _gradients(fork.arrivals, fork.gradients, fork.twigs, again=False)
-            for twig, gradient in zip(fork.twigs, found, strict=True):
+        while self.repeated:
+            operation = self.repeated.pop()
+            edges = operation.parameter_edges
+            found = _gradients(operation.arrivals, operation.gradients, edges, again=False)
+            for edge, gradient in zip(edges, found, strict=True):
                 if gradient is not None:
-                    self.roots.append(twig)
+                    self.roots.append(edge)
                     self.gradients.append(gradient)
         if self.roots:
             torch.autograd.backward(self.roots, self.gradients)
@@ -80,31 +81,37 @@ def input_half(
         return WeightHalf(whole=reason)
     if check:
         graph.check_complete()
-    forks, arrivals = graph.forks(), graph.arrivals()
+    leaving, arrivals = graph.parameter_edges(), graph.arrivals()
     inside = [n for n, edge in enumerate(edges) if edge.node in graph.trunk]
     outside = [n for n, edge in enumerate(edges) if edge.node not in graph.trunk]
     arrived: dict[GradientEdge, Tensor | None] = {}
     if inside:
-        wanted = [*dict.fromkeys(edge for node in forks for edge in arrivals[node])]
+        needed = [*dict.fromkeys(edge for node in leaving for edge in arrivals[node])]
         places = [edges[n] for n in inside], [gradients[n] for n in inside]
-        found = _gradients(*places, [*leaves, *wanted], again=True)
+        found = _gradients(*places, [*leaves, *needed], again=True)
         for leaf, gradient in zip(received, found, strict=False):
             leaf.grad = gradient
-        arrived = dict(zip(wanted, found[len(leaves) :], strict=True))
-        saved.release_unless_read_by(forks.keys())
+        arrived = dict(zip(needed, found[len(leaves) :], strict=True))
+        saved.release_unless_read_by(leaving.keys())
     return WeightHalf(
-        forks=[fork for node, twigs in forks.items() if (fork := _fork(arrivals[node], twigs, arrived))],
+        repeated=_repeated(leaving, arrivals, arrived),
         roots=[edges[n] for n in outside],
         gradients=[gradients[n] for n in outside],
         saved_tensors=saved,
     )
 
 
-def _fork(arrivals: Edges, twigs: Edges, arrived: dict[GradientEdge, Tensor | None]) -> Fork | None:
-    there = [(edge, gradient) for edge in arrivals if (gradient := arrived[edge]) is not None]
-    if not there:
-        return None
-    return Fork(arrivals=tuple(e for e, _ in there), gradients=tuple(g for _, g in there), twigs=twigs)
+def _repeated(
+    leaving: dict[Node, Edges], arrivals: dict[Node, Edges], arrived: dict[GradientEdge, Tensor | None]
+) -> list[RepeatedOperation]:
+    found: list[RepeatedOperation] = []
+    for node, edges in leaving.items():
+        there = {edge: gradient for edge in arrivals[node] if (gradient := arrived[edge]) is not None}
+        if there:
+            found.append(
+                RepeatedOperation(arrivals=tuple(there), gradients=tuple(there.values()), parameter_edges=edges)
+            )
+    return found
 
 
 def _gradients(

@@ -143,10 +143,10 @@ def test_a_split_that_misses_a_parameter_is_an_error() -> None:
     roots, received = forward(cases()["layers"], ReleasableTensors(TRUSTED))
     graph = BackwardGraph.of([get_gradient_edge(root) for root in roots], [get_gradient_edge(received[0]).node])
     graph.check_complete()
-    fork, twigs = next(iter(graph.forks().items()))
-    rest = tuple(edge for edge in graph.children[fork] if edge not in twigs[:1])
+    operation, leaving = next(iter(graph.parameter_edges().items()))
+    rest = tuple(edge for edge in graph.children[operation] if edge not in leaving[:1])
     with pytest.raises(AssertionError, match="would leave out a parameter"):
-        replace(graph, children=graph.children | {fork: rest}).check_complete()
+        replace(graph, children=graph.children | {operation: rest}).check_complete()
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-auto"])
