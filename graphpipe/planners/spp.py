@@ -1,4 +1,4 @@
-"""`spp`: the chain planner. It linearises the model, and the stages form a sequential pipeline.
+"""`spp`: sequential pipeline parallelism. It linearises the model, and the stages form a chain.
 
 GraphPipe's evaluation runs PipeDream in this way. The operators are put in one topological order and cut into
 intervals. Each interval is a stage with data parallelism, and the schedule is synchronous 1F1B. Stages that do not

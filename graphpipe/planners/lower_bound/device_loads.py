@@ -1,4 +1,4 @@
-"""The loads that devices may have in a packing: one stage per device, or parts of several stages."""
+"""The loads that one device can have, for the packings of the lower bound: one stage, or parts of several stages."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

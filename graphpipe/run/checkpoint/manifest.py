@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: every file with its SHA-256, every tensor with its file. It is written last."""
+"""The manifest of a checkpoint, its index: every file with its SHA-256, every tensor with its file. Written last."""
 
 import hashlib
 import re
@@ -52,7 +52,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The content of a checkpoint, or of the part that one rank has written."""
+    """The index of a checkpoint, or of the part that one rank has written: its files and its tensors."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Calls the user's loss function and checks its result, and sums up values to find NaN and infinity."""
+"""The user's loss function: the check of what it returns. Also the sums that find NaN and infinity in tensors."""
 
 from collections.abc import Callable
 from typing import Any

@@ -10,6 +10,7 @@ stages the first would warm up with three.
     stage 2      F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
 
 A backward runs as early as it can, because it frees memory and the stages before it wait for its gradient.
+`kfkb.order` makes the order of each stage, and `plans.in_flight` the samples that its warm-up keeps in flight.
 """
 
 from graphpipe.plans import Plan

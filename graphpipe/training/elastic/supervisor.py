@@ -6,7 +6,7 @@ The process that starts the ranks stays as their supervisor. It starts the ranks
 elastic agent. The agent's own restarts are off, because they would start all ranks again on the same devices:
 
     launch on 4 devices    rank 2 dies, stops or raises; its peers notice (closed connections, or run.timeout_seconds)
-      the agent stops them all; `first_cause` names the rank, and so the device
+      the agent stops them all; `launch.first_failure` names the rank, and so the device
     plan for 3 devices     the costs are known already: a fraction of a second
     launch on 3 devices    every rank loads its part of the newest valid checkpoint and trains from there
       after run.readmit_seconds the lost device is probed; it answers

@@ -1,4 +1,8 @@
-"""The loggers a training's configuration names."""
+"""The loggers that `train.loggers` names.
+
+To add one, write a subclass of `MetricLogger` and a line in `_LOGGERS`. It has the name of the package that it needs,
+which is also the name of the extra that installs it.
+"""
 
 import os
 from abc import ABC, abstractmethod
