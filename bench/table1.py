@@ -29,7 +29,7 @@ profiler.
 The paper reports searches 9 to 21 times as fast as those of its baselines. That is not seen here, where the baselines
 are as careful as our own planner: `pipedream` solves its recurrence for all cuts at once in numpy arrays, with costs
 looked up once. That takes so little that most of its time goes into simulating one plan per micro-batch size, to choose
-among them (simulator/critical_path), as in every planner; ours also searches the graph (search/frontier)."""
+among them (simulator/critical_path), as in every planner; ours also searches the graph (search/dynamic_program)."""
 
 
 def _cell(graph: gp.Graph, model: str, devices: int, name: str) -> dict[str, Any]:

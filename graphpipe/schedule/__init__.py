@@ -1,6 +1,6 @@
 """The order of work: schedules of tasks, their verifiers, their lowering to messages, and one file per scheduler."""
 
-from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
+from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Send, Transfer
 from graphpipe.schedule.schedule import Schedule, StageTask
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "LoweredSchedule",
     "Receive",
     "Reduce",
-    "ReduceShared",
+    "ReduceTied",
     "Schedule",
     "Send",
     "StageTask",

@@ -9,7 +9,7 @@ There a task waits until the messages have arrived that are listed in `LoweredSc
 
 from collections.abc import Mapping, Sequence
 
-from graphpipe.schedule.lowered import Compute, LoweredSchedule, Send, Transfer
+from graphpipe.schedule.actions import Compute, LoweredSchedule, Send, Transfer
 from graphpipe.schedule.schedule import StageTask
 
 AcknowledgedSends = Mapping[tuple[int, StageTask], Sequence[Transfer]]

@@ -1,4 +1,4 @@
-"""The lowered schedule: tasks, transfers and reductions of each device in an order that cannot deadlock."""
+"""What devices do, in order: tasks, transfers and reductions. A lowered schedule lists the actions of all devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,14 +56,14 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceShared:
+class ReduceTied:
     """Sum the gradients of parameters that stages share, over all replicas of these stages."""
 
-    exchange: int
+    tied_gradients: int
     """Position in `Plan.tied_gradients`."""
 
 
-Action = Compute | Send | Receive | Reduce | ReduceShared
+Action = Compute | Send | Receive | Reduce | ReduceTied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from itertools import chain
 
 from graphpipe.plans import Plan
 from graphpipe.plans.in_flight import in_flight_samples
-from graphpipe.schedule.lowered import Transfer
+from graphpipe.schedule.actions import Transfer
 from graphpipe.schedule.schedule import StageTask
 from graphpipe.schedule.task_numbers import TaskNumbers
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from graphpipe.plans import Plan
-from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
+from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Send, Transfer
 from graphpipe.schedule.schedule import StageTask
 
 Rendezvous = tuple[str, object]
@@ -95,8 +95,8 @@ class _Queues:
                 if stage in self.inside:
                     return ("local", device), {device}
                 return ("sum", stage), {*self.plan.stages[stage].devices}
-            case ReduceShared(exchange):
-                return ("shared", exchange), {*self.plan.tied_gradients[exchange].devices}
+            case ReduceTied(number):
+                return ("tied", number), {*self.plan.tied_gradients[number].devices}
 
 
 def _ends(transfer: Transfer, device: int) -> set[int]:

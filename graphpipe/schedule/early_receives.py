@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from graphpipe.schedule.lowered import Transfer
+from graphpipe.schedule.actions import Transfer
 
 EARLY_BYTES = 4 * 2**20
 """Bytes of buffers that may wait. Small messages gain most and cost the least memory."""

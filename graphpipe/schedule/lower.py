@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Send, Transfer
 from graphpipe.schedule.credits import Credits
 from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
-from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
 from graphpipe.schedule.merge import check_all_start
 from graphpipe.schedule.schedule import Schedule, StageTask
 from graphpipe.schedule.task_numbers import Flow, TaskNumbers
@@ -31,8 +31,8 @@ def lower(
     A consumer receives its samples, cut by its own micro-batch size and degree, from the replicas that hold them. A
     logical clock gives the total order: a task stands at its start, its transfers stand at its end. If a backward is
     split, its gradients leave after the input half. The `Reduce` of a stage comes after the last backward or weight
-    gradient of all its replicas. Stages that share parameters exchange their gradients at the end, in the order of
-    `Plan.tied_gradients`, so that no exchange delays a task.
+    gradient of all its replicas. Stages that share parameters sum their gradients at the end, in the order of
+    `Plan.tied_gradients`, so that these sums do not delay a task.
 
     Args:
         plan: a sound plan.
@@ -65,7 +65,7 @@ def lower(
     order = _total_order(plan, clock, tasks, transfers)
     if not forward_only:
         shared = enumerate(plan.tied_gradients)
-        order += [(device, ReduceShared(number)) for number, exchange in shared for device in exchange.devices]
+        order += [(device, ReduceTied(number)) for number, tied in shared for device in tied.devices]
     devices: list[list[Action]] = [[] for _ in plan.cluster.devices]
     for device, action in order:
         devices[device].append(action)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
+from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Send, Transfer
 from graphpipe.schedule.deadlock import find_deadlock
-from graphpipe.schedule.lowered import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Send, Transfer
 from graphpipe.schedule.schedule import Schedule, StageTask
 
 Owner = tuple[int, int]
@@ -61,7 +61,7 @@ def _check_place(device: int, listed: tuple[Action, ...]) -> None:
             case Receive(transfer):
                 late = transfer.target_task in done
                 assert not late, f"device {device} receives an input of {transfer.target_task} after that task"
-            case Reduce() | ReduceShared():
+            case Reduce() | ReduceTied():
                 pass
 
 
@@ -69,11 +69,11 @@ def _check_sums(plan: Plan, device: int, listed: tuple[Action, ...]) -> None:
     hosted = {number for number, stage in enumerate(plan.stages) if device in stage.devices}
     wanted: dict[Action, set[int]] = {Reduce(stage): {stage} for stage in hosted if plan.stages[stage].degree > 1}
     wanted |= {
-        ReduceShared(number): hosted & {*exchange.stages}
-        for number, exchange in enumerate(plan.tied_gradients)
-        if device in exchange.devices
+        ReduceTied(number): hosted & {*tied.stages}
+        for number, tied in enumerate(plan.tied_gradients)
+        if device in tied.devices
     }
-    found = [action for action in listed if isinstance(action, Reduce | ReduceShared)]
+    found = [action for action in listed if isinstance(action, Reduce | ReduceTied)]
     assert sorted(map(str, found)) == sorted(map(str, wanted)), f"device {device} sums {found}, not {[*wanted]}"
     for action in found:
         late = [it.task for it in listed[listed.index(action) :] if isinstance(it, Compute)]

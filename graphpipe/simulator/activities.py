@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from graphpipe.costs import CostTable, TaskSeconds
 from graphpipe.plans import Plan
-from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceShared, Send, StageTask, Transfer
+from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceTied, Send, StageTask, Transfer
 from graphpipe.schedule.schedule import Kind
 from graphpipe.simulator.engine import Activity
 
@@ -23,7 +23,7 @@ class MessageHandling:
     device: int
 
 
-SimulatedWork = tuple[int, StageTask] | Transfer | MessageHandling | Reduce | ReduceShared | OptimizerStep
+SimulatedWork = tuple[int, StageTask] | Transfer | MessageHandling | Reduce | ReduceTied | OptimizerStep
 """The meaning of an activity. A pair is a device and its task."""
 
 
@@ -72,8 +72,10 @@ class Activities:
                 self._transfer(action.transfer)
             elif isinstance(action, Reduce) and device == self.plan.stages[action.stage].devices[0]:
                 self._reduce(action)
-            elif isinstance(action, ReduceShared) and device == self.plan.tied_gradients[action.exchange].devices[0]:
-                self._reduce_shared(action)
+            elif (
+                isinstance(action, ReduceTied) and device == self.plan.tied_gradients[action.tied_gradients].devices[0]
+            ):
+                self._reduce_tied(action)
         self._sum_scalars()
         for device in self.plan.used_devices:
             self._update(device)
@@ -158,12 +160,10 @@ class Activities:
         ends = [self._last_task[device, action.stage] for device in devices]
         self._sum_gradients(action, self.plan.reduce_seconds(action.stage), devices, ends)
 
-    def _reduce_shared(self, action: ReduceShared) -> None:
-        exchange = self.plan.tied_gradients[action.exchange]
-        ends = [
-            self._last_task[device, stage] for stage in exchange.stages for device in self.plan.stages[stage].devices
-        ]
-        self._sum_gradients(action, self.plan.tied_gradients_seconds(exchange), exchange.devices, ends)
+    def _reduce_tied(self, action: ReduceTied) -> None:
+        tied = self.plan.tied_gradients[action.tied_gradients]
+        ends = [self._last_task[device, stage] for stage in tied.stages for device in self.plan.stages[stage].devices]
+        self._sum_gradients(action, self.plan.tied_gradients_seconds(tied), tied.devices, ends)
 
     def _sum_gradients(self, what: SimulatedWork, seconds: float, devices: tuple[int, ...], ends: list[int]) -> None:
         # After the last tasks that add to the gradients. A device does one reduction after the other.

@@ -44,10 +44,10 @@ def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
     for slot, (stage, _) in enumerate(period.slots):
         last[stage] = max(last[stage], ends[period.alike[slot]])
     ready = [end + plan.reduce_seconds(stage) for stage, end in enumerate(last)]
-    for exchange in plan.tied_gradients:  # in this order, because a stage does one reduction after the other
-        begin = max(ready[stage] for stage in exchange.stages)
-        for stage in exchange.stages:
-            ready[stage] = begin + plan.tied_gradients_seconds(exchange)
+    for tied in plan.tied_gradients:  # in this order, because a stage does one reduction after the other
+        begin = max(ready[stage] for stage in tied.stages)
+        for stage in tied.stages:
+            ready[stage] = begin + plan.tied_gradients_seconds(tied)
     return max(end + model.optimizer_seconds(stage.ops) for end, stage in zip(ready, plan.stages, strict=True))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from graphpipe.plans import Plan
-from graphpipe.schedule import Reduce, ReduceShared, Transfer
+from graphpipe.schedule import Reduce, ReduceTied, Transfer
 from graphpipe.simulator.activities import MessageHandling, OptimizerStep, SimulatedWork
 from graphpipe.simulator.engine import Interval
 from graphpipe.trace import Span, SpanKind
@@ -39,9 +39,9 @@ def _records(plan: Plan, what: SimulatedWork) -> list[Record]:
         ]
     if isinstance(what, Reduce):
         return [(device, "reduce", what.stage, -1, -1, 0.0) for device in plan.stages[what.stage].devices]
-    if isinstance(what, ReduceShared):
-        exchange = plan.tied_gradients[what.exchange]
-        return [(device, "reduce", _first(plan, device, exchange.stages), -1, -1, 0.0) for device in exchange.devices]
+    if isinstance(what, ReduceTied):
+        tied = plan.tied_gradients[what.tied_gradients]
+        return [(device, "reduce", _first(plan, device, tied.stages), -1, -1, 0.0) for device in tied.devices]
     if isinstance(what, OptimizerStep):
         return [(what.device, "optimizer", _first(plan, what.device, range(len(plan.stages))), -1, -1, 0.0)]
     if isinstance(what, MessageHandling):

@@ -118,7 +118,7 @@ def neighbours(site: Path, room: str, what: str) -> set[str]:
 
 
 INNER = {"CostModel", "StageMemory", "TaskMemory", "TaskSeconds", "Leaf", "Parallel", "Series"} | {
-    *("LoweredSchedule", "Compute", "Send", "Receive", "Reduce", "ReduceShared", "Transfer", "Action")
+    *("LoweredSchedule", "Compute", "Send", "Receive", "Reduce", "ReduceTied", "Transfer", "Action")
 }
 """Values that only contributors meet."""
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.plans import Plan
-from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceShared, Schedule, Send
+from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Schedule, Send
 from graphpipe.schedule.deadlock import find_deadlock
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, build_schedule
@@ -33,8 +33,8 @@ def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
             return frozenset({action.transfer.source_device, action.transfer.target_device})
         if isinstance(action, Reduce):
             return frozenset(plan.stages[action.stage].devices)
-        assert isinstance(action, ReduceShared)
-        return frozenset(plan.tied_gradients[action.exchange].devices)
+        assert isinstance(action, ReduceTied)
+        return frozenset(plan.tied_gradients[action.tied_gradients].devices)
 
     def meeting(action: Action) -> object:
         return action.transfer if isinstance(action, Send | Receive) else action

@@ -222,7 +222,7 @@ def test_parameters_tied_inside_a_device_do_not_cost_a_message():
     parts = [Part(devices=(0,)), Part(devices=(0,))]
     plan = share(make_plan(parts, [], batch_size=2), (0, 1), 300)
     assert simulate(plan).step_seconds == 2 * 2 * 3
-    assert [exchange.devices for exchange in plan.tied_gradients] == [(0,)]
+    assert [tied.devices for tied in plan.tied_gradients] == [(0,)]
 
 
 def test_processes_share_the_cores_of_a_node():

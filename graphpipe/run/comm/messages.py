@@ -13,7 +13,7 @@ from graphpipe.schedule import Transfer
 
 
 @dataclass(slots=True)
-class Message:
+class PendingMessage:
     """A message in transit, and the tensor that it is read from or written to."""
 
     work: dist.Work | None
@@ -43,7 +43,7 @@ class RankMessages:
     """
 
     world: World
-    sending: dict[int, list[Message]] = field(default_factory=dict[int, list[Message]])
+    sending: dict[int, list[PendingMessage]] = field(default_factory=dict[int, list[PendingMessage]])
     """A message per value, by `id(transfer)`, because hashing a transfer takes longer."""
     comparison: BatchComparison | None = None
     """The comparison of this step; None once it has ended."""
@@ -66,13 +66,13 @@ class RankMessages:
         rows = rows.contiguous()
         with self.world.waiting_for(peer):
             work = self.world.p2p.send(rows, peer)
-        self.sending.setdefault(id(transfer), []).append(Message(work, rows, peer, self.world))
+        self.sending.setdefault(id(transfer), []).append(PendingMessage(work, rows, peer, self.world))
 
-    def receive(self, rows: Tensor, peer: int) -> Message:
+    def receive(self, rows: Tensor, peer: int) -> PendingMessage:
         """Start receiving from rank `peer` into `rows`, which must be contiguous."""
         assert rows.is_contiguous()
         with self.world.waiting_for(peer):
-            return Message(self.world.p2p.receive(rows, peer), rows, peer, self.world)
+            return PendingMessage(self.world.p2p.receive(rows, peer), rows, peer, self.world)
 
     def release(self, transfers: Iterable[Transfer]) -> None:
         """Release what these transfers sent, because the peers have received it."""
@@ -86,7 +86,7 @@ class RankMessages:
         self.sending.clear()
 
     @staticmethod
-    def _end(messages: Iterable[Message]) -> None:
+    def _end(messages: Iterable[PendingMessage]) -> None:
         for message in messages:
             message.wait()
 

@@ -46,7 +46,7 @@ class StageStreams:
             device: where the rank computes.
             plan: to be run.
         """
-        return StageStreams(device, _united([exchange.stages for exchange in plan.tied_gradients]))
+        return StageStreams(device, _united([tied.stages for tied in plan.tied_gradients]))
 
     def stage(self, stage: int, device: int) -> Stream:
         """Return the stream of a replica."""

@@ -6,9 +6,9 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.faults.fault import Fault
-from graphpipe.schedule import Compute, Receive, Reduce, ReduceShared, Send
+from graphpipe.schedule import Compute, Receive, Reduce, ReduceTied, Send
+from graphpipe.schedule.actions import Action
 from graphpipe.schedule.lower import lower
-from graphpipe.schedule.lowered import Action
 from graphpipe.schedule.schedulers.registry import build_schedule
 
 
@@ -75,5 +75,5 @@ def _phase(action: Action, placement: Placement) -> str:
             ends = {placement.rank_of[end] for end in (transfer.source_device, transfer.target_device)}
             phase = "send" if isinstance(action, Send) else "receive"
             return phase if len(ends) == 2 else ""
-        case Reduce() | ReduceShared():
+        case Reduce() | ReduceTied():
             return "reduce"

@@ -80,7 +80,7 @@ def emulated_worker(plan: Plan, seconds: SecondsByTask, placement: Placement, wo
         messages=RankMessages(world),
         streams=StageStreams.of(world.device, plan),
         recorder=Recorder(world=world, on=True),
-        shared=[_shared(exchange, placement, world.rank) for exchange in plan.tied_gradients],
+        tied_parameters=[_tied_parameters(tied, placement, world.rank) for tied in plan.tied_gradients],
         monitor=StatusReporter.of(world.rank, [stage.name for stage in plan.stages], world.device),
     )
 
@@ -141,12 +141,12 @@ def _vector(count: float) -> nn.Parameter:
     return vector
 
 
-def _shared(exchange: TiedGradients, placement: Placement, rank: int) -> TiedParameters:
-    # One vector as large as all tied parameters of the exchange.
-    ranks = sorted({rank for stage in exchange.stages for rank in placement.ranks(stage)})
-    vector = _vector(exchange.bytes)
+def _tied_parameters(tied: TiedGradients, placement: Placement, rank: int) -> TiedParameters:
+    # One vector as large as all these parameters.
+    ranks = sorted({rank for stage in tied.stages for rank in placement.ranks(stage)})
+    vector = _vector(tied.bytes)
     return TiedParameters(
-        name=placement.plan.stages[exchange.stages[0]].name,
+        name=placement.plan.stages[tied.stages[0]].name,
         copies=((vector,),),
         updated=frozenset({id(vector)}),
         ranks=tuple(ranks) if rank in ranks else (),

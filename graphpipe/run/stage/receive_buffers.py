@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.model.stage_program import ValueSpec
-from graphpipe.run.comm.messages import Message
+from graphpipe.run.comm.messages import PendingMessage
 from graphpipe.run.device.stream import Mark, Stream
 from graphpipe.schedule import StageTask
 
@@ -20,7 +20,7 @@ class TaskBuffers:
     """What one task waits for: the values of each edge, and the messages that have not arrived."""
 
     edges: dict[int, NamedTensors] = field(default_factory=dict[int, NamedTensors])
-    messages: list[Message] = field(default_factory=list[Message])
+    messages: list[PendingMessage] = field(default_factory=list[PendingMessage])
     marks: list[Mark] = field(default_factory=list[Mark])
     """Points in other streams after which the values from stages of this rank are ready."""
 
@@ -42,11 +42,11 @@ class ReceiveBuffers:
             }
         return found.edges[edge]
 
-    def expect(self, task: StageTask, message: Message) -> None:
+    def expect(self, task: StageTask, message: PendingMessage) -> None:
         """Record that `task` must wait for this message."""
         self.by_task[task].messages.append(message)
 
-    def waiting(self, task: StageTask) -> list[Message]:
+    def waiting(self, task: StageTask) -> list[PendingMessage]:
         """Return the messages `task` still has to wait for."""
         found = self.by_task.get(task)
         return found.messages if found else []

@@ -65,8 +65,8 @@ def build_worker(
         recorder=Recorder(world=world, on=options.record, stages=tuple(stage.name for stage in plan.stages)),
         monitor=monitor,
     )
-    worker.shared = _tied_parameters(worker)
-    for each in worker.shared:
+    worker.tied_parameters = _tied_parameters(worker)
+    for each in worker.tied_parameters:
         each.align(world)
     return worker
 
@@ -164,5 +164,5 @@ def open_groups(plan: Plan, placement: Placement, world: World) -> None:
     """Open the groups that reduce gradients of a stage, or of tied parameters; every rank must call this."""
     for stage in range(len(plan.stages)):
         world.open_group(placement.ranks(stage))
-    for exchange in plan.tied_gradients:
-        world.open_group([rank for stage in exchange.stages for rank in placement.ranks(stage)])
+    for tied in plan.tied_gradients:
+        world.open_group([rank for stage in tied.stages for rank in placement.ranks(stage)])

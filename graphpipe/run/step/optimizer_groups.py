@@ -21,7 +21,7 @@ def optimizer_groups(worker: Worker[StageReplica], *, shard: bool) -> list[Optim
             parameters of one dtype. Tied parameters are updated, with their whole state, on every rank that has them.
     """
     found: dict[Key, OptimizerGroup] = {}
-    shared, seen = tied_parameter_ids(worker.shared), set[int]()
+    shared, seen = tied_parameter_ids(worker.tied_parameters), set[int]()
     for leader in worker.leaders():
         ranks = worker.placement.ranks(leader.slot.stage)
         spread = shard and len(set(ranks)) > 1

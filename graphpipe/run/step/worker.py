@@ -31,7 +31,7 @@ from graphpipe.schedule import (
     LoweredSchedule,
     Receive,
     Reduce,
-    ReduceShared,
+    ReduceTied,
     Send,
     StageTask,
     Transfer,
@@ -93,7 +93,7 @@ class Worker(Generic[AnyReplica]):
     streams: StageStreams
     recorder: Recorder
     monitor: StatusReporter
-    shared: Sequence[TiedParameters] = ()
+    tied_parameters: Sequence[TiedParameters] = ()
     """By position in `Plan.tied_gradients`."""
     resolved: dict[int, ResolvedSchedule[AnyReplica]] = field(
         default_factory=lambda: dict[int, ResolvedSchedule[AnyReplica]]()
@@ -195,12 +195,12 @@ class Worker(Generic[AnyReplica]):
                 self._join_streams([stage])
                 with self.recorder.span(device, "reduce", stage):
                     self.reduce(stage)
-            case ReduceShared(number):
+            case ReduceTied(number):
                 first = next(stage for stage, at in self.replicas if at == device)
                 self.monitor.enter("reduce", first, peer=ALL_PEERS)
                 self._join_streams(self.placement.plan.tied_gradients[number].stages)
                 with self.recorder.span(device, "reduce", first):
-                    self.shared[number].sum_gradients(self.world)
+                    self.tied_parameters[number].sum_gradients(self.world)
             case Compute():
                 raise AssertionError("tasks were resolved")
 

@@ -61,7 +61,7 @@ ReplicaParameters = Mapping[tuple[int, int], Mapping[str, nn.Parameter]]
 def find_tied_parameters(
     plan: Plan, placement: Placement, parameters: ReplicaParameters, leaders: Collection[tuple[int, int]]
 ) -> list[TiedParameters]:
-    """Return the tied parameters on this rank, one value for each exchange of the plan.
+    """Return the tied parameters on this rank, one value for each of `Plan.tied_gradients`.
 
     Args:
         plan: with the stages that share parameters.
@@ -73,24 +73,24 @@ def find_tied_parameters(
 
 
 def _of(
-    exchange: TiedGradients,
+    tied: TiedGradients,
     plan: Plan,
     placement: Placement,
     parameters: ReplicaParameters,
     leaders: Collection[tuple[int, int]],
 ) -> TiedParameters:
-    names = exchange.parameters
-    replicas = [replica for replica in parameters if replica[0] in exchange.stages]
+    names = tied.parameters
+    replicas = [replica for replica in parameters if replica[0] in tied.stages]
     replicas.sort(key=lambda replica: (replica not in leaders, replica))
     updated = [parameters[replica][name] for replica in replicas if replica in leaders for name in names]
     copies = [[parameters[replica][name] for replica in replicas] for name in names if replicas]
-    ranks = sorted({rank for stage in exchange.stages for rank in placement.ranks(stage)})
+    ranks = sorted({rank for stage in tied.stages for rank in placement.ranks(stage)})
     return TiedParameters(
-        name=plan.stages[exchange.stages[0]].name,
+        name=plan.stages[tied.stages[0]].name,
         copies=tuple(tuple({id(copy): copy for copy in each}.values()) for each in copies),
         updated=frozenset(map(id, updated)),
         ranks=tuple(ranks) if replicas else (),
-        source=placement.ranks(exchange.stages[0])[0],
+        source=placement.ranks(tied.stages[0])[0],
     )
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphpipe.run.comm.messages import Message, RankMessages
+from graphpipe.run.comm.messages import PendingMessage, RankMessages
 from graphpipe.run.comm.p2p_groups import P2PGroups
 from graphpipe.run.comm.warm_up_pairs import disjoint_rounds, warm_up
 from graphpipe.run.comm.world import World, join
@@ -39,7 +39,7 @@ def wait_for_every_message() -> None:
         send(messages, *given)
         messages.drain()
 
-    def receive_and_wait(messages: RankMessages, rows: Tensor, peer: int) -> Message:
+    def receive_and_wait(messages: RankMessages, rows: Tensor, peer: int) -> PendingMessage:
         message = receive(messages, rows, peer)
         message.wait()
         return message
