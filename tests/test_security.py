@@ -127,10 +127,10 @@ def test_ranks_stay_on_the_interface_on_which_they_meet(monkeypatch: pytest.Monk
     monkeypatch.setattr("psutil.net_if_addrs", lambda: by_name)
     assert [interface_of(address) for address in ("192.0.2.5", "fe80::1", "192.0.2.6", "")] == ["eth0", "eth0", "", ""]
     monkeypatch.setenv(INTERFACE, "")  # Restored at the end of the test.
-    for host, wanted in {"127.0.0.1": "lo", "localhost": "lo", "127.0.1.1": "lo", "no.such.invalid": None}.items():
+    for host, expected in {"127.0.0.1": "lo", "localhost": "lo", "127.0.1.1": "lo", "no.such.invalid": None}.items():
         monkeypatch.delenv(INTERFACE, raising=False)
         bind_gloo_to_route_of(host)
-        assert os.environ.get(INTERFACE) == wanted, host
+        assert os.environ.get(INTERFACE) == expected, host
     monkeypatch.setenv(INTERFACE, "eth7")
     bind_gloo_to_route_of("127.0.0.1")
     assert os.environ[INTERFACE] == "eth7"

@@ -67,9 +67,9 @@ def say(run: Run, code: int = 2) -> str:
 def test_a_mistake_in_a_task_is_named(run: Run, config: Path, before: str, after: str, parts: tuple[str, ...]) -> None:
     assert before in TASK
     Path("tiny.py").write_text(TASK.replace(before, after))
-    said = say(run)
+    message = say(run)
     for part in parts:
-        assert part in said
+        assert part in message
 
 
 def test_an_epoch_that_returns_nothing(run: Run, config: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_epoch_that_raises(run: Run, config: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("loss", "message"),
     [
         (
             "lambda o, t: (o - t).no_such()",
@@ -99,11 +99,11 @@ def test_an_epoch_that_raises(run: Run, config: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("forked_ranks")
-def test_a_loss_that_fails_is_one_sentence(run: Run, config: Path, loss: str, said: str) -> None:
+def test_a_loss_that_fails_is_one_sentence(run: Run, config: Path, loss: str, message: str) -> None:
     Path("tiny.py").write_text(TASK.replace("loss_fn=loss_fn", f"loss_fn={loss}"))
     ran = run("train", config, "--json")
     assert ran.code == 4
-    assert said in ran.err.splitlines()[-1]
+    assert message in ran.err.splitlines()[-1]
     assert "Traceback" not in ran.err
     assert ran.err.count("no_such") == ("no_such" in loss)
 
@@ -113,8 +113,10 @@ def test_weights_are_saved_if_the_accuracy_is_not_a_number(run: Run, config: Pat
     Path("tiny.py").write_text(WITH_HELD_OUT.replace("< 1).float().mean().item()", "< 1)"))
     ran = run("train", config, "train.steps=2", "--json")
     assert ran.code == 4
-    said = ran.err.splitlines()[-1]
-    assert "accuracy: returned a torch.bool tensor of shape (32, 1), must return one number. Return its mean()." in said
+    message = ran.err.splitlines()[-1]
+    assert (
+        "accuracy: returned a torch.bool tensor of shape (32, 1), must return one number. Return its mean()." in message
+    )
     assert set(load_file("runs/tiny-1/model.safetensors")) >= {"a.weight", "b.weight", "sum.out.weight"}
 
 

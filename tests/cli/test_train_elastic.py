@@ -79,10 +79,10 @@ def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path
     assert first.stages == third.stages
     assert [device.name for device in second.cluster.devices] == ["node0/cpu-0", "node0/cpu-2"]
     plans = [(first, 2), (second, back["step"]), (third, 8)]
-    wanted = train_uninterrupted(TrainConfig.load(folder / "config.json"), tmp_path / "unbroken", plans)
+    expected = train_uninterrupted(TrainConfig.load(folder / "config.json"), tmp_path / "unbroken", plans)
     found = load_file(folder / "model.safetensors")
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
 
 
@@ -110,9 +110,9 @@ def test_a_run_continues_without_a_rank_that_raises_or_stops(
     folder = Path(ran.json["directory"])
     first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
     config = TrainConfig.load(folder / "config.json")
-    wanted = train_uninterrupted(config, tmp_path / "unbroken", [(first, 2), (second, 6)])
+    expected = train_uninterrupted(config, tmp_path / "unbroken", [(first, 2), (second, 6)])
     found = load_file(folder / "model.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("under_torchrun", [False, True])
@@ -169,7 +169,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(run: Run, plan
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("--elastic",),
@@ -184,9 +184,9 @@ def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(run: Run, plan
     ],
 )
 def test_impossible_settings_are_refused_before_anything_runs(
-    run: Run, config: Path, words: tuple[str, ...], said: str
+    run: Run, config: Path, words: tuple[str, ...], message: str
 ) -> None:
     ran = run("train", config, *words)
     assert (ran.code, ran.err.count("error: ")) == (2, 1), ran.err
-    assert said in ran.err
+    assert message in ran.err
     assert not Path("runs").exists()

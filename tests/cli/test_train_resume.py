@@ -132,7 +132,7 @@ def test_torchrun_resumes_a_run_of_two_processes_on_one(broken: None) -> None:
 
 def test_runs_that_cannot_be_resumed(run: Run, broken: None) -> None:
     before = sorted(str(path) for path in Path("runs").rglob("*"))
-    for words, said in (
+    for words, message in (
         (["--resume", "runs/none"], "runs/none/checkpoints: holds no checkpoint"),
         (["--resume", "runs/tiny-1", "train.seed=1"], "was trained with seed 0, this run has seed 1"),
         (["--resume", "runs/tiny-1", "train.batch_size=8"], "was trained with mini-batches of 16, this run has"),
@@ -140,7 +140,7 @@ def test_runs_that_cannot_be_resumed(run: Run, broken: None) -> None:
     ):
         ran = run(*WORDS, *words)
         assert (ran.code, ran.err.count("error: ")) == (2, 1), ran.err
-        assert said in ran.err
+        assert message in ran.err
     Path("tiny.py").write_text(DROPOUT.replace("nn.Linear(8, 1)", "nn.Linear(8, 1, bias=False)"))
     ran = run(*WORDS, "--resume", "runs/tiny-1")
     assert ran.code == 2

@@ -182,13 +182,13 @@ def test_the_profile_of_every_rank_names_stages_and_micro_batches(folder: Path, 
 
 
 def test_the_banner_has_a_row_per_rank(folder: Path) -> None:
-    said = (folder.parents[1] / "stderr").read_text()
+    output = (folder.parents[1] / "stderr").read_text()
     plan = Plan.load(folder / "plan.json")
     for rank, device in enumerate(plan.used_devices):
-        (line,) = re.findall(rf"^{rank} +\S+ +{re.escape(plan.cluster.devices[device].name)} .*$", said, re.MULTILINE)
+        (line,) = re.findall(rf"^{rank} +\S+ +{re.escape(plan.cluster.devices[device].name)} .*$", output, re.MULTILINE)
         assert all(stage.name in line for stage in plan.stages if device in stage.devices)
-    assert "warning" not in said
-    assert re.search(rf"^step {STEPS}/{STEPS}  loss \S+  \S+ samples/s  \S+ \w+ left$", said, re.MULTILINE)
+    assert "warning" not in output
+    assert re.search(rf"^step {STEPS}/{STEPS}  loss \S+  \S+ samples/s  \S+ \w+ left$", output, re.MULTILINE)
 
 
 @pytest.mark.usefixtures("forked_ranks")

@@ -123,8 +123,8 @@ def slurm_starts(folder: Path, *words: str) -> tuple[list[str], str]:
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", **given}
     script = ROOT / "examples" / "slurm" / "train.sbatch"
     command = ["bash", str(script), *words]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    own_store, started = said.splitlines()
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    own_store, started = output.splitlines()
     return started.split(), own_store
 
 

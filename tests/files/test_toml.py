@@ -39,8 +39,8 @@ def test_a_file_that_would_crash_the_parser_is_refused_by_name(
 def test_values_at_the_limits_are_read(tmp_path: Path) -> None:
     text = f"least = {-(2**63)}\nmost = {2**63 - 1}\ndeep = {'[' * (DEEPEST - 2)}1{']' * (DEEPEST - 2)}\n"
     (tmp_path / "good.toml").write_text(text)
-    said, content = read_toml(tmp_path / "good.toml")
-    assert said == text
+    found, content = read_toml(tmp_path / "good.toml")
+    assert found == text
     assert (content["least"], content["most"]) == (-(2**63), 2**63 - 1)
 
 

@@ -33,8 +33,8 @@ def on_devices(cases: Iterable[str], few: Collection[str]) -> list[Any]:
     return [*((case, "cpu") for case in few), *(pytest.param(case, GPU, marks=NEEDS_A_GPU) for case in cases)]
 
 
-def close(found: Any, wanted: Any) -> None:
-    torch.testing.assert_close(found.cpu(), wanted.cpu(), rtol=1e-5, atol=1e-6)
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found.cpu(), expected.cpu(), rtol=1e-5, atol=1e-6)
 
 
 def assert_same_step(pipeline: Pipeline, twin: nn.Module, inputs: dict[str, Tensor], targets: Tensor) -> None:

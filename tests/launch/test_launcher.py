@@ -45,21 +45,21 @@ def test_launched_ranks_compute_the_same_as_one_process(tmp_path: Path) -> None:
 
     launch("run_jobs:steps", 2, arguments=[str(tmp_path)])
     pipeline, _ = build("shared")
-    wanted = repr([pipeline.step(*fan_batch()) for _ in range(2)])
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("01", wanted)
+    expected = repr([pipeline.step(*fan_batch()) for _ in range(2)])
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("01", expected)
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("raise", "rank 1: InvalidInput: mini-batch 7: is spoiled. The other ranks were stopped."),
         ("kill", "rank 1: was killed by SIGKILL (out of memory, perhaps). The other ranks were stopped."),
     ],
 )
-def test_the_first_failure_is_reported_once(how: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_failure_is_reported_once(how: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(GraphPipeError) as caught:
         launch("run_jobs:fail", 2, arguments=[how])
-    assert str(caught.value) == said
+    assert str(caught.value) == message
     printed = "".join(capfd.readouterr())
     assert "Traceback" not in printed
     assert "spoiled" not in printed
@@ -156,9 +156,9 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     wait_for_ranks(tmp_path)
     ranks = descendants(launcher.pid)
     launcher.send_signal(signal.SIGINT)
-    _, said = launcher.communicate(timeout=20)
+    _, output = launcher.communicate(timeout=20)
     assert launcher.returncode != 0
-    assert "KeyboardInterrupt" in said
-    assert "death signal" not in said
+    assert "KeyboardInterrupt" in output
+    assert "death signal" not in output
     assert len(ranks) == 2
     assert still_running(ranks, 0) == []

@@ -60,23 +60,23 @@ def test_plans_are_pipelines_over_all_devices_and_part_what_is_tied(name: str, g
 def test_ranks_train_as_plain_pytorch_does(
     name: str, trained: list[dict[str, Any]], plain: dict[str, dict[str, Any]]
 ) -> None:
-    wanted, seen = plain[name], set[str]()
+    expected, seen = plain[name], set[str]()
     for rank in (rank[name] for rank in trained):
-        assert rank["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
-        largest = max(gradient.abs().max().item() for gradient in wanted["gradients"].values())
+        assert rank["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+        largest = max(gradient.abs().max().item() for gradient in expected["gradients"].values())
         for key, gradient in rank["gradients"].items():
             zero = torch.zeros_like(gradient)  # of parameters that the loss does not depend on
-            assert_near(gradient, wanted["gradients"].get(key, zero), largest, key)
-        for key, weight in wanted["state"].items():
+            assert_near(gradient, expected["gradients"].get(key, zero), largest, key)
+        for key, weight in expected["state"].items():
             torch.testing.assert_close(rank["state"][key], weight, rtol=1e-5, atol=1e-5, msg=key)
         seen |= rank["gradients"].keys()
-    assert wanted["gradients"].keys() <= seen
+    assert expected["gradients"].keys() <= seen
 
 
-def assert_near(gradient: Tensor, wanted: Tensor, largest: float, name: str) -> None:
+def assert_near(gradient: Tensor, expected: Tensor, largest: float, name: str) -> None:
     """Compare with a relative tolerance of 1e-5; sums that cancel are rounded relative to their terms."""
     # With an absolute tolerance of 1e-5, half of flava's gradients could have been zero.
-    away, allowed = (gradient - wanted).abs().max().item(), 1e-5 * wanted.abs().max().item() + 3e-7 * largest
+    away, allowed = (gradient - expected).abs().max().item(), 1e-5 * expected.abs().max().item() + 3e-7 * largest
     assert away <= allowed, f"{name} is {away:.1e} away, {allowed:.1e} are allowed"
 
 
@@ -89,8 +89,8 @@ def test_every_rank_gets_the_evaluation_in_the_models_own_containers(
         if name not in ("clip", "flava"):  # they do not evaluate a loss without labels
             assert rank["evaluation"] == pytest.approx(plain[name]["evaluation"], rel=1e-5)
         whole = plain[name]["outputs"] if rank["kind"] != "dict" else plain[name]["outputs"][:1]
-        for found, wanted in zip(rank["outputs"], whole, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        for found, expected in zip(rank["outputs"], whole, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def halves(graph: Graph) -> tuple[str, ...]:
@@ -109,9 +109,9 @@ def test_masks_and_labels_enter_at_the_stage_that_reads_them() -> None:
     plan = plan_of(graph, 2)
     assert "labels" not in {name for op in plan.stages[0].ops for name in graph[op].model_inputs}
     with Pipeline(plan, run.model, lambda output, _: output["loss"]) as pipeline:
-        wanted = run.model(**given).loss
-        assert pipeline.step(given) == pytest.approx(wanted.item(), rel=1e-6)
-        (gradient,) = torch.autograd.grad(wanted, [run.model.get_parameter("transformer.wte.weight")])
+        expected = run.model(**given).loss
+        assert pipeline.step(given) == pytest.approx(expected.item(), rel=1e-6)
+        (gradient,) = torch.autograd.grad(expected, [run.model.get_parameter("transformer.wte.weight")])
         torch.testing.assert_close(pipeline.gradients()["transformer.wte.weight"], gradient, rtol=1e-5, atol=1e-7)
 
 
@@ -122,12 +122,12 @@ def test_dropout_follows_the_modes_of_the_users_model(name: str) -> None:
         inputs, targets = run.split(0)
         run.model.eval()
         with torch.no_grad():
-            wanted = run.plain_loss(0).item()
-        assert pipeline.step(inputs, targets) == pytest.approx(wanted, rel=1e-5)
+            expected = run.plain_loss(0).item()
+        assert pipeline.step(inputs, targets) == pytest.approx(expected, rel=1e-5)
         run.model.train()
         dropped = pipeline.step(inputs, targets)
-        assert dropped != pytest.approx(wanted, rel=1e-4)
-        assert pipeline.evaluate(inputs, targets)[0] == pytest.approx(wanted, rel=1e-5)
+        assert dropped != pytest.approx(expected, rel=1e-4)
+        assert pipeline.evaluate(inputs, targets)[0] == pytest.approx(expected, rel=1e-5)
         assert all(module.training for module in run.model.modules())
 
 
@@ -159,7 +159,7 @@ def test_the_example_trains_clip(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     example = importlib.import_module("clip")
     monkeypatch.setattr(example, "STEPS", 20)
     example.main()
-    said = capsys.readouterr().out
-    first, second = (float(line.rpartition(" ")[2]) for line in said.splitlines() if line.startswith("step"))
+    output = capsys.readouterr().out
+    first, second = (float(line.rpartition(" ")[2]) for line in output.splitlines() if line.startswith("step"))
     assert second < first < 1
-    assert int(said.rpartition(": ")[2].rstrip("%\n")) >= 90
+    assert int(output.rpartition(": ")[2].rstrip("%\n")) >= 90

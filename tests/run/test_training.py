@@ -53,8 +53,8 @@ def train_unpartitioned(
             rates.step()
 
 
-def assert_same_state(model: nn.Module, wanted: nn.Module) -> None:
-    for name, tensor in wanted.state_dict().items():
+def assert_same_state(model: nn.Module, expected: nn.Module) -> None:
+    for name, tensor in expected.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
 
 
@@ -176,10 +176,10 @@ def test_modes_set_between_steps_reach_every_replica() -> None:
     pipeline = build(model, "replicas", optimizer=None)
     model.eval()
     inputs, targets = fan_batch()
-    wanted = cross_entropy(model(**inputs), targets).item()
-    assert pipeline.step(inputs, targets) == pytest.approx(wanted, rel=1e-6)
+    expected = cross_entropy(model(**inputs), targets).item()
+    assert pipeline.step(inputs, targets) == pytest.approx(expected, rel=1e-6)
     model.train()
-    assert pipeline.step(inputs, targets) != pytest.approx(wanted, rel=1e-6)
+    assert pipeline.step(inputs, targets) != pytest.approx(expected, rel=1e-6)
 
 
 def test_targets_may_be_a_tree() -> None:
@@ -190,20 +190,20 @@ def test_targets_may_be_a_tree() -> None:
     model = fan()
     inputs, labels = fan_batch()
     targets = {"labels": labels, "more": (torch.linspace(0, 2, BATCH),)}
-    wanted = weighted(model(**inputs), targets).item()
-    assert build(model, "four", weighted).step(inputs, targets) == pytest.approx(wanted, rel=1e-6)
+    expected = weighted(model(**inputs), targets).item()
+    assert build(model, "four", weighted).step(inputs, targets) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("samples", "targets", "said"),
+    ("samples", "targets", "message"),
     [
         (10, 10, "the mini-batch has 10 samples, the plan is for 12"),
         (12, 11, "target 0 holds 11 samples, input 'x' holds 12"),
     ],
 )
-def test_a_wrong_mini_batch_is_refused_and_the_next_one_trains(samples: int, targets: int, said: str) -> None:
+def test_a_wrong_mini_batch_is_refused_and_the_next_one_trains(samples: int, targets: int, message: str) -> None:
     pipeline = build(fan())
-    with pytest.raises(InvalidInput, match=said):
+    with pytest.raises(InvalidInput, match=message):
         pipeline.step(fan_batch(samples)[0], fan_batch(targets)[1])
     assert pipeline.steps == 0
     assert pipeline.step(*fan_batch()) > 0

@@ -40,12 +40,12 @@ def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
         return action.transfer if isinstance(action, Send | Receive) else action
 
     def ready(device: int, action: Action) -> bool:
-        wanted = [
+        expected = [
             it.transfer
             for it in lowered.devices[device]
             if isinstance(it, Receive) and isinstance(action, Compute) and it.transfer.target_task == action.task
         ]
-        return all(it.source_device == device or it in arrived for it in wanted)
+        return all(it.source_device == device or it in arrived for it in expected)
 
     def post() -> bool:
         moved = False
@@ -175,7 +175,7 @@ def to_the_front(kind: type) -> Change:
 
 
 @pytest.mark.parametrize(
-    ("device", "change", "said"),
+    ("device", "change", "message"),
     [
         (0, without(Compute), "does other tasks than its schedule lists"),
         (0, without(Send), "Send: missing or too many"),
@@ -192,10 +192,10 @@ def to_the_front(kind: type) -> Change:
         (1, to_the_front(Reduce), r"does B1\.\d after Reduce"),
     ],
 )
-def test_the_verifier_finds_an_injected_fault(device: int, change: Change, said: str):
+def test_the_verifier_finds_an_injected_fault(device: int, change: Change, message: str):
     plan, its_schedule, lowered = two_way()
     verify_lowered(plan, its_schedule, lowered)
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         verify_lowered(plan, its_schedule, changed(lowered, device, change))
 
 

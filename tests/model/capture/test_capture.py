@@ -359,8 +359,8 @@ def test_a_wrong_shape_is_refused_with_the_line_and_nothing_is_logged(capfd: pyt
         def forward(self, x: Tensor) -> Tensor:
             return self.second(self.first(x))
 
-    said = r"got \[samples, 3\] X \[4, 2\] \(test_capture.py, line \d+, in forward\)\. If plain PyTorch runs it"
-    with pytest.raises(InvalidInput, match=said):
+    message = r"got \[samples, 3\] X \[4, 2\] \(test_capture.py, line \d+, in forward\)\. If plain PyTorch runs it"
+    with pytest.raises(InvalidInput, match=message):
         capture(Wrong(), torch.randn(2, 4))
     assert capfd.readouterr() == ("", "")
 

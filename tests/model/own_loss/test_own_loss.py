@@ -75,7 +75,7 @@ def assert_exact(module: nn.Module, given: dict[str, Tensor], labels: list[str],
     output = module(**given, **arguments)
     assert all(name in output for name in loss.reads)
     leaves = [output[name] for name in loss.reads]
-    wanted = torch.autograd.grad(output["loss"], leaves, retain_graph=True)
+    expected = torch.autograd.grad(output["loss"], leaves, retain_graph=True)
     targets = loss.targets({name: given[name] for name in labels})
     assert loss(output, targets).item() == pytest.approx(output["loss"].item(), rel=1e-6)
     parts = [
@@ -85,7 +85,7 @@ def assert_exact(module: nn.Module, given: dict[str, Tensor], labels: list[str],
     ]
     total = torch.stack(parts).sum()
     assert total.item() == pytest.approx(output["loss"].item(), rel=1e-6)
-    for found, gradient in zip(torch.autograd.grad(total, leaves), wanted, strict=True):
+    for found, gradient in zip(torch.autograd.grad(total, leaves), expected, strict=True):
         torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-7)
 
 
@@ -95,7 +95,7 @@ def test_parts_add_up_to_the_models_own_loss_and_gradient(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("weights", "Scores weighs the classes in its loss"),
         ("sum", "with cross_entropy_loss that is not a mean"),
@@ -105,8 +105,10 @@ def test_parts_add_up_to_the_models_own_loss_and_gradient(kind: str) -> None:
         ("decay", "Scores reads 'score.weight' in its loss"),
     ],
 )
-def test_a_loss_that_parts_may_not_add_up_to_is_refused(kind: str, said: str) -> None:
-    with pytest.raises(InvalidInput, match=f"{said}.* Leave the labels out of the example, and write a loss function"):
+def test_a_loss_that_parts_may_not_add_up_to_is_refused(kind: str, message: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=f"{message}.* Leave the labels out of the example, and write a loss function"
+    ):
         cut_out(Scores(kind), batch(), ["labels"])
 
 

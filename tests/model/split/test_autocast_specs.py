@@ -53,11 +53,11 @@ def test_the_dtypes_are_those_of_a_real_run(dtype: torch.dtype) -> None:
     values: dict[str, Tensor] = dict(x)
     with torch.autocast("cpu", dtype=dtype):
         sent, _ = programs[0](values)
-        wanted = model(**x)
+        expected = model(**x)
         _, output = programs[1](values | sent)
     assert isinstance(output, Tensor)
     assert output.dtype == dtype
-    assert torch.equal(output, wanted)
+    assert torch.equal(output, expected)
     found = {spec.name: spec for spec in specs[0]}
     assert {name: spec.dtype for name, spec in found.items()} == {name: sent[name].dtype for name in found}
     assert {torch.bool, dtype} <= {spec.dtype for spec in found.values()}

@@ -33,8 +33,8 @@ def test_a_program_with_regions_computes_the_same_with_the_same_parameters(name:
     inputs, _ = model.batch(torch.Generator().manual_seed(0), 2)
     _, plan = whole(model.module, inputs, "none")
     recompute = tuple(op for op in plan.graph.order if plan.graph[op].parameters)[::2]
-    wanted = replace(plan, stages=(replace(plan.stages[0], recompute=recompute),))
-    plain, folded = (split(model.module, each)[0] for each in (plan, wanted))
+    expected = replace(plan, stages=(replace(plan.stages[0], recompute=recompute),))
+    plain, folded = (split(model.module, each)[0] for each in (plan, expected))
     assert {region.name for region in recompute_regions(folded.module)} == set(recompute)
     assert sorted(plain.parameter_names.values()) == sorted(folded.parameter_names.values())
     results: list[Any] = []

@@ -134,7 +134,7 @@ def test_a_colon_and_a_device_choose_the_variant():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("mmtt", {}, "Did you mean 'mmt'"),
         ("two-towers-small", {}, "Did you mean 'two-tower-small'"),
@@ -145,8 +145,8 @@ def test_a_colon_and_a_device_choose_the_variant():
         ("two-tower", {"patch": 30}, "pixels = 224 does not divide by patch = 30"),
     ],
 )
-def test_unknown_names_and_bad_sizes_are_refused_with_a_remedy(name, options, said):
-    with pytest.raises(InvalidInput, match=said):
+def test_unknown_names_and_bad_sizes_are_refused_with_a_remedy(name, options, message):
+    with pytest.raises(InvalidInput, match=message):
         zoo(name, **options)
 
 

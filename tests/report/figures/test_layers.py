@@ -23,8 +23,8 @@ def test_edges_point_down_and_nodes_do_not_share_a_place(graph: tuple[int, list[
     assert len(set(places)) == count
     layers = [layer for layer, _ in places]
     assert set(layers) == set(range(max(layers) + 1))
-    for wanted in set(layers):
-        row = sorted(place for layer, place in places if layer == wanted)
+    for expected in set(layers):
+        row = sorted(place for layer, place in places if layer == expected)
         assert sum(row) == 0
         assert all(after - before == 1 for before, after in pairwise(row))
 

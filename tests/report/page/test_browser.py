@@ -117,11 +117,11 @@ def test_pointing_at_a_task_shows_seconds_and_samples(browser: Browser, page: Pa
     browser.mouse("mouseMoved", x - 3, y)
     browser.mouse("mouseMoved", x, y)
     browser.wait(f"{FIGURE}.querySelector('.hoverlayer .hovertext') !== null")
-    said = browser.evaluate(f"{FIGURE}.querySelector('.hoverlayer .hovertext').textContent")
-    assert "d0 predicted" in said
-    assert "forward of s0, micro-batch 0" in said
-    assert "2 samples: 0 to 1" in said
-    assert "2.000 s, from 0.000 s to 2.000 s" in said
+    hover = browser.evaluate(f"{FIGURE}.querySelector('.hoverlayer .hovertext').textContent")
+    assert "d0 predicted" in hover
+    assert "forward of s0, micro-batch 0" in hover
+    assert "2 samples: 0 to 1" in hover
+    assert "2.000 s, from 0.000 s to 2.000 s" in hover
 
 
 def test_dragging_zooms_and_fills_the_cells_again(browser: Browser, page: Path) -> None:

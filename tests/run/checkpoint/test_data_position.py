@@ -42,18 +42,18 @@ def as_lists(batches: Iterator[Batch]) -> list[object]:
 @pytest.mark.parametrize("done", range(1, 2 * BATCHES + 2))
 def test_a_reader_resumes_from_any_position(done: int) -> None:
     seed_all()
-    wanted = as_lists(islice(iter(DataReader(task=TASK, batch_size=4, seed=5, position=DataPosition())), 8))
-    assert len({str(batch) for batch in wanted}) == 8
+    expected = as_lists(islice(iter(DataReader(task=TASK, batch_size=4, seed=5, position=DataPosition())), 8))
+    assert len({str(batch) for batch in expected}) == 8
     seed_all()
     first = DataReader(task=TASK, batch_size=4, seed=5, position=DataPosition())
-    assert as_lists(islice(iter(first), done)) == wanted[:done]
+    assert as_lists(islice(iter(first), done)) == expected[:done]
     position = from_body(DataPosition, to_body(first.position), "position")
     assert (position.epoch, position.batch) == ((done - 1) // BATCHES, (done - 1) % BATCHES + 1)
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
     second = DataReader(task=TASK, batch_size=4, seed=5, position=position)
-    assert as_lists(islice(iter(second), 8 - done)) == wanted[done:]
+    assert as_lists(islice(iter(second), 8 - done)) == expected[done:]
 
 
 def test_a_random_state_with_a_stored_gaussian_survives_json() -> None:
@@ -61,7 +61,7 @@ def test_a_random_state_with_a_stored_gaussian_survives_json() -> None:
     random.gauss(0, 1)
     np.random.normal()
     state = from_body(RandomState, to_body(RandomState.now()), "random")
-    wanted = [torch.rand(3).tolist(), random.gauss(0, 1), np.random.normal(), random.random()]
+    expected = [torch.rand(3).tolist(), random.gauss(0, 1), np.random.normal(), random.random()]
     seed_all()
     state.restore()
-    assert [torch.rand(3).tolist(), random.gauss(0, 1), np.random.normal(), random.random()] == wanted
+    assert [torch.rand(3).tolist(), random.gauss(0, 1), np.random.normal(), random.random()] == expected

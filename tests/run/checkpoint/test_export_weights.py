@@ -54,9 +54,9 @@ def test_any_single_checkpoint_can_be_exported(saved: tuple[Path, dict[str, Tens
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torchs_own_distributed_checkpoint_reads_the_files(saved: tuple[Path, dict[str, Tensor]]) -> None:
     reader = dcp.HuggingFaceStorageReader(str(newest_valid(saved[0] / "checkpoints").path))
-    wanted = {name: torch.full_like(each, 9) for name, each in saved[1].items() if name != "left.decode.weight"}
-    dcp.load(wanted, storage_reader=reader, no_dist=True)
-    for name, tensor in wanted.items():
+    expected = {name: torch.full_like(each, 9) for name, each in saved[1].items() if name != "left.decode.weight"}
+    dcp.load(expected, storage_reader=reader, no_dist=True)
+    for name, tensor in expected.items():
         assert torch.equal(tensor, saved[1][name]), name
 
 

@@ -159,7 +159,7 @@ def first(body: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "said"),
+    ("file", "change", "message"),
     [
         (MANIFEST, lambda body: body["files"].update({"a\0b": body["files"][MODEL]}), r"names 'a\\x00b'"),
         (MANIFEST, lambda body: body["files"].update({"": body["files"][MODEL]}), "names ''"),
@@ -190,18 +190,18 @@ def first(body: Any) -> Any:
     ],
 )
 def test_a_checkpoint_that_cannot_be_resumed_counts_as_damaged(
-    file: str, change: Callable[[Any], object], said: str, folder: Path
+    file: str, change: Callable[[Any], object], message: str, folder: Path
 ) -> None:
     checkpoint = folder / "step-00000003"
     reseal(checkpoint, TRAINING, lambda body: body["position"].update(random=to_body(RandomState.now())))
     verify_resumable(checkpoint)
     reseal(checkpoint, file, change)
-    with pytest.warns(UserWarning, match=rf"\.json.*{said}.*Using the checkpoint before"):
+    with pytest.warns(UserWarning, match=rf"\.json.*{message}.*Using the checkpoint before"):
         assert newest_resumable(folder).name == "step-00000002"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda body: body["groups"][0].update(lr=None), "None cannot replace"),
         (lambda body: body["groups"][0].update(betas=[]), "zip"),
@@ -211,10 +211,10 @@ def test_a_checkpoint_that_cannot_be_resumed_counts_as_damaged(
     ],
 )
 def test_an_optimizer_state_that_does_not_fit_names_its_file(
-    change: Callable[[Any], object], said: str, folder: Path
+    change: Callable[[Any], object], message: str, folder: Path
 ) -> None:
     reseal(folder / "step-00000003", OPTIMIZER, change)
-    with pytest.raises(CheckpointCorrupt, match=rf"step-00000003/optimizer-\*\.json: does not fit this .*{said}"):
+    with pytest.raises(CheckpointCorrupt, match=rf"step-00000003/optimizer-\*\.json: does not fit this .*{message}"):
         Checkpoints(pipeline_of("shared", norm=True)[0], folder).load()
 
 
@@ -359,8 +359,8 @@ def test_a_stop_before_any_operation_leaves_a_valid_checkpoint(
         if "complete" in steps:
             break
     assert last > 20
-    wanted = {"step-00000003", "step-00000003.replaced"} if again else {"step-00000003", "step-00000004"}
-    assert steps == {"complete", *wanted}
+    expected = {"step-00000003", "step-00000003.replaced"} if again else {"step-00000003", "step-00000004"}
+    assert steps == {"complete", *expected}
 
 
 def test_a_kill_at_any_time_does_not_lose_a_complete_checkpoint(tmp_path: Path) -> None:
@@ -396,8 +396,8 @@ def test_a_kill_at_any_time_does_not_lose_a_complete_checkpoint(tmp_path: Path) 
 
 def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_is_complete(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    for said, steps in values(run_ranks(fill_the_disk, 2, tmp_path / "ranks", "shared", str(folder))):
-        assert said.startswith(
+    for message, steps in values(run_ranks(fill_the_disk, 2, tmp_path / "ranks", "shared", str(folder))):
+        assert message.startswith(
             f"InvalidInput: {folder}/step-00000002.part/model-01.safetensors: cannot be used: File too"
         )
         assert steps == "3"

@@ -46,24 +46,26 @@ def pipeline_for(model: DagModule, batch: int = BATCH) -> Pipeline:
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
-    said = refusal(pipeline_of("four")[0], tmp_path / "nowhere")
-    assert said == f"{tmp_path}/nowhere: holds no checkpoint. Checkpoints are made with train.checkpoint_every=STEPS."
+    message = refusal(pipeline_of("four")[0], tmp_path / "nowhere")
+    assert (
+        message == f"{tmp_path}/nowhere: holds no checkpoint. Checkpoints are made with train.checkpoint_every=STEPS."
+    )
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda model: model.left.append(nn.Linear(8, 8)), "it has no 'left.3.weight', which this model has"),
         (lambda model: model.stem.pop(0), "it has 'stem.0.weight', which this model does not have"),
         (lambda model: model.stem.double(), r"'stem.0.weight' is float32[8, 5] in it and float64[8, 5] in this model"),
     ],
 )
-def test_a_checkpoint_of_another_model_is_refused(change: Any, said: str, folder: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(change: Any, message: str, folder: Path) -> None:
     model = fan()
     pipeline = pipeline_for(model)
     twin = copy.deepcopy(model)
     change(model)
-    assert f"the checkpoint is of another model: {said}" in refusal(pipeline, folder)
+    assert f"the checkpoint is of another model: {message}" in refusal(pipeline, folder)
     untouched = {name: each for name, each in model.state_dict().items() if name in twin.state_dict()}
     for name, each in untouched.items():
         assert torch.equal(each.float(), twin.state_dict()[name]), name
@@ -92,11 +94,11 @@ def one_group(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
 
 
 def test_another_optimizer_is_refused(folder: Path) -> None:
-    said = refusal(pipeline_of("four", optimizer=sgd)[0], folder)
-    assert "parameter 'stem.0.weight' was trained with AdamW, this run uses SGD" in said
-    said = refusal(pipeline_of("four", optimizer=one_group)[0], folder)
-    wanted = "parameters 'stem.0.weight' and 'stem.0.bias' had weight_decay 0.1 and 0.0, this run has them in one"
-    assert wanted in said
+    message = refusal(pipeline_of("four", optimizer=sgd)[0], folder)
+    assert "parameter 'stem.0.weight' was trained with AdamW, this run uses SGD" in message
+    message = refusal(pipeline_of("four", optimizer=one_group)[0], folder)
+    expected = "parameters 'stem.0.weight' and 'stem.0.bias' had weight_decay 0.1 and 0.0, this run has them in one"
+    assert expected in message
 
 
 def test_parameters_that_were_frozen_when_saved_are_refused(tmp_path: Path) -> None:
@@ -136,10 +138,10 @@ def test_learning_rates_continue_when_parameter_groups_are_reordered() -> None:
     other = torch.optim.SGD([{"params": [b], "lr": 3.0}, {"params": [a], "lr": 4.0}])
     new = steps_then_cosine(other)
     restore_optimizer_state(other, new, names, [state], {})
-    wanted = [list(reversed(pair)) for pair in rates(first, schedule, 6)]
-    assert rates(other, new, 6) == wanted
-    assert wanted[0] == [2.5, 0.25]  # the second milestone
-    assert wanted[-1] != wanted[0]
+    expected = [list(reversed(pair)) for pair in rates(first, schedule, 6)]
+    assert rates(other, new, 6) == expected
+    assert expected[0] == [2.5, 0.25]  # the second milestone
+    assert expected[-1] != expected[0]
 
 
 def test_optimizer_state_that_is_not_a_tensor_is_restored() -> None:

@@ -13,18 +13,18 @@ from graphpipe.run.checkpoint.checkpoints import Checkpoints
 SAVED = [2, 4]
 
 
-def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Compare the results after the last checkpoint bit for bit."""
     assert found["step"] == SAVED[-1]
-    assert found["losses"] == wanted["losses"][SAVED[-1] :]
-    assert found["state"].keys() == wanted["state"].keys()
-    for name, tensor in wanted["state"].items():
+    assert found["losses"] == expected["losses"][SAVED[-1] :]
+    assert found["state"].keys() == expected["state"].keys()
+    for name, tensor in expected["state"].items():
         assert torch.equal(found["state"][name], tensor), name
 
 
-def assert_close(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found["losses"] == pytest.approx(wanted["losses"][SAVED[-1] :], rel=1e-6)
-    for name, tensor in wanted["state"].items():
+def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["losses"] == pytest.approx(expected["losses"][SAVED[-1] :], rel=1e-6)
+    for name, tensor in expected["state"].items():
         torch.testing.assert_close(found["state"][name], tensor, rtol=1e-5, atol=1e-6, msg=name)
 
 
@@ -40,9 +40,9 @@ def test_several_processes_resume_bit_for_bit(cut: str, ranks: int, tmp_path: Pa
     options = {"dropout": 0.3, "norm": True}
     folder = str(tmp_path / "checkpoints")
     values(run_ranks(train_and_save, ranks, tmp_path / "first", cut, folder, SAVED, options))
-    wanted = train_uninterrupted(cut, **options)  # one process and several ranks agree bit for bit
+    expected = train_uninterrupted(cut, **options)  # one process and several ranks agree bit for bit
     for rank in values(run_ranks(resume, ranks, tmp_path / "second", cut, folder, options)):
-        assert_equal(rank, wanted)
+        assert_equal(rank, expected)
 
 
 @pytest.mark.parametrize("cut", ["four", "mixed", "whole"])
@@ -55,9 +55,9 @@ def test_another_plan_resumes_the_checkpoint_of_two_processes(cut: str, tmp_path
 def test_several_processes_resume_the_checkpoint_of_one(tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoints")
     train_and_save("four", folder, SAVED, {})
-    wanted = train_uninterrupted("four")
+    expected = train_uninterrupted("four")
     for rank in values(run_ranks(resume, 4, tmp_path / "ranks", "replicas", folder, {})):
-        assert_close(rank, wanted)
+        assert_close(rank, expected)
 
 
 def test_a_captured_model_resumes_with_tied_frozen_and_unused_parameters(tmp_path: Path) -> None:

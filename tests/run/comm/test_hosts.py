@@ -60,9 +60,9 @@ def alone(plans: Sequence[tuple[gp.Plan, int]], folder: Path) -> dict[str, torch
     return train_uninterrupted(read_config(DIGITS, [SAVE, SIZE]), folder, plans)
 
 
-def check_equal(weights: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert weights.keys() == wanted.keys()
-    assert [name for name, tensor in wanted.items() if not torch.equal(weights[name], tensor)] == []
+def check_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert weights.keys() == expected.keys()
+    assert [name for name, tensor in expected.items() if not torch.equal(weights[name], tensor)] == []
 
 
 def wait_for(path: Path, agents: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -118,8 +118,8 @@ def test_one_of_four_hosts_is_cut_off_and_the_others_continue(
         print(f"training had ended {time.monotonic() - start:.1f} s after the cut")
         assert agents[2].wait(60) != 0
         assert [host.running() for host in on] == [[]] * 4
-    said = {host.name: (tmp_path / f"{host.name}.txt").read_text() for host in on}
-    assert any("host host2 cannot be reached" in said[name] for name in ("host0", "host1", "host3")), said
+    output = {host.name: (tmp_path / f"{host.name}.txt").read_text() for host in on}
+    assert any("host host2 cannot be reached" in output[name] for name in ("host0", "host1", "host3")), output
     recovery = read_recoveries(run)[-1]
     print(recovery)
     assert recovery.devices == ("host0/cpu-0", "host1/cpu-0", "host3/cpu-0")

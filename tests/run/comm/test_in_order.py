@@ -125,8 +125,8 @@ def test_pairs_are_those_that_the_schedule_sends_between() -> None:
     parts = [Part(micro_batch=4, degree=2), Part(micro_batch=4, degree=4), Part(micro_batch=4)]
     plan = make_plan(parts)
     placement = Placement.of(plan, 7)
-    wanted = {(0, 2), (0, 3), (1, 4), (1, 5), (2, 6), (3, 6), (4, 6), (5, 6)}
-    assert communicating_pairs(lower(plan, build_schedule(plan)), placement) == wanted
+    expected = {(0, 2), (0, 3), (1, 4), (1, 5), (2, 6), (3, 6), (4, 6), (5, 6)}
+    assert communicating_pairs(lower(plan, build_schedule(plan)), placement) == expected
     assert not communicating_pairs(lower(plan, build_schedule(plan)), Placement.of(plan, 1))
 
 

@@ -19,5 +19,5 @@ def test_a_system_that_permits_no_namespaces_is_named(tmp_path: Path, monkeypatc
         (tmp_path / tool).write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
         (tmp_path / tool).chmod(0o755)
     monkeypatch.setattr(namespaces, "_PATH", str(tmp_path))
-    said = "network namespaces are not permitted: unshare failed: Operation not permitted"
-    assert namespaces.why_not() == said
+    message = "network namespaces are not permitted: unshare failed: Operation not permitted"
+    assert namespaces.why_not() == message

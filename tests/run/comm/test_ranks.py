@@ -16,9 +16,9 @@ def ranks_of(cut: str) -> int:
     return len({device for _, devices, _ in STAGES[cut] for device in devices})
 
 
-def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, tensor in found.items():
-        assert torch.equal(tensor, wanted[name]), name
+        assert torch.equal(tensor, expected[name]), name
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_replica_0_decides_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("seed", "rank 1 has another seed"), ("schedule", "rank 1 has another plan")]
+    ("what", "message"), [("seed", "rank 1 has another seed"), ("schedule", "rank 1 has another plan")]
 )
-def test_ranks_with_different_plans_or_options_are_refused(what: str, said: str, tmp_path: Path) -> None:
+def test_ranks_with_different_plans_or_options_are_refused(what: str, message: str, tmp_path: Path) -> None:
     for outcome in run_ranks(differ, 4, tmp_path, "replicas", what):
         assert outcome.error.startswith("InvalidInput")
-        assert said in outcome.error
+        assert message in outcome.error
 
 
 def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:

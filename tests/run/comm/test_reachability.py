@@ -51,8 +51,8 @@ def test_a_host_that_cannot_reach_any_other_reports_itself() -> None:
 
 def test_a_stall_names_the_host() -> None:
     reach = Reachability(hosts={GONE: "node1"})
-    wanted = "rank 3 did not answer within the time limit, host a; host node1 cannot be reached"
-    with pytest.raises(PeerStalled, match=wanted), translate_loss("rank 3", lambda: ", host a" + reach.verdict()):
+    expected = "rank 3 did not answer within the time limit, host a; host node1 cannot be reached"
+    with pytest.raises(PeerStalled, match=expected), translate_loss("rank 3", lambda: ", host a" + reach.verdict()):
         raise RuntimeError("Timed out waiting 3000ms for recv operation to complete")
 
 

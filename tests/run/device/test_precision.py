@@ -17,17 +17,17 @@ ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 @pytest.mark.parametrize("loss", ["plain", "steep"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_whole_mini_batches_train_exactly_as_the_unpartitioned_model(precision: str, loss: str) -> None:
-    wanted = train_unpartitioned(precision, loss, clip_norm=None)
+    expected = train_unpartitioned(precision, loss, clip_norm=None)
     found = train("whole", precision, loss, ["allreduce"], {"clip_norm": None})["allreduce"]
-    assert found["losses"] == wanted["losses"]
-    assert found["evaluation"] == pytest.approx(wanted["evaluation"], rel=1e-6)
+    assert found["losses"] == expected["losses"]
+    assert found["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-6)
     assert len(set(found["losses"])) > 1
     for part in ("gradients", "state"):
-        assert found[part].keys() == wanted[part].keys()
+        assert found[part].keys() == expected[part].keys()
         for name, each in found[part].items():
             assert each.dtype == torch.float32
-            assert torch.equal(each, wanted[part][name]), name
-    assert found["scales"] == (wanted["scales"] if precision == "fp16" else [1.0] * STEPS)
+            assert torch.equal(each, expected[part][name]), name
+    assert found["scales"] == (expected["scales"] if precision == "fp16" else [1.0] * STEPS)
 
 
 def test_the_loss_scale_falls_until_float16_gradients_are_finite() -> None:
@@ -39,13 +39,13 @@ def test_the_loss_scale_falls_until_float16_gradients_are_finite() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_every_engine_trains_on_several_ranks_within_the_rounding(precision: str, tmp_path: Path) -> None:
     kinds = ["allreduce", "fsdp2", "ddp, zero"]
-    wanted = train_unpartitioned(precision, "steep")
+    expected = train_unpartitioned(precision, "steep")
     ranks: list[dict[str, Any]] = values(
         run_ranks(train, 4, tmp_path, "both", precision, "steep", kinds, {}, seconds=100)
     )
     for rank in ranks:
         for found in rank.values():
-            assert found["losses"] == pytest.approx(wanted["losses"], rel=30 * ROUNDING[precision])
+            assert found["losses"] == pytest.approx(expected["losses"], rel=30 * ROUNDING[precision])
             assert found["losses"] == ranks[0]["allreduce"]["losses"] or found is not rank["allreduce"]
             assert found["scales"] == ranks[0]["allreduce"]["scales"]
             assert all(each.dtype == torch.float32 for each in found["gradients"].values())
@@ -53,11 +53,11 @@ def test_every_engine_trains_on_several_ranks_within_the_rounding(precision: str
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_gradients_are_clipped_after_they_are_unscaled(precision: str) -> None:
-    wanted = train_unpartitioned(precision, "steep", clip_norm=0.5)
+    expected = train_unpartitioned(precision, "steep", clip_norm=0.5)
     found = train("whole", precision, "steep", ["allreduce"], {"clip_norm": 0.5})["allreduce"]
-    assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-6)
     for name, each in found["gradients"].items():
-        torch.testing.assert_close(each, wanted["gradients"][name], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(each, expected["gradients"][name], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -76,8 +76,8 @@ def test_split_backwards_use_the_same_precision() -> None:
 
 
 def test_a_resumed_training_continues_with_its_loss_scale(tmp_path: Path) -> None:
-    wanted = train_unpartitioned("fp16", "steep")
-    assert resume(str(tmp_path), "fp16") == (wanted["scales"][1], wanted["losses"][2:])
+    expected = train_unpartitioned("fp16", "steep")
+    assert resume(str(tmp_path), "fp16") == (expected["scales"][1], expected["losses"][2:])
 
 
 def test_a_checkpoint_of_float16_training_loads_into_another_precision(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_peers_of_a_stalled_rank_end_with_an_error(tmp_path: Path) -> None:
 
 def test_nan_stops_every_rank_before_the_update_and_names_the_first_stage(tmp_path: Path) -> None:
     for rank in values(run_ranks(not_a_number, RANKS, tmp_path, CUT)):
-        assert rank["said"].startswith("step 1, stage 'stem', micro-batch 1: the loss is nan")
+        assert rank["message"].startswith("step 1, stage 'stem', micro-batch 1: the loss is nan")
         assert rank["changed"] == []
         assert rank["loss"] == rank["loss"]
 
@@ -180,7 +180,7 @@ def test_a_fault_is_parsed_from_its_text_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("kill", r"fault 'kill': has another form. Write KIND@rankR:stepS"),
         ("kil@rank1:step1", "unknown kind 'kil'. Did you mean 'kill'?"),
@@ -192,14 +192,14 @@ def test_a_fault_is_parsed_from_its_text_form() -> None:
         ("slow@rank1:step1:seconds=soon", "seconds is 'soon', must be positive"),
     ],
 )
-def test_a_malformed_fault_is_refused(text: str, said: str) -> None:
+def test_a_malformed_fault_is_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_fault(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("kill@rank2:step1", "there are 2 ranks, from 0"),
         ("kill@rank1:step9", "there are 8 steps, from 1"),
@@ -208,11 +208,11 @@ def test_a_malformed_fault_is_refused(text: str, said: str) -> None:
         ("kill@rank1:step1:phase=reduce", "rank 1 never reaches phase 'reduce' in this plan. Ranks that do: none"),
     ],
 )
-def test_a_fault_that_cannot_strike_is_refused_before_the_training(text: str, said: str) -> None:
+def test_a_fault_that_cannot_strike_is_refused_before_the_training(text: str, message: str) -> None:
     pipeline, _ = pipeline_of("shared")
     phases = phases_by_rank(pipeline.plan, 2)
     check = {"steps": 8, "every": 3, "timeout_seconds": 20.0}
     check_faults(parse_faults(["kill@rank1:step8:phase=checkpoint"]), phases, **check)
     with pytest.raises(InvalidInput) as caught:
         check_faults(parse_faults([text]), phases, **check)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

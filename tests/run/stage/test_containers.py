@@ -40,9 +40,9 @@ def test_dataclasses_pass_between_stages_and_out(kind: str, ranks: int, tmp_path
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_output_of_an_unknown_type_is_refused_on_every_rank(ranks: int, tmp_path: Path) -> None:
     # Once, the first micro-batch was returned as if it were the whole, and other ranks returned nothing.
-    for said in [refused()] if ranks == 1 else values(run_ranks(refused, ranks, tmp_path)):
-        assert "evaluate: the model returns a Unknown, whose tensors cannot be put together" in said
-        assert "torch.export.register_dataclass(Unknown)" in said
+    for message in [refused()] if ranks == 1 else values(run_ranks(refused, ranks, tmp_path)):
+        assert "evaluate: the model returns a Unknown, whose tensors cannot be put together" in message
+        assert "torch.export.register_dataclass(Unknown)" in message
 
 
 def test_capturing_a_module_that_returns_an_unknown_type_names_the_remedy() -> None:

@@ -12,15 +12,15 @@ from run_shapes import LENGTHS, batch, build, disagree, disagree_on_values, refu
 from graphpipe.errors import InvalidInput
 
 
-def assert_alike(ranks: list[list[dict[str, Any]]], wanted: list[dict[str, Any]], *, rel: float = 1e-5) -> None:
-    for step, expected in enumerate(wanted):
+def assert_alike(ranks: list[list[dict[str, Any]]], expected_steps: list[dict[str, Any]], *, rel: float = 1e-5) -> None:
+    for step, expected in enumerate(expected_steps):
         seen: set[str] = set()
         for rank in ranks:
             assert rank[step]["loss"] == pytest.approx(expected["loss"], rel=rel)
             for name, each in rank[step]["gradients"].items():
                 torch.testing.assert_close(
                     each, expected["gradients"][name], rtol=rel, atol=rel / 10,
-                    msg=lambda said, at=f"step {step}, {name}": f"{at}: {said}",
+                    msg=lambda message, at=f"step {step}, {name}": f"{at}: {message}",
                 )  # fmt: skip
             seen |= rank[step]["gradients"].keys()
         assert seen == expected["gradients"].keys()
@@ -28,28 +28,28 @@ def assert_alike(ranks: list[list[dict[str, Any]]], wanted: list[dict[str, Any]]
 
 @pytest.mark.parametrize(("cut", "ranks"), [("two", 2), ("four", 4)])
 def test_gpt_trains_on_changing_lengths(cut: str, ranks: int, tmp_path: Path) -> None:
-    wanted = train_unpartitioned(cut)
+    expected = train_unpartitioned(cut)
     kinds = ["allreduce"] if cut == "two" else ["allreduce", "ddp", "fsdp2", "allreduce, zero"]
     together = values(run_ranks(train, ranks, tmp_path, cut, kinds, {}, seconds=200))
     for kind in kinds:
-        assert_alike([rank[kind] for rank in together], wanted)
+        assert_alike([rank[kind] for rank in together], expected)
 
 
 def test_glue_that_depends_on_the_length_is_built_for_every_length(tmp_path: Path) -> None:
-    wanted = train_unpartitioned("masked")
+    expected = train_unpartitioned("masked")
     for kind, found in train("masked", ["allreduce", "ddp"], {}).items():
         assert len(found) > len(LENGTHS), kind
-        assert_alike([found], wanted)
+        assert_alike([found], expected)
     together = values(run_ranks(train, 4, tmp_path, "masked", ["allreduce", "ddp"], {}, seconds=200))
     for kind in together[0]:
-        assert_alike([rank[kind] for rank in together], wanted)
+        assert_alike([rank[kind] for rank in together], expected)
 
 
 def test_lengths_may_change_under_autocast() -> None:
-    wanted = [each["loss"] for each in train_unpartitioned("two")]
+    expected = [each["loss"] for each in train_unpartitioned("two")]
     found = [each["loss"] for each in train("two", ["allreduce"], {"precision": "bf16"})["allreduce"]]
-    assert found == pytest.approx(wanted, rel=2e-2)
-    assert found != pytest.approx(wanted, rel=1e-6)
+    assert found == pytest.approx(expected, rel=2e-2)
+    assert found != pytest.approx(expected, rel=1e-6)
 
 
 def test_a_repeated_length_is_not_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,25 +70,25 @@ def test_a_checkpoint_does_not_depend_on_the_length(tmp_path: Path) -> None:
 def test_ranks_with_different_lengths_stop_before_any_message(tmp_path: Path) -> None:
     for ranks, cut in [(2, "two"), (4, "four")]:
         outcomes = run_ranks(disagree, ranks, tmp_path / cut, cut, 24, 12)
-        said = values(outcomes)
+        message = values(outcomes)
         given = "rank {} was given 12 samples of tokens int64[{}]"
-        assert said[1].startswith(f"InvalidInput: mini-batch: {given.format(0, 16)}; {given.format(1, 24)}")
-        assert said[0].startswith(f"InvalidInput: mini-batch: {given.format(1, 24)}; {given.format(0, 16)}")
+        assert message[1].startswith(f"InvalidInput: mini-batch: {given.format(0, 16)}; {given.format(1, 24)}")
+        assert message[0].startswith(f"InvalidInput: mini-batch: {given.format(1, 24)}; {given.format(0, 16)}")
         # Rank 3 of four has no messages with rank 1, so it may only see that rank 2 has stopped.
-        assert all(each.startswith(("InvalidInput: mini-batch: rank 1", "PeerLost: rank 2")) for each in said[2:])
+        assert all(each.startswith(("InvalidInput: mini-batch: rank 1", "PeerLost: rank 2")) for each in message[2:])
         assert max(outcome.seconds for outcome in outcomes) < 15
 
 
 def test_a_mini_batch_that_one_rank_cannot_use_is_an_error_on_all_ranks(tmp_path: Path) -> None:
-    said = values(run_ranks(disagree, 2, tmp_path, "two", 16, 7))
-    assert said[1].startswith("InvalidInput: step: the mini-batch has 7 samples, the plan is for 12")
-    assert "rank 1 cannot use its mini-batch (the mini-batch has 7 samples" in said[0]
+    message = values(run_ranks(disagree, 2, tmp_path, "two", 16, 7))
+    assert message[1].startswith("InvalidInput: step: the mini-batch has 7 samples, the plan is for 12")
+    assert "rank 1 cannot use its mini-batch (the mini-batch has 7 samples" in message[0]
 
 
 def test_a_length_that_changes_the_models_graph_is_refused() -> None:
-    said = refused("masked", "allreduce", 32)
-    assert said.startswith("InvalidInput: inputs: with samples of tokens[32] the model computes something else")
-    assert "Pad the samples" in said
+    message = refused("masked", "allreduce", 32)
+    assert message.startswith("InvalidInput: inputs: with samples of tokens[32] the model computes something else")
+    assert "Pad the samples" in message
     pipeline, _ = build("masked")
     with pytest.raises(InvalidInput):
         pipeline.step(*batch(32, 0))
@@ -96,9 +96,9 @@ def test_a_length_that_changes_the_models_graph_is_refused() -> None:
 
 
 def test_fsdp_refuses_new_lengths_if_glue_reads_sharded_parameters(tmp_path: Path) -> None:
-    said = values(run_ranks(refused, 4, tmp_path, "masked", "fsdp2", 24))
-    assert any("Pad the samples, or choose engine='allreduce' or 'ddp'" in each for each in said)
-    assert all(each.startswith(("InvalidInput: ", "PeerLost: ")) for each in said)
+    message = values(run_ranks(refused, 4, tmp_path, "masked", "fsdp2", 24))
+    assert any("Pad the samples, or choose engine='allreduce' or 'ddp'" in each for each in message)
+    assert all(each.startswith(("InvalidInput: ", "PeerLost: ")) for each in message)
 
 
 def test_ranks_with_different_values_stop_in_the_first_step(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def halves(case: Case, *, trial: bool = False) -> tuple[Gradients, Gradients, We
     return early, [p.grad for p in case.module.parameters()], half
 
 
-def assert_equal(found: Gradients, wanted: Gradients) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def assert_equal(found: Gradients, expected: Gradients) -> None:
+    for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
         assert one is None or other is None or torch.equal(one, other)
 
@@ -152,12 +152,12 @@ def test_a_split_that_misses_a_parameter_is_an_error() -> None:
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-auto"])
 @pytest.mark.parametrize("cut", STAGES)
 def test_zero_bubble_schedules_train_like_1f1b(cut: str, schedule: str) -> None:
-    wanted, found = losses_and_gradients(cut, "1f1b"), losses_and_gradients(cut, schedule)
-    assert found["losses"] == wanted["losses"]
-    assert found["gradients"].keys() == wanted["gradients"].keys()
-    for name, gradient in wanted["gradients"].items():
+    expected, found = losses_and_gradients(cut, "1f1b"), losses_and_gradients(cut, schedule)
+    assert found["losses"] == expected["losses"]
+    assert found["gradients"].keys() == expected["gradients"].keys()
+    for name, gradient in expected["gradients"].items():
         assert torch.equal(found["gradients"][name], gradient), name
-    assert wanted["backwards"] == {}
+    assert expected["backwards"] == {}
     # No stage waits for the input half of a source, so its backwards are whole.
     assert found["backwards"] == {"+".join(ops): "split" for ops, _, _ in STAGES[cut] if "stem" not in ops}
 
@@ -272,9 +272,9 @@ def test_a_step_after_a_failed_step_starts_clean() -> None:
         raise KeyError("labels")
 
     pipeline = fan_pipeline("four", "zb-h1", dropout=0.0)
-    wanted = pipeline.step(*fan_batch())
+    expected = pipeline.step(*fan_batch())
     healthy, pipeline._parts.training.loss_fn = pipeline._parts.training.loss_fn, broken
     with pytest.raises(KeyError, match="labels"):
         pipeline.step(*fan_batch())
     pipeline._parts.training.loss_fn = healthy
-    assert pipeline.step(*fan_batch()) == wanted
+    assert pipeline.step(*fan_batch()) == expected

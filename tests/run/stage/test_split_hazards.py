@@ -50,11 +50,11 @@ def trained_in_halves(second: nn.Module, feeds: list[str], head_reads: str) -> D
     plan = in_halves(captured_plan(model, inputs, stages, SAMPLES), "zb-h1")
     assert build_schedule(plan).split_stages == {1, 2, 3}
     loss = cross_entropy(model(**inputs), targets)
-    wanted = torch.autograd.grad(loss, [*model.parameters()])
+    expected = torch.autograd.grad(loss, [*model.parameters()])
     pipeline = Pipeline(plan, model, cross_entropy, options=PipelineOptions(debug=True))
     assert pipeline.step(inputs, targets) == pytest.approx(loss.item(), rel=1e-6)
     found = pipeline.gradients()
-    for (name, _), gradient in zip(model.named_parameters(), wanted, strict=True):
+    for (name, _), gradient in zip(model.named_parameters(), expected, strict=True):
         torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
     assert pipeline.backwards() == {"second": "split", "third": "split", "head": "split"}
     return model
@@ -102,12 +102,12 @@ def test_4_hooks_fire_once_per_micro_batch_and_their_changes_count() -> None:
 
 def test_5_shards_of_fsdp2_are_reduced_after_the_weight_halves(tmp_path: Path) -> None:
     """FSDP2's own hooks do not run in a split backward, so the runtime calls its reduction."""
-    wanted, halves = train_unpartitioned(), set[str]()
+    expected, halves = train_unpartitioned(), set[str]()
     for found in values(run_ranks(train_all, 4, tmp_path, "both", ["fsdp2"], ["zb-h1"], {}, seconds=100)):
         (label,) = found
         assert all(how == "split" for how in found[label]["backwards"].values())
         halves |= found[label]["backwards"].keys()
-        assert found[label]["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+        assert found[label]["losses"] == pytest.approx(expected["losses"], rel=1e-5)
         for name, gradient in found[label]["gradients"].items():
-            torch.testing.assert_close(gradient, wanted["gradients"][name], rtol=1e-5, atol=1e-6, msg=name)
+            torch.testing.assert_close(gradient, expected["gradients"][name], rtol=1e-5, atol=1e-6, msg=name)
     assert halves == {"left+right", "head"}

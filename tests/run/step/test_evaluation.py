@@ -25,11 +25,11 @@ def test_outputs_and_loss_equal_the_models(cut: str, samples: int) -> None:
     inputs, targets = fan_batch(samples)
     model.eval()
     with torch.no_grad():
-        wanted = model(**inputs)
+        expected = model(**inputs)
     model.train()
     loss, outputs = pipeline.evaluate(inputs, targets)
-    torch.testing.assert_close(outputs, wanted, rtol=1e-5, atol=1e-6)
-    assert loss == pytest.approx(cross_entropy(wanted, targets).item(), rel=1e-5)
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
+    assert loss == pytest.approx(cross_entropy(expected, targets).item(), rel=1e-5)
     assert not outputs.requires_grad
 
 
@@ -72,7 +72,7 @@ def test_outputs_may_be_a_tree() -> None:
     programs = hand_split(shapes, plan, inputs)
     programs[1].module["b"] = model.get_submodule("b")
     _, outputs = Pipeline(plan, programs, cross_entropy).evaluate(inputs)
-    wanted = model(**inputs)
-    torch.testing.assert_close(outputs["first"], wanted["first"])
-    torch.testing.assert_close(outputs["rest"][0], wanted["rest"][0])
+    expected = model(**inputs)
+    torch.testing.assert_close(outputs["first"], expected["first"])
+    torch.testing.assert_close(outputs["rest"][0], expected["rest"][0])
     assert outputs["rest"][1] is None

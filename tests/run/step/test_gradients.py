@@ -30,9 +30,9 @@ def pipeline_of(model: DagModule, stages: Sequence[StageLine], loss_fn: Loss, **
     return Pipeline(plan, hand_split(model, plan, inputs), loss_fn, options=PipelineOptions(**options))
 
 
-def assert_same_gradients(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, gradient in wanted.items():
+def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
         if gradient is None:
             assert found[name] is None, name
         else:
@@ -44,10 +44,10 @@ def assert_same_gradients(found: dict[str, Any], wanted: dict[str, Any]) -> None
 def test_gradients_equal_those_of_the_unpartitioned_model(cut: str, order: str) -> None:
     model = fan()
     inputs, targets = fan_batch()
-    loss, wanted = plain_gradients(model, inputs, targets, cross_entropy)
+    loss, expected = plain_gradients(model, inputs, targets, cross_entropy)
     pipeline = pipeline_of(model, STAGES[cut], cross_entropy, schedule=order)
     assert pipeline.step(inputs, targets) == pytest.approx(loss, rel=1e-6)
-    assert_same_gradients(pipeline.gradients(), wanted)
+    assert_same_gradients(pipeline.gradients(), expected)
 
 
 @pytest.mark.parametrize(
@@ -61,20 +61,20 @@ def test_gradients_equal_those_of_the_unpartitioned_model(cut: str, order: str) 
 def test_bursts_of_unequal_micro_batches_give_the_same_gradients(cut: str, bursts: Sequence[int], last: str) -> None:
     model = fan()
     inputs, targets = fan_batch()
-    loss, wanted = plain_gradients(model, inputs, targets, cross_entropy)
+    loss, expected = plain_gradients(model, inputs, targets, cross_entropy)
     plan = in_bursts(plan_of(model, inputs, STAGES[cut], BATCH), bursts)
     order = build_schedule(plan)
     assert " ".join(map(str, order.devices[-1])) == last
     pipeline = Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, options=PipelineOptions(debug=True))
     assert pipeline.step(inputs, targets) == pytest.approx(loss, rel=1e-6)
-    assert_same_gradients(pipeline.gradients(), wanted)
+    assert_same_gradients(pipeline.gradients(), expected)
 
 
 @pytest.mark.parametrize("cut", ["mixed", "whole"])
 def test_a_whole_batch_loss_is_exact(cut: str) -> None:
     model = fan(head="contrast")
     inputs, _ = fan_batch()
-    loss, wanted = plain_gradients(model, inputs, None, contrastive)
+    loss, expected = plain_gradients(model, inputs, None, contrastive)
     pipeline = pipeline_of(model, STAGES[cut], contrastive)
     assert pipeline.step(inputs) == pytest.approx(loss, rel=1e-6)
-    assert_same_gradients(pipeline.gradients(), wanted)
+    assert_same_gradients(pipeline.gradients(), expected)

@@ -14,7 +14,7 @@ from graphpipe.trace import Trace
 
 
 def check(trace: Trace, cut: str) -> None:
-    wanted = {
+    expected = {
         (kind, stage, device, index)
         for stage, (_, devices, size) in enumerate(STAGES[cut])
         for device in devices
@@ -22,8 +22,8 @@ def check(trace: Trace, cut: str) -> None:
         for kind in "FB"
     }
     tasks = [span for span in trace.spans if span.kind in "FB"]
-    assert len(tasks) == len(wanted)
-    assert {(span.kind, span.stage, span.device, span.micro_batch) for span in tasks} == wanted
+    assert len(tasks) == len(expected)
+    assert {(span.kind, span.stage, span.device, span.micro_batch) for span in tasks} == expected
     assert all(0 <= span.start_seconds <= span.end_seconds <= trace.step_seconds for span in trace.spans)
     assert 0 < trace.bubble_fraction < 1
     assert trace.source == "measured"

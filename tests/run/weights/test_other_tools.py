@@ -26,8 +26,8 @@ def test_one_rank_trains_as_gradient_accumulation_does() -> None:
     one, other = ours(plan, zoo.module, zoo.loss_fn, inputs, targets), plain(twin, zoo.loss_fn, 2, inputs, targets)
     for _ in range(3):
         assert one() == pytest.approx(other(), rel=1e-5)
-    for (name, weight), wanted in zip(zoo.module.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=1e-6, msg=name)
+    for (name, weight), expected in zip(zoo.module.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_two_branches_are_faster_than_their_chain_as_predicted() -> None:

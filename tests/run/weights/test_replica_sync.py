@@ -31,39 +31,41 @@ from graphpipe.schedule.lower import lower
 RANKS = {"replicas": 4, "both": 4, "four": 4, "overlap": 3}
 
 
-def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     for name, each in found.items():
-        torch.testing.assert_close(each, wanted[name], rtol=1e-5, atol=1e-6, msg=lambda text, at=name: f"{at}: {text}")
+        torch.testing.assert_close(
+            each, expected[name], rtol=1e-5, atol=1e-6, msg=lambda text, at=name: f"{at}: {text}"
+        )
 
 
-def assert_alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
-    assert found["evaluation"] == pytest.approx(wanted["evaluation"], rel=1e-5)
+def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert found["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-5)
     for part in ("gradients", "state"):
-        assert_close(found[part], wanted[part])
-    assert found["state"].keys() == wanted["state"].keys()
+        assert_close(found[part], expected[part])
+    assert found["state"].keys() == expected["state"].keys()
 
 
-def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found["losses"] == wanted["losses"][-len(found["losses"]) :]
-    for name, each in wanted["state"].items():
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["losses"] == expected["losses"][-len(found["losses"]) :]
+    for name, each in expected["state"].items():
         assert torch.equal(found["state"][name], each), name
 
 
 @pytest.mark.parametrize("cut", RANKS)
 def test_every_synchronisation_trains_like_the_unpartitioned_model(cut: str, tmp_path: Path) -> None:
-    wanted, schedules = train_unpartitioned(), ["1f1b", "gpipe"] if cut in ("both", "four") else ["1f1b"]
+    expected, schedules = train_unpartitioned(), ["1f1b", "gpipe"] if cut in ("both", "four") else ["1f1b"]
     outcomes = values(run_ranks(train_all, RANKS[cut], tmp_path, cut, [*SYNCS], schedules, {}, seconds=200))
     for label in outcomes[0]:
         seen: set[str] = set()
         for outcome in outcomes:
-            assert_alike(outcome[label], wanted)
+            assert_alike(outcome[label], expected)
             seen |= outcome[label]["gradients"].keys()
-        assert seen == wanted["gradients"].keys(), label
+        assert seen == expected["gradients"].keys(), label
 
 
 def test_recomputation_and_split_backwards_do_not_change_results(tmp_path: Path) -> None:
-    wanted = train_unpartitioned()
+    expected = train_unpartitioned()
     for name, kinds, schedule, options in [
         ("recompute", [*SYNCS], "1f1b", {"recompute": True}),
         ("halves", ["allreduce", "fsdp2", "allreduce, zero"], "zb-h1", {}),
@@ -72,19 +74,19 @@ def test_recomputation_and_split_backwards_do_not_change_results(tmp_path: Path)
             run_ranks(train_all, 4, tmp_path / name, "both", kinds, [schedule], options, seconds=200)
         ):
             for found in outcome.values():
-                assert_alike(found, wanted)
+                assert_alike(found, expected)
 
 
 def test_batch_norm_has_the_statistics_of_replica_0_everywhere(tmp_path: Path) -> None:
     options = {"norm": True}
     outcomes = values(run_ranks(train_all, 4, tmp_path, "replicas", [*SYNCS], ["1f1b"], options, seconds=200))
-    wanted = outcomes[0]["allreduce, 1f1b"]
-    assert any("running_mean" in name for name in wanted["state"])
+    expected = outcomes[0]["allreduce, 1f1b"]
+    assert any("running_mean" in name for name in expected["state"])
     for outcome in outcomes:
         for found in outcome.values():
-            assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
-            assert found["evaluation"] == pytest.approx(wanted["evaluation"], rel=1e-5)
-            assert_close(found["state"], wanted["state"])
+            assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+            assert found["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-5)
+            assert_close(found["state"], expected["state"])
 
 
 def test_shards_take_a_fraction_of_the_memory(tmp_path: Path) -> None:
@@ -112,28 +114,28 @@ def test_a_checkpoint_resumes_with_any_synchronisation_and_exactly_with_the_same
                 assert len(crossed["losses"]) == STEPS - 3
                 assert crossed["losses"] == pytest.approx(found[saver]["losses"], rel=1e-5)
                 assert_close(crossed["state"], found[saver]["state"])
-        wanted = found["allreduce"]
+        expected = found["allreduce"]
     for saver in kinds:
         single = resume("both", f"{folder}/{saver}", "allreduce")
         others = values(run_ranks(resume, 3, tmp_path / saver, "overlap", f"{folder}/{saver}", "fsdp2"))
         for found in (single, *others):
-            assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
-            assert_close(found["state"], wanted["state"])
+            assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+            assert_close(found["state"], expected["state"])
 
 
 def test_tied_parameters_stay_whole_under_every_synchronisation(tmp_path: Path) -> None:
-    wanted = run_shared.train_unpartitioned(3, 0.1)
+    expected = run_shared.train_unpartitioned(3, 0.1)
     for rank in values(run_ranks(save_shared, 2, tmp_path, [*SYNCS], str(tmp_path / "saved"), seconds=200)):
         for label, found in rank.items():
-            assert found["losses"] == pytest.approx(wanted["losses"][-len(found["losses"]) :], rel=1e-5), label
-            assert_close(found["gradients"], wanted["gradients"])
-            assert_close(found["state"], wanted["state"])
+            assert found["losses"] == pytest.approx(expected["losses"][-len(found["losses"]) :], rel=1e-5), label
+            assert_close(found["gradients"], expected["gradients"])
+            assert_close(found["state"], expected["state"])
 
 
 def test_replicas_in_one_process_are_summed_under_every_synchronisation() -> None:
-    wanted = train_unpartitioned()
+    expected = train_unpartitioned()
     for found in train_all("replicas", [*SYNCS], ["1f1b"], {}).values():
-        assert_alike(found, wanted)
+        assert_alike(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["allreduce", "ddp", "fsdp2"])
@@ -152,20 +154,20 @@ def test_ranks_with_different_options_do_not_start(tmp_path: Path) -> None:
     ]
     given = [(ours, theirs) for ours, theirs, _ in pairs]
     for outcome in values(run_ranks(differ, 4, tmp_path, "both", given)):
-        for said, (_, _, wanted) in zip(outcome, pairs, strict=True):
-            assert wanted in said
+        for message, (_, _, expected) in zip(outcome, pairs, strict=True):
+            assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"engine": "fdsp2"}, "engine: unknown engine 'fdsp2'. Did you mean 'fsdp2'?"),
         ({"engine": "fsdp2", "shard_optimizer": True}, "shard_optimizer: is true, and engine 'fsdp2' shards the"),
         ({"precision": "bf32"}, "precision: unknown precision 'bf32'. Did you mean"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(options: dict[str, Any], said: str) -> None:
-    assert refused("both", options).startswith(said)
+def test_options_that_exclude_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    assert refused("both", options).startswith(message)
 
 
 def test_ddp_is_refused_where_its_sums_would_wait_for_ever() -> None:

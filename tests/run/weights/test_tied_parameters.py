@@ -19,9 +19,11 @@ def ranks_of(cut: str) -> int:
     return len({device for _, devices, _ in CUTS[cut] for device in devices})
 
 
-def assert_close(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, each in found.items():
-        torch.testing.assert_close(each, wanted[name], rtol=1e-5, atol=1e-6, msg=lambda said, n=name: f"{n}: {said}")
+        torch.testing.assert_close(
+            each, expected[name], rtol=1e-5, atol=1e-6, msg=lambda message, n=name: f"{n}: {message}"
+        )
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
@@ -30,24 +32,24 @@ def test_one_rank_trains_like_the_unpartitioned_model(cut: str, clip_norm: float
     pipeline, model = build(cut)
     assert {name for each in pipeline.plan.tied_gradients for name in each.parameters} >= {TIED, "mix.weight"}
     assert model.score.weight is model.source.weight
-    wanted, found = train_unpartitioned(4, clip_norm), train(cut, 4, {"clip_norm": clip_norm})
-    assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
-    assert found["gradients"].keys() == wanted["gradients"].keys()
-    assert_close(found["gradients"], wanted["gradients"])
-    assert_close(found["state"], wanted["state"])
+    expected, found = train_unpartitioned(4, clip_norm), train(cut, 4, {"clip_norm": clip_norm})
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert found["gradients"].keys() == expected["gradients"].keys()
+    assert_close(found["gradients"], expected["gradients"])
+    assert_close(found["state"], expected["state"])
 
 
 @pytest.mark.parametrize(("cut", "clip_norm"), [("four", 0.1), ("unequal", 0.1), ("crossed", None), ("beside", 0.1)])
 def test_every_rank_with_a_tied_parameter_makes_the_same_update(
     cut: str, clip_norm: float | None, tmp_path: Path
 ) -> None:
-    wanted = train_unpartitioned(3, clip_norm)
+    expected = train_unpartitioned(3, clip_norm)
     together = values(run_ranks(train, ranks_of(cut), tmp_path, cut, 3, {"clip_norm": clip_norm}))
     held: list[torch.Tensor] = []
     for rank in together:
-        assert rank["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
-        assert_close(rank["gradients"], wanted["gradients"])
-        assert_close(rank["state"], wanted["state"])
+        assert rank["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+        assert_close(rank["gradients"], expected["gradients"])
+        assert_close(rank["state"], expected["state"])
         held += [rank["own"][TIED]] if TIED in rank["gradients"] else []
     assert len(held) > 1
     assert all(torch.equal(each, held[0]) for each in held)
@@ -63,9 +65,9 @@ def test_the_first_stages_replica_0_sets_the_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", ["four", "unequal"])
 def test_split_backwards_give_the_same_gradients(cut: str) -> None:
-    wanted, found = train_unpartitioned(2), train(cut, 2, {"schedule": "zb-h1"})
-    assert_close(found["gradients"], wanted["gradients"])
-    assert_close(found["state"], wanted["state"])
+    expected, found = train_unpartitioned(2), train(cut, 2, {"schedule": "zb-h1"})
+    assert_close(found["gradients"], expected["gradients"])
+    assert_close(found["state"], expected["state"])
     pipeline, _ = build(cut, schedule="zb-h1")
     pipeline.step(*batch())
     assert "split" in pipeline.backwards().values()
@@ -90,7 +92,7 @@ def test_checkpoints_hold_tied_parameters_once_and_load_into_any_plan(saved: str
     assert found.manifest.aliases == {"target.weight": TIED, "score.weight": TIED}
     export_weights(folder, tmp_path / "model.safetensors")
     assert set(load_file(tmp_path / "model.safetensors")) == set(build(saved)[1].state_dict())
-    wanted = train_unpartitioned(3)
+    expected = train_unpartitioned(3)
     for rank in values(run_ranks(resume, ranks_of(loaded), tmp_path / "load", loaded, str(folder))):
-        assert rank["losses"] == pytest.approx(wanted["losses"][1:], rel=1e-5)
-        assert_close(rank["state"], wanted["state"])
+        assert rank["losses"] == pytest.approx(expected["losses"][1:], rel=1e-5)
+        assert_close(rank["state"], expected["state"])

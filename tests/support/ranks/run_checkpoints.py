@@ -117,16 +117,16 @@ def fill_the_disk(cut: str, folder: str) -> list[str]:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     checkpoints.save()
-    said = ""
+    message = ""
     try:
         checkpoints.wait()
     except ValueError as error:
-        said = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     pipeline.step(*fan_batch())
     checkpoints.save()
     checkpoints.wait()
-    return [said, str(pipeline.steps)]
+    return [message, str(pipeline.steps)]
 
 
 def save_until_killed(folder: str, log: str) -> None:

@@ -171,13 +171,13 @@ def not_a_number(cut: str) -> dict[str, Any]:
     spoiled = {**inputs, "x": inputs["x"].clone()}
     spoiled["x"][5, 0] = float("nan")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    said = ""
+    message = ""
     try:
         pipeline.step(spoiled, targets)
     except NonFiniteLoss as error:
-        said = str(error)
+        message = str(error)
     changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
-    return {"said": said, "changed": changed, "loss": pipeline.step(inputs, targets)}
+    return {"message": message, "changed": changed, "loss": pipeline.step(inputs, targets)}
 
 
 def traced(cut: str) -> dict[str, Any]:

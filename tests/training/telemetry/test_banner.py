@@ -31,13 +31,13 @@ def test_ranks_of_one_host_share_its_memory() -> None:
 
 def test_the_banner_warns_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     show_banner([rank(0, "one", 2048.0, 1024.0)])
-    said = capsys.readouterr().err
-    row = next(line for line in said.splitlines() if line.startswith("0"))
+    output = capsys.readouterr().err
+    row = next(line for line in output.splitlines() if line.startswith("0"))
     assert [cell.strip() for cell in row.split("  ") if cell.strip()] == [
         *("0", "one", "d0", "s0 (replica 2 of 2)", "8 / 2", "2.00 KiB", "1.00 KiB")
     ]
-    assert "warning: one: rank 0 will need 2.00 KiB, 1.00 KiB is available." in said
-    assert "\x1b" not in said
+    assert "warning: one: rank 0 will need 2.00 KiB, 1.00 KiB is available." in output
+    assert "\x1b" not in output
 
 
 def test_one_rank_hosts_every_stage() -> None:

@@ -26,12 +26,12 @@ def shown(steps: int, where: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def test_a_terminal_gets_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = shown(40, Terminal(), monkeypatch)
-    last = said.split("\r")[-1]
+    output = shown(40, Terminal(), monkeypatch)
+    last = output.split("\r")[-1]
     assert "40/40" in last
     assert "loss 1.1100  20.0 samples/s" in last
-    assert "\x1b[" in said  # colours and movements of the cursor
-    assert "step 40/40" not in said
+    assert "\x1b[" in output  # colours and movements of the cursor
+    assert "step 40/40" not in output
 
 
 def test_a_pipe_gets_some_lines(monkeypatch: pytest.MonkeyPatch) -> None:
