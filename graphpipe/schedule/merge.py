@@ -63,7 +63,7 @@ def check_all_start(
     if stuck:
         some = ", ".join(f"{task} on {plan.cluster.devices[device].name}" for device, task in stuck[:4])
         raise InvalidInput(
-            f"tasks wait for each other for ever: {some}{', ...' if len(stuck) > 4 else ''}",
+            f"tasks wait for each other forever: {some}{', ...' if len(stuck) > 4 else ''}",
             where="schedule",
             remedy="Raise the in_flight samples of the stages before those that wait.",
         )

@@ -158,7 +158,7 @@ def _check_progress(plan: Plan, schedule: Schedule) -> None:
     if stuck:
         waiting = ", ".join(f"{plan.cluster.devices[device].name} at {task}" for device, task in stuck[:4])
         raise InvalidInput(
-            f"the devices wait for each other for ever: {waiting}{', ...' if len(stuck) > 4 else ''}",
+            f"the devices wait for each other forever: {waiting}{', ...' if len(stuck) > 4 else ''}",
             where=f"schedule '{schedule.name}'",
             remedy="Raise the in_flight samples of the stages before those that wait, or reorder their tasks.",
         )

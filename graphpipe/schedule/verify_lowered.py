@@ -42,7 +42,7 @@ def verify_lowered(
     )
     _check_pairs(lowered)
     stuck = find_deadlock(plan, lowered)
-    assert not stuck, f"if every message waits for both its ends, devices wait for ever: {stuck}"
+    assert not stuck, f"if every message waits for both its ends, devices wait forever: {stuck}"
 
 
 def _check_place(device: int, listed: tuple[Action, ...]) -> None:

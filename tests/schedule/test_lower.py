@@ -60,7 +60,7 @@ def replay_with_rendezvous(lowered: LoweredSchedule) -> None:
                 for other in needed:
                     left[other].pop()
                 moved = True
-    assert not any(left), "the devices wait for each other for ever"
+    assert not any(left), "the devices wait for each other forever"
 
 
 def partners(device: int, action: Action, members: dict[int, set[int]]) -> dict[int, Action] | None:
@@ -140,7 +140,7 @@ def test_in_an_evaluation_no_stage_is_further_ahead_of_its_consumers_than_under_
         if not isinstance(action, Compute):
             continue
         for transfer in lowered.awaited.get((device, action.task), ()):
-            assert (transfer.target_device, transfer.target_task) in done, "it may wait for ever"
+            assert (transfer.target_device, transfer.target_task) in done, "it may wait forever"
             kept[device].remove(transfer)
         done.add((device, action.task))
         stage = action.task.stage

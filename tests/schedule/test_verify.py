@@ -44,7 +44,7 @@ def test_a_deadlock_error_lists_the_blocked_tasks():
     # The consumer needs two samples at once, but the producer schedules a backward after the first one.
     plan = make_plan([Part(), Part(micro_batch=2)], batch_size=2)
     text = "schedule hand\n0: F0.0 B0.0 F0.1 B0.1\n1: F1.0 B1.0\n"
-    with pytest.raises(InvalidInput, match=r"wait for each other for ever: d0 at B0.0, d1 at F1.0"):
+    with pytest.raises(InvalidInput, match=r"wait for each other forever: d0 at B0.0, d1 at F1.0"):
         verify(plan, Schedule.parse(text))
 
 

@@ -57,7 +57,7 @@ def test_many_micro_batches_of_a_balanced_chain():
 
 def test_a_deadlock_is_reported():
     plan = make_plan([Part(in_flight=1), Part(micro_batch=2)], chain(2), batch_size=8)
-    with pytest.raises(InvalidInput, match="wait for each other for ever"):
+    with pytest.raises(InvalidInput, match="wait for each other forever"):
         step_seconds(plan)
 
 

@@ -46,7 +46,7 @@ def check_schedule(
 
     Raises:
         InvalidInput: it needs whole backwards and a stage with replicas splits them, or it reduces inside the last
-            backward and ranks would wait for each other for ever.
+            backward and ranks would wait for each other forever.
     """
     traits = find_sync(name).traits
     spread = {stage for stage in range(len(plan.stages)) if len(set(placement.ranks(stage))) > 1}
@@ -73,7 +73,7 @@ def _check_progress(name: str, plan: Plan, spread: set[int], lowered: LoweredSch
     if stuck:
         names = ", ".join(f"'{plan.cluster.devices[device].name}'" for device in sorted(stuck))
         raise InvalidInput(
-            f"devices {names} would wait for each other for ever: engine '{name}' reduces inside a stage's last "
+            f"devices {names} would wait for each other forever: engine '{name}' reduces inside a stage's last "
             "backward, and another stage on one of these devices comes between",
             where=f"engine '{name}'",
             remedy=f"Choose {choices(lambda traits: not traits.reduces_in_backward)}, or give the stages devices of "

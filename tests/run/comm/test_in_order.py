@@ -60,7 +60,7 @@ def check_one_queue(ranks: list[list[str]]) -> None:
                         left[other].pop()
                 mine.pop()
                 moved = True
-    assert not any(left), f"the ranks wait for ever: {[each[-1] if each else '' for each in left]}"
+    assert not any(left), f"the ranks wait forever: {[each[-1] if each else '' for each in left]}"
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -94,7 +94,7 @@ def test_posts_that_differ_are_found() -> None:
     one, other = "message 0>1 float [1] in [0, 1]", "message 1>0 float [1] in [0, 1]"
     with pytest.raises(AssertionError, match="pair"):
         check_posts([[one, other], [other, one]])
-    with pytest.raises(AssertionError, match="wait for ever"):
+    with pytest.raises(AssertionError, match="wait forever"):
         check_one_queue([[one, other], [other, one]])
 
 

@@ -174,7 +174,7 @@ def test_ddp_is_refused_where_its_sums_would_wait_for_ever() -> None:
     plan, text = crossed()
     lowered = lower(plan, Schedule.parse(text))
     placement = Placement.of(plan, 3)
-    with pytest.raises(InvalidInput, match=r"devices 'd1', 'd2' would wait .* for ever: engine 'ddp' reduces inside"):
+    with pytest.raises(InvalidInput, match=r"devices 'd1', 'd2' would wait .* forever: engine 'ddp' reduces inside"):
         check_schedule("ddp", plan, (), placement, lowered)
     for engine in ("allreduce", "fsdp2"):
         check_schedule(engine, plan, (), placement, lowered)

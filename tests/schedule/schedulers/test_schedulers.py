@@ -94,7 +94,7 @@ def test_too_few_samples_in_flight_for_a_burst_names_the_stage():
 def test_too_few_samples_in_flight_on_a_shared_device_is_an_error():
     parts = [Part(devices=(0,)), Part(devices=(1,), micro_batch=4), Part(devices=(0,), micro_batch=4)]
     plan = make_plan([Part(devices=(0,), in_flight=1), *parts[1:]], chain(3), batch_size=8)
-    with pytest.raises(InvalidInput, match=r"wait for each other for ever: B0.0 on d0"):
+    with pytest.raises(InvalidInput, match=r"wait for each other forever: B0.0 on d0"):
         build_schedule(plan)
 
 

@@ -58,7 +58,7 @@ def test_a_stage_without_weights_does_not_split_its_backwards():
 @pytest.mark.parametrize("name", ["zb-h1", "zb-auto"])
 def test_too_few_samples_in_flight_is_an_error(name: str):
     plan = make_plan([Part(in_flight=1), Part(micro_batch=2)], chain(2), batch_size=8, schedule=name)
-    with pytest.raises(InvalidInput, match="wait for each other for ever"):
+    with pytest.raises(InvalidInput, match="wait for each other forever"):
         build_schedule(plan)
 
 
