@@ -55,13 +55,17 @@ class Tempered(nn.Module):
 
 
 def model_of(*, norm: bool = False) -> DagModule:
-    """stem -> left, right(+ tokens, a frozen embedding) -> head."""
+    """stem -> left, right(+ tokens, a frozen embedding) -> head.
+
+    A layer before a batch norm does not have a bias. Its gradient would be rounding errors only, which Adam scales to
+    full steps, so that results would depend on the processor.
+    """
     torch.manual_seed(0)
     middle = [nn.BatchNorm1d(8)] if norm else []
     model = DagModule(
         {
             "stem": nn.Sequential(nn.Linear(5, 8), nn.Tanh()),
-            "left": nn.Sequential(nn.Linear(8, 8), *middle, nn.ReLU(inplace=True)),
+            "left": nn.Sequential(nn.Linear(8, 8, bias=not norm), *middle, nn.ReLU(inplace=True)),
             "right": Both(8, 0.0),
             "head": Tempered(8),
         },
