@@ -1,10 +1,10 @@
 """How far the best bottleneck our planner finds is from what no plan can go below, and why where that is over 5 %.
 
-On the analytic V100 of the `summit` preset. The bottleneck is the work of the slowest device on a mini-batch, with
-its transfers, all-reduce and optimizer step. It is searched for every micro-batch size, and the bound holds for all of
-them; it leaves out plans whose devices run several stages (the next column does not). Where the gap is over 5 %, an
-integer programme looks for a partition half-way between the two, again and again: what it finds is a plan that the
-planner misses, and what it excludes raises the bound.
+Costs are those of the analytic V100 of the `summit` preset. The bottleneck is the work of the slowest device on a
+mini-batch, with its transfers, all-reduce and optimizer step. The search tries every micro-batch size, and the bound
+holds for all of them. The bound leaves out plans whose devices run several stages; the bound of the next column
+includes them. Where the gap is over 5 %, an integer program repeatedly looks for a partition half-way between the
+two. A partition that it finds is a plan that the planner misses. If it proves that none exists, the bound rises.
 """
 
 import time

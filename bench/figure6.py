@@ -62,12 +62,13 @@ def _bound(graph: gp.Graph, devices: int, batch: int) -> float:
 
 FAR = 0.1
 DIFFERENCES = (
-    "Cases of [figure 6](figure6.md) whose ratio is more than 10 % from the published one, taken apart by what the "
-    "simulated devices do. The ratio of the steps is the ratio of the work (seconds that all devices compute, which "
-    "larger micro-batches shorten) times that of the shares of time in which they work (the rest is waiting: warm-up, "
-    "drain, uneven stages, messages, all-reduce). The last column is how much of its time our `pipedream` would have "
-    "to wait for the published ratio. Where it is more than it waits, the published baseline fills its devices worse "
-    "than ours, or ran smaller mini-batches; where it is less, better. No parameter here was fitted to either."
+    "Cases of [figure 6](figure6.md) whose ratio differs by more than 10 % from the published one. The ratio of "
+    "the steps is the product of two ratios. `work` compares the seconds that all devices compute, which larger "
+    "micro-batches shorten. `share of time at work` compares the shares of the step in which the devices compute. "
+    "In the rest they wait: warm-up, drain, uneven stages, messages, all-reduce. The last column is the share of "
+    "its time that our `pipedream` would have to wait for the published ratio. If this is more than it waits, the "
+    "published baseline fills its devices less than ours, or it ran smaller mini-batches. If it is less, the "
+    "published baseline fills them better. Nothing here was fitted to published figures."
 )
 
 

@@ -1,10 +1,11 @@
 """Compare a plan made for a slow link between two hosts with a plan made for a fast one, on the slow link.
 
-Two hosts with two devices each are network namespaces of this machine (bench/namespaces.py), their links
-limited in both directions by `tc tbf`. The digits example, mini-batches of 128, operators profiled here. The unaware
-plan is made for links between the hosts as fast as those inside. Both run on the limited link, started by torchrun on
-each host; seconds are the median of the steps after the first. All ranks share this machine's cores: where there are
-fewer than four, steps that the link does not hold up take longer than predicted.
+Two hosts with two devices each are network namespaces of this machine (bench/namespaces.py). `tc tbf` limits their
+links in both directions. The model is the digits example with mini-batches of 128, and its operators are profiled
+here. The unaware plan is made for links between the hosts that are as fast as those inside. Both plans run on the
+limited link, and torchrun starts them on each host. Seconds are the median of the steps after the first. All ranks
+share this machine's cores. With fewer than four cores, steps that do not wait for the link take longer than
+predicted.
 """
 
 import tempfile

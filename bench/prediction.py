@@ -1,24 +1,25 @@
 """Predicted against measured: step time and memory of real training on local ranks.
 
-**Measured**, on the machine named in the JSON file beside this. Each model's operators are profiled here, one thread
-each; the default planner cuts the model (micro-batches of 8, mini-batch of 64); the simulator says how long a step
-takes and how much every rank holds; then the ranks train it (AdamW, all checks on). Nothing is fitted to the steps.
-What a machine's neighbours do to it changes its speed for seconds at a time. So a fixed piece of work is timed before
-and after each profile and each block of steps (`bench/pace.py`): what met a pace of more than 1.1 times the least does
-not count, unless fewer than three blocks are left (`undisturbed`, of 12), and the row says less. All of that is done
-three times over. The row is of the round whose step error is the median; the errors of all rounds stand beside it.
+**Measured**, on the machine named in the JSON file of the same name. Each model's operators are profiled here, with
+one thread. The default planner cuts the model (micro-batches of 8, mini-batch of 64). The simulator predicts how long
+a step takes and how much memory every rank needs. Then the ranks train the model (AdamW, all checks on). Nothing is
+fitted to the measured steps. Other virtual machines on the same host change the speed of this one for seconds at a
+time. So a fixed piece of work is timed before and after each profile and each block of steps (`bench/pace.py`). A
+block counts only if this pace is at most 1.1 times the least. `undisturbed` is the number of such blocks, of 12. If
+there are fewer than three, all blocks count, and the row is less reliable. All of this is done three times. The row
+shows the round with the median step error, and `of rounds` the errors of all rounds.
 
-Other processes disturb as well: the 15 steps of the blocks in which others used least of the cores count; `others` is
-what they used of them, and where that is much, a step says little. Processor time says more
-then: the seconds that tasks and updates of all ranks are predicted to compute, against what the ranks used, messages
-and all else that the runtime does included.
+Other processes disturb as well. The 15 steps of the blocks in which others used least of the cores count. `others` is
+the share of the cores that they used. If it is large, the measured step is unreliable, and processor time is the
+better measure. `processor error` compares the predicted seconds of tasks and updates of all ranks with the processor
+time that the ranks used, which includes messages and everything else that the runtime does.
 
-Memory is what torch had allocated at the peak of a step, parameters, gradients and optimizer state included, on the
-rank where the prediction is worst. Predicted are these, what samples in flight keep, what operators and the loss hold
-while they run (profiled with the times), and the buffers of messages; not copies of values that do not lie in one
-piece, nor what kernels need inside. Where the step is off by more than 10 %, the comparison of the
-traces says which tasks took longer or shorter than predicted, over the whole step (the JSON file has the waits for
-messages too); the steps that were recorded for it are others than those that were timed.
+Memory is what torch had allocated at the peak of a step, on the rank with the worst prediction. It includes
+parameters, gradients and optimizer state. The prediction counts these, what samples in flight keep, what operators
+and the loss hold while they run (profiled with the times), and the buffers of messages. It does not count copies of
+values that are not contiguous, or what kernels need inside. If the step is off by more than 10 %, the last column
+shows the tasks that took longer or shorter than predicted, summed over the step. The JSON file also has the waits for
+messages. The traced steps are not the timed ones.
 """
 
 from dataclasses import replace

@@ -1,19 +1,19 @@
 """The runtime against torch.distributed.pipelining, on a chain and on two branches, and against plain PyTorch.
 
-**Measured**, on the machine named in the JSON file beside this. Engines take turns in the same processes, one step
-each, and every process has one thread. A step is everything from the mini-batch to the changed weights (AdamW). Ours
-runs with its defaults: it also looks for NaN in every output and gradient, and gives the loss to every rank, which
-torch.distributed.pipelining leaves to the user; that one runs as its documentation sets it up, outputs not kept.
-Figures are medians over the steps, each as long as on its slowest rank; the ratio is the median of the ratios of
-steps that followed each other.
+**Measured**, on the machine named in the JSON file of the same name. Engines take turns in the same processes, one
+step each, and every process has one thread. A step is everything from the mini-batch to the changed weights (AdamW).
+Our runtime has its default options. It also looks for NaN in every output and gradient, and gives the loss to every
+rank. torch.distributed.pipelining leaves this to the user. It runs as its documentation sets it up, and does not keep
+outputs. Figures are medians over the steps. A step is as long as on its slowest rank. The ratio is the median of the
+ratios of consecutive steps.
 
-- **chain**: gpt-small, cut after the same layers, the same micro-batches and schedule.
-- **two-branches**: layers that sleep (5 ms per sample forward, 10 backward), because the ranks outnumber the cores. Two
-  branches of two layers and one that joins them, on five ranks; torch.distributed.pipelining runs them one after
-  another, as it runs nothing but chains. `predicted` is the ratio of the simulated steps.
-- **alone**: one stage on one rank against gradient accumulation over the same micro-batches, in processor time (one
-  thread does it all). Ours takes 0.05 to 0.1 ms more per forward or backward, however long that is: the shorter the
-  tasks, the higher the ratio. `unchecked` is the ratio when ours does not look for NaN.
+- **chain**: gpt-small, cut after the same layers, with the same micro-batches and schedule.
+- **two-branches**: layers that sleep (5 ms per sample forward, 10 backward), because there are more ranks than cores.
+  Two branches of two layers, and a layer that joins them, run on five ranks. torch.distributed.pipelining runs the
+  branches one after the other, because it supports only chains. `predicted` is the ratio of the simulated steps.
+- **alone**: one stage on one rank against gradient accumulation over the same micro-batches, in processor time of the
+  one thread. Our runtime takes 0.05 to 0.1 ms more per forward or backward, independent of their length. So the ratio
+  is higher for short tasks. `unchecked` is the ratio when our runtime does not look for NaN.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
 """Table 1 of the paper: search seconds of every planner, one process each, on the same machine.
 
-Processor seconds of the process, median of three searches (one for a search over ten seconds); capture and imports
-apart. Planners differ in what they search: `graphpipe` sweeps graphs, micro-batches and degrees and ranks by simulated
-step time; the baselines solve their published recurrence for every micro-batch size. `graphpipe` is the default
-planner, which also searches schedules; `1f1b` and `published` (objective and schedule of the paper) do not. What each
-of them does most is in table1-profile.md.
+Seconds are processor time of the process, without capture and imports: the median of three searches, or one search if
+it takes over ten seconds. Planners differ in what they search. `graphpipe` searches graphs, micro-batches and
+degrees, and ranks plans by simulated step time. The baselines solve their published recurrence for every micro-batch
+size. `graphpipe` is the default planner, which also searches schedules; `1f1b` and `published` (objective and
+schedule of the paper) do not. table1-profile.md shows where each of them spends its time.
 """
 
 import statistics

@@ -5,7 +5,7 @@
 
 In training the backwards say how far a stage may go. An evaluation has none, so a stage takes the samples in flight of
 1F1B instead (`plans.in_flight`). Under 1F1B a backward follows the forwards of all consumers, so every order that 1F1B
-allows is allowed here, and no stage waits for ever.
+allows is allowed here, and no stage waits forever.
 """
 
 from collections import deque

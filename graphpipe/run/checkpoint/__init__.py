@@ -8,7 +8,7 @@
       plan.json                                            the plan that was trained
       manifest.json                                        SHA-256 of every file, and the file of every tensor
 
-Rank 0 alone writes the last three. To save, `checkpoints` runs these parts in order: `snapshot` copies the state of a
+Only rank 0 writes the last three. To save, `checkpoints` runs these parts in order: `snapshot` copies the state of a
 rank in memory; `rank_files` writes the copy, in a thread; on rank 0, `folder` then writes the manifest and renames the
 folder, so a folder without `.part` in its name is complete. To load, `folder` finds the newest checkpoint that `verify`
 accepts, after it has compared every file with the manifest; `restore` gives its state to the pipeline, on any plan.
