@@ -1,7 +1,7 @@
 """The pace of the machine: the core time that a fixed piece of work takes.
 
-A virtual core is often one of the two threads of a real one: while a neighbour uses the other, everything takes up to
-two thirds longer, for seconds at a time, and nothing within the machine shows it but work that is known.
+A virtual core is often one of the two threads of a real one. While another virtual machine uses the other thread,
+everything takes up to two thirds longer, for seconds at a time. Within the machine only known work shows this.
 """
 
 import math

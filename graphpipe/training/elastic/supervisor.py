@@ -11,7 +11,7 @@ elastic agent. The agent's own restarts are off, because they would start all ra
     launch on 3 devices    every rank loads its part of the newest valid checkpoint and trains from there
       after run.readmit_seconds the lost device is probed; it answers
     at the next checkpoint all ranks leave without an error
-    launch on 4 devices    with the first plan again; no step is lost
+    launch on 4 devices    with the first plan again; every step is kept
 
 A run is therefore a sequence of plans, and each continues from a checkpoint of the one before. On the CPU the weights
 equal, bit for bit, those of an uninterrupted run with the same sequence of plans. Every plan stays in the run's folder

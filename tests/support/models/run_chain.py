@@ -1,4 +1,4 @@
-"""A chain with dropout and BatchNorm, cut into stages that share devices or forget what they compute."""
+"""A chain with dropout and BatchNorm, cut into stages that share devices or recompute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ NOTHING: Mapping[int, Recompute] = MappingProxyType({})
 
 
 class Running(nn.Module):
-    """Scales by a buffer that every forward changes, and that the result depends on."""
+    """Scales by a buffer that every forward changes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model whose parts hand each other dataclasses, and which returns one."""
+"""A model that returns a dataclass, and whose submodules pass dataclasses to each other."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ BATCH = 8
 
 @dataclass
 class Pair:
-    """Known to PyTorch."""
+    """A dataclass that is registered with PyTorch."""
 
     left: Tensor
     right: Tensor
@@ -25,7 +25,7 @@ class Pair:
 
 @dataclass
 class Unknown:
-    """Not known to it."""
+    """A dataclass that is not registered."""
 
     logits: Tensor
 
@@ -42,7 +42,7 @@ class Both(nn.Module):
 
 
 class Head(nn.Module):
-    """Reads one by attribute, and returns another."""
+    """Reads one dataclass by attribute, and returns another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Head(nn.Module):
 
 
 class Last(nn.Module):
-    """Returns what nobody knows."""
+    """Returns a dataclass that is not registered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Last(nn.Module):
 
 
 class Chain(nn.Module):
-    """The same parts in a forward of one's own."""
+    """The same submodules, called in a forward of its own."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def declared(head: type[nn.Module] = Head) -> DagModule:
 
 
 def chained() -> Chain:
-    """Return the model as a module of its own."""
+    """Return the model as an ordinary module."""
     return Chain(*declared().children())
 
 
@@ -111,7 +111,7 @@ def plan(model: nn.Module, method: Method = "auto") -> Plan:
 
 
 def trained(kind: str) -> dict[str, Any]:
-    """Take a step and evaluate; return what came of it on this rank."""
+    """Take a step and evaluate; return the results of this rank."""
     model = declared() if kind == "declared" else chained()
     with Pipeline(plan(model, "declared" if kind == "declared" else "auto"), model, loss) as pipeline:
         value = pipeline.step(*batch())
@@ -125,7 +125,7 @@ def trained(kind: str) -> dict[str, Any]:
 
 
 def refused() -> str:
-    """Evaluate a model that returns what nobody knows, and return the error."""
+    """Evaluate a model that returns an unregistered dataclass, and return the error."""
     model = declared(Last)
     try:
         with Pipeline(plan(model, "declared"), model, lambda output, _: output.logits.mean()) as pipeline:

@@ -1,4 +1,4 @@
-"""Tiny models of Hugging Face from their configurations, and their training in a pipeline and without one."""
+"""Tiny Hugging Face models, made from configurations, and their training with and without a pipeline."""
 
 import copy
 import sys
@@ -49,7 +49,7 @@ def pictures(seed: int) -> Batch:
 
 
 def ignored(labels: Tensor) -> Tensor:
-    """Return labels of which unequal numbers count; in two samples, which make a micro-batch, none."""
+    """Return labels of which unequal numbers count. In two samples, which make a micro-batch, none count."""
     labels = labels.clone()
     labels[2, 2:] = labels[6] = labels[7] = -100
     return labels
@@ -141,7 +141,7 @@ def vit() -> tuple[nn.Module, Callable[[int], Batch]]:
 
 
 def llava() -> tuple[nn.Module, Callable[[int], Batch]]:
-    """A vision tower whose features stand in a Llama's text."""
+    """A Llama whose text contains the features of a vision tower."""
     config = transformers.LlavaConfig(
         vision_config={"model_type": "clip_vision_model", **LAYERS, **PICTURE, "projection_dim": 16},
         text_config={"model_type": "llama", **LAYERS, "num_key_value_heads": 2, "vocab_size": WORDS},
@@ -307,7 +307,7 @@ def plan_of(graph: Graph, devices: int) -> Plan:
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    """With momentum: it forgives the last bits of a gradient."""
+    """SGD with momentum, which tolerates differences in the last bits of a gradient."""
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 

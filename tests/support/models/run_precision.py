@@ -17,7 +17,7 @@ CUTS["whole"] = [(["stem"], [0], BATCH), (["left", "right"], [1], BATCH), (["hea
 
 
 def steep(output: Tensor, targets: Tensor) -> Tensor:
-    """A loss whose gradients are too large for float16 at the scale a training begins with."""
+    """A loss whose gradients are too large for float16 at the initial loss scale."""
     return 8 * cross_entropy(output, targets)
 
 
@@ -88,7 +88,7 @@ def train_unpartitioned(precision: str, loss: str, clip_norm: float | None = 0.5
 
 
 def resume(folder: str, precision: str) -> tuple[float, list[float]]:
-    """Save a float16 training after two steps, and go on from there; return the loss scale found, and the losses."""
+    """Save a float16 training after two steps, and resume it; return the loss scale found, and the losses."""
     pipeline, _ = build("whole", "fp16", "steep")
     with pipeline, Checkpoints(pipeline, folder) as checkpoints:
         for step in range(2):

@@ -33,7 +33,7 @@ GPT: dict[str, list[StageLine]] = {
 
 
 class Masked(nn.Module):
-    """Its own forward makes a mask of the length, and reads a parameter; a long sample goes through more layers."""
+    """Makes a mask of the length in its forward, and reads a parameter. Long samples go through more layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def train_unpartitioned(cut: str) -> list[dict[str, Any]]:
 
 
 def disagree(cut: str, length: int, samples: int) -> str:
-    """Train a step together; then rank 1 is given a mini-batch of its own. Return what the pipeline says."""
+    """Train a step together; then give rank 1 another mini-batch. Return the error message."""
     pipeline, _ = build(cut)
     pipeline.step(*batch(LENGTHS[0], 0))
     odd = dist.get_rank() == 1
@@ -142,7 +142,7 @@ def disagree(cut: str, length: int, samples: int) -> str:
 
 
 def disagree_on_values() -> str:
-    """Give every rank a mini-batch of its own, of one shape, in the first step. Return what the pipeline says."""
+    """Give every rank another mini-batch of the same shape in the first step. Return the error message."""
     pipeline, _ = build("two")
     try:
         pipeline.step(*batch(LENGTHS[0], seed=dist.get_rank()))
@@ -152,7 +152,7 @@ def disagree_on_values() -> str:
 
 
 def refused(cut: str, kind: str, length: int) -> str:
-    """Return what the pipeline says of a length that it cannot train on."""
+    """Return the error message for a length that the pipeline cannot train on."""
     pipeline, _ = build(cut, kind)
     try:
         pipeline.step(*batch(length, 0))

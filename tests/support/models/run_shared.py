@@ -1,4 +1,4 @@
-"""A model whose weights are shared by several of its parts, and its training: importable functions of plain values."""
+"""A model whose submodules share weights, and its training: importable functions of plain values."""
 
 import copy
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ def save(cut: str, folder: str) -> None:
 
 
 def resume(cut: str, folder: str) -> dict[str, Any]:
-    """Go on for two steps from other weights and the last checkpoint."""
+    """Resume from the last checkpoint with other initial weights, and train two steps."""
     pipeline, model = build(cut, weights=7)
     with pipeline:
         Checkpoints(pipeline, folder).load()

@@ -1,4 +1,4 @@
-"""Modules whose backward is taken apart, and plans whose schedules do so."""
+"""Modules whose backward is split, and plans whose schedules split backwards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class Scale(torch.autograd.Function):
 
 @dataclass
 class Case:
-    """A module, what it receives, and which of these come from a stage before."""
+    """A module, its inputs, and which of them come from an earlier stage."""
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
