@@ -1,8 +1,8 @@
 """Text files in UTF-8: read with plain errors, written in one piece."""
 
 import os
-import tempfile
 from pathlib import Path
+from secrets import token_hex
 
 from graphpipe.errors import InvalidInput
 
@@ -30,14 +30,14 @@ def write_text(path: str | Path, text: str) -> None:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        temporary = path.with_name(f"{path.name}{token_hex(4)}.part")
+        file = temporary.open("x", encoding="utf-8")  # with the permissions that the umask leaves
     except OSError as error:
         raise InvalidInput(f"cannot write: {error.strerror}", where=str(path)) from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with file:
             file.write(text)
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise InvalidInput(f"cannot write: {error.strerror}", where=str(path)) from None

@@ -26,7 +26,7 @@ class RankFailed(GraphPipeError):
         what: the error it raised, or how its process ended.
         kind: name of the exception's type; empty if it raised none.
         host: host, stage, step and task, as far as they are known.
-        seen: when it last wrote its status, in seconds since the epoch.
+        seen: when it last wrote its status, by `time.monotonic` of this machine.
         failed: all ranks that failed by themselves, this one first.
     """
 
@@ -63,7 +63,7 @@ def first_failure(failures: Mapping[int, ProcessFailure], folder: str | Path = "
         _describe_silence(failure) if silent else _describe(failure),
         kind=_recorded(failure).partition(":")[0],
         host=str(seen) if seen else "",
-        seen=seen.seconds if seen else time.time(),
+        seen=seen.seconds if seen else time.monotonic(),
         failed=(rank, *(other for other in order[1:] if other in guilty and failures[other].exitcode < 0)),
     )
 

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
+from graphpipe.files.permissions import with_usual_permissions
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import CrossingValues
@@ -82,7 +83,9 @@ def save_capture(captured: Captured, path: Path) -> bool:
     except NotWritable:
         return False
     constants = {name: tensor.detach().contiguous().clone() for name, tensor in captured.module_graph.constants.items()}
-    save_file(constants, path.with_suffix(".safetensors"))
+    tensors = path.with_suffix(".safetensors")
+    with with_usual_permissions(tensors):
+        save_file(constants, tensors)
     record = _CaptureRecord(
         graph_sha256=captured.graph.fingerprint,
         inputs={name: node.name for name, node in captured.module_graph.inputs.items()},

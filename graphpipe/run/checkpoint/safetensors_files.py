@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
+from graphpipe.files.permissions import with_usual_permissions
 from graphpipe.run.checkpoint.manifest import TensorEntry
 
 
@@ -36,7 +37,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
         OSError: the file cannot be written.
     """
     try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
+        with with_usual_permissions(path):
+            save_file(dict(tensors), path, metadata={"format": "pt"})
     except KeyError as error:
         raise InvalidInput(f"a safetensors file cannot hold {error.args[0]}", where=str(path)) from None
     except SafetensorError as error:
@@ -44,7 +46,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
-    path.chmod(0o644)
     return {
         name: TensorEntry(file=path.name, dtype=dtype_name(tensor), shape=tuple(tensor.shape))
         for name, tensor in tensors.items()
