@@ -20,7 +20,7 @@ STATUS_FOLDER = "GRAPHPIPE_STATUS_FOLDER"
 NO_PEER, ALL_PEERS = -1, -2
 """Values of `RankStatus.peer` for a rank that waits for no single peer."""
 
-# The record: seconds since the epoch, process, step, phase, stage, micro-batch, peer.
+# The record: seconds of `time.monotonic`, process, step, phase, stage, micro-batch, peer.
 # After the record: the host and the names of the stages, one per line.
 _RECORD = struct.Struct("<d6i")
 _PHASES = (
@@ -53,7 +53,7 @@ class RankStatus:
     host: str
     pid: int
     seconds: float
-    """Since the epoch."""
+    """Of `time.monotonic`, which the processes of a machine share, and which nobody sets back."""
     step: int
     """From 1."""
     phase: str
@@ -98,7 +98,7 @@ class StatusWriter:
     def write(self, phase: str, stage: int = -1, micro_batch: int = -1, peer: int = NO_PEER) -> None:
         """Write what this rank does next."""
         number = _PHASE_NUMBERS[phase]
-        _RECORD.pack_into(self._memory, 0, time.time(), self._pid, self.step, number, stage, micro_batch, peer)
+        _RECORD.pack_into(self._memory, 0, time.monotonic(), self._pid, self.step, number, stage, micro_batch, peer)
 
     def last(self) -> RankStatus:
         """Return the status that was written last."""

@@ -110,8 +110,9 @@ def note_restart(folder: RunFolder, cluster: Cluster, planning_seconds: float | 
         return
     steps = read_metrics_log(log)
     names = tuple(device.name for device in cluster.devices)
-    interruption = Interruption(
-        since=min(log.stat().st_mtime, time.time()),
+    silent = max(0.0, time.time() - log.stat().st_mtime)  # the log may be another host's, whose clock is another one
+    interruption = Interruption.of(
+        time.monotonic() - silent,
         cause=f"the hosts joined again, with {len(names)} ranks",
         steps_done=steps[-1].step if steps else 0,
         devices=names,

@@ -105,16 +105,14 @@ class Supervisor:
                 return plan
             done = self._steps_done()
             if failure is None:
-                cause, since = f"device {readmission.back[0]} is back", time.time()
+                cause, since = f"device {readmission.back[0]} is back", time.monotonic()
                 del self.probe_at[readmission.back[0]]
             else:
                 cause, since = str(failure), failure.seen
                 self._note_loss(plan, failure, done)
             plan, seconds = self._plan_again()
             names = tuple(plan.cluster.devices[device].name for device in plan.used_devices)
-            interruption = Interruption(
-                since=since, cause=cause, steps_done=done, devices=names, planning_seconds=seconds
-            )
+            interruption = Interruption.of(since, cause=cause, steps_done=done, devices=names, planning_seconds=seconds)
             note_interruption(self.folder, interruption)
             resume = bool(list_checkpoints(self.folder.checkpoints))
 

@@ -1,9 +1,11 @@
 """recoveries.jsonl: when and how a run continued on other devices, because a rank was lost or a device came back."""
 
 import json
+import socket
 import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pydantic import ConfigDict
 
@@ -29,6 +31,32 @@ class Interruption:
     """The devices on which the run continues."""
     planning_seconds: float | None = None
     """Time taken to plan for these devices."""
+    moment: float | None = None
+    """The same as `since`, by `time.monotonic` of the machine `clock`. None in files written before this field existed.
+    """
+    clock: str = ""
+
+    @staticmethod
+    def of(
+        moment: float, *, cause: str, steps_done: int, devices: tuple[str, ...], planning_seconds: float | None = None
+    ) -> "Interruption":
+        """Return an interruption since a moment of this machine's `time.monotonic`."""
+        return Interruption(
+            since=time.time() - (time.monotonic() - moment),
+            cause=cause,
+            steps_done=steps_done,
+            devices=devices,
+            planning_seconds=planning_seconds,
+            moment=moment,
+            clock=_clock(),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has stood still. Another machine, or this one after a restart, can only compare dates."""
+        if self.moment is not None and self.clock == _clock():
+            return time.monotonic() - self.moment
+        return max(0.0, time.time() - self.since)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +80,11 @@ class Recovery:
 
 def note_interruption(folder: RunFolder, interruption: Interruption) -> None:
     """Write down that a run stands still. If it already stood still, both times count as one interruption."""
-    earlier = _interruption(folder)
-    since = min(interruption.since, earlier.since) if earlier else interruption.since
-    done = max(interruption.steps_done, earlier.steps_done) if earlier else interruption.steps_done
-    write_document(folder.interruption, "recovery", replace(interruption, since=since, steps_done=done))
+    if earlier := _interruption(folder):
+        done = max(interruption.steps_done, earlier.steps_done)
+        began = {"since": earlier.since, "moment": earlier.moment, "clock": earlier.clock}
+        interruption = replace(interruption, steps_done=done, **began)
+    write_document(folder.interruption, "recovery", interruption)
 
 
 def note_recovery(folder: RunFolder, step: int) -> None:
@@ -72,7 +101,7 @@ def note_recovery(folder: RunFolder, step: int) -> None:
         cause=interruption.cause,
         step=step,
         steps_lost=interruption.steps_done - step,
-        seconds=time.time() - interruption.since,
+        seconds=interruption.seconds,
         devices=interruption.devices,
         planning_seconds=interruption.planning_seconds,
     )
@@ -96,6 +125,14 @@ def read_recoveries(folder: RunFolder) -> tuple[Recovery, ...]:
         InvalidInput: the file cannot be read.
     """
     return tuple(from_body(Recovery, body, where) for where, body in read_json_lines(folder.recoveries))
+
+
+def _clock() -> str:
+    # Names what `time.monotonic` counts from: the start of a machine.
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _interruption(folder: RunFolder) -> Interruption | None:

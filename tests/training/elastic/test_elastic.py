@@ -30,7 +30,7 @@ from graphpipe.training.run_folder.run_folder import RunFolder
 def failed(
     rank: int = 1, what: str = "was killed by SIGKILL", kind: str = "", others: tuple[int, ...] = ()
 ) -> RankFailed:
-    return RankFailed(rank, what, kind=kind, host="", seen=time.time() - 5, failed=(rank, *others))
+    return RankFailed(rank, what, kind=kind, host="", seen=time.monotonic() - 5, failed=(rank, *others))
 
 
 @pytest.fixture
@@ -100,32 +100,44 @@ def test_an_elastic_run_ends_after_too_many_losses(supervise: Callable[..., list
         supervise(failed(0), failed(0), failed(0), failed(0), None)  # no device is left
 
 
-def test_a_recovery_has_the_lost_time_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recovery_has_the_lost_time_and_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     note_recovery(RunFolder(tmp_path), 3)
     assert read_recoveries(RunFolder(tmp_path)) == ()
-    now = time.time()
-    note_interruption(RunFolder(tmp_path), Interruption(since=now - 7, cause="first", steps_done=9, devices=ALL))
+    """The clock was set back by two hours while a run recovered, and the recovery "took" -7163 s."""
+    now = time.monotonic()
+    note_interruption(RunFolder(tmp_path), Interruption.of(now - 7, cause="first", steps_done=9, devices=ALL))
     # The run failed again before it continued.
-    note_interruption(RunFolder(tmp_path), Interruption(since=now, cause="second", steps_done=6, devices=without(1)))
+    note_interruption(RunFolder(tmp_path), Interruption.of(now, cause="second", steps_done=6, devices=without(1)))
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() - 7200)
     note_recovery(RunFolder(tmp_path), 6)
     note_recovery(RunFolder(tmp_path), 6)
     (found,) = read_recoveries(RunFolder(tmp_path))
     assert (found.cause, found.step, found.steps_lost, found.devices) == ("second", 6, 3, without(1))
     assert 7 <= found.seconds < 17
     assert "training continues after step 6, 3 steps lost" in capsys.readouterr().err
+    # Another machine continues, and has only the date.
+    elsewhere = replace(Interruption.of(now, cause="third", steps_done=6, devices=ALL), clock="another machine")
+    note_interruption(RunFolder(tmp_path), replace(elsewhere, since=clock()))
+    note_recovery(RunFolder(tmp_path), 6)
+    assert read_recoveries(RunFolder(tmp_path))[-1].seconds == 0
 
 
 def test_a_truncated_recovery_at_the_end_of_the_file_is_skipped(tmp_path: Path) -> None:
     # The run was killed while it wrote a line. It could then not end after its last step.
     for number in range(2):
         note_interruption(
-            RunFolder(tmp_path), Interruption(since=time.time(), cause=f"cause {number}", steps_done=3, devices=ALL)
+            RunFolder(tmp_path), Interruption.of(time.monotonic(), cause=f"cause {number}", steps_done=3, devices=ALL)
         )
         note_recovery(RunFolder(tmp_path), 2)
     file = RunFolder(tmp_path).recoveries
     file.write_text(file.read_text()[:-10])
     assert [found.cause for found in read_recoveries(RunFolder(tmp_path))] == ["cause 0"]
-    note_interruption(RunFolder(tmp_path), Interruption(since=time.time(), cause="cause 2", steps_done=3, devices=ALL))
+    note_interruption(
+        RunFolder(tmp_path), Interruption.of(time.monotonic(), cause="cause 2", steps_done=3, devices=ALL)
+    )
     note_recovery(RunFolder(tmp_path), 2)  # on a new line
     assert [found.cause for found in read_recoveries(RunFolder(tmp_path))] == ["cause 0", "cause 2"]
     file.write_text("{\n" + file.read_text())
