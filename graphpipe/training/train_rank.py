@@ -38,7 +38,9 @@ from graphpipe.training.telemetry.banner import readiness, show_banner
 from graphpipe.training.telemetry.telemetry import Telemetry, open_telemetry
 
 TRACED = 5
-"""Number of last steps that are traced. The one with the median time is saved as the measured trace."""
+"""Number of last steps that are traced. The one with the median time is saved as the measured trace.
+
+Before a traced step all ranks wait for each other. The other steps are not recorded, and do not have this barrier."""
 
 
 def train_from_folder(directory: str, resume: str = "", elastic: str = "") -> None:
@@ -151,7 +153,6 @@ def _options(config: TrainConfig, steps: int, plan: Plan, folder: RunFolder) -> 
         precision=config.train.precision,
         clip_norm=config.train.clip_norm,
         seed=config.train.seed,
-        record=True,
         timeout_seconds=config.run.timeout_seconds,
         faults=parse_faults(config.train.faults),
         fault_log=folder.faults,
@@ -183,11 +184,12 @@ def _steps(
     traces: list[Trace] = []
     every = config.train.checkpoint_every
     for number, (inputs, targets) in zip(range(pipeline.steps + 1, telemetry.steps + 1), reader, strict=False):
+        pipeline.recording = number > telemetry.steps - TRACED
         start = time.perf_counter()
         loss = pipeline.step(inputs, targets)
         history.append(StepMetrics(step=number, loss=loss, seconds=time.perf_counter() - start))
         telemetry.step(history[-1])
-        if number > telemetry.steps - TRACED:
+        if pipeline.recording:
             traces.append(pipeline.trace())
         if every is not None and (number % every == 0 or number == telemetry.steps):
             start = time.perf_counter()

@@ -12,7 +12,12 @@ from cli_cases import Run
 
 import graphpipe as gp
 from graphpipe.plans import Plan
+from graphpipe.run.step.recorder import Recorder
+from graphpipe.trace import Trace
 from graphpipe.training.config.from_toml import read_config
+from graphpipe.training.run_folder.run_folder import RunFolder
+from graphpipe.training.task.task import load_task
+from graphpipe.training.train_rank import TRACED, train_rank
 
 SCRIPT = """
 import sys
@@ -83,6 +88,27 @@ def test_a_configuration_and_a_plan_may_be_values(config: Path) -> None:
     assert resumed.folder == first.folder
     assert resumed.result.steps == 3
     assert resumed.result.loss_first == first.result.loss_first
+
+
+def test_only_the_last_steps_are_recorded(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step was recorded, and before every step all ranks waited for each other."""
+    settings = read_config(config, ["train.steps=8"])
+    task = load_task(settings.task, settings.folder, settings.train.seed)
+    graph, cluster = gp.capture(task.module, task.example_inputs), gp.Cluster.preset("local:1")
+    plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=settings.train.batch_size)
+    recorded: list[bool] = []
+    begin = Recorder.begin
+
+    def noted(recorder: Recorder) -> None:
+        recorded.append(recorder.on)
+        begin(recorder)
+
+    monkeypatch.setattr(Recorder, "begin", noted)
+    folder = RunFolder(Path("run"))
+    folder.path.mkdir()
+    assert train_rank(settings, task, plan, folder) is not None
+    assert recorded == [False] * 3 + [True] * TRACED
+    assert Trace.load(folder.measured_trace).spans
 
 
 def test_what_the_command_line_refuses_raises_the_same_sentence(run: Run, config: Path) -> None:
