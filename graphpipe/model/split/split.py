@@ -140,8 +140,11 @@ def _crossing(captured: Captured, where: Mapping[fx.Node, int]) -> Crossing:
 
 
 def _check_edges(plan: Plan, crossing: Crossing) -> None:
-    planned = {(edge.source, edge.target) for edge in plan.edges}
-    for source, target in sorted(planned ^ set(crossing)):
+    # An edge of 0 bytes only orders the stages of a sequential pipeline.
+    planned = {(edge.source, edge.target): edge.bytes_per_sample for edge in plan.edges}
+    missing = set(crossing) - set(planned)
+    unused = {ends for ends, count in planned.items() if count and ends not in crossing}
+    for source, target in sorted(missing | unused):
         ends = f"from stage '{plan.stages[source].name}' to stage '{plan.stages[target].name}'"
         what = f"the plan has an edge {ends}, but no value goes there"
         if (source, target) in crossing:
@@ -162,8 +165,8 @@ def _build(
         return tuple(_spec(captured, value) for value in values)
 
     edges = {(edge.source, edge.target): position for position, edge in enumerate(plan.edges)}
-    receives = {edges[key]: specs(values) for key, values in crossing.items() if key[1] == stage}
-    sends = {edges[key]: specs(values) for key, values in crossing.items() if key[0] == stage}
+    receives = {at: specs(crossing.get(key, ())) for key, at in edges.items() if key[1] == stage}
+    sends = {at: specs(crossing.get(key, ())) for key, at in edges.items() if key[0] == stage}
     sent = list(dict.fromkeys(value for key, values in crossing.items() if key[0] == stage for value in values))
     mine = [node for node in captured.module_graph.graph.nodes if where.get(node) == stage]
     graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, plan.stages[stage]))

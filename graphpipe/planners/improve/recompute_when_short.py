@@ -1,6 +1,6 @@
 """Recomputation as a last resort: stages recompute only if no plan fits in memory otherwise."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from graphpipe.errors import Infeasible
@@ -53,10 +53,13 @@ def with_recomputation(
 
 
 def _easing(options: Options) -> Options:
-    choose = options.scheduled
-    if choose is None:
+    if (choose := options.scheduled) is None:
         return options
-    return replace(options, scheduled=lambda plans: choose([*map(eased, plans), *plans]))
+
+    def scheduled(plans: Sequence[Plan]) -> Plan:
+        return choose([*map(eased, plans), *plans])
+
+    return replace(options, scheduled=scheduled)
 
 
 def eased(plan: Plan) -> Plan:

@@ -21,8 +21,11 @@ def edge_specs(programs: Sequence[StageProgram]) -> dict[int, tuple[ValueSpec, .
 
 
 def gradient_edges(specs: EdgeSpecs) -> frozenset[int]:
-    """Return the edges along which a gradient comes back."""
-    return frozenset(edge for edge, values in specs.items() if any(value.requires_grad for value in values))
+    """Return the edges along which a gradient comes back.
+
+    They include the edges without values, which only order the stages of a sequential pipeline, and their backwards.
+    """
+    return frozenset(edge for edge, values in specs.items() if not values or any(each.requires_grad for each in values))
 
 
 def check_outputs(outputs: Mapping[str, Tensor], specs: EdgeSpecs, rows: int, stage: str) -> None:

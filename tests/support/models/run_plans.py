@@ -103,6 +103,14 @@ def plan_for(graph: Graph, stages: Sequence[StageLine], batch_size: int, schedul
     )
 
 
+def in_a_chain(plan: Plan, schedule: str = "1f1b") -> Plan:
+    """Return the plan as a sequential pipeline: stages that do not feed each other have edges without values."""
+    known = {(edge.source, edge.target): edge for edge in plan.edges}
+    following = [(stage, stage + 1) for stage in range(len(plan.stages) - 1)]
+    edges = known | {(a, b): StageEdge(source=a, target=b, bytes_per_sample=0.0) for a, b in {*following} - {*known}}
+    return replace(plan, edges=tuple(edges[ends] for ends in sorted(edges)), schedule=schedule)
+
+
 def in_bursts(plan: Plan, bursts: Sequence[int]) -> Plan:
     """Return the plan under kFkB with these bursts, by stage, and no more samples in flight than they need."""
     sizes = [stage.micro_batch for stage in plan.stages]
