@@ -34,8 +34,8 @@ class Pipeline:
     """A model that trains as a plan splits it. All ranks build it and call its methods alike (SPMD).
 
     Args:
-        plan: says which stage runs where. With one rank, that rank runs everything; otherwise there is one rank per
-            device in use, rank i on the i-th.
+        plan: says which stage runs where. With one rank, that rank runs everything. Otherwise there is one rank per
+            device in use, or more: see `Placement.of`. Ranks without a stage wait along.
         model: the user's model, the same on every rank; or its stage programs, by stage.
         loss_fn: takes the model's output and the targets of some samples, returns the mean loss over these samples
             (0-d). Unless the output stage takes the whole batch, the mini-batch's loss must be that mean over samples.
@@ -68,6 +68,7 @@ class Pipeline:
         with self.world.closing_on_error():
             self._parts = build_parts(self.world, plan, model, loss_fn, optimizer, self.options)
         self._worker = self._parts.worker
+        self._warn_of_idle_ranks()
 
     def step(self, inputs: Inputs, targets: Any = None) -> float:
         """Train on one mini-batch, and return its mean loss, the same on every rank.
@@ -243,6 +244,16 @@ class Pipeline:
             self.close()
         else:
             self._abandon(error)
+
+    def _warn_of_idle_ranks(self) -> None:
+        idle = self._worker.placement.idle
+        if idle and self.world.rank == 0:
+            numbers = ", ".join(map(str, idle))
+            warnings.warn(
+                f"rank{'s' * (len(idle) > 1)} {numbers} of {self.world.size} only wait{'s' * (len(idle) == 1)} for the "
+                f"others: the plan uses {len(self.plan.used_devices)} devices",
+                stacklevel=3,
+            )
 
     def _warn_of_whole_backwards(self) -> None:
         for name, how in self.backwards().items():

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graphpipe.cluster import Cluster
-from graphpipe.errors import InvalidInput
 from graphpipe.model.capture_file.capture_file import save_capture
 from graphpipe.model.split.split import capture_for
 from graphpipe.plans import Plan
@@ -60,8 +59,7 @@ def prepare_elastic(
 
     Raises:
         Infeasible: no plan fits on the hosts.
-        InvalidInput: the run is complete, the plan leaves a rank without work, or another training writes to the run's
-            folder.
+        InvalidInput: the run is complete, or another training writes to the run's folder.
         CheckpointCorrupt: every checkpoint is damaged.
     """
     folder, cluster, ranks = membership.folder, membership.cluster, len(membership.cluster.devices)
@@ -78,13 +76,6 @@ def prepare_elastic(
         found, captured = use_plan(config, task, plan)
     else:
         found, captured = make_plan(config, task, cluster, tell)
-    if len(found.used_devices) < ranks:
-        used = len(found.used_devices)
-        raise InvalidInput(
-            f"the best plan uses {used} devices, {ranks} ranks have joined",
-            where="--elastic",
-            remedy="Start fewer processes per host, or use larger mini-batches.",
-        )
     Placement.of(found, ranks)
     folder.path.mkdir(parents=True, exist_ok=True)
     lock.take(folder)

@@ -27,7 +27,10 @@ _DIGEST, _LENGTH = 16, 256
 
 
 def neighbours(plan: Plan, placement: Placement, lowered: LoweredSchedule, rank: int) -> tuple[int, ...]:
-    """Return the ranks that a rank sends to or receives from, and its neighbours among the replicas of a stage."""
+    """Return the ranks that a rank sends to or receives from, and its neighbours among the replicas of a stage.
+
+    A rank without a stage compares its mini-batch with a rank of the first stage.
+    """
     ends = [
         (placement.rank_of[action.transfer.source_device], placement.rank_of[action.transfer.target_device])
         for _, action in lowered.order
@@ -36,6 +39,7 @@ def neighbours(plan: Plan, placement: Placement, lowered: LoweredSchedule, rank:
     for stage in range(len(plan.stages)):
         ranks = sorted(set(placement.ranks(stage)))
         ends += pairwise(ranks)
+    ends += [(placement.ranks(0)[0], idle) for idle in placement.idle]
     return tuple(sorted({other for pair in ends if rank in pair for other in pair} - {rank}))
 
 

@@ -39,9 +39,9 @@ def shake_hands(world: World, plan: Plan, placement: Placement, settings: Mappin
     ranks = world.exchange(own | {"host": socket.gethostname(), "place": world.reach.place})
     world.reach.learn({tuple(other["place"]): other["host"] for other in ranks if other["place"]})
     for rank, other in enumerate(ranks):
-        stages = sorted({slot.stage for slot in placement.slots(rank)})
-        hosted = ", ".join(f"'{plan.stages[stage].name}'" for stage in stages)
-        world.hosts[rank] = f"host {other['host']}, stage{'s' * (len(stages) > 1)} {hosted}"
+        names = [f"'{plan.stages[stage].name}'" for stage in sorted({slot.stage for slot in placement.slots(rank)})]
+        hosted = f"stage{'s' * (len(names) > 1)} {', '.join(names)}" if names else "without a stage"
+        world.hosts[rank] = f"host {other['host']}, {hosted}"
     for what, remedy in _REMEDIES.items():
         for rank, other in enumerate(ranks):
             if other[what] != ranks[0][what]:

@@ -17,7 +17,10 @@ class ReplicaSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The rank of every device in use: one device per rank, or all of them on the only rank."""
+    """The rank of every device in use: one device per rank, or all of them on the only rank.
+
+    With more ranks, those whose device hosts no stage only wait for the others.
+    """
 
     plan: Plan
     size: int
@@ -28,19 +31,31 @@ class Placement:
     def of(plan: Plan, size: int) -> "Placement":
         """Place the plan's devices on `size` ranks.
 
+        If there are as many ranks as the cluster has devices, rank i is device i. Otherwise it is the i-th device in
+        use, and the last ranks have no device.
+
         Raises:
-            InvalidInput: the world has neither one rank nor one rank per device in use.
+            InvalidInput: the world has several ranks, but fewer than the plan has devices in use.
         """
         used = plan.used_devices
-        if size not in (1, len(used)):
+        if 1 < size < len(used):
             raise InvalidInput(
                 f"the plan uses {len(used)} devices, the world has {size} ranks",
                 where="world size",
                 remedy=f"Start {len(used)} processes (torchrun --nproc-per-node {len(used)}), or one that runs all.",
             )
-        return Placement(
-            plan=plan, size=size, rank_of={device: 0 if size == 1 else rank for rank, device in enumerate(used)}
-        )
+        if size == 1:
+            rank_of = dict.fromkeys(used, 0)
+        elif size == len(plan.cluster.devices):
+            rank_of = {device: device for device in used}
+        else:
+            rank_of = {device: rank for rank, device in enumerate(used)}
+        return Placement(plan=plan, size=size, rank_of=rank_of)
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The ranks that do not host a stage, ascending."""
+        return tuple(sorted({*range(self.size)} - {*self.rank_of.values()}))
 
     def devices(self, rank: int) -> tuple[int, ...]:
         """Return the devices a rank hosts, ascending."""

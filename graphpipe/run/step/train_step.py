@@ -84,9 +84,10 @@ class TrainStep:
     def _update(self, summary: StepSummary, *, overflown: bool) -> None:
         worker = self.worker
         worker.monitor.enter("optimizer")
-        with worker.recorder.span(self._devices[0], "optimizer", worker.leaders()[0].slot.stage):
-            if not overflown:
-                self.update.step(summary.gradient_norm)
+        if leaders := worker.leaders():
+            with worker.recorder.span(self._devices[0], "optimizer", leaders[0].slot.stage):
+                if not overflown:
+                    self.update.step(summary.gradient_norm)
         if self.loss_scale is not None:
             self.loss_scale = self.loss_scale.after(finite=not overflown)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from run_jobs import rejoin_world
 from run_models import STAGES
 from run_ranks import run_ranks, values
-from run_scenarios import differ, train, train_from_unequal_weights
+from run_scenarios import differ, train, train_beside_idle_ranks, train_from_unequal_weights
 
 
 def ranks_of(cut: str) -> int:
@@ -64,6 +64,21 @@ def test_ranks_with_different_plans_or_options_are_refused(what: str, message: s
 def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:
     for outcome in run_ranks(train, 3, tmp_path, "four", 1, {}):
         assert "the plan uses 4 devices, the world has 3 ranks. Start 4 processes" in outcome.error
+
+
+def test_ranks_without_a_stage_wait_along_and_know_the_results(tmp_path: Path) -> None:
+    """A world larger than the plan's devices was refused."""
+    alone = train_beside_idle_ranks(str(tmp_path / "alone"))
+    together = values(run_ranks(train_beside_idle_ranks, 3, tmp_path, str(tmp_path / "together"), seconds=60))
+    for rank, runs in enumerate(together):
+        for idle, (found, warned), (wanted, _) in zip((2, 0), runs, alone, strict=True):
+            assert found["losses"] == wanted["losses"]
+            assert found["evaluation"] == wanted["evaluation"]
+            assert torch.equal(found["outputs"], wanted["outputs"])
+            assert_equal(found["state"], wanted["state"])
+            sentence = f"rank {idle} of 3 only waits for the others: the plan uses 2 devices"
+            assert warned == ([sentence] if rank == 0 else [])
+    assert all(not warned for _, warned in alone)
 
 
 def test_a_second_world_ignores_the_first_worlds_keys_in_an_agents_store(tmp_path: Path) -> None:

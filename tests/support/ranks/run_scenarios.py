@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from run_models import BATCH, STAGES, Both, Join, contrastive, cross_entropy, fan, fan_batch
-from run_plans import captured_plan, hand_split, in_bursts, plan_of
+from run_plans import captured_plan, hand_split, in_a_chain, in_bursts, plan_of
 from torch import Tensor, nn
 
 from graphpipe.errors import NonFiniteLoss
@@ -19,6 +20,7 @@ from graphpipe.files.json_body import to_body
 from graphpipe.model.dag_module import DagModule
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline, PipelineOptions
+from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.step import evaluation
 from graphpipe.schedule import Transfer
@@ -104,6 +106,34 @@ def train(cut: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
         "outputs": outputs,
         "state": dict(model.state_dict()),
     }
+
+
+def train_beside_idle_ranks(folder: str) -> list[tuple[dict[str, Any], list[str]]]:
+    """Train on devices 0 and 1, and on devices 1 and 2, with a checkpoint that is loaded; return also the warnings."""
+    found: list[tuple[dict[str, Any], list[str]]] = []
+    for first in (0, 1):
+        stages = [(["stem", "left"], [first], 4), (["right", "head"], [first + 1], 3)]
+        model, (inputs, _) = fan(), fan_batch()
+        plan = plan_of(model, inputs, stages, BATCH)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pipeline = Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, adamw)
+        with pipeline, Checkpoints(pipeline, f"{folder}/{first}") as checkpoints:
+            losses = [pipeline.step(*fan_batch(seed=1))]
+            checkpoints.save()
+            losses += [pipeline.step(*fan_batch(seed=2))]
+            checkpoints.load()
+            losses += [pipeline.step(*fan_batch(seed=2))]
+            pipeline.recording = True
+            losses += [pipeline.step(*fan_batch(seed=3))]
+            evaluation, outputs = pipeline.evaluate(*fan_batch(7, seed=99))
+            spans = len(pipeline.trace().spans)
+            pipeline.sync_model()
+        assert losses[1] == losses[2]
+        assert spans
+        result = {"losses": losses, "evaluation": evaluation, "outputs": outputs, "state": dict(model.state_dict())}
+        found.append((result, [str(each.message) for each in caught]))
+    return found
 
 
 def train_from_unequal_weights(cut: str) -> dict[str, Any]:
@@ -203,12 +233,18 @@ class Ordinary(nn.Module):
         return self.head(self.left(hidden), self.right(hidden * 0.5, tokens))
 
 
-def train_captured(cut: str) -> dict[str, Any]:
-    """Train an ordinary module that graphpipe captures and splits."""
+def train_captured(cut: str) -> list[dict[str, Any]]:
+    """Train an ordinary module that graphpipe captures and splits, as a graph and as chains of stages."""
+    torch.manual_seed(0)
+    plan = captured_plan(Ordinary(0.3), fan_batch()[0], STAGES[cut], BATCH)
+    return [_train_captured(each) for each in (plan, in_a_chain(plan), in_a_chain(plan, "gpipe"))]
+
+
+def _train_captured(plan: Plan) -> dict[str, Any]:
     torch.manual_seed(0)
     model = Ordinary(0.3)
-    plan = captured_plan(model, fan_batch()[0], STAGES[cut], BATCH)
     with Pipeline(plan, model, cross_entropy, adamw) as pipeline:
         losses = [pipeline.step(*fan_batch(seed=step)) for step in range(2)]
+        evaluation, _ = pipeline.evaluate(*fan_batch(7, seed=9))
         pipeline.sync_model()
-    return {"losses": losses, "state": dict(model.state_dict())}
+    return {"losses": losses, "evaluation": evaluation, "state": dict(model.state_dict())}
