@@ -108,6 +108,11 @@ def is_higher_order(target: object) -> bool:
     return isinstance(target, HigherOrderOperator)
 
 
+def switches_gradients(target: object) -> bool:
+    """True for the operator that runs a graph under `torch.no_grad()`, or with gradients switched on again."""
+    return is_higher_order(target) and str(target) == "wrap_with_set_grad_enabled"
+
+
 def is_random(target: object) -> bool:
     """True for an operator that draws random numbers."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags

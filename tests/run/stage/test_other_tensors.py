@@ -1,12 +1,18 @@
 """Models that read literals and plain tensors, or have sparse gradients, train like the unpartitioned model."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_plans import plan_for
 from run_ranks import run_ranks, values
-from run_tensors import train, train_both, train_unpartitioned
+from run_tensors import Taught, train, train_both, train_unpartitioned
+from torch.nn import functional
+
+from graphpipe.model.capture.capture import capture
+from graphpipe.run import Pipeline
 
 
 def assert_alike(found: dict[str, Any], *, sparse: bool = False) -> None:
@@ -30,8 +36,8 @@ def test_constants_are_the_same_in_replicas_of_one_process() -> None:
 
 def test_sparse_gradients_are_summed_and_count_in_the_norm() -> None:
     """The norm of all gradients failed with "unsupported memory format option Contiguous" for `sparse=True`."""
-    for options in ({}, {"clip_norm": 1e6}):
-        assert_alike(train(["allreduce"], (0, 1), sparse=True, **options), sparse=True)
+    for clip_norm in (None, 1e6):
+        assert_alike(train(["allreduce"], (0, 1), sparse=True, clip_norm=clip_norm), sparse=True)
 
 
 def test_constants_and_sparse_gradients_beside_other_synchronisations(tmp_path: Path) -> None:
@@ -42,3 +48,28 @@ def test_constants_and_sparse_gradients_beside_other_synchronisations(tmp_path: 
     for constants, sparse in values(run_ranks(train_both, 2, tmp_path, ["ddp", "fsdp2"], seconds=60)):
         assert_alike(constants)
         assert_alike(sparse, sparse=True)
+
+
+@pytest.mark.parametrize("in_place", ["no", "inside", "outside"])
+def test_blocks_without_gradients_may_be_in_any_forward(in_place: str) -> None:
+    """`torch.no_grad()` in the root's forward was refused: only a submodule can become one operator.
+
+    If an operation of that forward was in place, torch's decompositions forgot the block, and gradients were wrong.
+    """
+    torch.manual_seed(0)
+    model, x, targets = Taught(in_place), torch.randn(8, 4), torch.randn(8, 2)
+    twin = copy.deepcopy(model)
+    graph = capture(model, x)
+    assert {"teacher.0", "rate", "head"} <= {op.name for op in graph.ops}
+    plan = plan_for(graph, [([op.name], [number], 8) for number, op in enumerate(graph.ops)], 8)
+    pipeline = Pipeline(plan, model, functional.mse_loss)
+    loss = functional.mse_loss(twin(x), targets)
+    loss.backward()
+    assert pipeline.step(x, targets) == loss.item()
+    found = pipeline.gradients()
+    for name, parameter in twin.named_parameters():
+        gradient = found[name]
+        if parameter.grad is None or gradient is None:
+            assert gradient is parameter.grad, name
+        else:
+            assert torch.equal(gradient, parameter.grad), name

@@ -38,12 +38,42 @@ class Constants(nn.Module):
         self.offset = Offset()
         self.head = nn.Linear(4, 3)
         self.plain = torch.arange(4.0) / 8
+        self.known: Tensor
         self.register_buffer("known", torch.ones(4))
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embed(tokens).mean(1) * torch.tensor([1.0, 2.0, 0.5, 1.0]) + self.plain
         hidden = self.offset(torch.tanh(self.middle(hidden)) * self.known)
         return self.head(hidden) + torch.tensor([0.1, 0.2, 0.3])
+
+
+class Taught(nn.Module):
+    """A frozen branch, a trained one and a block with gradients, all inside `torch.no_grad()` in the root's forward.
+
+    Args:
+        in_place: `inside` the block, or `outside` of it, an operation is in place.
+    """
+
+    def __init__(self, in_place: str) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.teacher = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).requires_grad_(False)
+        self.student = nn.Linear(4, 4)
+        self.rate = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.student(x)
+        with torch.no_grad():
+            aim = self.teacher(x) + self.student(x).relu() / x.shape[0]
+            with torch.enable_grad():
+                rate = self.rate(hidden) * aim
+            scale = (rate + hidden).exp()
+            if self.in_place == "inside":
+                scale.mul_(0.5)
+        if self.in_place == "outside":
+            rate = (rate * 2).add_(1.0)
+        return self.head(hidden - aim + rate * scale)
 
 
 def batch(step: int) -> tuple[dict[str, Tensor], Tensor]:

@@ -3,14 +3,15 @@
 import inspect
 import logging
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
+from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_calls import recording
 from graphpipe.model.capture.module_graph.translation import Translation
@@ -38,9 +39,17 @@ def exported_graph(
     """
     with recording(fake, paths) as calls, quiet():
         program = _export(fake, inputs)
-        if any(is_mutable(node.target) for node in program.graph.nodes):
+        detach_blocks(program)
+        if any(is_mutable(node.target) for node in _nodes(program)):
             program = program.run_decompositions({})  # in-place operators become functions
     return Translation(program, calls, list(inputs), outputs).module_graph()
+
+
+def _nodes(program: ExportedProgram) -> Iterator[fx.Node]:
+    # Blocks in which gradients are switched on or off have graphs of their own.
+    for module in program.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from module.graph.nodes
 
 
 def _export(fake: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:

@@ -21,6 +21,7 @@ from graphpipe.model.torch_private import (
     flatten,
     is_higher_order,
     leaf,
+    switches_gradients,
     unflatten,
 )
 
@@ -61,7 +62,7 @@ class Translation:
             if node in wanted and node.op == "call_function":
                 self.env[node] = self._translate(node)
             elif node in wanted and node.op == "get_attr":
-                raise CannotExpress(_owner(node), "switches a mode of torch or branches on values inside the graph")
+                self.env[node] = self._block(node)
         self.graph.output(tuple(self._argument(item) for item in self.results))
         return ModuleGraph(graph=self.graph, inputs=self.inputs, output_spec=self.output_spec, constants=self.constants)
 
@@ -119,6 +120,13 @@ class Translation:
             wanted.add(node)
         return wanted
 
+    def _block(self, node: fx.Node) -> fx.GraphModule:
+        # The graph of a block in which gradients are switched on or off.
+        inner = getattr(node.graph.owning_module, str(node.target), None)
+        if isinstance(inner, fx.GraphModule) and all(switches_gradients(user.target) for user in node.users):
+            return inner
+        raise CannotExpress(_owner(node), "switches a mode of torch or branches on values inside the graph")
+
     def _is_batch_size(self, node: fx.Node) -> bool:
         return self._is_batch(node.meta.get("val"))
 
@@ -132,6 +140,8 @@ class Translation:
             return self._translate_call(node)
         if node.target is operator.getitem and isinstance(self.env[node.args[0]], list):  # pyright: ignore[reportArgumentType]
             return self.env[node.args[0]][node.args[1]]  # pyright: ignore[reportArgumentType]
+        if switches_gradients(node.target):
+            return self._translate_block(node)
         if is_higher_order(node.target):
             raise CannotExpress(_owner(node), f"uses {node.target}")
         args, kwargs = self._argument(node.args), self._argument(dict(node.kwargs))
@@ -139,6 +149,23 @@ class Translation:
         new = self.graph.call_function(target, args, kwargs)  # pyright: ignore[reportArgumentType]
         new.meta["owner"] = _owner(node)
         return new
+
+    def _translate_block(self, node: fx.Node) -> list[Any]:
+        # Its results are detached already (see `detach_blocks`), so its nodes are computed like any others.
+        _, block, *given = node.args
+        inner: fx.Graph = self.env[block].graph  # pyright: ignore[reportArgumentType]
+        arguments = iter(given)
+        results: list[Any] = []
+        for each in inner.nodes:
+            if each.op == "placeholder":
+                self.env[each] = self._argument(next(arguments))
+            elif each.op == "get_attr":
+                self.env[each] = self._block(each)
+            elif each.op == "call_function":
+                self.env[each] = self._translate(each)
+            elif each.op == "output":
+                results = [self._argument(result) for result in each.args[0]]
+        return results
 
     def _argument(self, value: Any) -> Any:
         def translate(item: Any) -> Any:
