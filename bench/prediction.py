@@ -5,14 +5,16 @@ one thread. The default planner cuts the model (micro-batches of 8, mini-batch o
 a step takes and how much memory every rank needs. Then the ranks train the model (AdamW, all checks on). Nothing is
 fitted to the measured steps. Other virtual machines on the same host change the speed of this one for seconds at a
 time. So a fixed piece of work is timed before and after each profile and each block of steps (`bench/pace.py`). A
-block counts only if this pace is at most 1.1 times the least. `undisturbed` is the number of such blocks, of 12. If
-there are fewer than three, all blocks count, and the row is less reliable. All of this is done three times. The row
-shows the round with the median step error, and `of rounds` the errors of all rounds.
+block is undisturbed if this pace is at most 1.1 times the least. `undisturbed` is the number of such blocks, of 12.
+Three blocks count. If fewer than three are undisturbed, disturbed ones take their places, and the row is less
+reliable. All of this is done three times. The row shows the round with the median step error, and `of rounds` the
+errors of all rounds.
 
-Other processes disturb as well. The 15 steps of the blocks in which others used least of the cores count. `others` is
-the share of the cores that they used. If it is large, the measured step is unreliable, and processor time is the
-better measure. `processor error` compares the predicted seconds of tasks and updates of all ranks with the processor
-time that the ranks used, which includes messages and everything else that the runtime does.
+Other processes disturb as well. Of the undisturbed blocks, those three count in which other processes used least of
+the cores (15 steps). `others` is the share of the cores that they used. If it is large, the measured step is
+unreliable, and processor time is the better measure. `processor error` compares the predicted seconds of tasks and
+updates of all ranks with the processor time that the ranks used, which includes messages and everything else that the
+runtime does.
 
 Memory is what torch had allocated at the peak of a step, on the rank with the worst prediction. It includes
 parameters, gradients and optimizer state. The prediction counts these, what samples in flight keep, what operators
