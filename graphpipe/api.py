@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostTable
+from graphpipe.costs import CostTable, Loads, declare_loads
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
@@ -43,6 +43,7 @@ def plan(
     mixed_micro_batches: bool = False,
     objective: Objective = "step",
     schedule: str | None = None,
+    loads: Loads | None = None,
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -62,13 +63,15 @@ def plan(
         schedule: a scheduler's name, such as `1f1b` or `zb-h1`, or `auto` for the one with the shortest step. `auto`
             may use all the available memory, and gives stages different micro-batch sizes if that is faster. Planners
             that choose a schedule themselves keep it under `1f1b`. None: see `default_schedule`.
+        loads: how much work samples are for some operators, see `declare_loads`. None: as the costs say, usually the
+            same for every sample. Plans are for the expected loads, and fit in memory for the largest loads.
 
     Raises:
         Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.
         InvalidInput: an unknown planner, objective or schedule, a batch or micro-batch out of range, costs of another
-            graph, or a schedule that mixed micro-batch sizes do not run under.
+            graph, loads of unknown operators, or a schedule that mixed micro-batch sizes do not run under.
     """
-    problem = _problem(graph, costs, cluster, batch_size)
+    problem = _problem(graph, costs, cluster, batch_size, loads)
     if objective not in _OBJECTIVES:
         raise InvalidInput(
             f"unknown objective '{objective}'", where="objective", remedy=nearest(objective, [*_OBJECTIVES])
@@ -143,6 +146,7 @@ def hand_plan(
     batch_size: int,
     stages: Sequence[HandStage],
     schedule: str = "1f1b",
+    loads: Loads | None = None,
 ) -> Plan:
     """Return the plan of stages written by hand, verified, scheduled and predicted.
 
@@ -153,12 +157,13 @@ def hand_plan(
         batch_size: samples of a mini-batch.
         stages: operators (with `*` patterns), devices and micro-batch of each.
         schedule: a scheduler's name, such as `1f1b` or `kfkb`.
+        loads: as in `plan`.
 
     Raises:
         InvalidInput: a constraint is violated.
         Infeasible: a stage does not fit in memory.
     """
-    problem = _problem(graph, costs, cluster, batch_size)
+    problem = _problem(graph, costs, cluster, batch_size, loads)
     return _checked(plan_by_hand(problem, HandPlan(stages=tuple(stages), schedule=schedule)))
 
 
@@ -188,9 +193,11 @@ def choose_backwards(plan: Plan, module: Any, *, captured: "Captured | None" = N
     return replace(found, prediction=predict(found))
 
 
-def _problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int) -> Problem:
+def _problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int, loads: Loads | None) -> Problem:
     if batch_size < 1:
         raise InvalidInput(f"is {batch_size}, must be at least 1", where="batch_size")
+    if loads is not None:
+        costs = replace(costs, loads=declare_loads(graph, loads))
     costs.check_for(graph, {device.type for device in cluster.devices})
     return Problem(graph, costs, cluster, batch_size)
 

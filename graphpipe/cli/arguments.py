@@ -59,3 +59,10 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--costs", metavar="FILE", help="costs written by `graphpipe profile` (default: estimated costs)"
     )
+    parser.add_argument(
+        "--load",
+        action="append",
+        metavar="NAME=LOADS",
+        help="samples differ for these operators: shares of samples by load (vision=1:0.5,4:0.5), or the loads of "
+        "samples (vision=1,1,4,2); NAME is a submodule, an operator, a pattern or a model input; may be repeated",
+    )

@@ -1,12 +1,14 @@
 """The input of a planner, from the arguments of the command line."""
 
 import argparse
+from dataclasses import replace
 
 from graphpipe.api import estimate
 from graphpipe.cli.model_argument import ModelArgument, read_model_argument
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostModel, CostTable
+from graphpipe.costs import CostModel, CostTable, declare_loads
 from graphpipe.costs.check_units import warn_of_units
+from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
 from graphpipe.planners.problem.partition import Problem
 
@@ -26,4 +28,6 @@ def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
     if costs:
         warn_of_units(CostModel(graph, costs, cluster), args.costs)
     costs = costs or estimate(graph, cluster)
+    if args.load:
+        costs = replace(costs, loads=declare_loads(graph, parse_loads(args.load)))
     return Problem(graph=graph, costs=costs, cluster=cluster, batch_size=args.batch), model

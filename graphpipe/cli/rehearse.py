@@ -11,6 +11,8 @@ from graphpipe.files.json_body import to_body
 from graphpipe.files.json_document import write_document
 from graphpipe.plans import Plan
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.simulator import predict
+from graphpipe.simulator.step_loads import DRAWN_STEPS, draw_loads
 from graphpipe.units import format_seconds, parse_bytes
 
 
@@ -75,16 +77,20 @@ def run(args: argparse.Namespace) -> int:
     )
     scaled = scaled_plan(plan, limits, Cluster.preset("local:1").intra_node)
     predicted = simulate(scaled, order)
+    # If samples have loads, the steps have other ones than those that the prediction drew.
+    drawn = [draw_loads(scaled, DRAWN_STEPS + step) for step in range(args.steps)] if plan.costs.loads else []
+    steps = [simulate(scaled, order, loads=loads) for loads in drawn] or [predicted]
     output.show(f"rehearsing on {len(plan.used_devices)} local processes, {args.steps + 1} steps")
-    measured = rehearse(scaled, order, predicted, steps=args.steps, timeout_seconds=args.timeout)
+    measured = rehearse(scaled, order, steps, steps=args.steps, timeout_seconds=args.timeout)
+    expected = predict(scaled).step_seconds if scaled.costs.loads else predicted.step_seconds
     result = Rehearsal(
         ranks=len(plan.used_devices),
         steps=args.steps,
         scale=limits.scale,
         step_seconds_planned=planned.step_seconds,
-        step_seconds_predicted=predicted.step_seconds,
+        step_seconds_predicted=expected,
         step_seconds_measured=measured.step_seconds,
-        difference=measured.step_seconds / predicted.step_seconds - 1.0,
+        difference=measured.step_seconds / expected - 1.0,
         changes=tuple(changes(plan, limits)),
     )
     if args.output:

@@ -10,6 +10,7 @@ from graphpipe.files.json_body import to_body
 from graphpipe.plans import Plan, Prediction
 from graphpipe.report import summarise, summary_lines
 from graphpipe.report.tables.text_timeline import timeline
+from graphpipe.simulator import predict
 from graphpipe.trace import save_chrome
 
 EXAMPLE = """\
@@ -38,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     if args.chrome:
         save_chrome(args.chrome, [trace])
     prediction = Prediction(
-        step_seconds=trace.step_seconds, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes
+        step_seconds=predict(plan).step_seconds if plan.costs.loads else trace.step_seconds,
+        bubble_fraction=trace.bubble_fraction,
+        peak_bytes=trace.peak_bytes,
     )
     summary = summarise(plan, prediction)
     output.show(*summary_lines(summary))

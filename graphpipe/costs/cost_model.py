@@ -12,7 +12,7 @@ from graphpipe.cluster.device import slowest_seconds
 from graphpipe.costs.activation_bytes import ActivationBytes
 from graphpipe.costs.cost_table import CostTable
 from graphpipe.costs.op_bytes import OpBytes
-from graphpipe.costs.op_cost import Curve
+from graphpipe.costs.op_cost import Curves
 from graphpipe.costs.parameter_bytes import ParameterBytes
 from graphpipe.costs.recompute_regions import Recompute, regions
 from graphpipe.costs.stage_memory import StageMemory
@@ -93,19 +93,39 @@ class CostModel:
     # Seconds on a device
 
     def seconds(self, device_type: str, samples: float) -> tuple[Array, Array, Array]:
-        """Return forward, input-gradient and weight-gradient seconds of every operator, in order of `graph.ops`."""
+        """Return forward, input-gradient and weight-gradient seconds of every operator, in order of `graph.ops`.
+
+        Samples have their expected loads.
+        """
         key = (device_type, samples)
         if key not in self._seconds:
-            rows = [self.table.by_op[op.name, device_type] for op in self.graph.ops]
-            self._seconds[key] = (
-                _evaluate([row.forward for row in rows], samples),
-                _evaluate([row.input_gradient for row in rows], samples),
-                _evaluate([row.weight_gradient for row in rows], samples),
-            )
+            self._seconds[key] = self._evaluate(device_type, samples, self.expected_loads(samples))
         return self._seconds[key]
 
     @cached_property
     def _seconds(self) -> dict[tuple[str, float], tuple[Array, Array, Array]]:
+        return {}
+
+    def expected_loads(self, samples: float) -> tuple[float, ...]:
+        """Return the expected sum of each load over some samples, in the order of the table's loads."""
+        return tuple(samples * load.mean for load in self.table.loads)
+
+    def _evaluate(self, device_type: str, samples: float, loads: tuple[float, ...]) -> tuple[Array, Array, Array]:
+        work = np.full(len(self.graph.ops), float(samples))
+        for load, total in zip(self.table.loads, loads, strict=True):
+            work[self.positions(load.ops)] = total
+        if (curves := self._curves.get(device_type)) is None:
+            rows = [self.table.by_op[op.name, device_type] for op in self.graph.ops]
+            curves = self._curves[device_type] = (
+                Curves.of([row.forward for row in rows]),
+                Curves.of([row.input_gradient for row in rows]),
+                Curves.of([row.weight_gradient for row in rows]),
+            )
+        forward, input_gradient, weight_gradient = curves
+        return forward(work), input_gradient(work), weight_gradient(work)
+
+    @cached_property
+    def _curves(self) -> dict[str, tuple[Curves, Curves, Curves]]:
         return {}
 
     def positions(self, ops: Iterable[str]) -> NDArray[np.intp]:
@@ -113,20 +133,34 @@ class CostModel:
         return self.op_bytes.positions(ops)
 
     def task_seconds(
-        self, ops: Iterable[str], device: int, samples: float, recompute: Recompute = "none"
+        self,
+        ops: Iterable[str],
+        device: int,
+        samples: float,
+        recompute: Recompute = "none",
+        loads: tuple[float, ...] | None = None,
     ) -> TaskSeconds:
         """Return the seconds that these operators take for `samples` samples on one device.
 
         The backward of a stage that recomputes also takes the forward seconds of its regions. They count as part of the
         input gradient. A region is computed again only if a gradient passes through it.
+
+        Args:
+            ops: of the stage.
+            device: position in the cluster's devices.
+            samples: of one micro-batch on the device.
+            recompute: what the stage recomputes.
+            loads: the sum of each load of the table over these samples; None: what is expected.
         """
-        key = tuple(ops), self.cluster.devices[device].type, samples, recompute
+        key = tuple(ops), self.cluster.devices[device].type, samples, recompute, loads
         if key not in self._task_seconds:
             self._task_seconds[key] = self._sum_seconds(*key)
         return self._task_seconds[key]
 
     @cached_property
-    def _task_seconds(self) -> dict[tuple[tuple[str, ...], str, float, Recompute], TaskSeconds]:
+    def _task_seconds(
+        self,
+    ) -> dict[tuple[tuple[str, ...], str, float, Recompute, tuple[float, ...] | None], TaskSeconds]:
         return {}
 
     def tasks_seconds(
@@ -140,9 +174,18 @@ class CostModel:
     def _mixed(self) -> bool:
         return len(self.cluster.types) > 1
 
-    def _sum_seconds(self, ops: tuple[str, ...], device_type: str, samples: float, recompute: Recompute) -> TaskSeconds:
+    def _sum_seconds(
+        self,
+        ops: tuple[str, ...],
+        device_type: str,
+        samples: float,
+        recompute: Recompute,
+        loads: tuple[float, ...] | None,
+    ) -> TaskSeconds:
         at, overhead = self.positions(ops), self.table.task_overhead_seconds
-        forward, input_gradient, weight_gradient = self.seconds(device_type, samples)
+        forward, input_gradient, weight_gradient = (
+            self.seconds(device_type, samples) if loads is None else self._evaluate(device_type, samples, loads)
+        )
         recomputed = self._recompute_seconds(ops, forward, recompute)
         return TaskSeconds(
             forward=float(forward[at].sum()) + overhead,
@@ -186,7 +229,3 @@ class CostModel:
         link = self.cluster.slowest_link(devices)
         degree = len(devices)
         return 2 * (degree - 1) * link.seconds(count / degree) if link and count else 0.0
-
-
-def _evaluate(curves: list[Curve], samples: float) -> Array:
-    return np.array([curve(samples) for curve in curves])

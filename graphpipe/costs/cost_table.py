@@ -1,14 +1,17 @@
 """The cost table: the costs of each operator on each device type, and the source of each number."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import ConfigDict
 
 from graphpipe.costs.op_cost import OpCost
+from graphpipe.costs.sample_load import SampleLoad
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_body import fingerprint, from_body
+from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph import Graph
 
@@ -36,6 +39,9 @@ class CostTable:
     """If the backward is split, the share of a sample's activations that is kept from the end of the input gradient to
     the end of the weight gradient. 1 is the safe value and frees nothing early. Inputs must be kept, attention scores
     need not."""
+    loads: tuple[SampleLoad, ...] = ()
+    """Of operators whose costs depend on the sample: n samples cost as much as n times their mean load. Every sample is
+    a load of 1 for the other operators."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -71,7 +77,7 @@ class CostTable:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON of this table."""
-        return fingerprint(self)
+        return digest(without_default_loads(to_body(self)))
 
     def check_for(self, graph: Graph, device_types: set[str]) -> None:
         """Check that the table covers this graph on these device types.
@@ -89,6 +95,11 @@ class CostTable:
             for op in graph.ops:
                 if (op.name, kind) not in self.by_op:
                     raise InvalidInput(f"the cost table has no row for op '{op.name}' on device type '{kind}'")
+        for op, count in Counter(op for load in self.loads for op in load.ops).items():
+            if op not in graph.index:
+                raise InvalidInput(f"'{op}' is not an operator of '{graph.name}'", where="costs, loads")
+            if count > 1:
+                raise InvalidInput(f"operator '{op}' has {count} loads, must be one", where="costs, loads")
 
     def save(self, path: str | Path) -> None:
         """Write the table as a JSON document."""
@@ -102,3 +113,8 @@ class CostTable:
             InvalidInput: the file is not a valid cost table of this schema version.
         """
         return read_document(path, "costs", lambda body: from_body(CostTable, body, str(path)))
+
+
+def without_default_loads(costs: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a table without empty loads. Tables of schema version 1 did not have any loads."""
+    return {field: value for field, value in costs.items() if field != "loads" or value}

@@ -17,7 +17,11 @@ Array = NDArray[np.float64]
 # No slots: the arrays are cached.
 @dataclass(frozen=True)
 class OpBytes:
-    """Bytes that each operator holds, from the cost table and the graph."""
+    """Bytes that each operator holds, from the cost table and the graph.
+
+    What an operator with a load computes and saves is counted for the largest load, so that no batch needs more. What
+    operators pass on has the size that the graph says.
+    """
 
     graph: Graph
     table: CostTable
@@ -63,12 +67,19 @@ class OpBytes:
 
     @cached_property
     def saved(self) -> Array:
-        """Bytes that each operator keeps per sample in flight.
+        """Bytes that each operator keeps per sample in flight, of the largest load.
 
         At the operator that computes the model's result, what the loss function keeps is included.
         """
         loss = [max((row.loss_bytes_per_sample for row in rows), default=0.0) for rows in self.temporaries]
-        return np.array([op.work.saved_bytes_per_sample for op in self.graph.ops]) + np.array(loss)
+        each = np.array([op.work.saved_bytes_per_sample for op in self.graph.ops]) + np.array(loss)
+        return each * np.array([self.largest_load[op.name] for op in self.graph.ops])
+
+    @cached_property
+    def largest_load(self) -> dict[str, float]:
+        """The largest load of a sample, by operator."""
+        found = {op.name: 1.0 for op in self.graph.ops}
+        return found | {op: load.largest for load in self.table.loads for op in load.ops}
 
     @cached_property
     def returned_gradient(self) -> dict[str, float]:
@@ -107,4 +118,5 @@ class OpBytes:
         return {}
 
     def _largest(self, op: str, held: Temporaries, samples: float) -> float:
-        return max(held.forward(samples), held.backward(samples) + self.returned_gradient[op] * samples)
+        computed = samples * self.largest_load[op]
+        return max(held.forward(computed), held.backward(computed) + self.returned_gradient[op] * samples)

@@ -1,8 +1,11 @@
 """The costs of one operator on one device type: seconds and temporary bytes, as functions of the samples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from graphpipe.errors import InvalidInput
@@ -23,6 +26,28 @@ class Curve:
     def __call__(self, samples: float) -> float:
         """Return the value for `samples` samples; 0 for 0 samples."""
         return max((fixed + slope * samples for fixed, slope in self.lines), default=0.0) if samples else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Many curves, to be evaluated at once."""
+
+    fixed: NDArray[np.float64]
+    """By curve and line. Shorter curves have lines that are 0, which no value is below."""
+    slopes: NDArray[np.float64]
+
+    @staticmethod
+    def of(curves: Sequence[Curve]) -> "Curves":
+        """Return these curves."""
+        longest = max((len(curve.lines) for curve in curves), default=0)
+        lines = [curve.lines + ((0.0, 0.0),) * (max(1, longest) - len(curve.lines)) for curve in curves]
+        table = np.array(lines, dtype=np.float64).reshape(len(curves), -1, 2)
+        return Curves(table[:, :, 0], table[:, :, 1])
+
+    def __call__(self, samples: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the value of each curve for its own number of samples; 0 for 0 samples."""
+        values: NDArray[np.float64] = (self.fixed + self.slopes * samples[:, None]).max(axis=1)
+        return np.where(samples > 0, values, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,12 +43,13 @@ class TaskMemory:
         for name in (name for name in reversed(graph.order) if name in inside):
             at = graph.index[name]
             rows = each.temporaries[at]
-            passing = max((row.forward(samples) for row in rows), default=0.0)
+            computed = samples * each.largest_load[name]
+            passing = max((row.forward(computed) for row in rows), default=0.0)
             handed_on = not inside.isdisjoint(graph.successors[name])
             arrived = (
                 each.returned_gradient[name] * samples if handed_on else 0.0
             )  # otherwise it is in a message buffer
-            returning = max((row.backward(samples) for row in rows), default=0.0) + arrived
+            returning = max((row.backward(computed) for row in rows), default=0.0) + arrived
             forward = max(forward, passing - freed)
             first = max(first, returning - freed + grown)
             backward = max(backward, returning - freed)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
+from graphpipe.costs.cost_table import without_default_loads
+
 _MEMORY_POLICY = {"keep": "none", "recompute": "full"}
 """The value of `recompute`, by the value of the older field `memory_policy`."""
 
@@ -18,10 +20,13 @@ def with_current_fields(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a plan as fingerprints of schema version 1 use it. Every stage had a backend then."""
+    """Return the body of a plan as fingerprints of schema version 1 use it.
+
+    Every stage had a backend then, and costs did not have any loads.
+    """
     for stage in _stages(plan):
         stage["backend"] = "eager"
-    return plan
+    return plan | {"costs": without_default_loads(plan["costs"])}
 
 
 def _stages(plan: object) -> Iterator[dict[str, Any]]:

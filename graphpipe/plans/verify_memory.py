@@ -73,7 +73,13 @@ def _temporaries(plan: PlanFields, op: str) -> list[Temporaries]:
 def _saved_bytes(plan: PlanFields, op: str) -> float:
     """Return the bytes per sample that an operator, and a loss after it, keep for the backward."""
     loss = max((held.loss_bytes_per_sample for held in _temporaries(plan, op)), default=0.0)
-    return plan.graph[op].work.saved_bytes_per_sample + loss
+    return (plan.graph[op].work.saved_bytes_per_sample + loss) * _most_load(plan, op)
+
+
+def _most_load(plan: PlanFields, op: str) -> float:
+    """Return the largest load that a sample is for an operator; 1 if its load is not declared."""
+    declared = [zip(load.loads, load.shares, strict=True) for load in plan.costs.loads if op in load.ops]
+    return max((load for pairs in declared for load, share in pairs if share > 0), default=1.0)
 
 
 def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> float:
@@ -83,8 +89,9 @@ def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> floa
         if edge.source in inside and edge.source in plan.graph.differentiable:
             arrives[edge.source] = max(arrives[edge.source], edge.bytes_per_sample)
     each = (
-        max(held.forward(samples), held.backward(samples) + arrives[op] * samples)
+        max(held.forward(computed), held.backward(computed) + arrives[op] * samples)
         for op in inside
+        for computed in (samples * _most_load(plan, op),)
         for held in _temporaries(plan, op)
     )
     return max(each, default=0.0)

@@ -4,9 +4,11 @@ from dataclasses import dataclass, field
 
 from graphpipe.costs import CostTable, TaskSeconds
 from graphpipe.plans import Plan
+from graphpipe.plans.sharding import sample_range
 from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceTied, Send, StageTask, Transfer
 from graphpipe.schedule.schedule import Kind
 from graphpipe.simulator.engine import Activity
+from graphpipe.simulator.step_loads import StepLoads
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,13 @@ class Activities:
     """Collects activities in the total order of a lowered schedule, and keeps the last user of each resource."""
 
     plan: Plan
+    loads: StepLoads | None = None
+    """Of the samples of the mini-batch; None: every sample has the expected loads."""
     found: list[Activity] = field(default_factory=list[Activity])
     what: list[SimulatedWork] = field(default_factory=list[SimulatedWork])
     """The meaning of each activity in `found`."""
-    _seconds: dict[tuple[int, int], TaskSeconds] = field(default_factory=dict[tuple[int, int], TaskSeconds])
+    _seconds: dict[tuple[int, int, int], TaskSeconds] = field(default_factory=dict[tuple[int, int, int], TaskSeconds])
+    """By stage, device and micro-batch (0 for all, if they are alike)."""
     _last: dict[int, int] = field(default_factory=dict[int, int])
     """The last activity that occupied each device."""
     _last_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -119,7 +124,7 @@ class Activities:
         needs = self._received.pop((device, task), []) + self._last_of(device)
         if arrived := self._arrived_seconds.pop((device, task), 0.0):
             needs = [self._handle(device, arrived, needs)]
-        seconds = seconds_of(task.kind, self._task_seconds(task.stage, device), self.plan.costs)
+        seconds = seconds_of(task.kind, self._task_seconds(task.stage, device, task.micro_batch), self.plan.costs)
         number = self._add((device, task), seconds, needs, self.plan.cluster.devices[device].node)
         self._last[device] = self._last_task[device, task.stage] = number
 
@@ -127,13 +132,17 @@ class Activities:
         self._last[device] = self._add(MessageHandling(device), seconds, needs, self.plan.cluster.devices[device].node)
         return self._last[device]
 
-    def _task_seconds(self, stage: int, device: int) -> TaskSeconds:
-        if (stage, device) not in self._seconds:
-            it = self.plan.stages[stage]
+    def _task_seconds(self, stage: int, device: int, micro_batch: int) -> TaskSeconds:
+        key = stage, device, 0 if self.loads is None else micro_batch
+        if key not in self._seconds:
+            it, loads = self.plan.stages[stage], None
+            if self.loads is not None:
+                replica = it.devices.index(device)
+                rows = sample_range(self.plan.batch_size, it.micro_batch, it.degree, micro_batch, replica)
+                loads = self.loads.within(rows)
             samples = it.micro_batch / it.degree
-            seconds = self.plan.cost_model.task_seconds(it.ops, device, samples, it.recompute)
-            self._seconds[stage, device] = seconds
-        return self._seconds[stage, device]
+            self._seconds[key] = self.plan.cost_model.task_seconds(it.ops, device, samples, it.recompute, loads)
+        return self._seconds[key]
 
     def _transfer(self, transfer: Transfer) -> None:
         source, target = transfer.source_device, transfer.target_device

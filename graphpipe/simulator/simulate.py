@@ -1,5 +1,7 @@
 """Simulate a plan: return its predicted trace."""
 
+from collections.abc import Mapping, Sequence
+
 from graphpipe.plans import Plan
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
@@ -9,10 +11,16 @@ from graphpipe.simulator.activities import Activities, SimulatedWork
 from graphpipe.simulator.engine import Interval, run, run_shared
 from graphpipe.simulator.memory import memory_over_time
 from graphpipe.simulator.spans import spans_of
+from graphpipe.simulator.step_loads import DRAWN_STEPS, StepLoads, draw_loads
 from graphpipe.trace import Trace
 
+Happened = list[tuple[SimulatedWork, Interval]]
+"""Every activity of a step with its interval."""
 
-def simulate(plan: Plan, schedule: Schedule | None = None) -> Trace:
+
+def simulate(
+    plan: Plan, schedule: Schedule | None = None, *, loads: Mapping[str, Sequence[float]] | None = None
+) -> Trace:
     """Return the predicted trace of one training step of the plan.
 
     A device runs one task at a time, in the schedule's order. Transfers from one device to another run one at a time.
@@ -20,16 +28,40 @@ def simulate(plan: Plan, schedule: Schedule | None = None) -> Trace:
     parallel with the tasks. If not, they occupy the devices at both ends. Tasks on a node with fewer cores than running
     tasks share the cores equally. The optimizer steps once all gradients of the device are reduced.
 
+    If the plan's costs declare loads, steps differ. Then several steps are drawn. The one whose length is nearest to
+    their mean is returned.
+
     Args:
         plan: a sound plan.
         schedule: a schedule of the plan; None: the one that the plan names.
+        loads: of the samples of the step, by the name of each load that the plan's costs declare; None: drawn.
 
     Raises:
-        InvalidInput: the schedule does not fit the plan or deadlocks.
+        InvalidInput: the schedule does not fit the plan or deadlocks, or the loads are not those of the plan.
     """
-    cluster = plan.cluster
     lowered = _lowered(plan, schedule)
-    happened = _happen(plan, lowered)
+    if loads is not None:
+        return _trace(plan, lowered, _happen(plan, lowered, StepLoads.of(plan, loads)))
+    if not plan.costs.loads:
+        return _trace(plan, lowered, _happen(plan, lowered))
+    return mean_step(plan, schedule)[1]
+
+
+def mean_step(plan: Plan, schedule: Schedule | None = None) -> tuple[float, Trace]:
+    """Return the mean length of several drawn steps, and the trace of the step whose length is nearest to it."""
+    lowered = _lowered(plan, schedule)
+    count = DRAWN_STEPS if any(len(load.loads) > 1 for load in plan.costs.loads) else 1
+    steps = [_happen(plan, lowered, StepLoads.of(plan, draw_loads(plan, step))) for step in range(count)]
+    mean = sum(map(_length, steps)) / len(steps)
+    return mean, _trace(plan, lowered, min(steps, key=lambda happened: abs(_length(happened) - mean)))
+
+
+def _length(happened: Happened) -> float:
+    return max(when.end for _, when in happened)
+
+
+def _trace(plan: Plan, lowered: LoweredSchedule, happened: Happened) -> Trace:
+    cluster = plan.cluster
     spans = [span for what, when in happened for span in spans_of(plan, what, when)]
     spans.sort(key=lambda span: (span.device, span.start_seconds, span.end_seconds))
     return Trace(
@@ -38,14 +70,14 @@ def simulate(plan: Plan, schedule: Schedule | None = None) -> Trace:
         batch_size=plan.batch_size,
         device_names=tuple(device.name for device in cluster.devices),
         used_devices=plan.used_devices,
-        step_seconds=max(when.end for _, when in happened),
+        step_seconds=_length(happened),
         spans=tuple(spans),
         memory=memory_over_time(plan, spans, lowered),
     )
 
 
-def happen(plan: Plan, schedule: Schedule | None = None) -> list[tuple[SimulatedWork, Interval]]:
-    """Return every activity of a step with its interval. `simulate` makes the trace from these."""
+def happen(plan: Plan, schedule: Schedule | None = None) -> Happened:
+    """Return every activity of a step whose samples have the expected loads."""
     return _happen(plan, _lowered(plan, schedule))
 
 
@@ -57,8 +89,8 @@ def _lowered(plan: Plan, schedule: Schedule | None) -> LoweredSchedule:
     return lower(plan, schedule)
 
 
-def _happen(plan: Plan, lowered: LoweredSchedule) -> list[tuple[SimulatedWork, Interval]]:
-    activities = Activities(plan)
+def _happen(plan: Plan, lowered: LoweredSchedule, loads: StepLoads | None = None) -> Happened:
+    activities = Activities(plan, loads)
     activities.add_all(lowered)
     cores = plan.cluster.cores_per_node
     if cores is None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from graphpipe.api import check_settings, choose_backwards, estimate, plan
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostModel, CostTable
+from graphpipe.costs import CostModel, CostTable, declare_loads
 from graphpipe.costs.check_units import warn_of_units
+from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured, capture_nodes
@@ -43,6 +44,8 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
     )
     captured = capture_nodes(task.module, task.example_inputs)
     costs = _costs(config, task, captured.graph, cluster, tell)
+    if settings.loads:
+        costs = replace(costs, loads=declare_loads(captured.graph, parse_loads(settings.loads)))
     found = plan_with_costs(config, captured.graph, costs, cluster)
     return choose_backwards(found, task.module, captured=captured), captured
 

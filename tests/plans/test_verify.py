@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from problems import KIND, cluster, table, towers
 
 from graphpipe.api import plan as find_plan
-from graphpipe.costs import Curve, OpCost, Recompute, Temporaries
+from graphpipe.costs import Curve, OpCost, Recompute, Temporaries, declare_loads
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
@@ -238,6 +238,9 @@ def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: in
     problem = busy_problem(seed)
     if rng.random() < 0.7:
         problem = replace(problem, costs=replace(problem.costs, rows=_with_temporaries(problem.costs.rows, rng)))
+    if rng.random() < 0.5:
+        loads = declare_loads(problem.graph, {rng.choice(problem.graph.order): {0: 0.5, rng.choice([0.5, 2, 4]): 0.5}})
+        problem = replace(problem, costs=replace(problem.costs, loads=loads))
     names = problem.graph.order
     cut = rng.randint(0, len(names))
     stages = [

@@ -27,8 +27,8 @@ from graphpipe.run.weights.sync_allreduce import AllReduce
 from graphpipe.run.weights.tied_parameters import TiedParameters
 from graphpipe.schedule import StageTask
 
-SecondsByTask = Mapping[tuple[int, int, str], float]
-"""Seconds of tasks, by device, stage and kind."""
+SecondsByTask = Mapping[tuple[int, int, str, int], float]
+"""Seconds of tasks, by device, stage, kind and micro-batch (-1 for the optimizer)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,11 +37,11 @@ class EmulatedReplica:
 
     slot: ReplicaSlot
     received: ReceiveBuffers
-    seconds: Mapping[str, float]
-    """By kind of task: how long to sleep."""
     receives: EdgeSpecs
     sends: EdgeSpecs
     parameters: Sequence[nn.Parameter]
+    seconds: SecondsByTask = field(default_factory=dict[tuple[int, int, str, int], float])
+    """How long to sleep for each task of the step."""
     outgoing: dict[int, NamedTensors] = field(default_factory=dict[int, NamedTensors])
     outgoing_task: StageTask | None = None
 
@@ -53,21 +53,20 @@ class EmulatedReplica:
     def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
         """Sleep, then keep tensors of the right size for sending."""
         self.received.take(task)
-        sleep(self.seconds[task.kind])
+        sleep(self.seconds[self.slot.device, self.slot.stage, task.kind, task.micro_batch])
         edges = {"F": self.sends, "B": self.receives, "I": self.receives, "W": {}}[task.kind]
         self.outgoing = {edge: {spec.name: _rows(spec, len(rows)) for spec in specs} for edge, specs in edges.items()}
         self.outgoing_task = task
 
 
-def emulated_worker(plan: Plan, seconds: SecondsByTask, placement: Placement, world: World) -> Worker[EmulatedReplica]:
-    """Return a worker with emulated replicas."""
+def emulated_worker(plan: Plan, placement: Placement, world: World) -> Worker[EmulatedReplica]:
+    """Return a worker with emulated replicas, which need `seconds` before they run a step."""
     specs = emulated_specs(plan)
     replicas: dict[tuple[int, int], EmulatedReplica] = {}
     for slot in placement.slots(world.rank):
         replicas[slot.stage, slot.device] = EmulatedReplica(
             slot=slot,
             received=ReceiveBuffers(world.device),
-            seconds={kind: seconds.get((slot.device, slot.stage, kind), 0.0) for kind in "FBIW"},
             receives={n: specs[n] for n, edge in enumerate(plan.edges) if edge.target == slot.stage},
             sends={n: specs[n] for n, edge in enumerate(plan.edges) if edge.source == slot.stage},
             parameters=_parameters(plan, slot.stage),

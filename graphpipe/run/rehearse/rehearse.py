@@ -44,21 +44,23 @@ class RehearsalJob:
 
     plan: Plan
     schedule: Schedule
-    seconds: SecondsByTask
+    seconds: tuple[SecondsByTask, ...]
+    """Of the steps, which take them in turn."""
     steps: int
     timeout_seconds: float
     folder: str
 
 
 def rehearse(
-    plan: Plan, schedule: Schedule, predicted: Trace, *, steps: int = 5, timeout_seconds: float = 120.0
+    plan: Plan, schedule: Schedule, predicted: Sequence[Trace], *, steps: int = 5, timeout_seconds: float = 120.0
 ) -> Trace:
     """Run the plan with one process per device in use, where each task sleeps for its predicted seconds.
 
     Args:
         plan: from `scaled_plan`. Its bytes are really moved.
         schedule: of the plan.
-        predicted: with the seconds of tasks and optimizer steps.
+        predicted: with the seconds of tasks and optimizer steps. The steps take these traces in turn: one is enough if
+            all steps are alike, but if samples have loads, each step has its own.
         steps: how many to time, after one that is not timed.
         timeout_seconds: of the whole rehearsal.
 
@@ -71,12 +73,14 @@ def rehearse(
     """
     if steps < 1:
         raise InvalidInput(f"is {steps}, must be at least 1", where="steps")
-    # One span per kind is enough, because micro-batches are of one size.
-    seconds = {
-        (span.device, span.stage, span.kind): span.end_seconds - span.start_seconds
-        for span in predicted.spans
-        if span.kind in ("F", "B", "I", "W", "optimizer")
-    }
+    seconds = tuple(
+        {
+            (span.device, span.stage, span.kind, span.micro_batch): span.end_seconds - span.start_seconds
+            for span in trace.spans
+            if span.kind in ("F", "B", "I", "W", "optimizer")
+        }
+        for trace in predicted
+    )
     with tempfile.TemporaryDirectory(prefix="graphpipe") as folder:
         job = RehearsalJob(
             plan=plan,
@@ -161,17 +165,20 @@ def _steps(job: RehearsalJob, rank: int, size: int) -> list[dict[str, Any]]:
     world, plan = join("cpu", job.timeout_seconds), job.plan
     placement = Placement.of(plan, size)
     open_groups(plan, placement, world)
-    worker = emulated_worker(plan, job.seconds, placement, world)
+    worker = emulated_worker(plan, placement, world)
     lowered = lower(plan, job.schedule)
     devices = placement.devices(rank)
     recorded: list[dict[str, Any]] = []
     for step in range(job.steps + 1):
+        seconds = job.seconds[(step - 1) % len(job.seconds)]  # the first step is not timed
+        for replica in worker.replicas.values():
+            replica.seconds = seconds
         worker.recorder.begin_at_once(MARGIN_SECONDS)
         worker.run(lowered, _batch(plan, step), None)
         for device in devices:
             first = min(stage for stage, it in enumerate(plan.stages) if device in it.devices)
             with worker.recorder.span(device, "optimizer", first):
-                sleep(job.seconds[device, first, "optimizer"])
+                sleep(seconds[device, first, "optimizer", -1])
         worker.recorder.end(devices)
         recorded.append(worker.recorder.own() | {"memory": []})
     world.leave()

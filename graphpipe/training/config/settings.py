@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
+from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
@@ -34,6 +35,12 @@ class PlanSettings:
     schedule: str | None = None
     """Name of a scheduler, such as `1f1b` or `zb-h1`, or `auto` for the shortest predicted step. The default is that of
     the planner, and `1f1b` for devices that share cores."""
+    loads: tuple[str, ...] = ()
+    """How much work samples are for some operators, such as `vision=1:0.5,4:0.5` for shares of samples by load. By
+    default every sample is the same work."""
+
+    def __post_init__(self) -> None:
+        parse_loads(self.loads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

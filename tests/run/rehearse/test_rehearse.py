@@ -99,7 +99,7 @@ def test_a_rehearsal_follows_the_schedule_and_takes_as_long_as_predicted(name: s
     scaled = scaled_plan(branches(name), Limits(scale=0.01, most_bytes=1000.0), LOOPBACK)
     order = build_schedule(scaled)
     predicted = simulate(scaled, order)
-    found = rehearse(scaled, order, predicted, steps=3, timeout_seconds=60)
+    found = rehearse(scaled, order, [predicted], steps=3, timeout_seconds=60)
     check(scaled, predicted, found)
     moved = [span.bytes for span in found.spans if span.kind == "receive" and span.device in (1, 2) and span.peer == 0]
     assert sum(moved) == 8 * 500  # every sample is sent once, to one of the replicas
@@ -114,7 +114,7 @@ def test_a_rehearsal_exchanges_tied_gradients() -> None:
     scaled = scaled_plan(plan, limits, LOOPBACK)
     assert [each.bytes for each in scaled.tied_gradients] == [1000.0]
     predicted = simulate(scaled)
-    found = rehearse(scaled, build_schedule(scaled), predicted, steps=1, timeout_seconds=60)
+    found = rehearse(scaled, build_schedule(scaled), [predicted], steps=1, timeout_seconds=60)
     reduced = [sorted(span.device for span in trace.spans if span.kind == "reduce") for trace in (found, predicted)]
     assert reduced == [[0, 1, 1, 2, 2]] * 2
 
@@ -123,18 +123,20 @@ def test_a_rank_that_fails_ends_the_rehearsal_and_is_named() -> None:
     scaled = scaled_plan(make_plan([Part(), Part()], batch_size=2), Limits(scale=0.001), LOOPBACK)
     predicted = simulate(scaled)
     spans = tuple(span for span in predicted.spans if (span.kind, span.device) != ("optimizer", 1))
-    with pytest.raises(GraphPipeError, match=r"rank 1: KeyError: \(1, 1, 'optimizer'\). The other ranks were stopped"):
-        rehearse(scaled, build_schedule(scaled), replace(predicted, spans=spans), steps=1, timeout_seconds=30)
+    with pytest.raises(
+        GraphPipeError, match=r"rank 1: KeyError: \(1, 1, 'optimizer', -1\). The other ranks were stopped"
+    ):
+        rehearse(scaled, build_schedule(scaled), [replace(predicted, spans=spans)], steps=1, timeout_seconds=30)
     assert multiprocessing.active_children() == []
 
 
 def test_a_rehearsal_that_takes_too_long_ends() -> None:
     scaled = scaled_plan(make_plan([Part(), Part()], batch_size=2), Limits(), LOOPBACK)
     with pytest.raises(GraphPipeError, match=r"rehearsal: did not end within 0.5 s, 2 of 2 ranks still ran"):
-        rehearse(scaled, build_schedule(scaled), simulate(scaled), timeout_seconds=0.5)
+        rehearse(scaled, build_schedule(scaled), [simulate(scaled)], timeout_seconds=0.5)
     assert multiprocessing.active_children() == []
     with pytest.raises(InvalidInput, match="steps: is 0"):
-        rehearse(scaled, build_schedule(scaled), simulate(scaled), steps=0)
+        rehearse(scaled, build_schedule(scaled), [simulate(scaled)], steps=0)
 
 
 def test_the_verb_prints_and_saves_the_difference(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,70 @@
+"""The loads of the samples of one mini-batch, given or drawn."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphpipe.errors import InvalidInput, nearest
+from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange
+
+DRAWN_STEPS = 32
+"""Steps that a prediction draws. Their mean is then known to a fifth of the spread of single steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoads:
+    """The loads of every sample of a mini-batch, as running sums, in the order of the cost table's loads."""
+
+    sums: tuple[tuple[float, ...], ...]
+
+    @staticmethod
+    def of(plan: Plan, loads: Mapping[str, Sequence[float]]) -> "StepLoads":
+        """Return the loads of a mini-batch.
+
+        Args:
+            plan: whose costs declare the loads.
+            loads: by the declared name, one number per sample of the mini-batch.
+
+        Raises:
+            InvalidInput: a name is unknown or missing, a list has another length than the mini-batch, or a load is
+                negative or larger than the largest declared one, which memory was planned for.
+        """
+        declared = {load.name: load for load in plan.costs.loads}
+        for name in loads:
+            if name not in declared:
+                raise InvalidInput(
+                    f"the plan does not declare '{name}'", where="loads", remedy=nearest(name, [*declared])
+                )
+        for name, load in declared.items():
+            given = loads.get(name, ())
+            if len(given) != plan.batch_size:
+                what = f"has {len(given)} numbers for '{name}', but the mini-batch has {plan.batch_size} samples"
+                raise InvalidInput(what, where="loads")
+            for number in given:
+                if not 0 <= number <= load.largest:
+                    what = f"'{name}' is {number} for a sample, but was declared as 0 to {load.largest:g}"
+                    raise InvalidInput(what, where="loads", remedy="Plan with the loads that occur.")
+        return StepLoads(tuple(_running_sums(loads[name]) for name in declared))
+
+    def within(self, rows: SampleRange) -> tuple[float, ...]:
+        """Return the sum of each load over some samples."""
+        return tuple(sums[rows.stop] - sums[rows.start] for sums in self.sums)
+
+
+def draw_loads(plan: Plan, step: int) -> dict[str, tuple[float, ...]]:
+    """Return random loads of a mini-batch, drawn from the shares that the plan's costs declare.
+
+    Samples are independent, and so are several loads of a sample. The same step always gets the same loads.
+    """
+    random = np.random.default_rng(step)
+    found: dict[str, tuple[float, ...]] = {}
+    for load in plan.costs.loads:
+        drawn = random.choice(np.array(load.loads), size=plan.batch_size, p=np.array(load.shares))
+        found[load.name] = tuple(drawn.tolist())
+    return found
+
+
+def _running_sums(loads: Sequence[float]) -> tuple[float, ...]:
+    return (0.0, *np.cumsum(np.array(loads, dtype=np.float64)).tolist())
