@@ -63,8 +63,10 @@ def plan(
         schedule: a scheduler's name, such as `1f1b` or `zb-h1`, or `auto` for the one with the shortest step. `auto`
             may use all the available memory, and gives stages different micro-batch sizes if that is faster. Planners
             that choose a schedule themselves keep it under `1f1b`. None: see `default_schedule`.
-        loads: how much work samples are for some operators, see `declare_loads`. None: as the costs say, usually the
-            same for every sample. Plans are for the expected loads, and fit in memory for the largest loads.
+        loads: how much work samples are for some operators, as multiples of the sample that the costs were found for.
+            By the name of a submodule, an operator, a pattern or a model input: the shares of samples by load, or the
+            loads of some samples. None: as the costs say, usually the same for every sample. Plans are for the expected
+            loads, and fit in memory for the largest.
 
     Raises:
         Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.

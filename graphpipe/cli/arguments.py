@@ -63,6 +63,6 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         "--load",
         action="append",
         metavar="NAME=LOADS",
-        help="samples differ for these operators: shares of samples by load (vision=1:0.5,4:0.5), or the loads of "
-        "samples (vision=1,1,4,2); NAME is a submodule, an operator, a pattern or a model input; may be repeated",
+        help="shares of samples by how much work they are for some operators (vision=1:0.5,4:0.5), or the work of "
+        "some samples (vision=1,1,4); NAME is a submodule, an operator, a pattern or a model input (default: alike)",
     )

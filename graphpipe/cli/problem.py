@@ -21,6 +21,7 @@ def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
     """
     if args.batch < 1:
         raise InvalidInput(f"is {args.batch}, must be at least 1", where="--batch")
+    loads = parse_loads(args.load or ())
     cluster = Cluster.resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
     model = read_model_argument(args.model)
@@ -28,6 +29,6 @@ def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
     if costs:
         warn_of_units(CostModel(graph, costs, cluster), args.costs)
     costs = costs or estimate(graph, cluster)
-    if args.load:
-        costs = replace(costs, loads=declare_loads(graph, parse_loads(args.load)))
+    if loads:
+        costs = replace(costs, loads=declare_loads(graph, loads))
     return Problem(graph=graph, costs=costs, cluster=cluster, batch_size=args.batch), model

@@ -10,9 +10,11 @@ from graphpipe.cluster import Cluster
 from graphpipe.files.json_body import to_body
 from graphpipe.files.json_document import write_document
 from graphpipe.plans import Plan
+from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.simulator import predict
 from graphpipe.simulator.step_loads import DRAWN_STEPS, draw_loads
+from graphpipe.trace import Trace
 from graphpipe.units import format_seconds, parse_bytes
 
 
@@ -77,17 +79,15 @@ def run(args: argparse.Namespace) -> int:
     )
     scaled = scaled_plan(plan, limits, Cluster.preset("local:1").intra_node)
     predicted = simulate(scaled, order)
-    # If samples have loads, the steps have other ones than those that the prediction drew.
-    drawn = [draw_loads(scaled, DRAWN_STEPS + step) for step in range(args.steps)] if plan.costs.loads else []
-    steps = [simulate(scaled, order, loads=loads) for loads in drawn] or [predicted]
     output.show(f"rehearsing on {len(plan.used_devices)} local processes, {args.steps + 1} steps")
+    steps = _drawn_steps(scaled, order, args.steps) or [predicted]
     measured = rehearse(scaled, order, steps, steps=args.steps, timeout_seconds=args.timeout)
-    expected = predict(scaled).step_seconds if scaled.costs.loads else predicted.step_seconds
+    expected = _step_seconds(scaled, predicted)
     result = Rehearsal(
         ranks=len(plan.used_devices),
         steps=args.steps,
         scale=limits.scale,
-        step_seconds_planned=planned.step_seconds,
+        step_seconds_planned=_step_seconds(plan, planned),
         step_seconds_predicted=expected,
         step_seconds_measured=measured.step_seconds,
         difference=measured.step_seconds / expected - 1.0,
@@ -100,6 +100,16 @@ def run(args: argparse.Namespace) -> int:
     output.show(*_lines(result))
     output.emit(to_body(result))
     return 0
+
+
+def _drawn_steps(plan: Plan, order: Schedule, count: int) -> list[Trace]:
+    # The samples are others than those that the prediction drew. Empty if all samples are alike.
+    drawn = range(DRAWN_STEPS, DRAWN_STEPS + min(count, DRAWN_STEPS)) if plan.costs.loads else ()
+    return [simulate(plan, order, loads=draw_loads(plan, step)) for step in drawn]
+
+
+def _step_seconds(plan: Plan, predicted: Trace) -> float:
+    return predict(plan).step_seconds if plan.costs.loads else predicted.step_seconds
 
 
 def _lines(result: Rehearsal) -> list[str]:

@@ -111,7 +111,10 @@ class CostModel:
         return tuple(samples * load.mean for load in self.table.loads)
 
     def _evaluate(self, device_type: str, samples: float, loads: tuple[float, ...]) -> tuple[Array, Array, Array]:
+        # An operator runs even if all its samples have a load of 0.
         work = np.full(len(self.graph.ops), float(samples))
+        if not samples:
+            return work, work, work
         for load, total in zip(self.table.loads, loads, strict=True):
             work[self.positions(load.ops)] = total
         if (curves := self._curves.get(device_type)) is None:

@@ -45,9 +45,8 @@ class Curves:
         return Curves(table[:, :, 0], table[:, :, 1])
 
     def __call__(self, samples: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the value of each curve for its own number of samples; 0 for 0 samples."""
-        values: NDArray[np.float64] = (self.fixed + self.slopes * samples[:, None]).max(axis=1)
-        return np.where(samples > 0, values, 0.0)
+        """Return the value of each curve for its own number of samples; the fixed part for 0 samples."""
+        return (self.fixed + self.slopes * samples[:, None]).max(axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from graphpipe.files.json_body import to_body
 from graphpipe.graph import Graph
 from graphpipe.plans import Plan
 from graphpipe.report.tables.text_timeline import timeline
+from graphpipe.simulator import step_seconds
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
@@ -88,6 +89,22 @@ def test_simulate_predicts_what_the_plan_says(run: Run, plan_file: Path, tmp_pat
     assert ran.json["step_seconds"] == trace.step_seconds == plan.prediction.step_seconds
     assert tuple(ran.json["peak_bytes"]) == plan.prediction.peak_bytes
     assert json.loads((tmp_path / "chrome.json").read_text())["traceEvents"]
+
+
+def test_loads_are_planned_saved_and_predicted(run: Run, graph: Path, tmp_path: Path) -> None:
+    words = ("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--schedule", "1f1b", "--json")
+    plain = run(*words)
+    loaded = run(*words, "--load", "left=1:1,7:1", "--load", "right.*=0,2", "-o", tmp_path / "plan.json")
+    assert (plain.code, loaded.code) == (0, 0)
+    plan = Plan.load(tmp_path / "plan.json")
+    assert [(load.name, load.mean) for load in plan.costs.loads] == [("left", 4.0), ("right.*", 1.0)]
+    devices = {op: stage.degree for stage in plan.stages for op in stage.ops}
+    assert devices["left.0"] > 1
+    assert plan.prediction is not None
+    assert plan.prediction.step_seconds > step_seconds(plan) > plain.json["step_seconds"]
+    ran = run("simulate", tmp_path / "plan.json", "--json", "-o", tmp_path / "trace.json")
+    assert ran.json["step_seconds"] == plan.prediction.step_seconds
+    assert Trace.load(tmp_path / "trace.json") == simulate(plan)
 
 
 def test_compare_gives_a_row_per_planner(run: Run, graph: Path) -> None:

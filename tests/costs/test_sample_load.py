@@ -109,7 +109,8 @@ def test_samples_cost_as_much_as_their_loads() -> None:
     # 2 samples of expected load 2.5 are 5: 5 + 5 seconds. Of load 8 together: 2 * 8. The others are 5 + 2.
     assert model.task_seconds(("vision.0",), 0, 2).forward == 10.0
     assert model.task_seconds(("vision.0",), 0, 2, loads=(8.0,)).forward == 16.0
-    assert model.task_seconds(("vision.0",), 0, 2, loads=(0.0,)).forward == 0.0
+    assert model.task_seconds(("vision.0",), 0, 2, loads=(0.0,)).forward == 5.0
+    assert model.task_seconds(("vision.0", "head"), 0, 0).forward == 0.0
     assert model.task_seconds(("head",), 0, 2).forward == 7.0
     assert model.task_seconds(("vision.0", "head"), 0, 2).backward == 10.0 + 4.0
     # The backward computes the forward again.

@@ -16,6 +16,7 @@ from processes import descendants, still_running
 from graphpipe.cli.main import main
 from graphpipe.cluster.cluster import Cluster
 from graphpipe.cluster.device import Link
+from graphpipe.costs import declare_loads
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.rehearse.rehearse import rehearse
@@ -155,6 +156,20 @@ def test_the_verb_prints_and_saves_the_difference(tmp_path: Path, capfd: pytest.
     assert Trace.load(files["trace"]).step_seconds == measured
     assert main(["rehearse", str(files["plan"]), "--scale", "-1"]) == 2
     assert "scale: is -1.0, must be positive and finite" in capfd.readouterr().err
+
+
+def test_every_step_of_a_rehearsal_has_its_own_samples() -> None:
+    plan = make_plan([Part(micro_batch=2, degree=2), Part(micro_batch=2)], batch_size=4)
+    loads = declare_loads(plan.graph, {"s0": {1: 0.5, 4: 0.5}})
+    scaled = scaled_plan(replace(plan, costs=replace(plan.costs, loads=loads)), Limits(scale=0.02), LOOPBACK)
+    order = build_schedule(scaled)
+    # The warm-up step takes the last. Of three steps of 9, 36 and 18 units in the first stage, the last is the median.
+    steps = [simulate(scaled, order, loads={"s0": each}) for each in ([1] * 4, [4] * 4, [4, 1, 1, 1])]
+    found = rehearse(scaled, order, steps, steps=3, timeout_seconds=60)
+    slept = {(s.device, s.kind, s.micro_batch): s.end_seconds - s.start_seconds for s in found.spans if s.stage == 0}
+    assert slept[0, "F", 0] >= 0.08
+    assert 0.02 <= slept[1, "F", 0] < 0.08
+    assert 0.04 <= slept[0, "B", 1] < 0.16 <= slept[0, "B", 0]
 
 
 def test_ranks_end_if_the_rehearsal_is_killed(tmp_path: Path) -> None:
