@@ -6,7 +6,7 @@ plans for the declared shares of samples by number of images (1F1B, mini-batch o
 *Trained*: one rank per device takes optimizer steps with the real runtime. *Rehearsed*: the same plan with emulated
 compute. Every step has its own random samples, others than those that the prediction drew.
 
-Predicted is what the plan says, the mean of 32 drawn steps, and measured is the median. Of the mean load: what a step
+Predicted is what the plan says, the mean of 16 drawn steps, and measured is the median. Of the mean load: what a step
 would take if every sample had the mean load, so that nothing waits for a heavy micro-batch or replica. Step by step:
 the median difference of a measured step to the simulation of a step with just its samples. Unaware: the step that the
 same samples take with the plan for samples of equal cost.

@@ -99,24 +99,21 @@ class CostModel:
         """
         key = (device_type, samples)
         if key not in self._seconds:
-            self._seconds[key] = self._evaluate(device_type, samples, self.expected_loads(samples))
+            expected = tuple(samples * load.mean for load in self.table.loads)
+            self._seconds[key] = self._evaluate(device_type, samples, expected)
         return self._seconds[key]
 
     @cached_property
     def _seconds(self) -> dict[tuple[str, float], tuple[Array, Array, Array]]:
         return {}
 
-    def expected_loads(self, samples: float) -> tuple[float, ...]:
-        """Return the expected sum of each load over some samples, in the order of the table's loads."""
-        return tuple(samples * load.mean for load in self.table.loads)
-
     def _evaluate(self, device_type: str, samples: float, loads: tuple[float, ...]) -> tuple[Array, Array, Array]:
         # An operator runs even if all its samples have a load of 0.
         work = np.full(len(self.graph.ops), float(samples))
         if not samples:
             return work, work, work
-        for load, total in zip(self.table.loads, loads, strict=True):
-            work[self.positions(load.ops)] = total
+        for at, total in zip(self._loaded, loads, strict=True):
+            work[at] = total
         if (curves := self._curves.get(device_type)) is None:
             rows = [self.table.by_op[op.name, device_type] for op in self.graph.ops]
             curves = self._curves[device_type] = (
@@ -126,6 +123,10 @@ class CostModel:
             )
         forward, input_gradient, weight_gradient = curves
         return forward(work), input_gradient(work), weight_gradient(work)
+
+    @cached_property
+    def _loaded(self) -> list[NDArray[np.intp]]:
+        return [self.positions(load.ops) for load in self.table.loads]
 
     @cached_property
     def _curves(self) -> dict[str, tuple[Curves, Curves, Curves]]:
@@ -155,7 +156,10 @@ class CostModel:
             recompute: what the stage recomputes.
             loads: the sum of each load of the table over these samples; None: what is expected.
         """
-        key = tuple(ops), self.cluster.devices[device].type, samples, recompute, loads
+        ops = tuple(ops)
+        if loads is not None and not self._has_load(ops):
+            loads = None
+        key = ops, self.cluster.devices[device].type, samples, recompute, loads
         if key not in self._task_seconds:
             self._task_seconds[key] = self._sum_seconds(*key)
         return self._task_seconds[key]
@@ -164,6 +168,15 @@ class CostModel:
     def _task_seconds(
         self,
     ) -> dict[tuple[tuple[str, ...], str, float, Recompute, tuple[float, ...] | None], TaskSeconds]:
+        return {}
+
+    def _has_load(self, ops: tuple[str, ...]) -> bool:
+        if (known := self._with_load.get(ops)) is None:
+            known = self._with_load[ops] = any(not set(load.ops).isdisjoint(ops) for load in self.table.loads)
+        return known
+
+    @cached_property
+    def _with_load(self) -> dict[tuple[str, ...], bool]:
         return {}
 
     def tasks_seconds(

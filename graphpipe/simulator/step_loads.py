@@ -9,8 +9,8 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
 
-DRAWN_STEPS = 32
-"""Steps that a prediction draws. Their mean is then known to a fifth of the spread of single steps."""
+DRAWN_STEPS = 16
+"""Steps that a prediction draws. Their mean is then known to a quarter of the spread of single steps."""
 
 
 @dataclass(frozen=True, slots=True)
