@@ -15,8 +15,10 @@ from pydantic import ConfigDict
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 
-Loads = Mapping[str, Mapping[float, float] | Sequence[float]]
-"""By name: shares (or counts) of samples by load, or the loads of the samples of a data set."""
+Values = Mapping[float, float] | Mapping[int, float] | Sequence[float]
+"""Shares (or counts) of samples by load, or the loads of the samples of a data set."""
+Loads = Mapping[str, Values]
+"""Loads by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ def parse_loads(texts: Sequence[str]) -> Loads:
     Raises:
         InvalidInput: a text has another form, or a name is written twice.
     """
-    found: dict[str, Mapping[float, float] | Sequence[float]] = {}
+    found: dict[str, Values] = {}
     for text in texts:
         name, _, values = text.rpartition("=")
         if not name or name in found:
@@ -114,16 +116,17 @@ def parse_loads(texts: Sequence[str]) -> Loads:
 _REMEDY = "Write NAME=LOAD:SHARE,LOAD:SHARE or NAME=LOAD,LOAD, such as vision=1:0.5,4:0.5."
 
 
-def _declared(graph: Graph, name: str, values: Mapping[float, float] | Sequence[float]) -> SampleLoad:
+def _declared(graph: Graph, name: str, values: Values) -> SampleLoad:
     where = f"load '{name}'"
-    counts = dict(values) if isinstance(values, Mapping) else dict[float, float](Counter(map(float, values)))
+    pairs = values.items() if isinstance(values, Mapping) else Counter(map(float, values)).items()
+    counts = {float(load): float(share) for load, share in pairs}
     total = sum(counts.values())
     if not (math.isfinite(total) and total > 0):
         remedy = "Give at least one load that some samples have."
         raise InvalidInput(f"has shares that sum to {total}", where=where, remedy=remedy)
     loads = sorted(counts)
     shares = tuple(counts[load] / total for load in loads)
-    return SampleLoad(name=name, ops=_matching(graph, name), loads=tuple(map(float, loads)), shares=shares)
+    return SampleLoad(name=name, ops=_matching(graph, name), loads=tuple(loads), shares=shares)
 
 
 def _matching(graph: Graph, name: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Steps whose samples have loads, against times computed by hand."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from graphpipe.trace import Trace
 FOURTHS = {1: 0.25, 2: 0.25, 3: 0.25, 4: 0.25}
 
 
-def with_loads(plan: Plan, **loads: dict[float, float]) -> Plan:
+def with_loads(plan: Plan, **loads: Mapping[float, float] | Mapping[int, float]) -> Plan:
     return replace(plan, costs=replace(plan.costs, loads=declare_loads(plan.graph, loads)))
 
 
