@@ -14,7 +14,8 @@ def join_uncuttable(graph: fx.Graph, values: CrossingValues) -> Groups:
     Duplicated nodes are in no group. A node joins
     1. the readers of its value, if that value may not cross;
     2. the call that writes into its value, because the value is complete only after that call;
-    3. all groups on a cycle with its own.
+    3. everything that reads the buffer into which it writes, because no other stage sees the new value;
+    4. all groups on a cycle with its own.
     """
     nodes = [node for node in graph.nodes if node not in values.duplicated]
     groups = _DisjointSets(nodes)
@@ -26,11 +27,26 @@ def join_uncuttable(graph: fx.Graph, values: CrossingValues) -> Groups:
     for node in nodes:
         if "written_by" in node.meta:
             groups.join(_writer(node), node)
+        if "writes" in node.meta:
+            for reader in _readers(node.args[0], values) or nodes[:1]:
+                groups.join(reader, node)
     return acyclic_groups(nodes, {node: groups.find(node) for node in nodes})
 
 
 def _writer(copy: fx.Node) -> fx.Node:
     return next(reader for reader in copy.users if reader.target == copy.meta["written_by"])
+
+
+def _readers(buffer: fx.Node, values: CrossingValues) -> list[fx.Node]:
+    # The nodes of groups that read a buffer, directly or through duplicated nodes.
+    stack, found = [buffer], dict[fx.Node, None]()
+    while stack:
+        for reader in stack.pop().users:
+            if reader in values.duplicated:
+                stack.append(reader)
+            elif "writes" not in reader.meta:
+                found[reader] = None
+    return [*found]
 
 
 class _DisjointSets:

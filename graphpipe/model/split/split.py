@@ -9,6 +9,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture.build_ops import tensor_names
 from graphpipe.model.capture.capture import Captured, capture_again
+from graphpipe.model.capture.module_graph.translation import written
 from graphpipe.model.dag_module import model_name
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.stage_graph import stage_graph, stage_module
@@ -190,7 +191,8 @@ def _region_of(captured: Captured, stage: Stage) -> dict[fx.Node, str]:
     if isinstance(stage.recompute, str):
         return {}
     found = zip(stage.recompute, regions(stage.ops, stage.recompute), strict=True)
-    return {node: name for name, ops in found for op in ops for node in captured.nodes[op]}
+    nodes = ((node, name) for name, ops in found for op in ops for node in captured.nodes[op])
+    return {node: name for node, name in nodes if node.target is not written}  # what is written stays written
 
 
 def _spec(captured: Captured, value: fx.Node) -> ValueSpec:

@@ -6,6 +6,7 @@ from torch import fx, nn
 
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import duplicated_inputs, is_anchor
+from graphpipe.model.capture.module_graph.module_graph import TRAINING
 from graphpipe.model.capture.shape_propagation import attribute
 from graphpipe.model.split.glue_module import glue_module
 from graphpipe.model.split.recompute_region import fold_regions
@@ -78,6 +79,8 @@ def _graph_module(
                 flat[path] = _free_name(path.replace(".", "_"), root)
                 root[flat[path]] = made[path] if path in made else module.get_submodule(path)
             node.target = flat[path]
+        elif node.op == "get_attr" and node.target == TRAINING:
+            root[TRAINING] = module.training  # fx sets it as an attribute, which is the mode of the module
         elif node.op == "get_attr":
             tensor = constants[node.target] if node.target in constants else attribute(module, node.target)
             name = _free_name(f"tensor_{len(root)}", root)

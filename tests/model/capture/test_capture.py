@@ -223,27 +223,33 @@ class BatchNorm(nn.Module):
         return F.batch_norm(self.inner(x), self.mean, self.variance, training=self.training)
 
 
-class NoGrad(nn.Module):
+class Autocast(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
             x = x * 2 + 1
         return self.inner(x)
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [(Functional, "changes the buffer"), (BatchNorm, "training and in evaluation"), (NoGrad, "switches a mode")],
+    ("kind", "reason", "inside"),
+    [
+        (Functional, "training and in evaluation", "changes the buffer"),
+        (BatchNorm, "training and in evaluation", "training and in evaluation"),
+        (Autocast, "switches a mode", "switches a mode"),
+    ],
 )
-def test_a_forward_that_glue_cannot_express_is_opaque_or_refused(kind: type[nn.Module], reason: str) -> None:
+def test_a_forward_that_glue_cannot_express_is_opaque_or_refused(
+    kind: type[nn.Module], reason: str, inside: str
+) -> None:
     x = torch.zeros(2, 4)
     assert names(nn.Sequential(kind(), nn.Linear(4, 2)), x) == ["0", "1"]
     with pytest.raises(InvalidInput, match=rf"the forward of {kind.__name__}, the model itself, .*{reason}"):
         capture(kind(), x)
-    with pytest.raises(InvalidInput, match=rf"the forward of '0' .*{reason}.* Do not split '0'"):
+    with pytest.raises(InvalidInput, match=rf"the forward of '0' .*{inside}.* Do not split '0'"):
         capture(nn.Sequential(kind(), nn.Linear(4, 2)), x, split=["0"])
 
 

@@ -1,6 +1,7 @@
 """Models that read literals and plain tensors, or have sparse gradients, train like the unpartitioned model."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from run_plans import plan_for
 from run_ranks import run_ranks, values
-from run_tensors import Taught, train, train_both, train_unpartitioned
+from run_tensors import Averaged, Taught, train, train_both, train_unpartitioned
+from torch import nn
 from torch.nn import functional
 
 from graphpipe.model.capture.capture import capture
@@ -73,3 +75,34 @@ def test_blocks_without_gradients_may_be_in_any_forward(in_place: str) -> None:
             assert gradient is parameter.grad, name
         else:
             assert torch.equal(gradient, parameter.grad), name
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "parts"])
+def test_the_models_own_forward_may_update_buffers(recompute: str) -> None:
+    """An average that the root's forward updates was refused, because it cannot become one operator.
+
+    As in every pipeline, it is updated once per micro-batch.
+    """
+    torch.manual_seed(0)
+    model, x, targets = Averaged(), torch.randn(12, 4), torch.randn(12, 2)
+    twin = copy.deepcopy(model)
+    graph = capture(model, x)
+    plan = plan_for(graph, [([op.name], [number], 4) for number, op in enumerate(graph.ops)], 12)
+    assert len(plan.stages) > 1
+    parts = [stage.ops if recompute == "parts" else recompute for stage in plan.stages]
+    stages = (replace(stage, recompute=part) for stage, part in zip(plan.stages, parts, strict=True))
+    pipeline = Pipeline(replace(plan, stages=tuple(stages)), model, functional.mse_loss)
+    for _ in range(2):
+        pipeline.step(x, targets)
+    for rows, wanted in zip([*x.split(4)] * 2, [*targets.split(4)] * 2, strict=True):
+        functional.mse_loss(twin(rows), wanted).backward()
+    assert twin.count == 6
+    assert_same_buffers(model, twin)
+    _, outputs = pipeline.evaluate(x[:4])
+    assert torch.equal(outputs, twin.eval()(x[:4]))
+    assert_same_buffers(model, twin)
+
+
+def assert_same_buffers(model: nn.Module, twin: nn.Module) -> None:
+    for name, wanted in twin.named_buffers():
+        torch.testing.assert_close(model.get_buffer(name), wanted, rtol=1e-6, atol=1e-7, msg=name)

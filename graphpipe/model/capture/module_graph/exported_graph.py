@@ -3,7 +3,7 @@
 import inspect
 import logging
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 
@@ -22,7 +22,11 @@ _NOISY = ("torch.fx", "torch.export", "torch._export", "torch._dynamo", "torch._
 
 
 def exported_graph(
-    fake: nn.Module, paths: Sequence[str], inputs: Mapping[str, Tensor], outputs: Sequence[str] = ()
+    fake: nn.Module,
+    paths: Sequence[str],
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str] = (),
+    written: Collection[str] = (),
 ) -> ModuleGraph:
     """Return the graph of `fake`, in which the submodules `paths` are opaque.
 
@@ -31,6 +35,7 @@ def exported_graph(
         paths: fully qualified names of the opaque submodules.
         inputs: fake model inputs by name; their first dimensions are traced as one symbol.
         outputs: the entries of its output to return; if empty, the whole output.
+        written: buffers of the model's own that its forward writes into in the other mode.
 
     Raises:
         CannotExpress: a forward does what glue cannot express.
@@ -42,7 +47,7 @@ def exported_graph(
         detach_blocks(program)
         if any(is_mutable(node.target) for node in _nodes(program)):
             program = program.run_decompositions({})  # in-place operators become functions
-    return Translation(program, calls, list(inputs), outputs).module_graph()
+    return Translation(program, calls, list(inputs), outputs, written).module_graph()
 
 
 def _nodes(program: ExportedProgram) -> Iterator[fx.Node]:

@@ -1,6 +1,6 @@
 """The graph of a module, by torch.export or from the declaration of a DagModule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from graphpipe.graph import Input, Origin
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
 from graphpipe.model.capture.module_graph.exported_graph import exported_graph, quiet
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_express, cannot_trace
-from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import is_container, opaque_modules
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
@@ -81,7 +81,7 @@ def _by_export(
         paths = opaque_modules(fake, origin.split, opaque)
         try:
             found = exported_graph(fake, paths, examples, origin.outputs)
-            if compare_modes:
+            if compare_modes or _writes(found):
                 _check_modes(fake, paths, examples, found, origin.outputs)
             return found, replace(origin, opaque=tuple(opaque))
         except CannotExpress as fault:
@@ -105,17 +105,32 @@ def _check_modes(
     glue = [module for path, module in fake.named_modules() if not any(_inside(path, whole) for whole in paths)]
     if not any(_mentions_training(module) for module in glue if not is_container(module)):
         return
+    writes = _writes(training)
     fake.eval()
     try:
-        evaluation = exported_graph(fake, paths, examples, outputs)
+        evaluation = exported_graph(fake, paths, examples, outputs, written=writes.keys())
     finally:
         fake.train()
-    ours, theirs = (list(each.graph.nodes) for each in (training, evaluation))
-    for node, other in zip(ours, theirs, strict=False):
-        if _line(node) != _line(other):
-            raise CannotExpress(node.meta.get("owner", ""), "behaves differently in training and in evaluation")
+    always = _writes(evaluation).keys()
+    ours, theirs = (_lines(each, always) for each in (training, evaluation))
+    for (line, owner), (other, _) in zip(ours, theirs, strict=False):
+        if line != other:
+            raise CannotExpress(owner, "behaves differently in training and in evaluation")
     if len(ours) != len(theirs):
         raise CannotExpress("", "behaves differently in training and in evaluation")
+    for buffer in writes.keys() - always:
+        _write_only_in_training(training.graph, writes[buffer])
+
+
+def _writes(found: ModuleGraph) -> dict[str, fx.Node]:
+    return {node.meta["writes"]: node for node in found.graph.nodes if "writes" in node.meta}
+
+
+def _write_only_in_training(graph: fx.Graph, write: fx.Node) -> None:
+    with graph.inserting_before(write):
+        training = graph.create_node("get_attr", TRAINING)
+    training.meta["owner"] = ""
+    write.args = (*write.args, training)
 
 
 def _inside(path: str, whole: str) -> bool:
@@ -128,5 +143,17 @@ def _mentions_training(module: nn.Module) -> bool:
     return any(code is not None and "training" in code.co_names for code in codes)
 
 
-def _line(node: fx.Node) -> str:
-    return f"{node.op} {node.target} {node.args} {node.kwargs}"
+def _lines(found: ModuleGraph, buffers: Collection[str]) -> list[tuple[str, str]]:
+    # What the output and the writes into these buffers need: a line of text for each node, and its owner.
+    needed: set[fx.Node] = set()
+    for node in reversed(found.graph.nodes):
+        if node.op == "output" or node.meta.get("writes") in buffers or any(user in needed for user in node.users):
+            needed.add(node)
+    nodes = [node for node in found.graph.nodes if node in needed]
+    names = {node: f"%{number}" for number, node in enumerate(nodes)}
+    return [(_line(node, names), node.meta.get("owner", "")) for node in nodes]
+
+
+def _line(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
+    args, kwargs = (fx.map_arg(each, lambda other: names[other]) for each in (node.args, node.kwargs))
+    return f"{node.op} {node.target} {args} {kwargs}"

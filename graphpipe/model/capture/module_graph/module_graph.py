@@ -8,6 +8,9 @@ from torch import Tensor, fx
 
 from graphpipe.model.torch_private import TreeSpec
 
+TRAINING = "training"
+"""The target of a `get_attr` node that returns whether the stage is in training mode."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleGraph:
@@ -16,7 +19,8 @@ class ModuleGraph:
     `graph` has placeholders (the model inputs), `get_attr` nodes (parameters, buffers, constants), `call_module` nodes
     (opaque submodules) and `call_function` nodes (glue, without side effects). `meta["owner"]` of a call or glue is the
     path of the submodule whose forward contains it, "" for the model itself. `meta["written_by"]` of a copy is the path
-    of the submodule whose next call writes into it.
+    of the submodule whose next call writes into it. `meta["writes"]` of a node is the buffer of the model's own that it
+    writes into, after all nodes that read the buffer.
     """
 
     graph: fx.Graph

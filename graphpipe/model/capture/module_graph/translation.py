@@ -1,7 +1,7 @@
 """From an exported program to a module graph: recorded calls become calls again, everything else becomes glue."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -32,7 +32,12 @@ class Translation:
     """Translates an exported program to a module graph, node by node."""
 
     def __init__(
-        self, program: ExportedProgram, calls: list[OpaqueCall], names: list[str], outputs: Sequence[str] = ()
+        self,
+        program: ExportedProgram,
+        calls: list[OpaqueCall],
+        names: list[str],
+        outputs: Sequence[str] = (),
+        written: Collection[str] = (),
     ) -> None:
         self.program = program
         self.calls = calls
@@ -46,6 +51,11 @@ class Translation:
         for node in (self.samples, self.device):
             node.meta["owner"] = ""
         self.batch = ""
+        # The new values of the model's own buffers.
+        mutated = program.graph_signature.buffers_to_mutate
+        self.writes = {buffer: node for node in program.graph.nodes if (buffer := mutated.get(node.name))}
+        self.buffers: dict[str, fx.Node] = {}
+        self.cloned = {*self.writes, *written}
         self.results, self.output_spec = self._results(outputs)
 
     def module_graph(self) -> ModuleGraph:
@@ -63,12 +73,15 @@ class Translation:
                 self.env[node] = self._translate(node)
             elif node in wanted and node.op == "get_attr":
                 self.env[node] = self._block(node)
+        for buffer, value in self.writes.items():
+            self._write(buffer, value)
         self.graph.output(tuple(self._argument(item) for item in self.results))
         return ModuleGraph(graph=self.graph, inputs=self.inputs, output_spec=self.output_spec, constants=self.constants)
 
     def _check_mutations(self) -> None:
-        for buffer in self.program.graph_signature.buffers_to_mutate.values():
-            raise CannotExpress(buffer.rpartition(".")[0], f"changes the buffer '{buffer}'")
+        for buffer in self.writes:
+            if "." in buffer:  # its submodule stays whole
+                raise CannotExpress(buffer.rpartition(".")[0], f"changes the buffer '{buffer}'")
 
     def _translate_inputs(self) -> None:
         names = iter(self.inputs.values())
@@ -85,13 +98,27 @@ class Translation:
         node = self.graph.create_node("get_attr", target)
         node.meta["owner"] = ""
         if not constant:
-            return node
+            self.buffers[target] = node
+            return self._cloned(node) if target in self.cloned else node
         tensor = self.program.constants[target]
         assert isinstance(tensor, Tensor)
         self.constants[target] = tensor
         moved = self.graph.call_method("to", (node, self.device))
         moved.meta["owner"] = ""
         return moved
+
+    def _cloned(self, buffer: fx.Node) -> fx.Node:
+        # Those who read a buffer keep its value for the backward, and the next micro-batch writes into it before that.
+        found = self.graph.call_function(torch.clone, (buffer,))
+        found.meta["owner"] = ""
+        return found
+
+    def _write(self, buffer: str, value: fx.Node) -> None:
+        if buffer not in self.buffers:  # it is not read
+            self._attribute(buffer, constant=False)
+        new = self.graph.call_function(written, (self.buffers[buffer], self.env[value]))
+        new.meta["owner"] = ""
+        new.meta["writes"] = buffer
 
     def _results(self, wanted: Sequence[str]) -> tuple[list[Any], TreeSpec]:
         # The leaves of the model's output, or of a dict of its wanted entries.
@@ -111,7 +138,7 @@ class Translation:
         return flatten({name: returned[name] for name in wanted})
 
     def _wanted(self) -> set[fx.Node]:
-        stack = [item for item in self.results if isinstance(item, fx.Node)]
+        stack = [item for item in [*self.results, *self.writes.values()] if isinstance(item, fx.Node)]
         wanted: set[fx.Node] = set()
         while stack:
             node = stack.pop()
@@ -230,6 +257,14 @@ class Translation:
 def copied(tensor: Tensor, values: Tensor) -> Tensor:
     """Return the content of `tensor` after `tensor.copy_(values)`; torch's own functional copy has no derivative."""
     return values.to(tensor).expand_as(tensor)
+
+
+def written(buffer: Tensor, values: Tensor, enabled: bool = True) -> Tensor:
+    """Write into a buffer of the model's own, if enabled, and return it."""
+    if enabled:
+        with torch.no_grad():
+            buffer.copy_(values)
+    return buffer
 
 
 def _owner(node: fx.Node) -> str:
