@@ -34,7 +34,8 @@ def _transfer_seconds(plan: Plan, stage: int) -> list[float]:
     for position, edge in enumerate(plan.edges):
         if stage in (edge.source, edge.target) and edge.bytes_per_sample:
             other = plan.stages[edge.target if edge.source == stage else edge.source]
-            count = edge.bytes_per_sample * here.micro_batch / min(here.degree, other.degree)
+            sent = plan.sent_bytes(position, plan.joint_edges.without(position, backward=False))
+            count = sent * here.micro_batch / min(here.degree, other.degree)
             once = plan.cost_model.slowest_transfer_seconds(count, here.devices[:1], other.devices)
             directions = 1 if plan.cluster.overlap or position not in plan.gradient_edges else 2
             found.append(directions * once)
@@ -108,7 +109,11 @@ def _hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[in
         samples = gcd(source.micro_batch // source.degree, target.micro_batch // target.degree)
         count = edge.bytes_per_sample * samples
         seconds = plan.cost_model.fastest_transfer_seconds(count, source.devices, target.devices)
-        feeding[edge.target].append((edge.source, seconds))
+        feeding[edge.target].append((edge.source, seconds))  # all values, even those that come along another edge
         if position in plan.gradient_edges:
+            without = plan.joint_edges.without(position, backward=True)
+            if without:
+                sent = plan.sent_bytes(position, without) * samples
+                seconds = plan.cost_model.fastest_transfer_seconds(sent, source.devices, target.devices) if sent else 0
             back[edge.target].append((edge.source, seconds))
     return feeding, back

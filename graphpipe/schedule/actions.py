@@ -10,7 +10,7 @@ from graphpipe.schedule.schedule import StageTask
 
 @dataclass(frozen=True, slots=True, order=True)
 class Transfer:
-    """One message along a stage edge: the rows of one sample range, for all values on that edge.
+    """One message along a stage edge: the rows of one sample range, for the values on that edge.
 
     A forward transfer carries outputs from the edge's source to its target. A backward transfer carries gradients
     back. Between two stages on one device nothing is sent: the tensors are handed over. The transfer is listed anyway.
@@ -25,6 +25,9 @@ class Transfer:
     """Positions in the mini-batch."""
     source_task: StageTask
     target_task: StageTask
+    without: tuple[int, ...] = ()
+    """Other edges (positions in `Plan.edges`) whose values this transfer leaves out: for the same samples, the transfer
+    of one of them between the same devices carries them. See `plans.joint_edges`."""
 
 
 @dataclass(frozen=True, slots=True)

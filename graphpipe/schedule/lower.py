@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.plans.joint_edges import JointEdges, joint_edges
 from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Send, Transfer
 from graphpipe.schedule.credits import Credits
 from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
@@ -61,7 +62,7 @@ def lower(
     waits = [(flow.source, flow.target) for flow in flows]
     clock.run(chains, waits if credit is None else [*waits, *credit.flows()])
     check_all_start(plan, clock, chains, tasks)
-    transfers = _transfers(flows, clock, tasks)
+    transfers = _transfers(flows, clock, tasks, _joint_edges(plan, gradient_edges))
     order = _total_order(plan, clock, tasks, transfers)
     if not forward_only:
         shared = enumerate(plan.tied_gradients)
@@ -101,19 +102,29 @@ def _forward_chains(plan: Plan, numbers: TaskNumbers) -> tuple[dict[int, StageTa
     return tasks, chains
 
 
-def _transfers(flows: Sequence[Flow], clock: LogicalClock, tasks: dict[int, StageTask]) -> dict[int, list[Transfer]]:
+def _joint_edges(plan: Plan, gradient_edges: frozenset[int] | None) -> JointEdges:
+    if gradient_edges is None:
+        return plan.joint_edges
+    return joint_edges(plan.graph, plan.stages, plan.edges, gradient_edges)
+
+
+def _transfers(
+    flows: Sequence[Flow], clock: LogicalClock, tasks: dict[int, StageTask], joint: JointEdges
+) -> dict[int, list[Transfer]]:
     # By producing task, in the order of edges, then samples.
     found: dict[int, list[Transfer]] = {}
     device_of = clock.device_of
     for flow in flows:
+        source, target = device_of[flow.source], device_of[flow.target]
         transfer = Transfer(
             flow.edge,
             "backward" if flow.backward else "forward",
-            device_of[flow.source],
-            device_of[flow.target],
+            source,
+            target,
             flow.samples,
             tasks[flow.source],
             tasks[flow.target],
+            joint.without(flow.edge, backward=flow.backward) if source != target else (),
         )
         found.setdefault(flow.source, []).append(transfer)
     return found

@@ -1,9 +1,10 @@
 """Verifies lowered schedules. Derives everything again from the plan and its schedule, without code from `lower`."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from graphpipe.plans import Plan
+from graphpipe.plans import Plan, Stage
 from graphpipe.plans.sharding import SampleRange
+from graphpipe.plans.verify_memory import RELATIVE
 from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Send, Transfer
 from graphpipe.schedule.deadlock import find_deadlock
 from graphpipe.schedule.schedule import Schedule, StageTask
@@ -20,7 +21,8 @@ def verify_lowered(
     1. Every device does the tasks of its schedule in order.
     2. Every sample of every edge goes once from the device that computes it to every task that needs it, and its
        gradient goes back. It is sent after the task that made it and before the next task of that stage. It is received
-       before the task that needs it.
+       before the task that needs it. A value that several stages of one device read is sent to it once, and the
+       gradients of these stages are all computed before their sum goes back.
     3. Two devices list the messages between them, in both directions, in the same order, so that a transport without
        tags can match them.
     4. The gradients of a stage are summed once, after its last backward.
@@ -34,12 +36,11 @@ def verify_lowered(
         tasks = tuple(action.task for action in listed if isinstance(action, Compute))
         assert tasks == schedule.devices[device], f"device {device} does other tasks than its schedule lists"
         _check_place(device, listed)
+        _check_left_out(device, listed)
         _check_sums(plan, device, listed)
     back = plan.gradient_edges if gradient_edges is None else gradient_edges
     whole = {task for tasks in schedule.devices for task in tasks if task.kind == "B"}
-    _check_transfers(
-        lowered, {it for edge in range(len(plan.edges)) for it in _needed(plan, edge, edge in back, whole)}
-    )
+    _check_transfers(lowered, {it for edge in range(len(plan.edges)) for it in _needed(plan, edge, back, whole)})
     _check_pairs(lowered)
     stuck = find_deadlock(plan, lowered)
     assert not stuck, f"if every message waits for both its ends, devices wait forever: {stuck}"
@@ -63,6 +64,18 @@ def _check_place(device: int, listed: tuple[Action, ...]) -> None:
                 assert not late, f"device {device} receives an input of {transfer.target_task} after that task"
             case Reduce() | ReduceTied():
                 pass
+
+
+def _check_left_out(device: int, listed: tuple[Action, ...]) -> None:
+    # What a message leaves out is in an earlier message of outputs, or in a later one of gradients.
+    sent = [action.transfer for action in listed if isinstance(action, Send)]
+    place = {(it.edge, it.direction, it.target_device, it.samples): at for at, it in enumerate(sent)}
+    for at, it in enumerate(sent):
+        for edge in it.without:
+            other = place.get((edge, it.direction, it.target_device, it.samples))
+            assert other is not None, f"device {device} leaves out values of {it}, but does not send edge {edge}"
+            right = other < at if it.direction == "forward" else other > at
+            assert right, f"device {device} sends {it} and edge {edge} in the wrong order"
 
 
 def _check_sums(plan: Plan, device: int, listed: tuple[Action, ...]) -> None:
@@ -103,19 +116,48 @@ def _check_pairs(lowered: LoweredSchedule) -> None:
         assert transfers == between[other, one], f"devices {one} and {other} list their messages in different orders"
 
 
-def _needed(plan: Plan, edge: int, back: bool, whole: set[StageTask]) -> Iterator[Transfer]:
+def _needed(plan: Plan, edge: int, back: Collection[int], whole: set[StageTask]) -> Iterator[Transfer]:
     """Yield every transfer along an edge, derived from the owners of each sample at both ends."""
-    source, target = plan.edges[edge].source, plan.edges[edge].target
+    source, target, there_too = plan.edges[edge].source, plan.edges[edge].target, _brought(plan, edge)
     owners = [(_owner(plan, source, sample), _owner(plan, target, sample)) for sample in range(plan.batch_size)]
     begins = [at for at in range(plan.batch_size) if not at or owners[at] != owners[at - 1]]
     for begin, end in zip(begins, [*begins[1:], plan.batch_size], strict=True):
         (here, first), (there, second) = owners[begin]
         samples = SampleRange(begin, end)
         forward = StageTask("F", source, first), StageTask("F", target, second)
-        yield Transfer(edge, "forward", here, there, samples, *forward)
-        if back:
+        apart = here != there
+        yield Transfer(edge, "forward", here, there, samples, *forward, tuple(there_too) if apart else ())
+        if edge in back:
             ends = _back(target, second, whole), _back(source, first, whole)
-            yield Transfer(edge, "backward", there, here, samples, *ends)
+            summed = tuple(n for n in there_too if _leads(plan, back, plan.edges[n].target, target)) if apart else ()
+            yield Transfer(edge, "backward", there, here, samples, *ends, summed)
+
+
+def _brought(plan: Plan, edge: int) -> list[int]:
+    """Return the earlier edges from the same stage that bring one of the same values to the same owners of samples."""
+    source, target = plan.stages[plan.edges[edge].source], plan.stages[plan.edges[edge].target]
+    found: list[int] = []
+    for number, it in enumerate(plan.edges[:edge]):
+        other = plan.stages[it.target]
+        if it.source == plan.edges[edge].source and other.devices == target.devices:
+            common = _read_whole(plan, source, target) & _read_whole(plan, source, other)
+            found += [number] if common and other.micro_batch == target.micro_batch else []
+    return found
+
+
+def _read_whole(plan: Plan, source: Stage, target: Stage) -> set[str]:
+    whole = {op.name: op.output_bytes_per_sample for op in plan.graph.ops if op.name in source.ops}
+    read = [edge for edge in plan.graph.edges if edge.source in whole and edge.target in target.ops]
+    return {it.source for it in read if 0 < whole[it.source] <= it.bytes_per_sample * (1 + RELATIVE)}
+
+
+def _leads(plan: Plan, back: Collection[int], start: int, end: int) -> bool:
+    """Whether gradients go back from stage `end` to stage `start`, perhaps through others."""
+    found = {end}
+    for number in sorted(back, key=lambda number: plan.edges[number].target, reverse=True):
+        if plan.edges[number].target in found:
+            found.add(plan.edges[number].source)
+    return start in found
 
 
 def _back(stage: int, micro_batch: int, whole: set[StageTask]) -> StageTask:

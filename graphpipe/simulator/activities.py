@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from graphpipe.costs import CostTable, TaskSeconds
 from graphpipe.plans import Plan
-from graphpipe.plans.sharding import sample_range
+from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceTied, Send, StageTask, Transfer
 from graphpipe.schedule.schedule import Kind
 from graphpipe.simulator.engine import Activity
@@ -66,6 +66,8 @@ class Activities:
     """The transfers that a task on a device waits for."""
     _arrived_seconds: dict[tuple[int, StageTask], float] = field(default_factory=dict[tuple[int, StageTask], float])
     """The seconds of work that these transfers cost the device."""
+    _outputs: dict[tuple[int, int, SampleRange], int] = field(default_factory=dict[tuple[int, int, SampleRange], int])
+    """The transfers of outputs, by edge, target device and samples, if the plan has joint edges."""
 
     def add_all(self, lowered: LoweredSchedule) -> None:
         """Add every action of the total order, then the optimizer steps."""
@@ -148,7 +150,11 @@ class Activities:
         source, target = transfer.source_device, transfer.target_device
         if source == target:
             return  # Passed inside the device, where the order of tasks is enough.
-        count = self.plan.edges[transfer.edge].bytes_per_sample * len(transfer.samples)
+        count = self.plan.sent_bytes(transfer.edge, transfer.without) * len(transfer.samples)
+        if transfer.without and transfer.direction == "forward":
+            self._await_others(transfer)
+        if transfer.without and not count:
+            return  # Other transfers carry all of its values.
         seconds = self.plan.cost_model.transfer_seconds(count, source, target)
         if handling := self.plan.cost_model.message_seconds(source, target):
             self._handle(source, handling, self._last_of(source))
@@ -163,6 +169,15 @@ class Activities:
             number = self._add(transfer, seconds, self._last_of(source, target))
             self._last[source] = self._last[target] = number
         self._received.setdefault((target, transfer.target_task), []).append(number)
+        if self.plan.joint_edges.outputs and transfer.direction == "forward":
+            self._outputs[transfer.edge, target, transfer.samples] = number
+
+    def _await_others(self, transfer: Transfer) -> None:
+        # The target task also waits for the transfers that carry what this one leaves out.
+        target = transfer.target_device
+        numbers = (self._outputs.get((edge, target, transfer.samples)) for edge in transfer.without)
+        found = [number for number in numbers if number is not None]
+        self._received.setdefault((target, transfer.target_task), []).extend(found)
 
     def _reduce(self, action: Reduce) -> None:
         devices = self.plan.stages[action.stage].devices

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule import Compute, LoweredSchedule, Receive, Send, StageTask, Transfer
 from graphpipe.schedule.acknowledged_sends import AcknowledgedSends, find_acknowledged_sends
 from graphpipe.schedule.early_receives import EARLY_BYTES, EarlyReceives
@@ -44,6 +45,8 @@ class Buffers:
     _messages: dict[StageTask, list[int]] = field(default_factory=dict[StageTask, list[int]])
     """By task: bytes of the messages for it whose receive has begun."""
     _sent: dict[Transfer, float] = field(default_factory=dict[Transfer, float])
+    _held: dict[tuple[int, SampleRange], float] = field(default_factory=dict[tuple[int, SampleRange], float])
+    """Bytes of gradients that wait for others, by the edge with which their sum goes, and samples."""
 
     @staticmethod
     def of(plan: Plan, lowered: LoweredSchedule, device: int) -> Changes:
@@ -81,7 +84,8 @@ class Buffers:
                     self._hold(transfer)
                 case Send(transfer) if transfer.direction == "backward" and transfer.target_device != self.device:
                     self._sent[transfer] = self._bytes(transfer)
-                    self._note(self._sent[transfer])
+                    self._note(self._sent[transfer] - self._held.pop((transfer.edge, transfer.samples), 0.0))
+                    self._hold_gradients(transfer)
                 case _:
                     pass
         self._now = Moment(None, "end")
@@ -100,7 +104,9 @@ class Buffers:
             return
         self._there.add((task, edge))
         stage = self.plan.stages[task.stage]
-        count = self.plan.edges[edge].bytes_per_sample * stage.micro_batch / stage.degree
+        # An output that comes along another edge is copied into a buffer of its own. A left-out gradient has none.
+        without = transfer.without if transfer.direction == "backward" else ()
+        count = self.plan.sent_bytes(edge, without) * stage.micro_batch / stage.degree
         self._note(count)
         if transfer.direction == "backward":
             self.changes.append((Moment(task, "end"), -count))
@@ -111,6 +117,14 @@ class Buffers:
         else:
             self.changes.append((Moment(StageTask("B", task.stage, task.micro_batch), "end"), -count))
 
+    def _hold_gradients(self, transfer: Transfer) -> None:
+        if transfer.without:
+            listed = self.plan.edges[transfer.edge].bytes_per_sample
+            left = (listed - self.plan.sent_bytes(transfer.edge, transfer.without)) * len(transfer.samples)
+            key = transfer.without[0], transfer.samples
+            self._held[key] = self._held.get(key, 0.0) + left
+            self._note(left)
+
     def _note(self, count: float) -> None:
         if count:
             self.changes.append((self._now, count))
@@ -119,4 +133,4 @@ class Buffers:
         return action.transfer.source_device != self.device
 
     def _bytes(self, transfer: Transfer) -> int:
-        return round(self.plan.edges[transfer.edge].bytes_per_sample * len(transfer.samples))
+        return round(self.plan.sent_bytes(transfer.edge, transfer.without) * len(transfer.samples))

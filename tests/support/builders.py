@@ -195,6 +195,7 @@ def _graph(parts: Sequence[Part], edges: Sequence[tuple[int, int, float]]) -> Gr
             name=f"s{number}",
             parameters=(f"s{number}.weight",) if part.parameter_bytes else (),
             parameter_bytes=part.parameter_bytes,
+            output_bytes_per_sample=max((count for source, _, count in edges if source == number), default=0.0),
             work=Work(saved_bytes_per_sample=part.saved_bytes),
         )
         for number, part in enumerate(parts)

@@ -1,6 +1,6 @@
 """Messages between ranks: started in the order of the schedule, waited for only when their values are needed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -9,7 +9,12 @@ from torch import Tensor
 from graphpipe.run.comm.batch_comparison import BatchComparison
 from graphpipe.run.comm.warm_up_pairs import Pair, disjoint_rounds, warm_up
 from graphpipe.run.comm.world import World
+from graphpipe.run.device.stream import Mark
 from graphpipe.schedule import Transfer
+
+
+def _ignore(mark: Mark) -> None:
+    """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -21,6 +26,10 @@ class PendingMessage:
     peer: int
     """The rank at the other end."""
     world: World
+    readers: list["Reader"] = field(default_factory=list["Reader"])
+    """Other tasks of the device that read the same value, until they have their copies."""
+    arrived: Callable[[Mark], None] = _ignore
+    """Is told after which point of a stream the message is there, if a task that needs a copy waited for it first."""
 
     def wait(self) -> None:
         """Wait until the message is sent or received.
@@ -32,6 +41,16 @@ class PendingMessage:
             with self.world.waiting_for(self.peer):
                 self.work.wait()
             self.work = None  # torch's handle keeps the connection open
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A task that needs a copy of a message for another one, because the value is sent to a device once."""
+
+    rows: Tensor
+    """Where the copy goes."""
+    ready: Callable[[Mark], None]
+    """Is told after which point of a stream the copy is there."""
 
 
 @dataclass(slots=True)

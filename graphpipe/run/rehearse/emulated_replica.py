@@ -106,8 +106,16 @@ def _syncs(
 
 
 def emulated_specs(plan: Plan) -> EdgeSpecs:
-    """Return the emulated value of every edge: one vector of as many bytes."""
-    return {number: (_spec(plan, number),) for number in range(len(plan.edges))}
+    """Return the emulated values of every edge: one vector of as many bytes.
+
+    If edges are joint, there is one vector for each value that others read too.
+    """
+    joint = plan.joint_edges.outputs
+    together = {*joint, *(other for others in joint.values() for other in others)}
+    return {
+        number: _specs_by_value(plan, number) if number in together else (_spec(plan, number),)
+        for number in range(len(plan.edges))
+    }
 
 
 def sleep(seconds: float) -> None:
@@ -121,6 +129,17 @@ def _spec(plan: Plan, edge: int) -> ValueSpec:
     # Only the size matters, and whether a gradient is sent back.
     size, back = max(1, round(plan.edges[edge].bytes_per_sample)), edge in plan.gradient_edges
     return ValueSpec(name=f"edge {edge}", sample_shape=(size,), dtype=torch.uint8, requires_grad=back)
+
+
+def _specs_by_value(plan: Plan, edge: int) -> tuple[ValueSpec, ...]:
+    values, total = plan.whole_outputs[edge], plan.edges[edge].bytes_per_sample
+    rest = total - sum(values.values())
+    named = {**values, f"edge {edge}": rest} if rest > 0 else values
+    back = edge in plan.gradient_edges
+    return tuple(
+        ValueSpec(name=name, sample_shape=(max(1, round(count)),), dtype=torch.uint8, requires_grad=back)
+        for name, count in sorted(named.items())
+    )
 
 
 def _rows(spec: ValueSpec, rows: int) -> Tensor:

@@ -52,7 +52,7 @@ def scaled_plan(plan: Plan, limits: Limits, link: Link) -> Plan:
         graph=graph,
         cluster=cluster,
         costs=_scaled(plan.costs, limits.scale, shrink, graph.fingerprint),
-        edges=tuple(_cut(plan, edge, limits.most_bytes) for edge in plan.edges),
+        edges=_cut_edges(plan, limits.most_bytes),
         prediction=None,
     )
 
@@ -68,7 +68,7 @@ def smallest_feasible_scale(predicted: Trace) -> float:
 def changes(plan: Plan, limits: Limits) -> list[str]:
     """Return a sentence for each quantity that the limits cut."""
     found: list[str] = []
-    cut = [edge for edge in plan.edges if _cut(plan, edge, limits.most_bytes) != edge]
+    cut = [1 for edge, new in zip(plan.edges, _cut_edges(plan, limits.most_bytes), strict=True) if edge != new]
     if cut:
         found.append(f"messages on {len(cut)} of {len(plan.edges)} edges are cut to {limits.most_bytes:,.0f} bytes")
     most = max(_gradient_bytes(plan))
@@ -80,6 +80,21 @@ def changes(plan: Plan, limits: Limits) -> list[str]:
 def _gradient_bytes(plan: Plan) -> list[float]:
     exchanged = [each.bytes for each in plan.tied_gradients]
     return [plan.reduced_bytes(stage) for stage in range(len(plan.stages))] + exchanged
+
+
+def _cut_edges(plan: Plan, most: float) -> tuple[StageEdge, ...]:
+    # A value that several edges carry has the same size on all of them, so joint edges are cut by the same factor.
+    cut = [_cut(plan, edge, most) for edge in plan.edges]
+    joint = plan.joint_edges.outputs
+    together = {*joint, *(other for others in joint.values() for other in others)}
+    pairs = list(zip(plan.edges, cut, strict=True))
+    factor = min(
+        (new.bytes_per_sample / edge.bytes_per_sample for edge, new in (pairs[n] for n in together)), default=1
+    )
+    return tuple(
+        replace(edge, bytes_per_sample=edge.bytes_per_sample * factor) if number in together else new
+        for number, (edge, new) in enumerate(pairs)
+    )
 
 
 def _cut(plan: Plan, edge: StageEdge, most: float) -> StageEdge:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from graphpipe.model.stage_program import ValueSpec
-from graphpipe.run.comm.messages import PendingMessage
+from graphpipe.run.comm.messages import PendingMessage, Reader
 from graphpipe.run.device.stream import Mark, Stream
 from graphpipe.schedule import StageTask
 
@@ -23,6 +24,12 @@ class TaskBuffers:
     messages: list[PendingMessage] = field(default_factory=list[PendingMessage])
     marks: list[Mark] = field(default_factory=list[Mark])
     """Points in other streams after which the values from stages of this rank are ready."""
+    arriving: dict[tuple[int, str, int], PendingMessage] = field(
+        default_factory=dict[tuple[int, str, int], PendingMessage]
+    )
+    """The messages by edge, value and first sample, if other tasks need copies of them."""
+    copied: list[PendingMessage] = field(default_factory=list[PendingMessage])
+    """Messages for other tasks, of which this one gets copies."""
 
 
 @dataclass(slots=True)
@@ -46,10 +53,25 @@ class ReceiveBuffers:
         """Record that `task` must wait for this message."""
         self.by_task[task].messages.append(message)
 
+    def lend(self, task: StageTask, key: tuple[int, str, int], message: PendingMessage) -> None:
+        """Record that other tasks of the device may need copies of this message for `task`."""
+        self.by_task[task].arriving[key] = message
+        message.arrived = partial(self.note, task)
+
+    def copy_from(self, task: StageTask, message: PendingMessage, rows: Tensor) -> None:
+        """Record that `task` needs a copy in `rows` of a message for another task of its device."""
+        self.by_task[task].copied.append(message)
+        message.readers.append(Reader(rows, partial(self.note, task)))
+
     def waiting(self, task: StageTask) -> list[PendingMessage]:
         """Return the messages `task` still has to wait for."""
         found = self.by_task.get(task)
         return found.messages if found else []
+
+    def copied(self, task: StageTask) -> list[PendingMessage]:
+        """Return the messages for other tasks of which `task` gets copies."""
+        found = self.by_task.get(task)
+        return found.copied if found else []
 
     def note(self, task: StageTask, mark: Mark) -> None:
         """Record that a value for `task` is ready at this point of another stream."""

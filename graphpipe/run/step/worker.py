@@ -7,7 +7,6 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from torch import Tensor, nn
 
-from graphpipe.model.stage_program import ValueSpec
 from graphpipe.model.torch_private import profiling
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run.comm.messages import RankMessages
@@ -18,6 +17,7 @@ from graphpipe.run.device.stream import HostStream, Stream
 from graphpipe.run.faults.rank_status import ALL_PEERS
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.edge_values import check_message
+from graphpipe.run.stage.joint_messages import HeldGradients, all_values, copy_left_out, hand_on, sent_values
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
@@ -95,6 +95,8 @@ class Worker(Generic[AnyReplica]):
     monitor: StatusReporter
     tied_parameters: Sequence[TiedParameters] = ()
     """By position in `Plan.tied_gradients`."""
+    held: HeldGradients = field(default_factory=HeldGradients)
+    """Gradients of values that several stages of a device read."""
     resolved: dict[int, ResolvedSchedule[AnyReplica]] = field(
         default_factory=lambda: dict[int, ResolvedSchedule[AnyReplica]]()
     )
@@ -107,6 +109,7 @@ class Worker(Generic[AnyReplica]):
         for replica in self.replicas.values():
             replica.begin()
         self.messages.sending.clear()
+        self.held.held.clear()
         for sync in self.syncs.values():
             sync.begin()
         resolved = self._resolve(lowered, batch)
@@ -127,6 +130,7 @@ class Worker(Generic[AnyReplica]):
         early.start(action.transfer for _, action in rest if isinstance(action, Receive) and self._is_remote(action))
         for device, action in rest:
             self._run_action(device, action, batch, loss_fn, early)
+        assert not self.held.held, "a gradient was held, and not sent with another"
 
     def _resolve(self, lowered: LoweredSchedule, batch: MiniBatch) -> ResolvedSchedule[AnyReplica]:
         found = self.resolved.get(id(lowered))
@@ -237,7 +241,12 @@ class Worker(Generic[AnyReplica]):
             self.monitor.enter("receive", task.stage, task.micro_batch, message.peer)
             with self.recorder.span(turn.device, "receive", task.stage, task.micro_batch, peer, message.rows.nbytes):
                 message.wait()
+            hand_on(message, turn.stream)
             early.used(message.rows.nbytes)
+        for message in received.copied(task):
+            if message.readers:  # The task that it came for has not run.
+                message.wait()
+                hand_on(message, turn.stream)
         received.enter(task, turn.stream)
 
     def _send(self, transfer: Transfer, batch: MiniBatch) -> None:
@@ -253,9 +262,15 @@ class Worker(Generic[AnyReplica]):
         peer = self.placement.rank_of[transfer.target_device]
         here = peer == self.world.rank
         buffers = self._buffers(transfer, batch) if here else {}
-        for spec in _values(transfer, batch):
+        copied = here and transfer.direction == "forward"
+        sent = all_values(transfer, batch.specs) if copied else sent_values(transfer, batch.specs)
+        if transfer.without and transfer.direction == "backward":
+            self.held.hold(transfer, {name: each[window] for name, each in outgoing.items()}, batch.specs, stream)
+        for spec in sent:
             rows = outgoing[spec.name][window]
             stream.hold([rows])
+            if self.held.held and transfer.direction == "backward":
+                rows = self.held.add_to(transfer, spec.name, rows, stream)
             if not here:
                 self.monitor.enter("send", transfer.source_task.stage, transfer.source_task.micro_batch)
                 rows = self.monitor.corrupt("send", rows)
@@ -282,18 +297,31 @@ class Worker(Generic[AnyReplica]):
         peer = self.placement.rank_of[transfer.source_device]
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
         with self.streams.edge(transfer.edge, transfer.direction).entered():
-            buffers = self._buffers(transfer, batch).values()
-            for rows in buffers:
-                target.received.expect(transfer.target_task, self.messages.receive(rows, peer))
-        return sum(rows.nbytes for rows in buffers)
+            buffers = self._buffers(transfer, batch)
+            joint = transfer.direction == "forward" and bool(self.placement.plan.joint_edges.outputs)
+            sent = {spec.name for spec in sent_values(transfer, batch.specs)}
+            for name, rows in buffers.items():
+                if name not in sent:
+                    self._copy_left_out(transfer, name, rows, batch)
+                    continue
+                message = self.messages.receive(rows, peer)
+                target.received.expect(transfer.target_task, message)
+                if joint:
+                    target.received.lend(transfer.target_task, (transfer.edge, name, transfer.samples.start), message)
+        return sum(rows.nbytes for name, rows in buffers.items() if name in sent)
+
+    def _copy_left_out(self, transfer: Transfer, name: str, rows: Tensor, batch: MiniBatch) -> None:
+        stage_of = [edge.target for edge in self.placement.plan.edges]
+        device = transfer.target_device
+        copy_left_out(transfer, name, rows, batch.specs, stage_of, lambda stage: self.replicas[stage, device].received)
 
     def _buffers(self, transfer: Transfer, batch: MiniBatch) -> dict[str, Tensor]:
         # The rows of the target's buffers that this transfer fills, in the order of its values.
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
         all_rows = self._rows(transfer.target_task, transfer.target_device, batch)
-        buffers: NamedTensors = target.received.buffers(
-            transfer.target_task, transfer.edge, _values(transfer, batch), len(all_rows)
-        )
+        forward = transfer.direction == "forward"
+        values = all_values(transfer, batch.specs) if forward else sent_values(transfer, batch.specs)
+        buffers = target.received.buffers(transfer.target_task, transfer.edge, values, len(all_rows))
         return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
 
     def _join_streams(self, stages: Iterable[int]) -> None:
@@ -311,13 +339,8 @@ class Worker(Generic[AnyReplica]):
         self.syncs[stage].reduce()
 
 
-def _values(transfer: Transfer, batch: MiniBatch) -> Sequence[ValueSpec]:
-    specs = batch.specs[transfer.edge]
-    return [spec for spec in specs if spec.requires_grad] if transfer.direction == "backward" else specs
-
-
 def _bytes(transfer: Transfer, batch: MiniBatch) -> int:
-    return sum(spec.bytes_per_sample for spec in _values(transfer, batch)) * len(transfer.samples)
+    return sum(spec.bytes_per_sample for spec in sent_values(transfer, batch.specs)) * len(transfer.samples)
 
 
 def _window(samples: SampleRange, within: SampleRange) -> slice:

@@ -27,6 +27,7 @@ def graph_of(model: DagModule, example: Mapping[str, Tensor]) -> Graph:
         Op(
             name=name,
             parameters=tuple(f"{name}.{inner}" for inner, _ in model.get_submodule(name).named_parameters()),
+            output_bytes_per_sample=4.0,
             model_inputs=tuple(feed for feed in feeds if feed in model.input_names),
             trainable=any(p.requires_grad for p in model.get_submodule(name).parameters()),
             whole_batch=name in model.whole_batch,

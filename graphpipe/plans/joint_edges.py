@@ -1,0 +1,98 @@
+"""Stage edges that bring the same value to the same devices, where it is sent once.
+
+stage 0 on device 0 --v--> stage 1 on device 1        The edge 0 -> 3 reads v from what came along 0 -> 1. The
+                    --v--> stage 3 on device 1        gradient of v is summed on device 1, and goes back once.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from graphpipe.graph import Graph
+from graphpipe.plans.stage import Stage, StageEdge
+
+_RELATIVE = 1e-6
+NONE: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointEdges:
+    """By position in `Plan.edges`: the earlier edges that carry values of this edge. Empty for most plans."""
+
+    outputs: Mapping[int, tuple[int, ...]]
+    """The other edge brings the value to the devices, and the target takes it from there."""
+    gradients: Mapping[int, tuple[int, ...]]
+    """The gradient of the value is added to that of the other edge on the devices, and goes back with it."""
+
+    def without(self, edge: int, *, backward: bool) -> tuple[int, ...]:
+        """Return the edges whose values the messages of an edge leave out."""
+        return (self.gradients if backward else self.outputs).get(edge, NONE)
+
+
+def joint_edges(
+    graph: Graph, stages: Sequence[Stage], edges: Sequence[StageEdge], gradient_edges: Collection[int]
+) -> JointEdges:
+    """Return which edges of a plan carry values for each other.
+
+    Two edges of one source are joint if they carry a common value, and their targets are on the same devices with the
+    same micro-batch, so that each device needs the same samples for both.
+
+    A gradient is added to that of an earlier edge only if a gradient also goes from its target back to the target of
+    the earlier edge. Then every backward of the later target comes first, whatever the schedule.
+
+    Args:
+        graph: of the plan.
+        stages: of the plan.
+        edges: of the plan.
+        gradient_edges: positions of the edges along which gradients go back.
+    """
+    if len({(stage.devices, stage.micro_batch) for stage in stages}) == len(stages):
+        return JointEdges(outputs={}, gradients={})
+    values = whole_outputs(graph, stages, edges)
+    outputs: dict[int, tuple[int, ...]] = {}
+    gradients: dict[int, tuple[int, ...]] = {}
+    after = _reached(edges, gradient_edges)
+    for number, edge in enumerate(edges):
+        target = stages[edge.target]
+        found = tuple(
+            other
+            for other in range(number)
+            if edges[other].source == edge.source
+            and stages[edges[other].target].devices == target.devices
+            and stages[edges[other].target].micro_batch == target.micro_batch
+            and values[number].keys() & values[other].keys()
+        )
+        if found:
+            outputs[number] = found
+        if found := tuple(other for other in found if edge.target in after.get(edges[other].target, ())):
+            gradients[number] = found
+    return JointEdges(outputs=outputs, gradients=gradients)
+
+
+def whole_outputs(graph: Graph, stages: Sequence[Stage], edges: Sequence[StageEdge]) -> list[dict[str, float]]:
+    """Return, by edge, the operators whose whole output it carries, with the bytes per sample.
+
+    Of an operator with several outputs, a graph does not record which of them a reader takes if it takes only some.
+    """
+    stage_of = {name: number for number, stage in enumerate(stages) for name in stage.ops}
+    position = {(edge.source, edge.target): number for number, edge in enumerate(edges)}
+    counts: list[dict[str, float]] = [{} for _ in edges]
+    for edge in graph.edges:
+        number = position.get((stage_of[edge.source], stage_of[edge.target]))
+        if number is not None:
+            counts[number][edge.source] = max(counts[number].get(edge.source, 0.0), edge.bytes_per_sample)
+    whole = {op.name: op.output_bytes_per_sample * (1 - _RELATIVE) for op in graph.ops}
+    # The edges of a rehearsal may carry less than those of its graph.
+    scales = [edge.bytes_per_sample / (sum(count.values()) or 1.0) for edge, count in zip(edges, counts, strict=True)]
+    return [
+        {name: each * scale for name, each in count.items() if 0 < whole[name] <= each}
+        for count, scale in zip(counts, scales, strict=True)
+    ]
+
+
+def _reached(edges: Sequence[StageEdge], gradient_edges: Collection[int]) -> dict[int, set[int]]:
+    """Return, by stage, the stages whose gradients reach it. Edges go from lower to higher positions."""
+    found: dict[int, set[int]] = {}
+    for number in sorted(gradient_edges, key=lambda number: edges[number].source, reverse=True):
+        edge = edges[number]
+        found.setdefault(edge.source, set()).update({edge.target}, found.get(edge.target, ()))
+    return found
