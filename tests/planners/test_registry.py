@@ -36,7 +36,7 @@ def test_each_planner_writes_its_name_into_its_plans(name: str) -> None:
 @pytest.mark.parametrize("name", PLANNERS)
 def test_a_planner_of_chains_makes_a_chain(name: str) -> None:
     # The branches are long and costly to replicate, so running them side by side is faster.
-    problem = towers([8, 8, 8, 8], 16, 64, parameter_bytes=1e8)
+    problem = towers([6, 6, 6], 8, 64, parameter_bytes=1e8)
     plan = PLANNERS[name].plan(problem, Options())
     assert is_chain(plan) == (PLANNERS[name].pipeline == "chain")
 
