@@ -16,13 +16,14 @@ from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 # pyright: reportPrivateUsage=false
 
 TreeSpec = pytree.TreeSpec
 DispatchMode = TorchDispatchMode
 Operator = OpOverload
+GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 FLASH_ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -38,6 +39,41 @@ def is_data_dependent(error: BaseException) -> bool:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException) or ".numpy()" in str(error)
+
+
+@contextmanager
+def outside_tracing() -> Generator[None]:
+    """While inside, nothing that runs is traced, and no mode of tensors or functions acts."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def size_at(size: object, samples: int) -> int:
+    """Return a size for a number of samples, which is the only symbol that it may contain.
+
+    Raises:
+        ValueError: it depends on the values in a tensor.
+    """
+    if not isinstance(size, torch.SymInt):
+        assert isinstance(size, int)
+        return size
+    expression: Any = size.node.expr
+    if expression.is_Symbol and not str(expression).startswith("u"):  # nearly all; sympy takes long for the others
+        return samples
+    if any(str(symbol).startswith("u") for symbol in expression.free_symbols):
+        raise ValueError("a size that depends on the values in a tensor")
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, samples)))
+
+
+def call_on_fake(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what an operator returns on fake tensors.
+
+    For a product of rows by groups, with one matrix per group, torch accepts only bfloat16 on fake tensors, although
+    the operator itself accepts float32.
+    """
+    if func.overloadpacket is GROUPED_PRODUCT and args[0].dim() == 2 and args[1].dim() == 3:
+        return args[0].new_empty((args[0].shape[0], args[1].shape[2]))
+    return func(*args, **kwargs)
 
 
 def flatten(tree: object) -> tuple[list[Any], TreeSpec]:

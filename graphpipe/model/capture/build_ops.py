@@ -10,7 +10,8 @@ from graphpipe.graph import Edge, Op, Shared, Work
 from graphpipe.model.capture.crossing_values import CrossingValues, duplicated_inputs, is_anchor
 from graphpipe.model.capture.groups import Groups
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
-from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, attribute
+from graphpipe.model.capture.reading import SAMPLES, Reading
+from graphpipe.model.capture.shape_propagation import attribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

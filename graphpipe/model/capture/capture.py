@@ -25,7 +25,8 @@ from graphpipe.model.capture.module_graph.exported_graph import quiet
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_trace
 from graphpipe.model.capture.module_graph.make_module_graph import make_module_graph
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
-from graphpipe.model.capture.shape_propagation import SAMPLES, Reading, propagate_shapes
+from graphpipe.model.capture.reading import SAMPLES, Reading
+from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
 from graphpipe.model.torch_private import fake_mode

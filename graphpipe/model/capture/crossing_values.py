@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from graphpipe.model.capture.module_graph.module_graph import device_of, sample_count
-from graphpipe.model.capture.shape_propagation import Reading
-from graphpipe.model.torch_private import is_random
+from graphpipe.model.capture.module_graph.module_graph import device_of, draws, sample_count
+from graphpipe.model.capture.reading import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ def _duplicated(graph: fx.Graph) -> frozenset[fx.Node]:
         if node.op == "output" or writes or any(each not in found for each in node.all_input_nodes):
             continue
         by_input, by_parameter = _dependence(node, found)
-        if not (by_input and by_parameter) and not is_random(node.target):
+        if not (by_input and by_parameter) and not draws(node.target):
             found[node] = (by_input, by_parameter)
     return frozenset(found)
 
@@ -85,7 +84,7 @@ def _is_cheap(node: fx.Node, reading: Reading) -> bool:
     if node.op == "call_module":
         return bool(node.meta.get("repeatable")) and not reading.flops
     plain = node.op in ("call_function", "call_method") and "written_by" not in node.meta
-    return plain and not reading.flops and not is_random(node.target)
+    return plain and not reading.flops and not draws(node.target)
 
 
 def is_anchor(node: fx.Node) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from graphpipe.model.capture.groups import Groups, acyclic_groups
-from graphpipe.model.capture.shape_propagation import Reading
+from graphpipe.model.capture.reading import Reading
 
 
 def fuse_tiny(

@@ -1,7 +1,7 @@
 """Runs a module graph on fake tensors, to get the shape of every value and the work of every node."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,46 +11,20 @@ from torch.utils.flop_counter import flop_registry
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input
+from graphpipe.model.capture.call_readings import CallReadings
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.inputs import blank
 from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
-from graphpipe.model.torch_private import FLASH_ATTENTION_ON_CPU, DispatchMode, flatten, is_view, memory_key
-
-SAMPLES = (8, 64)
-"""Batch sizes of two runs: a dimension that has the first size, then the second, is the samples."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Reading:
-    """What one node computes from a batch of SAMPLES[1] samples."""
-
-    flops: float = 0.0
-    traffic_bytes: float = 0.0
-    kernels: int = 0
-    saved: dict[int, float] = field(default_factory=dict[int, float])
-    """Bytes saved for the backward pass, by memory key; without parameters."""
-    made: set[int] = field(default_factory=set[int])
-    """Keys of the memory that the node allocated or returned."""
-    shape: tuple[int, ...] | None = None
-    """Shape of its value; None if that is not a tensor."""
-    sample_shape: tuple[int, ...] | None = None
-    """Shape without the first dimension, if only the first dimension depends on the number of samples."""
-    compares: bool = False
-    """Whether two dimensions of its value are samples, which means that samples are compared with each other."""
-    dtype: torch.dtype = torch.float32
-    requires_grad: bool = False
-
-    @property
-    def bytes_per_sample(self) -> float:
-        """Bytes of its value per sample; 0 unless `sample_shape` is known."""
-        return (
-            float(torch.Size(self.sample_shape).numel() * self.dtype.itemsize) if self.sample_shape is not None else 0.0
-        )
-
-    @property
-    def elements(self) -> float:
-        """Elements of its value divided by the number of samples."""
-        return torch.Size(self.shape).numel() / SAMPLES[1] if self.shape is not None else 0.0
+from graphpipe.model.torch_private import (
+    FLASH_ATTENTION_ON_CPU,
+    GROUPED_PRODUCT,
+    DispatchMode,
+    call_on_fake,
+    flatten,
+    is_view,
+    memory_key,
+)
 
 
 def propagate_shapes(module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[Input, ...]) -> dict[fx.Node, Reading]:
@@ -59,7 +33,8 @@ def propagate_shapes(module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[I
     Raises:
         Exception: any error of a submodule on fake tensors.
     """
-    few, many = (_run(module_graph, fake, blank(inputs, samples)) for samples in SAMPLES)
+    structures: dict[str, object] = {}
+    few, many = (_run(module_graph, fake, blank(inputs, samples), structures) for samples in SAMPLES)
     for node, reading in many.items():
         reading.sample_shape = _sample_shape(few[node].shape, reading.shape)
         sizes = list(zip(few[node].shape or (), reading.shape or (), strict=False))
@@ -73,19 +48,30 @@ def _sample_shape(few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> 
     return many[1:]
 
 
-def _run(module_graph: ModuleGraph, fake: nn.Module, inputs: Mapping[str, Tensor]) -> dict[fx.Node, Reading]:
+def _run(
+    module_graph: ModuleGraph, fake: nn.Module, inputs: Mapping[str, Tensor], structures: dict[str, object]
+) -> dict[fx.Node, Reading]:
     names = {node: name for name, node in module_graph.inputs.items()}
     values: dict[fx.Node, Any] = {}
     readings: dict[fx.Node, Reading] = {}
     state = {memory_key(tensor) for tensor in [*fake.parameters(), *fake.buffers()]}
     given = {memory_key(tensor) for tensor in inputs.values()}
     alive: list[Tensor] = []  # a memory key is unique only while its tensor is alive
+    calls = CallReadings(module=fake, outside=state | given, structures=structures)
+
+    def run(node: fx.Node) -> tuple[Any, Reading]:
+        meter = _Meter(state, given, alive)
+        with handle_saved_tensors(meter), meter:
+            value = inputs[names[node]] if node in names else _evaluate(node, values, fake, module_graph)
+        return value, meter.reading(value)
+
     with torch.enable_grad():
         for node in module_graph.graph.nodes:
-            meter = _Meter(state, given, alive)
-            with handle_saved_tensors(meter), meter:
-                values[node] = inputs[names[node]] if node in names else _evaluate(node, values, fake, module_graph)
-            readings[node] = meter.reading(values[node])
+            if node.op == "call_module":
+                arguments = map_arg((node.args, node.kwargs), lambda other: values[other])
+                values[node], readings[node] = calls.read(node, arguments, partial(run, node))
+            else:
+                values[node], readings[node] = run(node)
             _check_derivative(node, values[node])
     return readings
 
@@ -132,7 +118,7 @@ class _Meter(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = call_on_fake(func, args, kwargs)
         if func.namespace != "aten" or is_view(func):
             return result
         outputs = [item for item in flatten(result)[0] if isinstance(item, Tensor)]
@@ -171,6 +157,8 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
         # torch has no formula for it: queries x keys, then weights x values.
         (batch, heads, queries, width), keys, out = args[0].shape, args[1].shape[2], args[2].shape[3]
         return 2.0 * batch * heads * queries * keys * (width + out)
+    if func.overloadpacket is GROUPED_PRODUCT:
+        return 2.0 * args[0].numel() * result.shape[-1]
     formula = flop_registry.get(func.overloadpacket)
     return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
 

@@ -25,7 +25,7 @@ from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import CrossingValues
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
-from graphpipe.model.capture.shape_propagation import Reading
+from graphpipe.model.capture.reading import Reading
 from graphpipe.model.capture_file.node_json import NotWritable, decode, decode_target, encode, encode_target
 from graphpipe.model.torch_private import spec_from_json, spec_to_json
 

@@ -9,13 +9,16 @@ import torch
 from torch import fx
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.capture.module_graph.module_graph import device_of, sample_count, stand_in
+from graphpipe.model.capture.module_graph.module_graph import device_of, mode_dropout, sample_count, stand_in
 from graphpipe.model.capture.module_graph.rebuild_containers import BuildContainer
 from graphpipe.model.capture.module_graph.translation import copied, written
 from graphpipe.model.torch_private import Operator, leaf, spec_from_json, spec_to_json
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{function.__name__: function for function in (sample_count, device_of, stand_in, copied, written, leaf)},
+    **{
+        function.__name__: function
+        for function in (sample_count, device_of, stand_in, mode_dropout, copied, written, leaf)
+    },
     **{f"operator.{name}": getattr(operator, name) for name in operator.__all__},
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "pow", "sqrt")},
     **{f"torch.{name}": getattr(torch, name) for name in dir(torch) if name.startswith("sym_")},

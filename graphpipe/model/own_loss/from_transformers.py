@@ -106,7 +106,9 @@ def from_transformers(
         known = [name for name in labels if name in tensors]
         loss, origin = own_loss(model, describe(_named(model, tensors)), known, origin)
     wanted = tuple(dict.fromkeys([*outputs, *(loss.reads if loss else ())]))
-    graph = _captured(model, describe(_named(model, inputs)), replace(origin, outputs=wanted)).graph
+    # The glue was compared in both modes when the loss was cut out of it.
+    origin = replace(origin, outputs=wanted)
+    graph = _captured(model, describe(_named(model, inputs)), origin, compare_modes=loss is None).graph
     return TransformersModel(module=model, graph=graph, inputs=tuple(each.name for each in graph.inputs), loss=loss)
 
 
@@ -155,9 +157,9 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Scalar]:
     return found
 
 
-def _captured(model: nn.Module, inputs: Any, origin: Origin) -> Captured:
+def _captured(model: nn.Module, inputs: Any, origin: Origin, *, compare_modes: bool) -> Captured:
     # Captured twice if operators compare samples, because these need the whole mini-batch.
-    captured = capture_again(model, inputs, origin)
+    captured = capture_again(model, inputs, origin, compare_modes=compare_modes)
     comparing = [
         op.name
         for op in captured.graph.ops

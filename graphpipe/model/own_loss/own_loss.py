@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from graphpipe.graph import Input, Origin
 from graphpipe.model.capture.module_graph.make_module_graph import make_module_graph
-from graphpipe.model.capture.shape_propagation import SAMPLES
+from graphpipe.model.capture.reading import SAMPLES
 from graphpipe.model.own_loss.loss_cut import LossCut
 from graphpipe.model.torch_private import fake_mode
 

@@ -6,10 +6,11 @@ from torch import fx, nn
 
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import duplicated_inputs, is_anchor
-from graphpipe.model.capture.module_graph.module_graph import TRAINING
+from graphpipe.model.capture.module_graph.module_graph import TRAINING, mode_dropout
 from graphpipe.model.capture.shape_propagation import attribute
 from graphpipe.model.split.glue_module import glue_module
-from graphpipe.model.split.recompute_region import fold_regions
+from graphpipe.model.split.mode_dropout import ModeDropout
+from graphpipe.model.split.recompute_region import RecomputeRegion, fold_regions
 
 _EMPTY = fx.GraphModule({}, fx.Graph())
 """Has the attributes whose names a submodule of a graph module cannot have."""
@@ -87,9 +88,32 @@ def _graph_module(
             plain += [name] if node.target in constants else []
             node.target = name
             root[name] = tensor
+    _add_dropouts(module, graph, root)
     inner = glue_module(root, graph, plain)
     inner.training = module.training
     return inner
+
+
+def _add_dropouts(module: nn.Module, graph: fx.Graph, root: dict[str, object]) -> None:
+    # Each dropout of glue becomes a module, which follows the mode of the submodules that its forward calls.
+    called = [(node, each) for node in graph.nodes if node.op == "call_module" for each in _users(root[node.target])]
+    for node in graph.nodes:
+        if node.target is not mode_dropout:
+            continue
+        owner = node.meta["owner"]
+        near = [each for other, each in called if other.meta.get("owner") == owner] or [each for _, each in called]
+        made = ModeDropout(node.args[1], near)
+        made.train(module.get_submodule(owner).training)
+        name = _free_name(f"dropout_{len(root)}", root)
+        root[name] = made
+        node.op, node.target, node.args = "call_module", name, node.args[:1]
+
+
+def _users(module: object) -> list[nn.Module]:
+    # The user's own modules that a stage calls: one, or those in a region.
+    assert isinstance(module, nn.Module)
+    inside = module.inner.children() if isinstance(module, RecomputeRegion) else [module]
+    return [each for each in inside if not isinstance(each, ModeDropout)]
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:

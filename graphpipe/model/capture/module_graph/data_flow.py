@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.utils.flop_counter import flop_registry
 
 from graphpipe.model.torch_private import (
     DispatchMode,
+    call_on_fake,
     flatten,
     is_random,
     memory_key,
@@ -29,9 +31,12 @@ class DataFlow(DispatchMode):
         super().__init__()
         self.random = False
         """Whether an operator drew random numbers."""
+        self.operators: list[object] = []
+        """In order of execution."""
         self.written: list[Tensor] = []
         """The tensors that operators wrote into, other than those that the call made itself."""
         self._made: set[int] = set()
+        self._costly: set[int] = set()
         self._alive: list[Tensor] = [*arguments]  # a memory key is unique only while its tensor is alive
         self._sources: dict[int, frozenset[int]] = {}
         for position, tensor in enumerate(arguments):
@@ -39,15 +44,19 @@ class DataFlow(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = call_on_fake(func, args, kwargs)
+        if func.namespace != "prim":  # questions for the device, whose answers torch remembers
+            self.operators.append(func)
         self.random |= is_random(func)
         operands = [each for each in flatten((args, kwargs))[0] if isinstance(each, Tensor)]
         written = written_arguments(func, args)
         results = [each for each in flatten(result)[0] if isinstance(each, Tensor)]
         known = {memory_key(each) for each in operands}
         found = frozenset[int]() if reads_no_values(func) else self.sources(operands)
+        costly = is_random(func) or func.overloadpacket in flop_registry or not self._costly.isdisjoint(known)
         for tensor in (*results, *written):
             key = memory_key(tensor)
+            self._costly |= {key} if costly else set()
             self._sources[key] = self._sources.get(key, frozenset()) | found
         self.written += [tensor for tensor in written if memory_key(tensor) not in self._made]
         self._made |= {memory_key(each) for each in results} - known
@@ -57,6 +66,10 @@ class DataFlow(DispatchMode):
     def sources(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the positions of the arguments that these tensors were computed from."""
         return frozenset[int]().union(*(self._sources.get(memory_key(each), ()) for each in tensors))
+
+    def is_cheap(self, tensor: Tensor) -> bool:
+        """True if neither products of matrices nor random numbers are in what a tensor was computed from."""
+        return memory_key(tensor) not in self._costly
 
     def wrote_into(self, tensor: Tensor) -> bool:
         """True if an operator wrote into the memory of this argument."""

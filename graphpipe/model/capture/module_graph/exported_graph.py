@@ -14,6 +14,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_calls import recording
+from graphpipe.model.capture.module_graph.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.translation import Translation
 from graphpipe.model.torch_private import is_mutable
 
@@ -25,6 +26,7 @@ def exported_graph(
     fake: nn.Module,
     paths: Sequence[str],
     inputs: Mapping[str, Tensor],
+    runs: StaticRuns,
     outputs: Sequence[str] = (),
     written: Collection[str] = (),
 ) -> ModuleGraph:
@@ -34,6 +36,7 @@ def exported_graph(
         fake: the model on fake tensors.
         paths: fully qualified names of the opaque submodules.
         inputs: fake model inputs by name; their first dimensions are traced as one symbol.
+        runs: of its opaque submodules, in a copy of their own and in the same mode of training.
         outputs: the entries of its output to return; if empty, the whole output.
         written: buffers of the model's own that its forward writes into in the other mode.
 
@@ -42,7 +45,7 @@ def exported_graph(
         InvalidInput: its output has no such entry.
         Exception: any error of torch.export.
     """
-    with recording(fake, paths) as calls, quiet():
+    with recording(fake, paths, runs) as calls, quiet():
         program = _export(fake, inputs)
         detach_blocks(program)
         if any(is_mutable(node.target) for node in _nodes(program)):

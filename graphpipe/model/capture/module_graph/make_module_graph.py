@@ -12,11 +12,14 @@ from graphpipe.graph import Input, Origin
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
 from graphpipe.model.capture.module_graph.exported_graph import exported_graph, quiet
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_express, cannot_trace
+from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
-from graphpipe.model.capture.module_graph.opaque_modules import is_container, opaque_modules
+from graphpipe.model.capture.module_graph.opaque_modules import opaque_modules
+from graphpipe.model.capture.module_graph.static_runs import StaticRuns
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
+from graphpipe.model.torch_private import fake_mode
 
 
 def make_module_graph(
@@ -48,7 +51,8 @@ def make_module_graph(
         examples = blank(inputs, samples)
     # torch.export runs outside the mode, so that constant tensors in a forward keep their data.
     if method == "export":
-        return fake, *_by_export(fake, examples, origin, compare_modes=compare_modes)
+        runs = StaticRuns(fake_copy(module, inside := fake_mode()), inside)
+        return fake, *_by_export(fake, examples, runs, origin, compare_modes=compare_modes)
     if origin.arguments or origin.outputs:
         remedy = "Its submodules take what they are fed, and its own `output` names what it returns."
         raise InvalidInput("a declared graph has no further arguments and outputs", where="capture", remedy=remedy)
@@ -69,7 +73,7 @@ def _by_declaration(fake: nn.Module, examples: Mapping[str, Tensor]) -> ModuleGr
 
 
 def _by_export(
-    fake: nn.Module, examples: Mapping[str, Tensor], origin: Origin, *, compare_modes: bool
+    fake: nn.Module, examples: Mapping[str, Tensor], runs: StaticRuns, origin: Origin, *, compare_modes: bool
 ) -> tuple[ModuleGraph, Origin]:
     # A submodule whose forward glue cannot express becomes opaque, and tracing starts again. The returned origin lists
     # these submodules, so that the next capture traces once. If export or a forward is at fault, the error's cause is
@@ -80,11 +84,18 @@ def _by_export(
     while True:
         paths = opaque_modules(fake, origin.split, opaque)
         try:
-            found = exported_graph(fake, paths, examples, origin.outputs)
-            if compare_modes or _writes(found):
-                _check_modes(fake, paths, examples, found, origin.outputs)
+            with observed_modes(_glue(fake, paths)) as reads:
+                found = exported_graph(fake, paths, examples, runs, origin.outputs)
+            owners = {path for path, module in fake.named_modules() if module in reads}
+            follow_modes(found.graph, owners)
+            if (compare_modes and owners) or _writes(found):
+                _check_modes(fake, paths, examples, runs, found, owners, origin.outputs)
             return found, replace(origin, opaque=tuple(opaque))
         except CannotExpress as fault:
+            inside = {path for path in paths if _inside(fault.path, path)} - runs.hidden - {fault.path}
+            if inside:
+                runs.hidden |= inside
+                continue
             if not fault.path or fault.path in (*origin.split, *opaque):
                 raise cannot_express(fake, fault) from fault
             opaque.append(fault.path)
@@ -98,19 +109,21 @@ def _check_modes(
     fake: nn.Module,
     paths: Sequence[str],
     examples: Mapping[str, Tensor],
+    runs: StaticRuns,
     training: ModuleGraph,
+    owners: set[str],
     outputs: Sequence[str],
 ) -> None:
     # Glue is traced in training mode and would compute the same in evaluation, so it must not depend on the mode.
-    glue = [module for path, module in fake.named_modules() if not any(_inside(path, whole) for whole in paths)]
-    if not any(_mentions_training(module) for module in glue if not is_container(module)):
-        return
     writes = _writes(training)
     fake.eval()
+    runs.root.eval()
     try:
-        evaluation = exported_graph(fake, paths, examples, outputs, written=writes.keys())
+        evaluation = exported_graph(fake, paths, examples, runs, outputs, written=writes.keys())
     finally:
         fake.train()
+        runs.root.train()
+    follow_modes(evaluation.graph, owners)
     always = _writes(evaluation).keys()
     ours, theirs = (_lines(each, always) for each in (training, evaluation))
     for (line, owner), (other, _) in zip(ours, theirs, strict=False):
@@ -137,10 +150,10 @@ def _inside(path: str, whole: str) -> bool:
     return path == whole or path.startswith(whole + ".")
 
 
-def _mentions_training(module: nn.Module) -> bool:
-    functions = [vars(kind).values() for kind in type(module).__mro__ if not kind.__module__.startswith("torch.nn")]
-    codes = [getattr(function, "__code__", None) for values in functions for function in values]
-    return any(code is not None and "training" in code.co_names for code in codes)
+def _glue(fake: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
+    # The modules whose forwards become glue.
+    found = {module: path for path, module in fake.named_modules()}
+    return [module for module, path in found.items() if not any(_inside(path, whole) for whole in paths)]
 
 
 def _lines(found: ModuleGraph, buffers: Collection[str]) -> list[tuple[str, str]]:

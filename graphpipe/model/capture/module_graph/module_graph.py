@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from graphpipe.model.torch_private import TreeSpec
+from graphpipe.model.torch_private import TreeSpec, is_random
 
 TRAINING = "training"
 """The target of a `get_attr` node that returns whether the stage is in training mode."""
@@ -45,3 +45,13 @@ def device_of(tensor: Tensor) -> torch.device:
 def stand_in(device: torch.device, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """Return a tensor for a call that reads only its shape, dtype and device; it takes the memory of one element."""
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+def mode_dropout(tensor: Tensor, probability: float) -> Tensor:
+    """Return a tensor with dropped elements; in a stage it follows the mode of the submodules around it."""
+    return torch.nn.functional.dropout(tensor, probability, training=True)
+
+
+def draws(target: object) -> bool:
+    """True for a function or operator that draws random numbers."""
+    return target is mode_dropout or is_random(target)

@@ -3,59 +3,48 @@
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.capture.module_graph.data_flow import DataFlow
-from graphpipe.model.torch_private import (
-    TreeSpec,
-    call_directly,
-    flatten,
-    intercepted,
-    unflatten,
-)
+from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.capture.module_graph.static_runs import CallOutcome, Form, StaticRuns
+from graphpipe.model.torch_private import TreeSpec, call_directly, flatten, intercepted, size_at, unflatten
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpaqueCall:
     """One call of an opaque submodule."""
 
     path: str
-    module: nn.Module
     inputs: TreeSpec
     """The containers of the arguments: (args, kwargs)."""
     constants: list[Any]
     """The leaves of the arguments; None in place of each tensor or size."""
     tensor_slots: list[int]
     size_slots: list[int]
-    outputs: list[Any] = field(default_factory=list)
-    """The leaves of the result: fake tensors and constants."""
-    output_spec: TreeSpec | None = None
-    mutated: list[int] = field(default_factory=list)
-    """Positions in `tensor_slots` of the arguments that it wrote into; their new values follow the outputs."""
-    unread: list[int] = field(default_factory=list)
-    """Positions in `tensor_slots` of the arguments whose values it does not read: only their shape, dtype or device."""
-    repeatable: bool = False
-    """Whether it has no parameters, draws no random numbers and writes into nothing, so that it may run twice."""
+    outcome: CallOutcome
 
-    def run(self, tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
-        """Run the module on fake tensors; return its output tensors, then the arguments that it wrote into."""
-        leaves, copies = list(self.constants), [tensor.clone() for tensor in tensors]
-        for slot, value in [*zip(self.tensor_slots, copies, strict=True), *zip(self.size_slots, sizes, strict=True)]:
-            leaves[slot] = value
-        args, kwargs = unflatten(leaves, self.inputs)
-        with DataFlow(copies) as flow:
-            result = call_directly(self.module, *args, **kwargs)
-        self.outputs, self.output_spec = flatten(result)
-        tensors_out = [output for output in self.outputs if isinstance(output, Tensor)]
-        self.mutated = [position for position, copy in enumerate(copies) if flow.wrote_into(copy)]
-        read = flow.sources([*tensors_out, *(copies[position] for position in self.mutated)])
-        self.unread = [position for position in range(len(copies)) if position not in read]
-        self.repeatable = not (flow.random or flow.written or next(self.module.parameters(), None) is not None)
-        return [tensor.clone() for tensor in [*tensors_out, *(copies[position] for position in self.mutated)]]
+    def results(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Return its output tensors, then the arguments that it wrote into, for fake arguments."""
+        forms = self.outcome.forms
+        samples = _samples(tensors, sizes) if any(form.grows for form in forms) else None
+        device = tensors[0].device if tensors else torch.device("cpu")
+        return [form.empty(samples, device) for form in forms]
+
+
+def _samples(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Any:
+    # The number of samples, from a size that is a multiple of it.
+    symbolic = [size for size in chain(sizes, *(each.shape for each in tensors)) if isinstance(size, torch.SymInt)]
+    if symbolic and size_at(symbolic[0], 1) == 1:
+        return symbolic[0]
+    multiples = {size_at(size, 2) - size_at(size, 1): size for size in symbolic if size_at(size, 0) == 0}
+    assert multiples, "a call returns tensors that grow with samples, from arguments that do not"
+    least = min(multiples)
+    return multiples[least] if least == 1 else multiples[least] // least
 
 
 _CALLS: ContextVar[list[OpaqueCall]] = ContextVar("opaque calls of the current capture")
@@ -69,7 +58,7 @@ def _call(tensors: list[Tensor], sizes: list[int], index: int) -> list[Tensor]:
 
 @_call.register_fake
 def _(tensors: list[Tensor], sizes: list[int], index: int) -> list[Tensor]:
-    return _CALLS.get()[index].run(tensors, sizes)
+    return _CALLS.get()[index].results(tensors, sizes)
 
 
 def is_opaque_call(target: object) -> bool:
@@ -78,7 +67,7 @@ def is_opaque_call(target: object) -> bool:
 
 
 @contextmanager
-def recording(root: nn.Module, paths: Sequence[str]) -> Generator[list[OpaqueCall]]:
+def recording(root: nn.Module, paths: Sequence[str], runs: StaticRuns) -> Generator[list[OpaqueCall]]:
     """While inside, calls of these submodules are traced as one operator each, and listed in order."""
     calls: list[OpaqueCall] = []
     token = _CALLS.set(calls)
@@ -86,29 +75,46 @@ def recording(root: nn.Module, paths: Sequence[str]) -> Generator[list[OpaqueCal
         with ExitStack() as stack:
             for path in paths:
                 module = root.get_submodule(path)
-                stack.enter_context(intercepted(module, _recorder(path, module, calls)))
+                stack.enter_context(intercepted(module, _recorder(path, module, runs, calls)))
             yield calls
     finally:
         _CALLS.reset(token)
 
 
-def _recorder(path: str, module: nn.Module, calls: list[OpaqueCall]) -> Callable[..., object]:
+def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[OpaqueCall]) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
         leaves, spec = flatten((args, kwargs))
+        try:
+            outcome = runs.outcome(path, spec, leaves)
+        except CannotExpress:
+            raise
+        except Exception:
+            call_directly(module, *args, **kwargs)  # fails as well, with an error that names the number of samples
+            raise
         tensors = [slot for slot, value in enumerate(leaves) if isinstance(value, Tensor)]
         sizes = [slot for slot, value in enumerate(leaves) if isinstance(value, torch.SymInt)]
         constants = [None if slot in (*tensors, *sizes) else value for slot, value in enumerate(leaves)]
-        record = OpaqueCall(
-            path=path, module=module, inputs=spec, constants=constants, tensor_slots=tensors, size_slots=sizes
+        calls.append(
+            OpaqueCall(
+                path=path,
+                inputs=spec,
+                constants=constants,
+                tensor_slots=tensors,
+                size_slots=sizes,
+                outcome=outcome,
+            )
         )
-        calls.append(record)
         given = [leaves[slot] for slot in tensors]
-        results = torch.ops.graphpipe.call(given, [leaves[slot] for slot in sizes], len(calls) - 1)
-        assert record.output_spec is not None
-        rest = iter(results)
-        outputs = [next(rest) if isinstance(output, Tensor) else output for output in record.outputs]
-        for position, value in zip(record.mutated, rest, strict=True):
+        rest = iter(torch.ops.graphpipe.call(given, [leaves[slot] for slot in sizes], len(calls) - 1))
+        outputs = [next(rest) if isinstance(leaf, Form) else leaf for leaf in outcome.leaves]
+        for (position, _), value in zip(outcome.written, rest, strict=True):
             given[position].copy_(value)
-        return unflatten(outputs, record.output_spec)
+        for at, position in outcome.passed.items():
+            outputs[at] = given[position]
+        if outcome.beside:  # traced as glue, of which only what these leaves need is kept
+            inside, _ = flatten(call_directly(module, *args, **kwargs))
+            for at in outcome.beside:
+                outputs[at] = inside[at]
+        return unflatten(outputs, outcome.spec)
 
     return call

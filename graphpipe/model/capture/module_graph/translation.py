@@ -16,6 +16,7 @@ from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, device_of, sample_count, stand_in
 from graphpipe.model.capture.module_graph.opaque_calls import OpaqueCall, is_opaque_call
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
+from graphpipe.model.capture.module_graph.static_runs import Form
 from graphpipe.model.torch_private import (
     TreeSpec,
     flatten,
@@ -208,25 +209,25 @@ class Translation:
         call = self.calls[index]  # pyright: ignore[reportArgumentType, reportCallIssue]
         owner = call.path.rpartition(".")[0]
         given = list(self._argument(tensors))
-        for position in call.unread:
+        for position in call.outcome.unread:
             given[position] = self._stand_in(tensors[position], owner) or given[position]  # pyright: ignore
-        for position in call.mutated:
+        written = [position for position, _ in call.outcome.written]
+        for position in written:
             given[position] = self.graph.call_function(torch.clone, (given[position],))
             given[position].meta["owner"] = owner
             given[position].meta["written_by"] = call.path
         args, kwargs = self._call_arguments(call, given, list(self._argument(sizes)))
         new = self.graph.call_module(call.path, args, kwargs)
         new.meta["owner"] = owner
-        new.meta["repeatable"] = call.repeatable
-        assert call.output_spec is not None
-        if call.output_spec.is_leaf():
-            return [new, *(given[position] for position in call.mutated)]
+        new.meta["repeatable"] = call.outcome.repeatable
+        if call.outcome.spec.is_leaf():
+            return [new, *(given[position] for position in written)]
         leaves: list[fx.Node] = []
-        for position, output in enumerate(call.outputs):
-            if isinstance(output, Tensor):
+        for position, output in enumerate(call.outcome.leaves):
+            if isinstance(output, Form):
                 leaves.append(self.graph.call_function(leaf, (new, position)))
                 leaves[-1].meta["owner"] = owner
-        return [*leaves, *(given[position] for position in call.mutated)]
+        return [*leaves, *(given[position] for position in written)]
 
     def _stand_in(self, node: fx.Node, owner: str) -> fx.Node | None:
         # A tensor of this node's shape, dtype and device, for a call that does not read its values. None if its shape

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.opaque_calls import OpaqueCall, recording
+from graphpipe.model.capture.module_graph.static_runs import StaticRuns
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.torch_private import fake_mode
 
@@ -16,13 +17,16 @@ class Writes(nn.Module):
 
 def test_a_recorded_call_is_one_operator_that_lists_the_arguments_it_wrote_into() -> None:
     mode = fake_mode()
-    root = fake_copy(nn.Sequential(nn.Linear(3, 3)), mode)
-    root.add_module("writes", Writes())
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.add_module("writes", Writes())
+    root = fake_copy(model, mode)
     with mode:
         x, y = torch.zeros(2, 3), torch.zeros(2, 3)
-    with recording(root, ["writes"]) as calls:
+    inside = fake_mode()
+    runs = StaticRuns(fake_copy(model, inside), inside)
+    with recording(root, ["writes"], runs) as calls:
         assert root.get_submodule("writes")(x, y=y).shape == (2, 3)
     (call,) = calls
     assert isinstance(call, OpaqueCall)
-    assert (call.path, call.tensor_slots, call.mutated) == ("writes", [0, 1], [1])
+    assert (call.path, call.tensor_slots, [position for position, _ in call.outcome.written]) == ("writes", [0, 1], [1])
     assert "_call_impl" not in vars(root.get_submodule("writes"))

@@ -1,0 +1,47 @@
+"""What one node of a module graph computes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+SAMPLES = (8, 64)
+"""Batch sizes of two runs: a dimension that has the first size, then the second, is the samples."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reading:
+    """What one node computes from a batch of SAMPLES[1] samples."""
+
+    flops: float = 0.0
+    traffic_bytes: float = 0.0
+    kernels: int = 0
+    saved: dict[int, float] = field(default_factory=dict[int, float])
+    """Bytes saved for the backward pass, by memory key; without parameters."""
+    made: set[int] = field(default_factory=set[int])
+    """Keys of the memory that the node allocated or returned."""
+    shape: tuple[int, ...] | None = None
+    """Shape of its value; None if that is not a tensor."""
+    sample_shape: tuple[int, ...] | None = None
+    """Shape without the first dimension, if only the first dimension depends on the number of samples."""
+    compares: bool = False
+    """Whether two dimensions of its value are samples, which means that samples are compared with each other."""
+    dtype: torch.dtype = torch.float32
+    requires_grad: bool = False
+
+    def placed(self, place: Callable[[int], int]) -> "Reading":
+        """Return this reading for other memory, given the key for each key."""
+        saved = {place(key): count for key, count in self.saved.items()}
+        return replace(self, saved=saved, made={place(key) for key in self.made})
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """Bytes of its value per sample; 0 unless `sample_shape` is known."""
+        return (
+            float(torch.Size(self.sample_shape).numel() * self.dtype.itemsize) if self.sample_shape is not None else 0.0
+        )
+
+    @property
+    def elements(self) -> float:
+        """Elements of its value divided by the number of samples."""
+        return torch.Size(self.shape).numel() / SAMPLES[1] if self.shape is not None else 0.0
