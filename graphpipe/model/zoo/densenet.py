@@ -35,7 +35,7 @@ class DensenetShape:
 
 
 PAPER = DensenetShape()
-SMALL = DensenetShape(block0=2, block1=2, block2=3, block3=2, growth=8, pixels=16, classes=4)
+SMALL = DensenetShape(block0=2, block1=2, block2=3, block3=2, growth=8, pixels=32, classes=4)
 
 
 class Norm(nn.GroupNorm):
