@@ -1,6 +1,7 @@
 """Real models: planned, cut, and trained on several ranks as plain PyTorch trains them on whole mini-batches."""
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
 
-from run_hugging_face import MODELS, plan_of, run_of, train_all, train_unpartitioned
+from run_hugging_face import MODELS, plan_of, run_of, save_for_ranks, train_all, train_unpartitioned
 from run_ranks import run_ranks, values
 
 from graphpipe.errors import InvalidInput
@@ -35,15 +36,19 @@ def plain(graphs: dict[str, Graph]) -> dict[str, dict[str, Any]]:
     return {name: train_unpartitioned(name, graph) for name, graph in graphs.items()}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def trained(
-    request: pytest.FixtureRequest, graphs: dict[str, Graph], tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    """Return every rank's results for every model; the ranks are started once for all models."""
-    folder = tmp_path_factory.mktemp("plans")
+@pytest.fixture(scope="module")
+def saved(graphs: dict[str, Graph], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what the ranks read."""
+    folder = tmp_path_factory.mktemp("saved")
     for name, graph in graphs.items():
-        plan_of(graph, request.param).save(folder / f"{name}.json")
-    return values(run_ranks(train_all, request.param, folder / "ranks", str(folder), seconds=500))
+        save_for_ranks(name, graph, folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def trained(request: pytest.FixtureRequest, saved: Path) -> list[dict[str, Any]]:
+    """Return every rank's results for every model; the ranks are started once for all models."""
+    return values(run_ranks(train_all, request.param, saved / f"ranks-{request.param}", str(saved), seconds=500))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -15,13 +15,14 @@ from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 from graphpipe.api import estimate, hand_plan, plan
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.graph import Graph
-from graphpipe.model.capture.capture import capture
+from graphpipe.model.capture.capture import capture, capture_again
+from graphpipe.model.capture_file.capture_file import load_capture, save_capture
 from graphpipe.model.inputs import describe
 from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers
 from graphpipe.model.own_loss.own_loss import own_loss
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans.plan import Plan
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.stage.tensor_tree import leaves
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
@@ -317,15 +318,31 @@ def names_in_model(run: Run) -> dict[str, str]:
     return {name: names[id(each)] for name, each in run.module.named_parameters()}
 
 
-def train(name: str, plan: Plan) -> dict[str, Any]:
+def save_for_ranks(name: str, graph: Graph, folder: Path) -> None:
+    """Write plans for 2 and 4 devices, and the captured model, which each rank would otherwise capture again."""
+    for devices in (2, 4):
+        plan_of(graph, devices).save(folder / f"{name}.{devices}.json")
+    assert graph.origin is not None
+    captured = capture_again(run_of(name, graph).module, graph.inputs, graph.origin, compare_modes=False)
+    assert save_capture(captured, folder / f"{name}.capture.json")
+
+
+def train(name: str, folder: Path) -> dict[str, Any]:
     """Train in a pipeline; return losses, this rank's first gradients, weights and an evaluation, by the model's names.
 
     The evaluation comes first, in a model in training: its mode must come back.
+
+    Args:
+        name: of the model.
+        folder: as `save_for_ranks` has written it.
     """
+    plan = Plan.load(folder / f"{name}.{torch.distributed.get_world_size()}.json")
+    captured = load_capture(folder / f"{name}.capture.json", plan.graph)
+    assert captured is not None
     run = run_of(name, plan.graph)
     names = names_in_model(run)
     run.model.train()
-    with Pipeline(plan, run.module, run.loss_fn, sgd) as pipeline:
+    with Pipeline(plan, run.module, run.loss_fn, sgd, options=PipelineOptions(captured=captured)) as pipeline:
         inputs, targets = run.split(0)
         evaluation, outputs = pipeline.evaluate(inputs, targets)
         losses = [pipeline.step(inputs, targets)]
@@ -344,7 +361,7 @@ def train(name: str, plan: Plan) -> dict[str, Any]:
 
 def train_all(folder: str) -> dict[str, Any]:
     """Train every model by the plan that the folder has for it."""
-    return {name: train(name, Plan.load(Path(folder) / f"{name}.json")) for name in MODELS}
+    return {name: train(name, Path(folder)) for name in MODELS}
 
 
 def train_unpartitioned(name: str, graph: Graph) -> dict[str, Any]:
