@@ -30,8 +30,11 @@ def test_no_rank_outlives_its_launcher_or_writes_beside_the_next_one(
         assert run("export", "runs/tiny-1", "-o", "weights.safetensors").code == 0
         ranks = descendants(launcher.pid)
         assert len(ranks) == 2
+        end = time.monotonic() + 60
+        while newest_valid(CHECKPOINTS).path.name == before and time.monotonic() < end:
+            time.sleep(0.1)
+        assert newest_valid(CHECKPOINTS).path.name > before
     assert still_running(ranks, 5) == []
-    assert newest_valid(CHECKPOINTS).path.name > before
     # The folder is free again: this one gets as far as to what it finds there.
     third = run("train", config, *WORDS, *elastic, "--resume", "runs/tiny-1", "train.steps=1")
     assert third.code == 2
