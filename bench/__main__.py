@@ -5,7 +5,7 @@ from importlib import import_module
 
 NAMES = (
     *("planning", "figure6", "table1", "sweeps", "profiles", "bounds", "scaling"),
-    *("runtime", "prediction", "loads", "rehearsal", "hosts", "start", "gpu"),
+    *("runtime", "prediction", "loads", "rehearsal", "hosts", "start", "families", "gpu"),
 )
 
 

@@ -1,0 +1,95 @@
+"""Which families of Hugging Face come apart layer by layer, and which loss trains them.
+
+Every model is tiny and has random weights. An operator is what a plan can put into a stage. A family comes apart if no
+operator holds the parameters of two layers.
+"""
+
+import json
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from bench.model_families import FAMILIES
+from bench.record import RESULTS, save
+from graphpipe.errors import InvalidInput
+from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+HEADER = "| Family | Layers | Operators | Most layers in one operator | Loss, or why it is refused |"
+OWN = "its own, exact over micro-batches"
+YOURS = "your own `loss_fn`"
+
+
+def layers_of(model: nn.Module) -> list[str]:
+    """Return the paths of the layers: what transformers can checkpoint, or else the items of its lists of modules."""
+    found = [path for path, part in model.named_modules() if isinstance(part, GradientCheckpointingLayer)]
+    lists = [(path, part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    return found or [f"{path}.{number}" for path, part in lists for number in range(len(part))]
+
+
+def most_layers(held: TransformersModel, layers: list[str]) -> int:
+    """Return the largest number of layers with parameters in one operator. Shared parameters do not count."""
+    holders = Counter(name for op in held.graph.ops for name in op.parameters)
+    own = [[name for name in op.parameters if holders[name] == 1] for op in held.graph.ops]
+    return max(sum(any(name.startswith(f"{layer}.") for name in names) for layer in layers) for names in own)
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Return the row of a family. `reason` says in one line why something is refused."""
+    model, example = FAMILIES[name]()
+    row: dict[str, Any] = {"family": name, "layers": len(layers_of(model))}
+    start = time.process_time()
+    held, loss, reason = _captured(model, example)
+    row |= {"seconds": round(time.process_time() - start, 1), "loss": loss, "reason": reason}
+    if held is not None:
+        row |= {"operators": len(held.graph.ops), "most": most_layers(held, layers_of(model))}
+    return row
+
+
+def _captured(model: nn.Module, example: dict[str, Any]) -> tuple[TransformersModel | None, str, str]:
+    # The model, with its own loss if that is possible. Otherwise with the reason.
+    reason = ""
+    for inputs in (example, {key: each for key, each in example.items() if key != "labels"}):
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                held = from_transformers(model, inputs)
+        except InvalidInput as error:
+            reason = reason or error.what.splitlines()[0]
+        else:
+            return held, OWN if held.loss is not None else YOURS, reason
+    return None, "", reason
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    if "operators" not in row:
+        return f"| {row['family']} | {row['layers']} | | | refused: {row['reason']} |"
+    loss = f"{row['loss']}: {row['reason']}" if row["reason"] else row["loss"]
+    return f"| {row['family']} | {row['layers']} | {row['operators']} | {row['most']} | {loss} |"
+
+
+def write_table(rows: list[dict[str, Any]]) -> None:
+    """Replace the table on the page."""
+    before, _, rest = PAGE.read_text().partition(HEADER)
+    after = rest[rest.index("\n\n") :]
+    PAGE.write_text("\n".join((f"{before}{HEADER}", "|---|---|---|---|---|", *map(line, rows))) + after)
+
+
+def main() -> None:
+    """Run the benchmark, write JSON and the table of docs/models.md."""
+    rows = []
+    for name in FAMILIES:
+        rows.append(measure(name))
+        print(line(rows[-1]), f"{rows[-1]['seconds']} s", flush=True)
+    save("families", rows)
+    write_table(rows)
+
+
+def saved() -> list[dict[str, Any]]:
+    """Return the rows of the last run."""
+    return json.loads((RESULTS / "families.json").read_text())["rows"]
