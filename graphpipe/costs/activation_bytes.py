@@ -1,6 +1,6 @@
 """The bytes that a stage keeps between forward and backward, per sample."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,22 +8,12 @@ from graphpipe.costs.op_bytes import OpBytes
 from graphpipe.costs.recompute_regions import Recompute, regions
 
 
-# No slots: sums are cached.
+# No slots: what operators read is cached.
 @dataclass(frozen=True)
 class ActivationBytes:
     """Bytes per sample of the operators of a stage."""
 
     each: OpBytes
-
-    @cached_property
-    def _sums(self) -> dict[tuple[object, ...], float]:
-        """Sums by kind and operators. They are cached because most stages of a plan are stages of many other plans."""
-        return {}
-
-    def _once(self, key: tuple[object, ...], compute: Callable[[], float]) -> float:
-        if (known := self._sums.get(key)) is None:
-            known = self._sums[key] = compute()
-        return known
 
     def saved(self, ops: Iterable[str], recompute: Recompute = "none") -> float:
         """Return what the operators of a stage keep per sample in flight, besides what the stage received.
@@ -39,7 +29,7 @@ class ActivationBytes:
         random states (5 kB of a region with dropout) and copies of buffers that a forward changes.
         """
         inside = tuple(dict.fromkeys(ops))  # in a fixed order, because sums of floats depend on it
-        return self._once(("saved", inside, recompute), lambda: self._saved(inside, recompute))
+        return self.each.once(("saved", inside, recompute), lambda: self._saved(inside, recompute))
 
     def _saved(self, inside: tuple[str, ...], recompute: Recompute) -> float:
         if recompute == "full":
@@ -65,7 +55,7 @@ class ActivationBytes:
     def received(self, ops: Iterable[str]) -> float:
         """Return what a stage receives from others. An output that several of its operators read counts once."""
         inside = tuple(dict.fromkeys(ops))
-        return self._once(("received", inside), lambda: self._received(inside))
+        return self.each.once(("received", inside), lambda: self._received(inside))
 
     def _received(self, inside: tuple[str, ...]) -> float:
         stage, received = frozenset(inside), dict[str, float]()

@@ -1,6 +1,6 @@
 """The bytes of every operator, as arrays in the order of `graph.ops`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from graphpipe.graph import Graph
 Array = NDArray[np.float64]
 
 
-# No slots: the arrays are cached.
+# No slots: arrays and sums are cached.
 @dataclass(frozen=True)
 class OpBytes:
     """Bytes that each operator holds, from the cost table and the graph.
@@ -31,6 +31,21 @@ class OpBytes:
     def positions(self, ops: Iterable[str]) -> NDArray[np.intp]:
         """Return the positions of the operators in `graph.ops`."""
         return np.array([self.graph.index[name] for name in ops], dtype=np.intp)
+
+    @cached_property
+    def _sums(self) -> dict[tuple[object, ...], float]:
+        return {}
+
+    def once(self, key: tuple[object, ...], compute: Callable[[], float]) -> float:
+        """Return a sum over the operators of a stage, computed once: most stages of a plan are stages of many others.
+
+        Args:
+            key: the kind of the sum, then all that it depends on.
+            compute: returns the sum.
+        """
+        if (known := self._sums.get(key)) is None:
+            known = self._sums[key] = compute()
+        return known
 
     @cached_property
     def parameters(self) -> Array:

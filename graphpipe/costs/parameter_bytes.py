@@ -1,14 +1,12 @@
 """The bytes of a stage's parameters, gradients and optimizer state."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 from graphpipe.costs.op_bytes import OpBytes
 
 
-# No slots: sums are cached.
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ParameterBytes:
     """Sums over the operators of a stage.
 
@@ -16,16 +14,6 @@ class ParameterBytes:
     """
 
     each: OpBytes
-
-    @cached_property
-    def _sums(self) -> dict[tuple[object, ...], float]:
-        """Sums by kind and operators. They are cached because most stages of a plan are stages of many other plans."""
-        return {}
-
-    def _once(self, key: tuple[object, ...], compute: Callable[[], float]) -> float:
-        if (known := self._sums.get(key)) is None:
-            known = self._sums[key] = compute()
-        return known
 
     def weights(self, ops: Iterable[str]) -> float:
         """Return the bytes of the parameters."""
@@ -42,7 +30,7 @@ class ParameterBytes:
     def gradients(self, ops: Iterable[str], without: Collection[str] = ()) -> float:
         """Return the bytes of the gradients of all parameters except those named `without`."""
         inside, excluded = tuple(ops), frozenset(without)
-        return self._once(("gradients", inside, excluded), lambda: self._gradients(dict.fromkeys(inside), excluded))
+        return self.each.once(("gradients", inside, excluded), lambda: self._gradients(dict.fromkeys(inside), excluded))
 
     def _gradients(self, inside: Collection[str], without: Collection[str]) -> float:
         graph = self.each.graph
@@ -53,7 +41,7 @@ class ParameterBytes:
     def state(self, ops: Iterable[str]) -> float:
         """Return the bytes of parameters, gradients and optimizer state, which every replica holds in full."""
         inside = tuple(ops)
-        return self._once(("state", inside), lambda: self._state(dict.fromkeys(inside)))
+        return self.each.once(("state", inside), lambda: self._state(dict.fromkeys(inside)))
 
     def _state(self, inside: Collection[str]) -> float:
         repeated = self.repeated(inside) * self.each.table.state_bytes_per_parameter_byte
