@@ -88,6 +88,11 @@ class Cluster:
         assert found is not None
         return found
 
+    def seconds_per_byte(self, first: int, second: int) -> float:
+        """Return the seconds of one byte on the link between two devices, without latency; 0 inside one device."""
+        link = self.link(first, second)
+        return 0.0 if link is None else 1.0 / link.bandwidth_bytes_per_second
+
     @cached_property
     def _links(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], frozenset[Link | None]]:
         return {}

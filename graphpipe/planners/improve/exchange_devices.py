@@ -83,8 +83,8 @@ def transfer_seconds(plan: Plan) -> float:
 
 
 def _mean_seconds_per_byte(cluster: Cluster, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
-    links = [cluster.link(source, target) for source in sources for target in targets]
-    return sum(1.0 / link.bandwidth_bytes_per_second for link in links if link is not None) / len(links)
+    seconds = [cluster.seconds_per_byte(source, target) for source in sources for target in targets]
+    return sum(seconds) / len(seconds)
 
 
 def _exchanges(plan: Plan) -> Iterator[Exchange]:

@@ -64,12 +64,7 @@ def _partners(stage: int, edges: Edges, placed: Sequence[tuple[int, ...]]) -> di
 
 def _nearest(cluster: Cluster, free: Sequence[int], partners: dict[int, float], taken: Sequence[int]) -> int:
     def seconds(device: int) -> tuple[float, float]:
-        messages = sum(count * _seconds_per_byte(cluster, device, other) for other, count in partners.items())
-        return messages, sum(_seconds_per_byte(cluster, device, other) for other in taken)
+        messages = sum(count * cluster.seconds_per_byte(device, other) for other, count in partners.items())
+        return messages, sum(cluster.seconds_per_byte(device, other) for other in taken)
 
     return min(free, key=seconds)
-
-
-def _seconds_per_byte(cluster: Cluster, first: int, second: int) -> float:
-    link = cluster.link(first, second)
-    return 0.0 if link is None else 1.0 / link.bandwidth_bytes_per_second
