@@ -229,11 +229,6 @@ def prepare_ddp_backward(ddp: DistributedDataParallel, roots: Sequence[Tensor]) 
     ddp.reducer.prepare_for_backward(list(roots))
 
 
-def same_memory(one: Tensor, other: Tensor) -> bool:
-    """True if both tensors share memory."""
-    return memory_key(one) == memory_key(other)
-
-
 _COMPILER = "torch._dynamo"
 
 
