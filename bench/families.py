@@ -42,12 +42,13 @@ def most_layers(held: TransformersModel, layers: list[str]) -> int:
 def measure(name: str) -> dict[str, Any]:
     """Return the row of a family. `reason` says in one line why something is refused."""
     model, example = FAMILIES[name]()
-    row: dict[str, Any] = {"family": name, "layers": len(layers_of(model))}
+    layers = layers_of(model)
+    row: dict[str, Any] = {"family": name, "layers": len(layers)}
     start = time.process_time()
     held, loss, reason = _captured(model, example)
     row |= {"seconds": round(time.process_time() - start, 1), "loss": loss, "reason": reason}
     if held is not None:
-        row |= {"operators": len(held.graph.ops), "most": most_layers(held, layers_of(model))}
+        row |= {"operators": len(held.graph.ops), "most": most_layers(held, layers)}
     return row
 
 

@@ -8,11 +8,14 @@ import pytest
 
 pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
 
-from bench.families import PAGE, line, measure, saved
+from bench.families import OWN, PAGE, line, measure, saved
 from bench.model_families import FAMILIES
 
-CORE = ("falcon", "gemma2", "mixtral", "modernbert", "dinov2")
-"""One of each kind, of those that tests/run/test_hugging_face.py does not train. `make bench-families` tries all."""
+CORE = (
+    *("mistral", "mixtral", "qwen3", "gemma2", "phi3", "gpt_neox", "falcon", "olmo2"),
+    *("modernbert", "t5", "bart", "dinov2"),
+)
+"""Some of each kind. `make bench-families` tries all."""
 
 
 @pytest.mark.parametrize("name", CORE)
@@ -22,6 +25,7 @@ def test_every_layer_is_an_operator_of_its_own(name: str) -> None:
     assert found | {"seconds": 0} == expected | {"seconds": 0}
     assert found["most"] == 1
     assert found["operators"] >= found["layers"]
+    assert found["loss"] == OWN
 
 
 def test_the_page_shows_what_was_measured() -> None:
