@@ -87,7 +87,7 @@ class Intervals:
             graph: the graph to cut, which may be a part of the problem's graph.
             order: a topological order of `graph`.
             micro_batch: samples of a micro-batch.
-            unit: least data-parallel degree, a power of two.
+            unit: least data-parallel degree.
             held: assumed samples in flight of every stage.
         """
         types, counts = zip(*sorted(Counter(device.type for device in problem.cluster.devices).items()), strict=True)
@@ -96,7 +96,7 @@ class Intervals:
         at = costs.positions(order)
         for kind, most in enumerate(units):
             capacity = problem.cluster.types[types[kind]].memory_bytes
-            for size in (2**k for k in range(most.bit_length())):
+            for size in range(1, most + 1):
                 degree = size * unit
                 if micro_batch % degree == 0:
                     seconds = stage_seconds(problem, costs, micro_batch, degree, (types[kind],))[at]
@@ -174,7 +174,7 @@ def unequal_partitions(
         share_in_flight: assumed share of the mini-batch in flight at every stage.
     """
     most = max(Counter(device.type for device in problem.cluster.devices).values())
-    units = [2**k for k in range(most.bit_length())]
+    units = [unit for unit in range(1, most + 1) if problem.batch_size % unit == 0]
     held = round(share_in_flight * problem.batch_size)
     for order, size, unit in product(_orders(graph), sizes or micro_batch_sizes(problem.batch_size), units):
         if size % unit:

@@ -15,15 +15,8 @@ LEAST_LOAD = 1e-12  # seconds: an operator that takes no time still belongs to a
 
 
 def micro_batch_sizes(batch_size: int) -> list[int]:
-    """Return the micro-batch sizes worth trying: divisors of the mini-batch, at least a factor of 1.5 apart.
-
-    If the mini-batch size is a power of two, they are the powers of two.
-    """
-    found: list[int] = []
-    for divisor in range(1, batch_size + 1):
-        if batch_size % divisor == 0 and (not found or divisor >= 1.5 * found[-1]):
-            found.append(divisor)
-    return found
+    """Return the micro-batch sizes to try: the divisors of the mini-batch, ascending."""
+    return [size for size in range(1, batch_size + 1) if batch_size % size == 0]
 
 
 def stage_seconds(

@@ -54,7 +54,7 @@ class ClosedStage:
 class Backtrack:
     """Recovers the stages from a walk, for one setting and one target."""
 
-    degrees: list[int]
+    degrees: tuple[int, ...]
     ends: NDArray[np.intp]
     """[degrees, devices + 1]: devices in use after a stage of a degree has closed behind m devices."""
     setting: int

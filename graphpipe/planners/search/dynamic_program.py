@@ -6,10 +6,10 @@ seconds per stage. It recurses over the series-parallel structure with three cas
 sources to the sinks, with one array instead of one memo entry per device count:
 
     load[m, k] = the smallest load of the *open* stage, which the next operator may still join, if the stages
-                 before it are closed on at most m devices and the open stage will run on 2^k devices
+                 before it are closed on at most m devices and the open stage will run on d_k devices
 
     series     an operator joins the open stage (load grows), or the open stage closes (it must fit; m grows by
-               2^k) and the operator opens a new one.
+               d_k) and the operator opens a new one.
     parallel   the stage before the fork closes; every branch starts stages of its own; at the join, the open
                stages of all branches become one stage, to which the join and what follows it may be added: device
                counts are split by a min-plus convolution over m. A branch may also close its last stage first.
@@ -45,7 +45,7 @@ class DynamicProgram:
         self._loads = loads
         self._cuts = cuts
         settings, targets = loads.targets.shape
-        self._degrees = [2**k for k in range(loads.seconds.shape[-1])]
+        self._degrees = loads.units
         self._shape = (loads.rows, len(self._degrees), devices + 1, settings, targets)
         self._monotone = loads.rows == 1 and loads.overlap
         """More devices before an open stage never increase its load, so what can close on m devices can on more."""

@@ -20,6 +20,8 @@ class RelativeLoads:
 
     index: dict[str, int]
     """Position of each operator in the arrays below."""
+    units: tuple[int, ...]
+    """Units of devices of each degree."""
     seconds: Array
     """[operators, settings, degrees]: stage time that one operator adds per micro-batch; infinite if not allowed."""
     targets: Array

@@ -88,7 +88,8 @@ def _sweep(run: PartitionSearch, tree: Series, options: Options) -> None:
     """
     problem = run.problem
     sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
-    units = [2**k for k in reversed(range(len(problem.cluster.devices).bit_length()))]
+    devices = len(problem.cluster.devices)
+    units = [unit for unit in range(devices, 0, -1) if any(size % unit == 0 for size in sizes)]
     tables = [SettingTable.of(problem, run.costs, unit, sizes, frozenset(tree.ops)) for unit in units]
     weights = shares(problem, run.costs)
     graphs = any(not ranking.estimator.chain for ranking in run.rankings)

@@ -1,6 +1,6 @@
 """The settings of a search: micro-batch sizes under a least data-parallel degree, and the loads of operators."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class SettingTable:
     problem: Problem
     costs: CostModel
     unit: int
+    degrees: tuple[int, ...]
+    """Data-parallel degrees, ascending multiples of the unit; the first is the unit."""
     sizes: NDArray[np.int64]
     """[settings]: micro-batch sizes."""
     seconds: Array
@@ -45,12 +47,12 @@ class SettingTable:
         Args:
             problem: graph, costs, cluster and batch.
             costs: the cost look-up of the problem.
-            unit: least data-parallel degree, a power of two up to the number of devices.
+            unit: least data-parallel degree, up to the number of devices.
             sizes: micro-batch sizes.
             ops: operators to place; the load of all others (the whole-batch tail) is 0.
         """
         sizes = [size for size in sizes if size % unit == 0]
-        degrees = _degrees(problem, unit)
+        degrees = _degrees(problem, unit, sizes)
         seconds = np.full((len(problem.graph.ops), len(sizes), len(degrees)), np.inf)
         for at, size in enumerate(sizes):
             for k, degree in enumerate(degrees):
@@ -59,7 +61,7 @@ class SettingTable:
         outside = [position for position, op in enumerate(problem.graph.ops) if op.name not in ops]
         seconds[outside] = 0.0
         cut = np.array(sizes, dtype=float)[:, None] / np.array(degrees) / far_bandwidth(problem)
-        return SettingTable(problem, costs, unit, np.array(sizes, dtype=np.int64), seconds, cut)
+        return SettingTable(problem, costs, unit, degrees, np.array(sizes, dtype=np.int64), seconds, cut)
 
     @property
     def units(self) -> int:
@@ -68,8 +70,8 @@ class SettingTable:
 
     def only(self, chosen: Indices) -> "SettingTable":
         """Return the table of the chosen settings."""
-        cut = self.cut_seconds_per_byte[chosen]
-        return SettingTable(self.problem, self.costs, self.unit, self.sizes[chosen], self.seconds[:, chosen], cut)
+        cut, seconds = self.cut_seconds_per_byte[chosen], self.seconds[:, chosen]
+        return replace(self, sizes=self.sizes[chosen], seconds=seconds, cut_seconds_per_byte=cut)
 
     def loads(self, targets: Array, in_flight: Array | None, runs: MergedOps | None = None) -> RelativeLoads:
         """Return the loads of all settings.
@@ -79,12 +81,12 @@ class SettingTable:
             in_flight: assumed samples in flight of each operator's stage, [operators, settings]; None ignores memory.
             runs: operators that represent several.
         """
-        degrees = _degrees(self.problem, self.unit)
-        memory = None if in_flight is None else self._memory_shares(in_flight, degrees)
+        memory = None if in_flight is None else self._memory_shares(in_flight)
         seconds = self._merged(self.seconds, runs or {})
         memory = None if memory is None else self._merged(memory, runs or {})
         return RelativeLoads(
             index=self.problem.graph.index,
+            units=tuple(degree // self.unit for degree in self.degrees),
             seconds=seconds,
             targets=targets * self.sizes[:, None],
             memory=memory,
@@ -93,20 +95,19 @@ class SettingTable:
             overlap=self.problem.cluster.overlap,
         )
 
-    def _memory_shares(self, in_flight: Array, degrees: list[int]) -> Array:
+    def _memory_shares(self, in_flight: Array) -> Array:
         """Return, of shape [operators, settings, degrees], the share of the smallest device each operator takes.
 
         Tensors received from other stages are left out, because they depend on the cuts.
         """
+        degrees = np.array(self.degrees, dtype=float)
         memory = StageMemory.summed(
             self.costs.op_bytes.state[:, None, None],
             self.costs.op_bytes.saved[:, None, None],
             recompute=self.problem.recompute,
-            samples=self.sizes[:, None] / np.array(degrees, dtype=float),
+            samples=self.sizes[:, None] / degrees,
         )
-        return memory.total(in_flight[:, :, None] / np.array(degrees, dtype=float)) / smallest_memory_bytes(
-            self.problem
-        )
+        return memory.total(in_flight[:, :, None] / degrees) / smallest_memory_bytes(self.problem)
 
     def _merged(self, loads: Array, runs: MergedOps) -> Array:
         """Return the loads with the load of a whole run at the operator that represents it."""
@@ -119,11 +120,12 @@ class SettingTable:
         return merged
 
 
-def _degrees(problem: Problem, unit: int) -> list[int]:
-    # Only the largest unit searches a single stage on all devices.
+def _degrees(problem: Problem, unit: int, sizes: list[int]) -> tuple[int, ...]:
+    """Return the multiples of a unit that divide a micro-batch size."""
     devices = len(problem.cluster.devices)
-    degrees = [unit * 2**k for k in range((devices // unit).bit_length())]
-    return [degree for degree in degrees if degree < devices or degree == unit]
+    multiples = (degree for degree in range(unit, devices + 1, unit) if any(size % degree == 0 for size in sizes))
+    # Only the largest unit searches a single stage on all devices.
+    return tuple(degree for degree in multiples if degree < devices or degree == unit)
 
 
 def shares(problem: Problem, costs: CostModel) -> dict[str, float]:

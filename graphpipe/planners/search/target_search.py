@@ -134,7 +134,7 @@ class TargetPartitions:
 def _interval(table: SettingTable) -> tuple[Array, Array]:
     """Return bounds on the target of every setting: all devices always busy, and everything in one stage."""
     seconds = table.seconds.sum(axis=0)
-    units = 2.0 ** np.arange(seconds.shape[1])
+    units = np.array(table.degrees) / table.unit
     low = (seconds * units).min(axis=1) / table.units / table.sizes
     high = seconds.min(axis=1) / table.sizes
     # A single stage has no cuts, so it is within the time. The margin keeps rounding from excluding it.
