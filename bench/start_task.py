@@ -65,7 +65,7 @@ def transformer() -> gp.Task:
 
 
 def digits() -> gp.Task:
-    """Return the task of the demo, which imports scikit-learn."""
+    """Return the task of the demo."""
     start = time.process_time()
     sys.path.insert(0, str(EXAMPLES))
     from digits import task  # pyright: ignore[reportMissingImports]

@@ -10,7 +10,6 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "transformers": ("transformers",),
-    "demo": ("scikit-learn",),
 }
 """The packages of each extra that a user may want."""
 

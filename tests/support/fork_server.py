@@ -33,7 +33,6 @@ SHARED = (
         "graphpipe.report.figures.static_figures",
         "graphpipe.report.page.report_page",
         "matplotlib.backends.backend_svg",
-        "sklearn.datasets",
     ),
     *("torch.export._trace", "torch._dynamo.exc", "torch.fx.experimental.validator"),
     *("torch.distributed.fsdp", "torch.distributed.optim"),

@@ -9,7 +9,6 @@ import torch
 
 import graphpipe as gp
 
-pytest.importorskip("sklearn", reason="the digits come from scikit-learn: pip install graphpipe-torch[demo]")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -20,7 +20,6 @@ from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.recoveries import read_recoveries
 from graphpipe.training.run_folder.run_folder import RunFolder
 
-pytest.importorskip("sklearn", reason="the digits come from scikit-learn: pip install graphpipe-torch[demo]")
 pytestmark = pytest.mark.skipif(bool(WHY := why_not()), reason=WHY)
 
 BATCH = 64

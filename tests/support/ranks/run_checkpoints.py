@@ -29,12 +29,16 @@ COSINE = scheduler_factory(ScheduleSettings(name="cosine", warmup_steps=2), STEP
 
 
 def two_groups(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-    """AdamW that decays only matrices, as usual; a rank without vectors has one group."""
+    """AdamW that decays only matrices, as usual; a rank without vectors has one group.
+
+    With AdamW's default `eps`, an update is a full step however small its gradient is. A gradient that batch norm
+    nearly cancels would then make results depend on the order in which a processor adds.
+    """
     groups = [
         {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1, "lr": 0.05},
         {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0, "lr": 0.02},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]])
+    return torch.optim.AdamW([group for group in groups if group["params"]], eps=1e-2)
 
 
 def pipeline_of(cut: str, *, dropout: float = 0.0, norm: bool = False, **options: Any) -> tuple[Pipeline, DagModule]:
