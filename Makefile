@@ -9,7 +9,7 @@ INSTALL := $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(B
 # `make demo TORCH_INDEX=URL` takes torch from another index, for example from one of builds without CUDA.
 TORCH_INDEX ?=
 
-.PHONY: demo test lint format docs bench clean
+.PHONY: demo test lint format docs bench zoo-graphs clean
 
 demo: $(DEMO_READY)
 	$(BIN)/graphpipe train examples/digits.toml
@@ -39,6 +39,10 @@ bench: $(READY)
 # One benchmark: `make bench-figure6`, `make bench-table1`, ... (names in bench/__main__.py).
 bench-%: $(READY)
 	$(BIN)/python -m bench $*
+
+# The graphs of the zoo that come with the package: again after a change of the zoo, of the capture or of torch's version.
+zoo-graphs: $(READY)
+	$(BIN)/python tests/support/write_zoo_graphs.py
 
 # An environment is complete only once its file exists, so an interrupted install is simply redone. The demo needs a
 # third of the packages that the tests need.

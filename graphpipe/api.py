@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, best_scheduled,
 from graphpipe.planners.problem.options import Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, find_planner
+from graphpipe.plans.backward_record import BackwardRecord, whole_stages
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.verify import verify
 from graphpipe.schedule.schedulers.registry import find_scheduler
@@ -187,7 +188,16 @@ def choose_backwards(plan: Plan, module: Any, *, captured: "Captured | None" = N
         return plan
     from graphpipe.model.split.whole_backwards import whole_backwards
 
-    whole = whole_backwards(plan, module, captured)
+    return _with_whole_backwards(plan, whole_backwards(plan, module, captured))
+
+
+def choose_recorded_backwards(plan: Plan, record: BackwardRecord) -> Plan:
+    """Return what `choose_backwards` returns, from a record of the model's backward instead of the model."""
+    splits = find_scheduler(plan.schedule).splits_backward
+    return _with_whole_backwards(plan, whole_stages(record, plan.stages)) if splits else plan
+
+
+def _with_whole_backwards(plan: Plan, whole: Collection[int]) -> Plan:
     if not whole:
         return plan
     stages = (replace(stage, backward="whole") if n in whole else stage for n, stage in enumerate(plan.stages))

@@ -17,7 +17,7 @@ import graphpipe
 PACKAGE = Path(__file__).parent.parent / "graphpipe"
 ROOMS = (
     *("errors", "units", "versions", "user_frames", "host_memory", "plugins", "files"),
-    *("graph", "cluster", "trace", "costs", "plans"),
+    *("graph", "cluster", "trace", "costs", "plans", "zoo_graphs"),
     *("schedule", "schedule/list_scheduling", "schedule/schedulers"),
     *("model", "model/capture", "model/capture_file", "model/split", "model/own_loss", "model/zoo"),
     "simulator",

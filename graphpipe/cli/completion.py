@@ -8,6 +8,7 @@ from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.planners.choose_schedule import schedule_choices
 from graphpipe.planners.registry import all_planners
+from graphpipe.zoo_graphs import zoo_graph_names
 
 SHELLS = ("bash", "zsh", "tcsh")
 FILES = ("FILE", "PLAN", "CHECKPOINT", "RUN", "CONFIG.toml", "PLAN|TRACE|RUN")
@@ -56,10 +57,8 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> str:
 
 def _words() -> dict[str, list[str]]:
     # Known words by the name of the argument.
-    from graphpipe.model.zoo import ZOO
-
     return {
-        "model": sorted([*ZOO, *(f"{name}-small" for name in ZOO)]),
+        "model": zoo_graph_names(),
         "planner": list(all_planners()),
         "planners": list(all_planners()),
         "schedule": list(schedule_choices()),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.graph.import_common import warn_of_units
+from graphpipe.plans.backward_record import BackwardRecord
+from graphpipe.zoo_graphs import find_zoo_graph
 
 if TYPE_CHECKING:
     from graphpipe.model.capture.capture import Captured
@@ -20,16 +22,19 @@ MODEL_HELP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArgument:
-    """The graph of a MODEL, and its module."""
+    """The graph of a MODEL, and its module or the record of its backward."""
 
     graph: Graph
     module: Any = None
-    """A `torch.nn.Module`. None for a graph file, as is `captured`."""
+    """A `torch.nn.Module`. None for a graph file and for a zoo model whose graph is in the package."""
     captured: "Captured | None" = None
+    """The capture of the module."""
+    backward: BackwardRecord | None = None
+    """Of a zoo model whose graph is in the package."""
 
 
 def read_model_argument(word: str) -> ModelArgument:
-    """Read a graph file, or make a model and capture it.
+    """Read a graph from a file or from the package, or make a model and capture it.
 
     Raises:
         InvalidInput: there is no such model (the message names the nearest one), or it cannot be read or captured.
@@ -38,6 +43,8 @@ def read_model_argument(word: str) -> ModelArgument:
         graph = Graph.load(word)
         warn_of_units(graph, word)
         return ModelArgument(graph=graph)
+    if found := find_zoo_graph(word):
+        return ModelArgument(graph=found.graph, backward=found.backward)
     module, inputs = find_model(word)
     from graphpipe.model.capture.capture import capture_nodes
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from graphpipe.api import choose_backwards, hand_plan, plan, simulate
+from graphpipe.api import choose_backwards, choose_recorded_backwards, hand_plan, plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
@@ -58,6 +58,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
     by_hand = load_hand_plan(args.stages) if args.stages else None
     problem, model = read_problem(args)
     found = _by_hand(problem, by_hand) if by_hand is not None else _by_planner(problem, args)
+    if model.backward is not None:
+        return choose_recorded_backwards(found, model.backward)
     return found if model.module is None else choose_backwards(found, model.module, captured=model.captured)
 
 

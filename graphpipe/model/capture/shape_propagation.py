@@ -62,7 +62,7 @@ def _run(
     def run(node: fx.Node) -> tuple[Any, Reading]:
         meter = _Meter(state, given, alive)
         with handle_saved_tensors(meter), meter:
-            value = inputs[names[node]] if node in names else _evaluate(node, values, fake, module_graph)
+            value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph)
         return value, meter.reading(value)
 
     with torch.enable_grad():
@@ -82,7 +82,8 @@ def _check_derivative(node: fx.Node, value: object) -> None:
         raise InvalidInput(f"operator {node.target} in a forward has no derivative", where="capture", remedy=remedy)
 
 
-def _evaluate(node: fx.Node, values: Mapping[fx.Node, Any], fake: nn.Module, module_graph: ModuleGraph) -> Any:
+def evaluate(node: fx.Node, values: Mapping[fx.Node, Any], fake: nn.Module, module_graph: ModuleGraph) -> Any:
+    """Return the value of a node that is not a model input, given the values of the nodes before it."""
     args = map_arg(node.args, lambda other: values[other])
     kwargs = map_arg(node.kwargs, lambda other: values[other])
     match node.op:

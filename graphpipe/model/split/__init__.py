@@ -2,6 +2,6 @@
 
 `stage_graph` cuts the graph of one stage out of the model's, and `module_stage` runs it. `recompute_region` wraps the
 operators that a stage recomputes. `split_for_shapes` repeats a split for inputs of other shapes. `autocast_specs` gives
-the dtypes on the edges under autocast. `backward_graph` splits the backward of a stage into two halves, and
-`whole_backwards` finds the stages for which that is impossible.
+the dtypes on the edges under autocast. `autograd_graph` reads the operations of a backward, and `whole_backwards` finds
+the stages whose backward cannot be split into two halves. `record_backward` writes down what tells that of any plan.
 """

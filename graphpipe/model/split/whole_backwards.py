@@ -11,7 +11,7 @@ from graphpipe.graph import Input
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
-from graphpipe.model.split.backward_graph import BackwardGraph
+from graphpipe.model.split.autograd_graph import AutogradGraph, autograd_graph, own_backward
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.split import build_stages, capture_for
 from graphpipe.model.torch_private import fake_mode, flatten, non_leaf_alias
@@ -37,12 +37,12 @@ def whole_backwards(plan: Plan, module: nn.Module, captured: Captured | None = N
     assert captured is None or captured.graph.fingerprint == plan.graph.fingerprint, "captured from another model"
     programs = build_stages(module, plan, captured or capture_for(module, plan.graph))
     for stage, graph in enumerate(_graphs(programs, plan.graph.inputs)):
-        if reason := graph.why_whole():
+        if reason := graph.why_whole(own_backward):
             found[stage] = reason
     return found
 
 
-def _graphs(programs: Sequence[ModuleStage], inputs: Sequence[Input]) -> Iterator[BackwardGraph]:
+def _graphs(programs: Sequence[ModuleStage], inputs: Sequence[Input]) -> Iterator[AutogradGraph]:
     mode = fake_mode()
     with mode:
         values = blank(inputs, SAMPLES)
@@ -55,6 +55,6 @@ def _graphs(programs: Sequence[ModuleStage], inputs: Sequence[Input]) -> Iterato
             sent, output = fake(values | entered)
         ends = [each for each in [*sent.values(), *flatten(output)[0]] if isinstance(each, Tensor)]
         roots = [get_gradient_edge(each) for each in ends if each.requires_grad]
-        yield BackwardGraph.of(roots, [get_gradient_edge(leaf).node for leaf in leaves.values()])
+        yield autograd_graph(roots, [get_gradient_edge(leaf).node for leaf in leaves.values()])
         with torch.no_grad():
             values |= {name: each.detach() for name, each in sent.items()}

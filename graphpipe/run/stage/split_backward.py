@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from graphpipe.model.split.backward_graph import BackwardGraph, Edges
+from graphpipe.model.split.autograd_graph import Edges, autograd_graph, own_backward
 from graphpipe.run.stage.releasable_tensors import ReleasableTensors
 
 
@@ -75,8 +75,8 @@ def input_half(
     """
     edges = [get_gradient_edge(root) for root in roots]
     leaves = [get_gradient_edge(leaf) for leaf in received]
-    graph = BackwardGraph.of(edges, [leaf.node for leaf in leaves])
-    if reason := graph.why_whole():
+    graph = autograd_graph(edges, [leaf.node for leaf in leaves])
+    if reason := graph.why_whole(own_backward):
         torch.autograd.backward(roots, gradients)
         return WeightHalf(whole=reason)
     if check:

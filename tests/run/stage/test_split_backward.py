@@ -20,7 +20,7 @@ from graphpipe.api import choose_backwards
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
 from graphpipe.model.saved_tensors import handle_saved_tensors
-from graphpipe.model.split.backward_graph import BackwardGraph
+from graphpipe.model.split.autograd_graph import autograd_graph
 from graphpipe.model.split.whole_backwards import whole_backwards
 from graphpipe.report.tables.plan_table import plan_table
 from graphpipe.run import Pipeline, PipelineOptions
@@ -141,7 +141,7 @@ def test_tensors_that_only_the_input_half_reads_are_freed_after_it() -> None:
 
 def test_a_split_that_misses_a_parameter_is_an_error() -> None:
     roots, received = forward(cases()["layers"], ReleasableTensors(TRUSTED))
-    graph = BackwardGraph.of([get_gradient_edge(root) for root in roots], [get_gradient_edge(received[0]).node])
+    graph = autograd_graph([get_gradient_edge(root) for root in roots], [get_gradient_edge(received[0]).node])
     graph.check_complete()
     operation, leaving = next(iter(graph.parameter_edges().items()))
     rest = tuple(edge for edge in graph.children[operation] if edge not in leaving[:1])

@@ -1,0 +1,88 @@
+"""The graphs in the package are those of the zoo's models, and planning for them needs no torch."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from write_zoo_graphs import NAMES, new_zoo_graph
+
+import graphpipe as gp
+from graphpipe.cli.main import main
+from graphpipe.zoo_graphs import find_zoo_graph, zoo_graph_names
+
+ROOT = Path(__file__).parents[2]
+WITHOUT_TORCH = """
+import sys
+from graphpipe.cli.main import main
+codes = [main(line.split()) for line in sys.argv[1:]]
+assert codes == [0] * len(codes), codes
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_package_has_the_graph_of_every_model_of_the_zoo(name: str) -> None:
+    # After a change of the zoo, of the capture or of torch's version: make zoo-graphs
+    assert find_zoo_graph(name) == new_zoo_graph(name, compare_modes=False)
+
+
+def test_every_file_is_of_a_model_of_the_zoo() -> None:
+    assert zoo_graph_names() == sorted(NAMES)
+
+
+def test_the_versions_of_the_files_and_of_the_tests_are_the_same() -> None:
+    pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned
+    found = find_zoo_graph("mmt")
+    assert found
+    assert found.torch == pinned[1]
+
+
+def test_only_names_of_the_zoo_are_found() -> None:
+    assert find_zoo_graph("mmt:small") == find_zoo_graph("mmt-small") != find_zoo_graph("mmt")
+    for name in ("mmt-large", "../data/mmt", "", "mmt.json", str(ROOT / "graphpipe" / "zoo_graphs" / "data" / "mmt")):
+        assert find_zoo_graph(name) is None
+
+
+def test_the_graph_of_another_version_of_torch_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its figures of work may differ, and `train --plan` refuses a plan for another graph.
+    monkeypatch.setattr("graphpipe.zoo_graphs.zoo_graph.versions", lambda _: {"torch": "2.13.0+cpu"})
+    assert find_zoo_graph("mmt-small")
+    monkeypatch.setattr("graphpipe.zoo_graphs.zoo_graph.versions", lambda _: {"torch": "2.14.0"})
+    assert find_zoo_graph("mmt-small") is None
+    monkeypatch.setattr("graphpipe.zoo_graphs.zoo_graph.versions", lambda _: {"torch": "not installed"})
+    assert find_zoo_graph("mmt-small") is None
+
+
+def test_verbs_on_zoo_models_and_saved_files_do_not_import_torch(tmp_path: Path) -> None:
+    found = find_zoo_graph("mmt")
+    assert found
+    found.graph.save(tmp_path / "graph.json")
+    options = "--cluster summit:1x6 --batch 12"
+    lines = [
+        f"plan mmt-small {options} --schedule zb-h1 -o {tmp_path}/plan.json",
+        f"plan {tmp_path}/graph.json {options} --planner gpipe",
+        f"compare dlrm-small {options} --planners gpipe",
+        f"simulate {tmp_path}/plan.json -o {tmp_path}/trace.json",
+        f"report {tmp_path}/plan.json {tmp_path}/trace.json --mermaid",
+        f"report {tmp_path}/plan.json -o {tmp_path}/report.html",
+        "completion bash",
+    ]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *lines], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plan_for_the_packages_graph_is_that_of_a_captured_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["plan", "attention-residuals-small", "--cluster", "summit:1x6", "--batch", "12", "--schedule", "zb-h1"]
+    assert main([*words, "--json", "-o", str(tmp_path / "first.json")]) == 0
+    monkeypatch.setattr("graphpipe.cli.model_argument.find_zoo_graph", lambda _: None)
+    assert main([*words, "--json", "-o", str(tmp_path / "second.json")]) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first | {"search_seconds": 0} == second | {"search_seconds": 0}
+    plans = [gp.Plan.load(tmp_path / f"{name}.json") for name in ("first", "second")]
+    assert plans[0].graph == plans[1].graph
