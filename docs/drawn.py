@@ -3,6 +3,7 @@
 import ast
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -106,6 +107,7 @@ def _rooms() -> list[str]:
     return sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 
+@cache
 def _imported(room: str) -> set[str]:
     trees = [ast.parse(path.read_text()) for path in (PACKAGE / room).rglob("*.py")]
     names = [node.module or "" for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
