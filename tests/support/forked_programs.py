@@ -51,6 +51,7 @@ def forked_programs() -> Path:
         _program(folder / name, sys.executable, "-S", str(_FORK_SERVER), "run", str(server()), name)
     _program(folder / "torchrun", sys.executable, "-m", "torch.distributed.run")
     os.environ["FORKED_PYTHON"] = str(folder / "python")  # `sys.executable` of the forks
+    os.environ["SHARED_CAPTURES"] = str(server().parent / "captures")
     return folder
 
 

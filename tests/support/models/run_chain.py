@@ -9,6 +9,7 @@ import torch
 from run_models import cross_entropy
 from run_plans import StageLine, captured_plan
 from run_splits import in_halves
+from shared_captures import captured_of
 from torch import Tensor, nn
 
 from graphpipe.costs import Recompute
@@ -72,7 +73,8 @@ def chain_pipeline(
         replace(stage, recompute=recompute.get(number, "none"), in_flight=in_flight)
         for number, stage in enumerate(plan.stages)
     )
-    optimizer, given = options.pop("optimizer", None), PipelineOptions(debug=True, **options)
+    optimizer = options.pop("optimizer", None)
+    given = PipelineOptions(debug=True, captured=captured_of(plan), **options)
     return Pipeline(replace(plan, stages=tuple(changed)), model, cross_entropy, optimizer, options=given), model
 
 

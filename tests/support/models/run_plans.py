@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from shared_captures import shared_capture
 from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
@@ -12,7 +13,6 @@ from graphpipe.cluster.device import Device, DeviceType, Link
 from graphpipe.costs import CostTable
 from graphpipe.graph import Edge, Graph, Input, Op, Origin
 from graphpipe.model import DagModule
-from graphpipe.model.capture.capture import capture
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans import Plan, Stage, StageEdge
 from graphpipe.plans.in_flight import in_flight_samples
@@ -82,8 +82,8 @@ def captured_plan(
     module: nn.Module, example: Mapping[str, Tensor], stages: Sequence[StageLine], batch_size: int
 ) -> Plan:
     """Return a plan for the captured graph of a module whose submodules are the operators."""
-    graph = capture(module, example, opaque=[name for names, _, _ in stages for name in names])
-    return plan_for(graph, stages, batch_size)
+    captured = shared_capture(module, example, [name for names, _, _ in stages for name in names])
+    return plan_for(captured.graph, stages, batch_size)
 
 
 def plan_for(graph: Graph, stages: Sequence[StageLine], batch_size: int, schedule: str = "1f1b") -> Plan:

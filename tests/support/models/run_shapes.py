@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from run_plans import StageLine, plan_for
 from run_replica_syncs import SYNCS
+from shared_captures import captured_of, shared_capture
 from torch import Tensor, nn
 from torch.nn import functional
 
 from graphpipe.errors import GraphPipeError
-from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline, PipelineOptions
@@ -83,14 +83,15 @@ def model_of(name: str) -> nn.Module:
 def _plan(cut: str) -> Plan:
     stages = MASKED if cut == "masked" else GPT[cut]
     opaque = [name for names, _, _ in stages for name in names]
-    return plan_for(capture(model_of(cut), batch(LENGTHS[0], 0)[0], opaque=opaque), stages, BATCH)
+    return plan_for(shared_capture(model_of(cut), batch(LENGTHS[0], 0)[0], opaque).graph, stages, BATCH)
 
 
 def build(cut: str, kind: str = "allreduce", **options: Any) -> tuple[Pipeline, nn.Module]:
     """Return a pipeline planned for the first length, and the model."""
     model = model_of(cut)
-    optimizer, given = options.pop("optimizer", adam), PipelineOptions(**SYNCS[kind], **options)
-    return Pipeline(_plan(cut), model, loss_fn, optimizer, options=given), model
+    plan, optimizer = _plan(cut), options.pop("optimizer", adam)
+    given = PipelineOptions(captured=captured_of(plan), **SYNCS[kind], **options)
+    return Pipeline(plan, model, loss_fn, optimizer, options=given), model
 
 
 def train(cut: str, kinds: list[str], options: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

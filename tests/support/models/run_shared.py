@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from run_plans import StageLine, plan_for
 from run_splits import in_halves
+from shared_captures import shared_capture
 from torch import Tensor, nn
 
-from graphpipe.model.capture.capture import capture
 from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 
@@ -78,10 +78,10 @@ def build(
     torch.manual_seed(weights)
     model = Translator(dropout)
     opaque = sorted({name for ops, _, _ in CUTS[cut] for name in ops if "#" not in name})
-    graph = capture(model, batch()[0], opaque=opaque)
-    plan = in_halves(plan_for(graph, CUTS[cut], BATCH), schedule)
+    captured = shared_capture(model, batch()[0], opaque)
+    plan = in_halves(plan_for(captured.graph, CUTS[cut], BATCH), schedule)
     optimizer = options.pop("optimizer", adamw)
-    return Pipeline(plan, model, loss_fn, optimizer, options=PipelineOptions(**options)), model
+    return Pipeline(plan, model, loss_fn, optimizer, options=PipelineOptions(captured=captured, **options)), model
 
 
 def train(cut: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:

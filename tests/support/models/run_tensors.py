@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from run_models import cross_entropy
 from run_plans import plan_for
+from shared_captures import captured_of, shared_capture
 from torch import Tensor, nn
 
-from graphpipe.model.capture.capture import capture
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline, PipelineOptions
 
@@ -117,7 +117,7 @@ def model_of(*, sparse: bool = False) -> Constants:
 @cache
 def plan(embed: tuple[int, ...], recompute: str, *, sparse: bool) -> Plan:
     """Return a plan with the embedding on the given devices, and everything else on both of two devices."""
-    graph = capture(model_of(sparse=sparse), batch(0)[0], opaque=["offset"])
+    graph = shared_capture(model_of(sparse=sparse), batch(0)[0], ["offset"]).graph
     first, *rest = (op.name for op in graph.ops)
     made = plan_for(graph, [([first], embed, 4), (rest, (0, 1), 4)], BATCH)
     return replace(made, stages=tuple(replace(stage, recompute=recompute) for stage in made.stages))
@@ -130,8 +130,9 @@ def train(
     found: dict[str, tuple[list[float], float | None, dict[str, Tensor]]] = {}
     for kind in kinds:
         model = model_of(sparse=sparse)
-        given = PipelineOptions(engine=kind, **options)
-        with Pipeline(plan(embed, recompute, sparse=sparse), model, cross_entropy, sgd, options=given) as pipeline:
+        cut = plan(embed, recompute, sparse=sparse)
+        given = PipelineOptions(engine=kind, captured=captured_of(cut), **options)
+        with Pipeline(cut, model, cross_entropy, sgd, options=given) as pipeline:
             losses = [pipeline.step(*batch(step)) for step in range(3)]
             evaluation, _ = pipeline.evaluate(*batch(3))
             pipeline.sync_model()

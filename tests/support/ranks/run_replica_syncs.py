@@ -13,6 +13,7 @@ from run_checkpoints import STEPS, train_on, two_groups
 from run_models import BATCH, STAGES, Both, Join, cross_entropy, fan_batch
 from run_plans import StageLine, captured_plan
 from run_splits import in_halves
+from shared_captures import captured_of
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
@@ -88,7 +89,7 @@ def pipeline_of(
     plan = in_halves(_plan(cut, norm), schedule)
     if recompute:
         plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
-    given: dict[str, Any] = {"clip_norm": 0.5} | SYNCS[kind] | options
+    given: dict[str, Any] = {"clip_norm": 0.5, "captured": captured_of(plan)} | SYNCS[kind] | options
     loss_fn, optimizer = given.pop("loss_fn", cross_entropy), given.pop("optimizer", two_groups)
     return Pipeline(plan, model, loss_fn, optimizer, options=PipelineOptions(**given)), model
 

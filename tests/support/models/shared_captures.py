@@ -1,0 +1,64 @@
+"""Captured models that the tests and their ranks share. Without this, each rank would capture its model again."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from torch import nn
+
+from graphpipe.graph import Graph, Origin
+from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture_file.capture_file import load_capture, save_capture
+from graphpipe.model.inputs import Inputs, input_names, name_inputs
+from graphpipe.plans import Plan
+
+_BY_GRAPH: dict[int, Captured] = {}
+"""By the identity of the graph, which plans hold. Every capture is kept, so that an identity is not used again."""
+
+
+def shared_capture(module: nn.Module, example: Inputs, opaque: Sequence[str] = ()) -> Captured:
+    """Return the capture of a module, from files if a process of these tests has captured an equal module before."""
+    named = name_inputs(input_names(module, example), example)
+    shapes = [(name, tuple(each.shape), each.dtype) for name, each in named.items()]
+    trained = [each.requires_grad for each in module.parameters()]
+    parts = (type(module).__module__, type(module).__qualname__, repr(module), trained, shapes, *opaque)
+    folder = _folder() / hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+    if folder.exists():
+        captured = _load(folder)
+    else:
+        captured = capture_nodes(module, named, Origin(method="auto", opaque=tuple(opaque)))
+        _save(captured, folder)
+    _BY_GRAPH[id(captured.graph)] = captured
+    return captured
+
+
+def captured_of(plan: Plan) -> Captured | None:
+    """Return the capture behind a plan's graph, if `shared_capture` returned it."""
+    return _BY_GRAPH.get(id(plan.graph))
+
+
+@cache
+def _folder() -> Path:
+    # Set where the fork server is started, so that all ranks of all tests use one folder.
+    shared = os.environ.get("SHARED_CAPTURES")
+    return Path(shared or tempfile.mkdtemp(prefix="graphpipe-captures-"))
+
+
+def _load(folder: Path) -> Captured:
+    captured = load_capture(folder / "capture.json", Graph.load(folder / "graph.json"))
+    assert captured is not None
+    return captured
+
+
+def _save(captured: Captured, folder: Path) -> None:
+    # Several ranks may do this at once. A folder appears with all its files, and the first one stays.
+    folder.parent.mkdir(exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    captured.graph.save(made / "graph.json")
+    if save_capture(captured, made / "capture.json"):
+        with suppress(OSError):
+            made.rename(folder)
