@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_experts", "num_local_experts"), 4),
     **{"num_key_value_heads": 2, "head_dim": 4, "d_kv": 4, "rotary_dim": 4, "vocab_size": 64},
     **{"num_experts_per_tok": 2, "moe_intermediate_size": 16, "image_size": 32, "patch_size": 8},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "layerdrop": 0.0},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     **{"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 64, "projection_dim": 16},
 }
 """Sizes by name of a configuration's attribute, as the families call them."""
@@ -30,14 +30,15 @@ Family = tuple[nn.Module, dict[str, Tensor]]
 
 
 def tiny(name: str, **more: Any) -> Any:
-    """Return the configuration of a family, with those of SIZES that it has."""
+    """Return the configuration of a family, with those of SIZES that it has, and without dropout."""
     kind = library.CONFIG_MAPPING[name]
     plain = kind()
     renamed: dict[str, str] = getattr(plain, "attribute_map", {})
     known = {key: size for key, size in SIZES.items() if hasattr(plain, key) and key not in renamed}
     known |= {target: SIZES[key] for key, target in renamed.items() if key in SIZES}
     settable = {key: size for key, size in known.items() if not isinstance(getattr(kind, key, None), property)}
-    listed = getattr(plain, "layer_types", None) and not isinstance(getattr(kind, "layer_types", None), property)
+    settable |= {key: 0.0 for key, size in vars(plain).items() if "drop" in key and isinstance(size, float)}
+    listed = vars(plain).get("layer_types") and not isinstance(getattr(kind, "layer_types", None), property)
     layer_types = {"layer_types": None} if listed else {}  # otherwise one for each of the usual number of layers
     return kind(**{**settable, **layer_types, **more})
 
@@ -73,11 +74,12 @@ def translator(name: str) -> Callable[[], Family]:
     return build
 
 
-def images(name: str) -> Callable[[], Family]:
+def images(name: str, kind: str = "AutoModelForImageClassification", **more: Any) -> Callable[[], Family]:
     """Return the builder of a classifier of images."""
 
     def build() -> Family:
-        model = library.AutoModelForImageClassification.from_config(tiny(name))
+        made = getattr(library, kind)
+        model = getattr(made, "from_config", made)(tiny(name, **more))
         return model, {"pixel_values": pixels(), "labels": torch.arange(SAMPLES) % 2}
 
     return build
@@ -180,13 +182,22 @@ def qwen2_vl() -> Family:
     return model, {"input_ids": text, "attention_mask": torch.ones_like(text), "labels": text, **images}
 
 
+IDEFICS_EVERY = 2
+"""Its layers between two that attend to images."""
+
+
 def idefics() -> Family:
     """Return a Llama that attends to images in layers between its own."""
     vision = {"embed_dim": 16, "hidden_size": 16, "image_size": 32, "patch_size": 8, "intermediate_size": 32}
-    heads = {"num_hidden_layers": LAYERS, "num_attention_heads": 4}
+    heads = {"num_hidden_layers": 2 * IDEFICS_EVERY, "num_attention_heads": 4}
     config = library.CONFIG_MAPPING["idefics"](
         **{"hidden_size": 16, "intermediate_size": 32, "vocab_size": 64, "additional_vocab_size": 0, **heads},
-        **{"cross_layer_interval": 2, "max_position_embeddings": 64, "use_resampler": False, "pad_token_id": 0},
+        **{
+            "cross_layer_interval": IDEFICS_EVERY,
+            "max_position_embeddings": 64,
+            "use_resampler": False,
+            "pad_token_id": 0,
+        },
         vision_config={**vision, **heads},
         perceiver_config={"use_resampler": False},
     )
@@ -209,6 +220,16 @@ CAUSAL = (
     *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
 IMAGES = ("beit", "dinov2", "vit")
+PYRAMIDS: dict[str, dict[str, Any]] = {
+    "convnext": {"num_stages": 4, "patch_size": 4, "hidden_sizes": [8, 8, 16, 16], "depths": [2, 2, 1, 1]},
+    "resnet": {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [2, 2, 1, 1]},
+    "segformer": {
+        **{"num_encoder_blocks": 2, "depths": [2, 2], "hidden_sizes": [8, 16], "num_attention_heads": [1, 2]},
+        **{"sr_ratios": [2, 1], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]},
+    },
+    "swin": {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "patch_size": 4, "window_size": 4},
+}
+"""Classifiers of images whose layers become wider from stage to stage."""
 
 FAMILIES: dict[str, Callable[[], Family]] = {
     **{name: causal(name) for name in CAUSAL},
@@ -223,6 +244,8 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     **{name: masked(name) for name in ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta")},
     **{name: translator(name) for name in ("bart", "mbart", "pegasus", "t5")},
     **{name: images(name) for name in IMAGES},
+    "deit": images("deit", "DeiTForImageClassification"),
+    **{name: images(name, **sizes) for name, sizes in PYRAMIDS.items()},
     **{name: sounds(name) for name in ("hubert", "wav2vec2")},
     "audio-spectrogram-transformer": spectrograms,
     "whisper": whisper,

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input
 from graphpipe.model.capture.call_readings import CallReadings
+from graphpipe.model.capture.module_graph.data_flow import Decisions
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.inputs import blank
@@ -59,10 +60,15 @@ def _run(
     alive: list[Tensor] = []  # a memory key is unique only while its tensor is alive
     calls = CallReadings(module=fake, outside=state | given, structures=structures)
 
-    def run(node: fx.Node) -> tuple[Any, Reading]:
-        meter = _Meter(state, given, alive)
-        with handle_saved_tensors(meter), meter:
-            value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph)
+    def run(node: fx.Node, answer: bool = True) -> tuple[Any, Reading]:
+        meter = _Meter(state, given, alive, decisions := Decisions(answer=answer))
+        try:
+            with handle_saved_tensors(meter), meter:
+                value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph)
+        except Exception:
+            if not answer or not decisions.count:
+                raise
+            return run(node, answer=False)  # the branch for true values raises an error
         return value, meter.reading(value)
 
     with torch.enable_grad():
@@ -110,8 +116,9 @@ class _Meter(DispatchMode):
     # Counts the work of one node's kernels. `state` has the memory keys of parameters and buffers, `given` those of the
     # model inputs.
 
-    def __init__(self, state: set[int], given: set[int], alive: list[Tensor]) -> None:
+    def __init__(self, state: set[int], given: set[int], alive: list[Tensor], decisions: Decisions) -> None:
         super().__init__()
+        self.decisions = decisions
         self.state = state
         self.given = given
         self.alive = alive
@@ -119,7 +126,7 @@ class _Meter(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = call_on_fake(func, args, kwargs)
+        result = self.decisions.known(call_on_fake(func, args, kwargs))
         if func.namespace != "aten" or is_view(func):
             return result
         outputs = [item for item in flatten(result)[0] if isinstance(item, Tensor)]

@@ -90,7 +90,7 @@ def from_transformers(
             over micro-batches.
     """
     layer = _layer_class()
-    layers = [path for path, part in model.named_modules() if isinstance(part, layer) and not _inside(path, split)]
+    layers = [path for path in innermost(model, layer) if not _inside(path, split)]
     given = _with_decoder_inputs(model, example, ())
     tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
     origin = Origin(
@@ -110,6 +110,16 @@ def from_transformers(
     origin = replace(origin, outputs=wanted)
     graph = _captured(model, describe(_named(model, inputs)), origin, compare_modes=loss is None).graph
     return TransformersModel(module=model, graph=graph, inputs=tuple(each.name for each in graph.inputs), loss=loss)
+
+
+def innermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+    """Return the paths of the submodules of a kind that do not contain another one, as Swin's stages contain layers."""
+    return without_outer([path for path, part in model.named_modules() if isinstance(part, kind)])
+
+
+def without_outer(paths: Sequence[str]) -> list[str]:
+    """Return the paths of submodules that do not contain another one of them."""
+    return [path for path in paths if not any(other.startswith(path + ".") for other in paths)]
 
 
 def _layer_class() -> type[nn.Module]:
@@ -149,7 +159,7 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Scalar]:
             what = f"'{name}' is a {type(each).__name__}"
             raise InvalidInput(what, where="example", remedy="Give tensors (return_tensors='pt'), numbers or texts.")
     config = getattr(model, "config", None)
-    configs = [config, getattr(config, "text_config", None)]
+    configs = [config, *vars(config).values()] if config is not None else []  # also those of its towers
     if any(getattr(each, "use_cache", None) for each in configs):
         found.setdefault("use_cache", False)
     if getattr(config, "return_dict", True) is False:

@@ -356,6 +356,35 @@ def test_a_forward_that_decides_by_values_is_refused_with_the_line() -> None:
         capture(Deciding(), torch.randn(2, 4))
 
 
+class Guarded(nn.Module):
+    """Decides by values, as the encoder layers of DETR do; `otherwise` is what it does if they are not finite."""
+
+    def __init__(self, otherwise: str) -> None:
+        super().__init__()
+        self.linear, self.otherwise = nn.Linear(4, 4), otherwise
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        while self.otherwise == "repeat" and (x > 0).any():
+            x = x - 1
+        if not torch.isfinite(x).all():
+            if self.otherwise == "raise":
+                raise ValueError("not finite")
+            x = x[:, :2] if self.otherwise == "cut" else x.clamp(-1, 1)
+        return x
+
+
+@pytest.mark.parametrize("otherwise", ["clamp", "raise", "repeat"])
+def test_a_submodule_that_stays_whole_may_decide_by_values(otherwise: str) -> None:
+    graph = capture(nn.Sequential(Guarded(otherwise), Guarded("clamp")), torch.randn(2, 4))
+    assert graph.order == ("0", "1")
+
+
+def test_a_submodule_whose_result_has_another_shape_for_other_values_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"returns something else if the values"):
+        capture(nn.Sequential(Guarded("cut"), nn.Linear(4, 4)), torch.randn(2, 4))
+
+
 def test_a_wrong_shape_is_refused_with_the_line_and_nothing_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
     class Wrong(nn.Module):
         def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
@@ -16,6 +17,34 @@ from graphpipe.model.torch_private import (
     written_arguments,
 )
 
+_MOST_DECISIONS = 100
+
+
+class Decisions:
+    """Answers the questions of a forward for truth values in tensors without data.
+
+    Args:
+        answer: to every question.
+    """
+
+    def __init__(self, *, answer: bool) -> None:
+        self.answer = answer
+        self.count = 0
+        """The questions so far."""
+
+    def known(self, result: Any) -> Any:
+        """Return the answer for the result of an operator that asks, and any other result as it is.
+
+        Raises:
+            RuntimeError: too many questions, as from a loop until a value changes.
+        """
+        if not isinstance(result, torch.SymBool):
+            return result
+        self.count += 1
+        if self.count > _MOST_DECISIONS:
+            raise RuntimeError("a loop that depends on the values in a tensor")
+        return self.answer
+
 
 class DataFlow(DispatchMode):
     """While inside, observes which tensors are computed from the values of which arguments.
@@ -25,10 +54,12 @@ class DataFlow(DispatchMode):
 
     Args:
         arguments: of the call.
+        decisions: of branches on truth values in tensors.
     """
 
-    def __init__(self, arguments: Sequence[Tensor]) -> None:
+    def __init__(self, arguments: Sequence[Tensor], decisions: Decisions) -> None:
         super().__init__()
+        self.decisions = decisions
         self.random = False
         """Whether an operator drew random numbers."""
         self.operators: list[object] = []
@@ -44,7 +75,7 @@ class DataFlow(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = call_on_fake(func, args, kwargs)
+        result = self.decisions.known(call_on_fake(func, args, kwargs))
         if func.namespace != "prim":  # questions for the device, whose answers torch remembers
             self.operators.append(func)
         self.random |= is_random(func)

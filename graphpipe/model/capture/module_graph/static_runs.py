@@ -7,16 +7,23 @@ equal arguments run once for all of them.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.capture.module_graph.data_flow import DataFlow
+from graphpipe.model.capture.module_graph.data_flow import DataFlow, Decisions
 from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.capture.module_graph.module_structure import module_structure
-from graphpipe.model.torch_private import TreeSpec, call_directly, flatten, outside_tracing, size_at, unflatten
+from graphpipe.model.torch_private import (
+    TreeSpec,
+    call_directly,
+    flatten,
+    outside_tracing,
+    size_at,
+    unflatten,
+)
 
 SAMPLES = (8, 63)
 """The two numbers of samples: how a size differs between the runs tells how it grows with samples."""
@@ -160,7 +167,17 @@ class StaticRuns:
 
     def _run(self, path: str, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> CallOutcome:
         with outside_tracing(), self.mode, torch.enable_grad():
-            few, many = (_call(module, spec, leaves) for leaves in given)
+            runs = _returning_runs(module, spec, given)
+        outcomes = [self._outcome(path, *each) for each in runs]
+        if not runs[0][0].decided:
+            return outcomes[0]
+        # Which arguments are read may depend on values in other ways than were tried.
+        outcomes = [replace(each, unread=(), repeatable=False, beside=frozenset[int]()) for each in outcomes]
+        if any(each != outcomes[0] for each in outcomes):
+            raise CannotExpress(path, "returns something else if the values in a tensor are other ones")
+        return outcomes[0]
+
+    def _outcome(self, path: str, few: "_Run", many: "_Run") -> CallOutcome:
         if few.operators != many.operators:
             raise ValueError(f"{path} runs other operators for {SAMPLES[0]} samples than for {SAMPLES[1]}")
         if few.spec != many.spec or few.written != many.written or len(few.tensors) != len(many.tensors):
@@ -197,16 +214,41 @@ class _Run:
     passed: Mapping[int, int]
     cheap: tuple[int, ...]
     # Leaves that are not arguments, and that are computed without much work. Empty if the call writes anywhere.
+    decided: bool
+    # Whether it branched on a truth value in a tensor.
 
 
-def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any]) -> _Run:
+def _returning_runs(module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> list[tuple[_Run, _Run]]:
+    # The runs with few and with many samples. A module that branches on truth values in tensors runs twice, once as if
+    # all were true and once as if all were false. A run that raises an error is left out, because it ends the training.
+    found: list[tuple[_Run, _Run]] = []
+    refused: Exception | None = None
+    for answer in (True, False):
+        decisions = Decisions(answer=answer)
+        try:
+            few, many = (_call(module, spec, leaves, decisions) for leaves in given)
+        except Exception as error:
+            if not decisions.count:
+                raise
+            refused = error
+            continue
+        found.append((few, many))
+        if not few.decided:
+            return found
+    if not found:
+        assert refused is not None
+        raise refused
+    return found
+
+
+def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: Decisions) -> _Run:
     copies: list[Tensor] = []
     arguments: list[Any] = []
     for leaf in leaves:
         arguments.append(leaf.tensor() if isinstance(leaf, _Blank) else leaf)
         copies += [arguments[-1]] * isinstance(leaf, _Blank)
     args, kwargs = unflatten(arguments, spec)
-    with DataFlow(copies) as flow:
+    with DataFlow(copies, decisions) as flow:
         found, returned = flatten(call_directly(module, *args, **kwargs))
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
     written = tuple(position for position, copy in enumerate(copies) if flow.wrote_into(copy))
@@ -227,6 +269,7 @@ def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any]) -> _Run:
             if isinstance(leaf, Tensor) and at not in passed and not flow.written and flow.is_cheap(leaf)
         ),
         repeatable=not (flow.random or flow.written or next(module.parameters(), None) is not None),
+        decided=decisions.count > 0,
     )
 
 
