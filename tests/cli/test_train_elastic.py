@@ -86,6 +86,7 @@ def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path
         assert torch.equal(found[name], tensor), name
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize(
     ("fault", "limit", "cause"),
@@ -115,6 +116,7 @@ def test_a_run_continues_without_a_rank_that_raises_or_stops(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("under_torchrun", [False, True])
 def test_losing_a_rank_after_the_last_checkpoint_costs_no_step(
     under_torchrun: bool, run: Run, config: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +143,7 @@ def test_losing_a_rank_after_the_last_checkpoint_costs_no_step(
     assert not (folder / "recovering.json").exists()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_torchrun_restarts_the_ranks_in_place(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     # While it writes a checkpoint, which begins once the one before is complete: two steps after that has begun, it may
@@ -158,6 +161,7 @@ def test_torchrun_restarts_the_ranks_in_place(config: Path, monkeypatch: pytest.
     assert {path.name for path in folder.glob("plan*.json")} == {"plan.json", "plan-2.json"}
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(run: Run, planned: Path) -> None:
     with all_processes_end():
         ran = run("train", planned, *WORDS, "--fault", "disk-full@rank2:step4:phase=checkpoint")
