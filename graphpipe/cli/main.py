@@ -22,8 +22,10 @@ from graphpipe.cli import (
     train,
 )
 from graphpipe.cli.arguments import Subparsers
+from graphpipe.cli.waiting_bar import waiting_bar
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
 from graphpipe.user_frames import describe_error, user_place
+from graphpipe.waiting import shown_by
 
 
 class Verb(Protocol):
@@ -63,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            return _run(given)
+            with shown_by(waiting_bar):
+                return _run(given)
     except GraphPipeError as error:
         _say(f"error: {' '.join(str(error).split())}")
         _debug()

@@ -8,6 +8,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.graph.import_common import warn_of_units
 from graphpipe.plans.backward_record import BackwardRecord
+from graphpipe.waiting import waiting
 from graphpipe.zoo_graphs import find_zoo_graph
 
 if TYPE_CHECKING:
@@ -45,10 +46,11 @@ def read_model_argument(word: str) -> ModelArgument:
         return ModelArgument(graph=graph)
     if found := find_zoo_graph(word):
         return ModelArgument(graph=found.graph, backward=found.backward)
-    module, inputs = find_model(word)
-    from graphpipe.model.capture.capture import capture_nodes
+    with waiting(f"capturing {word}"):
+        module, inputs = find_model(word)
+        from graphpipe.model.capture.capture import capture_nodes
 
-    captured = capture_nodes(module, inputs)
+        captured = capture_nodes(module, inputs)
     return ModelArgument(graph=captured.graph, module=module, captured=captured)
 
 

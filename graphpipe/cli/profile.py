@@ -8,6 +8,7 @@ from graphpipe.cli.model_argument import MODEL_HELP, find_model
 from graphpipe.cli.output import Output
 from graphpipe.cluster import Cluster
 from graphpipe.units import format_seconds
+from graphpipe.waiting import waiting
 
 EXAMPLE = """\
 graphpipe profile two-tower-small --cluster local:2 -o costs.json
@@ -29,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure the operators, show a summary and save the costs."""
     output = Output(args.json)
     cluster = Cluster.resolve(args.cluster)
-    module, inputs = find_model(args.model)
+    with waiting(f"loading {args.model}"):
+        module, inputs = find_model(args.model)
     from graphpipe.profiler.profile import profile
 
     start = time.perf_counter()

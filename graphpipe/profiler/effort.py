@@ -40,6 +40,13 @@ class Effort:
         agree = max(sums) <= (1 + self.spread) * min(sums)
         return self.clock() - start < self.seconds or not (agree or len(figures) >= self.repeats_if_uneven)
 
+    def share(self, repeats: float, seconds: float) -> float:
+        """Return the share that is done, from 0 to 1, after this many repeats and seconds of measuring.
+
+        It is an estimate for measurements that do not agree. Others end sooner.
+        """
+        return min(1.0, repeats / self.repeats_if_uneven, seconds / self.seconds if self.seconds else 1.0)
+
     def now(self) -> float:
         """Return the time, after waiting until an accelerator (if there is one) has finished its work."""
         if torch.cuda.is_available():

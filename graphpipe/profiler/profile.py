@@ -23,6 +23,7 @@ from graphpipe.profiler.op_memory import temporaries
 from graphpipe.profiler.op_runs import Criterion, OpRun, op_runs
 from graphpipe.profiler.profile_ops import one_pass, profile_ops
 from graphpipe.profiler.step_overheads import profile_optimizer, profile_task_overhead
+from graphpipe.waiting import waiting
 
 _EVICTING_BYTES = 4 * 2**20
 """More than the caches of one core hold, and less than the cache that all cores share."""
@@ -68,7 +69,9 @@ def profile(
     """
     device_type = _only_type(cluster)
     _check(model, batch_sizes)
-    graph = graph or capture(model, example_inputs)
+    if graph is None:
+        with waiting("capturing the model"):
+            graph = capture(model, example_inputs)
     inputs = name_inputs([each.name for each in graph.inputs], example_inputs)
     values = {name: _repeat_rows(tensor, max(batch_sizes)) for name, tensor in inputs.items()}
     criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes)))
@@ -85,8 +88,14 @@ def profile(
 
         memory: dict[str, Temporaries] = {}
         samples: list[OpRun] = []
-        with under_contention(_copies(cluster, threads, trainable), work_of_a_copy):
-            rows = profile_ops(_with_memory(runs(), graph, sizes, memory, samples), device_type, sizes, effort)
+        with (
+            waiting(f"profiling {len(graph.ops)} operators") as advance,
+            under_contention(_copies(cluster, threads, trainable), work_of_a_copy),
+        ):
+            measured = _with_memory(runs(), graph, sizes, memory, samples)
+            rows = profile_ops(
+                measured, device_type, sizes, effort, on_progress=lambda done: advance(done / len(graph.ops))
+            )
             step = profile_optimizer(trainable, optimizer, effort)
             overhead = profile_task_overhead(replace(effort, between=lambda: one_pass(samples, max(sizes), effort)))
     return CostTable(

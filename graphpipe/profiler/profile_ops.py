@@ -1,6 +1,6 @@
 """Times the real code of operators on this machine, and fits a curve to the times of each."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from statistics import mean
@@ -17,6 +17,10 @@ from graphpipe.profiler.op_runs import OpRun
 
 WINDOW_BYTES = 64 * 2**20
 """More than any cache holds."""
+_MEASURING = 0.8
+"""The part of an operator's time that its measurements take. Before them, it computes its output and is tried."""
+
+OnProgress = Callable[[float], object]
 
 
 class Times(NamedTuple):
@@ -36,7 +40,12 @@ class _Forward(NamedTuple):
 
 
 def profile_ops(
-    runs: Iterable[OpRun], device_type: str, batch_sizes: Sequence[int], effort: Effort | None = None
+    runs: Iterable[OpRun],
+    device_type: str,
+    batch_sizes: Sequence[int],
+    effort: Effort | None = None,
+    *,
+    on_progress: OnProgress = lambda done: None,
 ) -> tuple[OpCost, ...]:
     """Return a measured row of the cost table for every run, in order.
 
@@ -54,6 +63,7 @@ def profile_ops(
         batch_sizes: numbers of samples to measure at; an operator that refuses one (batch normalisation of one sample)
             is measured without it.
         effort: how long to measure each operator.
+        on_progress: called from time to time with the number of operators that are done, which may be a fraction.
 
     Raises:
         InvalidInput: an operator refuses every batch size (its first reason is given).
@@ -62,23 +72,30 @@ def profile_ops(
     known: dict[Hashable, OpCost] = {}
     order: list[tuple[str, Hashable]] = []
     window: list[OpRun] = []
+
+    def show(measured: float) -> None:
+        on_progress(len(order) - _MEASURING * len(window) * (1.0 - measured))
+
     for run in runs:
         order.append((run.op, run.signature))
-        if run.signature in known:
-            continue
-        window.append(run)
+        if run.signature not in known:
+            window.append(run)
+        show(0.0)
         if sum(each.saved_bytes_per_sample for each in window) * max(batch_sizes) >= WINDOW_BYTES:
-            known |= _profile(window, device_type, batch_sizes, effort)
-            window = []
-    known |= _profile(window, device_type, batch_sizes, effort)
+            known |= _profile(window, device_type, batch_sizes, effort, show)
+            window.clear()
+    if window:
+        known |= _profile(window, device_type, batch_sizes, effort, show)
+    on_progress(len(order))
     return tuple(replace(known[signature], op=op) for op, signature in order)
 
 
 def _profile(
-    window: Sequence[OpRun], device_type: str, batch_sizes: Sequence[int], effort: Effort
+    window: Sequence[OpRun], device_type: str, batch_sizes: Sequence[int], effort: Effort, on_progress: OnProgress
 ) -> dict[Hashable, OpCost]:
+    # `on_progress` takes the part of the measurements that is done.
     accepted = _try(window, batch_sizes, effort)
-    measured = _measure(accepted, effort)
+    measured = _measure(accepted, effort, on_progress)
     return {run.signature: _row(run, measured[run.signature], device_type) for run in window}
 
 
@@ -123,20 +140,30 @@ def _row(run: OpRun, measured: Mapping[int, Times], device_type: str) -> OpCost:
     )
 
 
-def _measure(runs: Mapping[int, Sequence[OpRun]], effort: Effort) -> dict[Hashable, dict[int, Times]]:
+def _measure(
+    runs: Mapping[int, Sequence[OpRun]], effort: Effort, on_progress: OnProgress
+) -> dict[Hashable, dict[int, Times]]:
     # Batch sizes alternate, so that a slow period of the machine affects all of them alike. Every operator has run at
     # every size before, when it was tried.
     wanted = [
         (samples, each) for samples, some in runs.items() for each in dict.fromkeys(run.signature for run in some)
     ]
 
+    effort = replace(effort, seconds=effort.seconds * len(wanted))
+    start, passes = effort.clock(), 0
+
     def once() -> list[float]:
-        times = {samples: one_pass(some, samples, effort) for samples, some in runs.items()}
+        nonlocal passes
+        times: dict[int, dict[Hashable, list[Times]]] = {}
+        for samples, some in runs.items():
+            times[samples] = one_pass(some, samples, effort)
+            passes += 1
+            on_progress(effort.share(passes / len(runs), effort.clock() - start))
         return [
             mean(column) for samples, signature in wanted for column in zip(*times[samples][signature], strict=True)
         ]
 
-    figures = iter(replace(effort, seconds=effort.seconds * len(wanted)).sample(once))
+    figures = iter(effort.sample(once))
     found: dict[Hashable, dict[int, Times]] = {signature: {} for _, signature in wanted}
     for samples, signature in wanted:
         found[signature][samples] = Times(*islice(figures, len(Times._fields)))

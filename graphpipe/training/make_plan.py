@@ -19,6 +19,7 @@ from graphpipe.simulator import predict
 from graphpipe.training.config.optimizers import build_optimizer
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.task.task import Task, as_batch
+from graphpipe.waiting import waiting
 
 
 def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[[str], None]) -> tuple[Plan, Captured]:
@@ -42,7 +43,8 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         mixed_micro_batches=settings.mixed_micro_batches,
         schedule=settings.schedule,
     )
-    captured = capture_nodes(task.module, task.example_inputs)
+    with waiting("capturing the model"):
+        captured = capture_nodes(task.module, task.example_inputs)
     costs = _costs(config, task, captured.graph, cluster, tell)
     if settings.loads:
         costs = replace(costs, loads=declare_loads(captured.graph, parse_loads(settings.loads)))
@@ -85,7 +87,8 @@ def use_plan(config: TrainConfig, task: Task, given: Plan | str | Path) -> tuple
             remedy=f"Plan again, or set train.batch_size={plan.batch_size}.",
         )
     warn_of_units(plan.cost_model, where)
-    captured = capture_for(task.module, plan.graph)
+    with waiting("capturing the model"):
+        captured = capture_for(task.module, plan.graph)
     build_stages(task.module, plan, captured)  # refuses a plan that does not fit the model
     return replace(plan, prediction=predict(plan)), captured
 

@@ -15,6 +15,7 @@ from graphpipe.training.run_folder.finished_run import FinishedRun, finish
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.task import load_task
+from graphpipe.waiting import waiting
 
 RANK_ENTRY = "graphpipe.training.train_rank:train_from_folder"
 """What every rank runs."""
@@ -36,7 +37,8 @@ def train_locally(
     """
     check_port(config.run.port)
     with RunLock() as lock:
-        task = load_task(config.task, config.folder, config.train.seed)
+        with waiting("loading the task"):
+            task = load_task(config.task, config.folder, config.train.seed)
         prepared = prepare(config, task, lock=lock, tell=tell, plan=plan, resume=resume)
         on_plan(prepared.plan)
         tell(f"training on {len(prepared.plan.used_devices)} local processes, into {prepared.folder}")

@@ -283,3 +283,25 @@ def test_the_error_is_the_largest_relative_error():
 def test_one_measurement_gives_a_line_through_the_origin_and_zeros_an_empty_curve():
     assert fit_curve({4: 2.0}).lines == (pytest.approx((0.0, 0.5)),)
     assert fit_curve({1: 0.0, 2: 0.0}).lines == ()
+
+
+@pytest.mark.parametrize("saved", [0.0, WINDOW_BYTES])
+def test_progress_counts_operators_and_never_goes_back(saved):
+    clock = Clock()
+    runs = [
+        OpRun(
+            op=f"op{index}",
+            call=(op := FakeOp(clock)),
+            inputs={"rows": torch.ones(8, 3)},
+            parameters=(op.weight,),
+            signature=index,
+            saved_bytes_per_sample=saved,
+        )
+        for index in range(4)
+    ]
+    seen: list[float] = []
+    profile_ops(iter(runs), "cpu", (1, 8), Effort(seconds=0.0, clock=clock), on_progress=seen.append)
+    assert seen == sorted(seen)
+    assert 0.0 < seen[0] < 1.0
+    assert seen[-1] == 4.0
+    assert len(seen) == 4 + 3 * 2 * (4 if saved else 1) + 1  # operators, and batch sizes of three repeats per window
