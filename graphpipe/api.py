@@ -15,6 +15,8 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, best_scheduled, check_choice, scheduled
+from graphpipe.planners.choose_splits import AUTO as AUTO_SPLIT
+from graphpipe.planners.choose_splits import SplitChoice, plan_with_splits
 from graphpipe.planners.problem.options import Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, find_planner
@@ -45,6 +47,7 @@ def plan(
     objective: Objective = "step",
     schedule: str | None = None,
     loads: Loads | None = None,
+    split: SplitChoice = "none",
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -68,11 +71,14 @@ def plan(
             By the name of a submodule, an operator, a pattern or a model input: the shares of samples by load, or the
             loads of some samples. None: as the costs say, usually the same for every sample. Plans are for the expected
             loads, and fit in memory for the largest.
+        split: operators to split, so that their parts can be in different stages (docs/splits.md). `none`, the names
+            of operators, or `auto` for those whose split shortens the step of this planner's plan.
 
     Raises:
         Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.
         InvalidInput: an unknown planner, objective or schedule, a batch or micro-batch out of range, costs of another
-            graph, loads of unknown operators, or a schedule that mixed micro-batch sizes do not run under.
+            graph, loads of unknown operators, operators that cannot be split, or a schedule that mixed micro-batch
+            sizes do not run under.
     """
     problem = _problem(graph, costs, cluster, batch_size, loads)
     if objective not in _OBJECTIVES:
@@ -95,11 +101,15 @@ def plan(
         mixed_micro_batches=mixed_micro_batches,
         scheduled=partial(best_scheduled, evaluate=step_seconds) if schedules else None,
     )
+
+    def find(problem: Problem) -> Plan:
+        found = find_planner(planner).plan(problem, options)
+        keeps = schedule == AS_PLANNED or mixed_micro_batches
+        return found if keeps else scheduled(found, schedule, step_seconds)
+
     start = time.perf_counter()
     with _collection_paused():
-        found = find_planner(planner).plan(problem, options)
-        if schedule != AS_PLANNED and not mixed_micro_batches:
-            found = scheduled(found, schedule, step_seconds)
+        found = plan_with_splits(problem, split, find, step_seconds)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
 
 
@@ -150,6 +160,7 @@ def hand_plan(
     stages: Sequence[HandStage],
     schedule: str = "1f1b",
     loads: Loads | None = None,
+    split: SplitChoice = "none",
 ) -> Plan:
     """Return the plan of stages written by hand, verified, scheduled and predicted.
 
@@ -161,13 +172,18 @@ def hand_plan(
         stages: operators (with `*` patterns), devices and micro-batch of each.
         schedule: a scheduler's name, such as `1f1b` or `kfkb`.
         loads: as in `plan`.
+        split: as in `plan`. Stages name the parts of an operator, such as `top.linear.part*`. `auto` cannot be chosen.
 
     Raises:
-        InvalidInput: a constraint is violated.
+        InvalidInput: a constraint is violated, or an operator cannot be split.
         Infeasible: a stage does not fit in memory.
     """
     problem = _problem(graph, costs, cluster, batch_size, loads)
-    return _checked(plan_by_hand(problem, HandPlan(stages=tuple(stages), schedule=schedule)))
+    if split == AUTO_SPLIT:
+        remedy = "Name the operators, because the stages name their parts."
+        raise InvalidInput("'auto' does not work with hand-written stages", where="split", remedy=remedy)
+    by_hand = HandPlan(stages=tuple(stages), schedule=schedule)
+    return _checked(plan_with_splits(problem, split, lambda each: plan_by_hand(each, by_hand), step_seconds))
 
 
 def choose_backwards(plan: Plan, module: Any, *, captured: "Captured | None" = None) -> Plan:

@@ -66,3 +66,10 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         help="shares of samples by how much work they are for some operators (vision=1:0.5,4:0.5), or the work of "
         "some samples (vision=1,1,4); NAME is a submodule, an operator, a pattern or a model input (default: alike)",
     )
+    parser.add_argument(
+        "--split",
+        default="none",
+        metavar="OPS",
+        help="split these operators, so that their parts can be in different stages: names with commas in between, or "
+        "auto for those whose split shortens the planner's step (default: none)",
+    )

@@ -16,6 +16,7 @@ from graphpipe.cli.problem import read_problem
 from graphpipe.cli.run_in_parallel import End, run_in_parallel
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput
 from graphpipe.files.json_body import to_body
+from graphpipe.planners.choose_splits import parse_split
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import all_planners, find_planner
 from graphpipe.report import Outcome, Summary, compare_table, summarise
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         "mixed_micro_batches": args.mixed_micro_batches,
         "objective": args.objective,
         "schedule": args.schedule,
+        "split": parse_split(args.split),
     }
     with _progress() as bar:
         task = bar.add_task("planners", total=len(names), name="")

@@ -9,6 +9,7 @@ from graphpipe.cli.problem import read_problem
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
 from graphpipe.planners.by_hand import HandPlan, load_hand_plan
+from graphpipe.planners.choose_splits import SplitChoice, parse_split
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, PLANNERS
 from graphpipe.plans import Plan
@@ -57,13 +58,13 @@ def make_plan(args: argparse.Namespace) -> Plan:
         raise InvalidInput(what, where="--stages", remedy="Leave those out, or --stages.")
     by_hand = load_hand_plan(args.stages) if args.stages else None
     problem, model = read_problem(args)
-    found = _by_hand(problem, by_hand) if by_hand is not None else _by_planner(problem, args)
+    found = _by_hand(problem, by_hand, parse_split(args.split)) if by_hand is not None else _by_planner(problem, args)
     if model.backward is not None:
         return choose_recorded_backwards(found, model.backward)
     return found if model.module is None else choose_backwards(found, model.module, captured=model.captured)
 
 
-def _by_hand(problem: Problem, by_hand: HandPlan) -> Plan:
+def _by_hand(problem: Problem, by_hand: HandPlan, split: SplitChoice) -> Plan:
     return hand_plan(
         problem.graph,
         problem.costs,
@@ -71,6 +72,7 @@ def _by_hand(problem: Problem, by_hand: HandPlan) -> Plan:
         batch_size=problem.batch_size,
         stages=by_hand.stages,
         schedule=by_hand.schedule,
+        split=split,
     )
 
 
@@ -85,4 +87,5 @@ def _by_planner(problem: Problem, args: argparse.Namespace) -> Plan:
         mixed_micro_batches=args.mixed_micro_batches,
         objective=args.objective,
         schedule=args.schedule,
+        split=parse_split(args.split),
     )

@@ -2,9 +2,12 @@
 
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.graph.import_piper import read_piper
+from graphpipe.graph.op_split import OpSplit, SplitBranch
 from graphpipe.graph.operator import Edge, Input, Measured, Op, Origin, Shared, Work
 from graphpipe.graph.operator_graph import Graph
+from graphpipe.graph.parameter_slice import ParameterSlice, parameter_of
 from graphpipe.graph.series_parallel import decompose
+from graphpipe.graph.split_operators import find_split, split_ops, splittable, with_split
 from graphpipe.graph.tree import Leaf, Parallel, Series
 
 __all__ = [
@@ -14,12 +17,20 @@ __all__ = [
     "Leaf",
     "Measured",
     "Op",
+    "OpSplit",
     "Origin",
     "Parallel",
+    "ParameterSlice",
     "Series",
     "Shared",
+    "SplitBranch",
     "Work",
     "decompose",
+    "find_split",
+    "parameter_of",
     "read_pipedream",
     "read_piper",
+    "split_ops",
+    "splittable",
+    "with_split",
 ]

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from pydantic import ConfigDict
 
+from graphpipe.graph.op_split import OpSplit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -53,6 +55,8 @@ class Op:
     """False if every parameter is frozen. Ignored for operators without parameters."""
     whole_batch: bool = False
     """Whether the operator needs the whole mini-batch at once (contrastive losses)."""
+    splits: tuple[OpSplit, ...] = ()
+    """The ways in which the operator can be split (`graph.split_operators`); at most one so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +114,5 @@ class Origin:
     """Arguments of the forward that are not tensors, by name."""
     outputs: tuple[str, ...] = ()
     """Which entries of the forward's result are the model's output; empty for all of it."""
+    split_ops: tuple[OpSplit, ...] = ()
+    """Operators that were split after the capture, in order."""

@@ -5,11 +5,12 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import ConfigDict
 
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_body import fingerprint, from_body
+from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph.operator import Edge, Input, Op, Origin, Shared
 
@@ -88,8 +89,8 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the canonical JSON of this graph."""
-        return fingerprint(self)
+        """SHA-256 of the canonical JSON of this graph, without the ways in which operators can be split."""
+        return digest(fingerprinted(to_body(self)))
 
     def __getitem__(self, name: str) -> Op:
         """Return the operator of this name."""
@@ -107,6 +108,17 @@ class Graph:
             InvalidInput: the file is not a valid graph of this schema version.
         """
         return read_document(path, "graph", lambda body: from_body(Graph, body, str(path)))
+
+
+def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a graph as fingerprints use it.
+
+    What can be split follows from the rest of the model. Graphs of schema version 1 did not say it, nor what was split.
+    """
+    found = graph | {"ops": [{field: value for field, value in op.items() if field != "splits"} for op in graph["ops"]]}
+    if graph.get("origin"):
+        found["origin"] = {field: value for field, value in graph["origin"].items() if field != "split_ops" or value}
+    return found
 
 
 def _neighbours(graph: Graph, *, forward: bool) -> dict[str, tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """Every use of private torch API, in one place; each function has a test."""
 
+import copy
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -127,6 +128,13 @@ def unregister_buffer(holder: nn.Module, name: str) -> None:
     tensor = holder._buffers.pop(name, None)
     if tensor is not None:
         holder.__dict__[name] = tensor
+
+
+def with_child(module: nn.Module, name: str, child: nn.Module) -> nn.Module:
+    """Return a module with the same forward, parameters, buffers and children, but for one child."""
+    made = copy.copy(module)
+    made._modules = {**module._modules, name: child}
+    return made
 
 
 def leaf(tree: object, position: int) -> Any:

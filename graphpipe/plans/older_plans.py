@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from graphpipe.costs.cost_table import without_default_loads
+from graphpipe.graph.operator_graph import fingerprinted
 
 _MEMORY_POLICY = {"keep": "none", "recompute": "full"}
 """The value of `recompute`, by the value of the older field `memory_policy`."""
@@ -22,11 +23,11 @@ def with_current_fields(body: dict[str, Any]) -> dict[str, Any]:
 def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a plan as fingerprints of schema version 1 use it.
 
-    Every stage had a backend then, and costs did not have any loads.
+    Every stage had a backend then, costs did not have any loads, and graphs did not say what can be split.
     """
     for stage in _stages(plan):
         stage["backend"] = "eager"
-    return plan | {"costs": without_default_loads(plan["costs"])}
+    return plan | {"costs": without_default_loads(plan["costs"]), "graph": fingerprinted(plan["graph"])}
 
 
 def _stages(plan: object) -> Iterator[dict[str, Any]]:

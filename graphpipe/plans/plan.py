@@ -13,6 +13,7 @@ from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph import Graph
+from graphpipe.graph.operator_graph import fingerprinted
 from graphpipe.plans.joint_edges import NONE, JointEdges, joint_edges, whole_outputs
 from graphpipe.plans.older_plans import with_current_fields, with_version_1_fields
 from graphpipe.plans.one_way_pairs import one_way_pairs
@@ -192,8 +193,9 @@ class PlanFile:
 
 def _read(body: dict[str, Any], where: str) -> Plan:
     file = from_body(PlanFile, with_current_fields(body), where)
-    for field, written in (("graph", file.graph_sha256), ("cluster", file.cluster_sha256)):
-        found = digest(body["plan"][field])  # of the file's text, which may lack newer fields
+    graph, cluster = fingerprinted(body["plan"]["graph"]), body["plan"]["cluster"]  # may lack newer fields
+    for field, written, text in (("graph", file.graph_sha256, graph), ("cluster", file.cluster_sha256, cluster)):
+        found = digest(text)
         if written != found:
             raise InvalidInput(
                 f"the {field} in the file has hash {found[:12]}, but the file records {written[:12]}",

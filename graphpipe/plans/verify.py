@@ -11,6 +11,7 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.plans.stage import PlanFields
 from graphpipe.plans.verify_memory import RELATIVE, check_memory, submodule
+from graphpipe.plans.verify_splits import check_splits
 
 _FEW = 40
 """Names that an error may list."""
@@ -24,6 +25,7 @@ def verify(plan: PlanFields) -> None:
         Infeasible: the stages of a device need more memory than it has. The missing bytes are given.
     """
     plan.costs.check_for(plan.graph, {device.type for device in plan.cluster.devices})
+    check_splits(plan.graph)
     stage_of = _check_partition(plan)
     _check_batches(plan)
     _check_devices(plan)

@@ -26,6 +26,7 @@ from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.recorder import CurrentWork
 from graphpipe.run.weights import sharded_tensors
+from graphpipe.run.weights.parameter_slices import publish_slices
 from graphpipe.run.weights.weight_update import OptimizerFactory
 from graphpipe.trace import Trace
 
@@ -118,12 +119,14 @@ class Pipeline:
             for stage, program in enumerate(self._parts.programs):
                 source = self._worker.placement.ranks(stage)[0]
                 broadcast_tensors(self.world, state_tensors(program.module), source)
+        self._publish_slices()
 
     def gather_weights(self) -> None:
         """Put the current weights into the modules of this rank's stages, shards joined; all ranks call this."""
         with self._closing_on_error():
             for sync in self._worker.syncs.values():
                 sync.publish()
+        self._publish_slices()
 
     def trace(self) -> Trace:
         """Return what all ranks did in the last step, if it was recorded; all ranks call this.
@@ -231,6 +234,7 @@ class Pipeline:
     def close(self) -> None:
         """Leave the other ranks once all of them are ready to leave; all ranks call this."""
         if self._open:
+            self._publish_slices()
             self._open = False
             self.world.leave()
 
@@ -244,6 +248,11 @@ class Pipeline:
             self.close()
         else:
             self._abandon(error)
+
+    def _publish_slices(self) -> None:
+        # Stages train copies of the slices of split layers. All other parameters of stages here are the user's own.
+        if self._model is not None:
+            publish_slices(self._model, self._parts.programs)
 
     def _warn_of_idle_ranks(self) -> None:
         idle = self._worker.placement.idle

@@ -12,7 +12,9 @@ from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.split.split import build_stages, capture_for
+from graphpipe.planners.choose_splits import parse_split
 from graphpipe.plans import Plan
 from graphpipe.profiler.profile import profile
 from graphpipe.simulator import predict
@@ -49,6 +51,7 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
     if settings.loads:
         costs = replace(costs, loads=declare_loads(captured.graph, parse_loads(settings.loads)))
     found = plan_with_costs(config, captured.graph, costs, cluster)
+    captured = split_like(captured, found.graph)
     return choose_backwards(found, task.module, captured=captured), captured
 
 
@@ -69,6 +72,7 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
         micro_batch=settings.micro_batch,
         mixed_micro_batches=settings.mixed_micro_batches,
         schedule=settings.schedule,
+        split=parse_split(settings.split),
     )
 
 

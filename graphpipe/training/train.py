@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graphpipe.plans import Plan
-from graphpipe.run.checkpoint.random_state import RandomState
+from graphpipe.run.device.random_state import RandomState
 from graphpipe.training.config.from_toml import resolve_config
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.run_folder.finished_run import FinishedRun

@@ -32,6 +32,7 @@ from graphpipe.model.torch_private import (
     profiling,
     unflatten,
     unregister_buffer,
+    with_child,
     written_arguments,
 )
 
@@ -82,6 +83,14 @@ def test_an_unregistered_buffer_is_an_attribute_that_is_not_in_the_state() -> No
     assert not module.state_dict()
     assert isinstance(module.value, Tensor)
     assert torch.equal(module.value, torch.ones(2))
+
+
+def test_a_module_with_another_child_leaves_the_first_unchanged() -> None:
+    first = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    second = with_child(first, "0", nn.Identity())
+    assert isinstance(first[0], nn.Linear)
+    assert [*second.children()] == [second.get_submodule("0"), first[1]]
+    assert torch.equal(second(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
 
 
 def test_the_arguments_that_an_operator_writes_into_are_found() -> None:

@@ -47,6 +47,8 @@ def test_a_plan_of_an_earlier_version_has_a_backend(saved: tuple[Plan, Path]) ->
     for stage in body["plan"]["stages"]:
         stage["backend"] = "eager"
     assert body["plan"]["costs"].pop("loads") == []
+    for op in body["plan"]["graph"]["ops"]:
+        del op["splits"]
     earlier = body["plan"] | {"prediction": None, "search_seconds": 0.0}
     assert Plan.load(edited(path, **body)) == plan
     assert digest(earlier) == plan.fingerprint

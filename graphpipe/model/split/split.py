@@ -1,41 +1,50 @@
 """From a plan to the stage programs that run it with the user's own submodules."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from graphpipe.costs import regions
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph
+from graphpipe.graph import Graph, ParameterSlice, parameter_of
 from graphpipe.model.capture.build_ops import tensor_names
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.capture.module_graph.translation import written
+from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.dag_module import model_name
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.stage_graph import stage_graph, stage_module
+from graphpipe.model.split.submodules import Submodules
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
 
-def split(module: nn.Module, plan: Plan, captured: Captured | None = None) -> tuple[ModuleStage, ...]:
+def split(
+    module: nn.Module, plan: Plan, captured: Captured | None = None, submodules: Submodules | None = None
+) -> tuple[ModuleStage, ...]:
     """Return one program per stage of `plan`, in order, that run `module`'s own submodules.
 
     Args:
         module: the user's model.
         plan: for the graph that was captured from it.
         captured: the captured model, if it is at hand; None captures it again.
+        submodules: what the stages call, if other programs call it too.
 
     Raises:
         InvalidInput: the plan's graph was not captured from a module, or from another model; the plan does not have
             the edges that the model's values need, or calls a submodule with buffers in two stages.
     """
     if captured is not None:
+        captured = split_like(captured, plan.graph)
         _check_captured(module, plan.graph, captured)
-    return build_stages(module, plan, captured or capture_for(module, plan.graph))
+    return build_stages(module, plan, captured or capture_for(module, plan.graph), submodules)
 
 
-def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[ModuleStage, ...]:
+def build_stages(
+    module: nn.Module, plan: Plan, captured: Captured, submodules: Submodules | None = None
+) -> tuple[ModuleStage, ...]:
     """Return the stage programs, given the capture that `plan.graph` was made from.
 
     Raises:
@@ -46,8 +55,18 @@ def build_stages(module: nn.Module, plan: Plan, captured: Captured) -> tuple[Mod
     _check_called_twice(module, where, plan)
     crossing = _crossing(captured, where)
     _check_edges(plan, crossing)
-    names = tensor_names(module)
-    return tuple(_build(module, captured, plan, number, where, crossing, names) for number in range(len(plan.stages)))
+    called = submodules or submodules_for(module, plan.graph)
+    names = tensor_names(module) | called.slice_names
+    return tuple(_build(called, captured, plan, number, where, crossing, names) for number in range(len(plan.stages)))
+
+
+def submodules_for(module: nn.Module, graph: Graph) -> Submodules:
+    """Return what the stages of any plan for `graph` call.
+
+    Raises:
+        InvalidInput: a layer that is split has a hook or a parametrised weight.
+    """
+    return Submodules(module, () if graph.origin is None else graph.origin.split_ops)
 
 
 def capture_for(module: nn.Module, graph: Graph) -> Captured:
@@ -61,7 +80,8 @@ def capture_for(module: nn.Module, graph: Graph) -> Captured:
         raise InvalidInput(f"graph '{graph.name}' was not captured from a module", where="split", remedy=remedy)
     if model_name(module) != graph.name:
         raise _other_model(f"it is for {graph.name}, this model is {model_name(module)}")
-    captured = capture_again(module, graph.inputs, graph.origin, compare_modes=False)
+    origin = replace(graph.origin, split_ops=())
+    captured = split_like(capture_again(module, graph.inputs, origin, compare_modes=False), graph)
     if captured.graph.fingerprint != graph.fingerprint:
         raise _other_model(_difference(graph, captured.graph))
     return captured
@@ -73,13 +93,18 @@ def _check_captured(module: nn.Module, graph: Graph, captured: Captured) -> None
         raise _other_model(_difference(graph, captured.graph))
     tensors = dict(module.named_parameters(remove_duplicate=False))
     for op in graph.ops:
-        if missing := [name for name in op.parameters if name not in tensors]:
+        if missing := [name for name in op.parameters if parameter_of(name) not in tensors]:
             raise _other_model(f"operator '{op.name}' has parameter '{missing[0]}', which this model does not have")
-        found = sum(tensors[name].numel() * tensors[name].element_size() for name in op.parameters)
+        found = sum(_bytes(tensors[parameter_of(name)], ParameterSlice.parse(name)) for name in op.parameters)
         if found != op.parameter_bytes:
             raise _other_model(
                 f"operator '{op.name}' has {op.parameter_bytes:.0f} bytes of parameters in the plan, {found} here"
             )
+
+
+def _bytes(tensor: Tensor, piece: ParameterSlice | None) -> float:
+    whole = tensor.numel() * tensor.element_size()
+    return whole * (piece.stop - piece.start) / tensor.shape[piece.dimension] if piece else whole
 
 
 def _other_model(difference: str) -> InvalidInput:
@@ -154,7 +179,7 @@ def _check_edges(plan: Plan, crossing: Crossing) -> None:
 
 
 def _build(
-    module: nn.Module,
+    submodules: Submodules,
     captured: Captured,
     plan: Plan,
     stage: int,
@@ -171,7 +196,7 @@ def _build(
     sent = list(dict.fromkeys(value for key, values in crossing.items() if key[0] == stage for value in values))
     mine = [node for node in captured.module_graph.graph.nodes if where.get(node) == stage]
     graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, plan.stages[stage]))
-    inner = stage_module(module, captured, graph)
+    inner = stage_module(submodules, captured, graph)
     return ModuleStage(
         module=inner,
         model_inputs=tuple(model_inputs),

@@ -14,8 +14,10 @@ from torch import fx, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input
 from graphpipe.model.capture.capture import Captured, capture_again
+from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.split import build_stages
+from graphpipe.model.split.submodules import Submodules
 from graphpipe.plans.plan import Plan
 
 OperatorNodes = Mapping[str, tuple[str, ...]]
@@ -28,16 +30,24 @@ def operator_nodes(captured: Captured) -> OperatorNodes:
 
 
 def split_for_shapes(
-    module: nn.Module, plan: Plan, groups: OperatorNodes, inputs: tuple[Input, ...]
+    module: nn.Module, plan: Plan, groups: OperatorNodes, inputs: tuple[Input, ...], submodules: Submodules
 ) -> tuple[ModuleStage, ...]:
     """Return one program per stage, as `split` does, for these inputs instead of those of the plan's graph.
+
+    Args:
+        module: the user's model.
+        plan: for the graph that was captured from it.
+        groups: of the plan's graph.
+        inputs: of the mini-batches to come.
+        submodules: what the stages for the plan's own inputs call.
 
     Raises:
         InvalidInput: the model cannot be captured with these inputs, or computes something different with them.
     """
     assert plan.graph.origin is not None
-    captured = capture_again(module, inputs, plan.graph.origin, compare_modes=False)
-    return build_stages(module, plan, _regrouped(captured, groups, inputs))
+    origin = replace(plan.graph.origin, split_ops=())
+    captured = split_like(capture_again(module, inputs, origin, compare_modes=False), plan.graph)
+    return build_stages(module, plan, _regrouped(captured, groups, inputs), submodules)
 
 
 def rebind(program: ModuleStage, original: nn.Module, copied: nn.Module) -> ModuleStage:

@@ -11,6 +11,7 @@ from graphpipe.model.capture.shape_propagation import attribute
 from graphpipe.model.split.glue_module import glue_module
 from graphpipe.model.split.mode_dropout import ModeDropout
 from graphpipe.model.split.recompute_region import RecomputeRegion, fold_regions
+from graphpipe.model.split.submodules import Submodules
 
 _EMPTY = fx.GraphModule({}, fx.Graph())
 """Has the attributes whose names a submodule of a graph module cannot have."""
@@ -53,23 +54,23 @@ def stage_graph(
     return graph, list(inputs), received
 
 
-def stage_module(module: nn.Module, captured: Captured, graph: fx.Graph) -> fx.GraphModule:
-    """Return a module that runs a stage's graph on `module`'s own submodules, parameters and buffers.
+def stage_module(submodules: Submodules, captured: Captured, graph: fx.Graph) -> fx.GraphModule:
+    """Return a module that runs a stage's graph on the user's own submodules, parameters and buffers.
 
     Each region becomes a submodule, a `RecomputeRegion`.
     """
     if not any("region" in node.meta for node in graph.nodes):
-        return _graph_module(module, captured, graph, {})
-    folded, made = fold_regions(graph, lambda _, inner: _graph_module(module, captured, inner, {}))
-    return _graph_module(module, captured, folded, made)
+        return _graph_module(submodules, captured, graph, {})
+    folded, made = fold_regions(graph, lambda _, inner: _graph_module(submodules, captured, inner, {}))
+    return _graph_module(submodules, captured, folded, made)
 
 
 def _graph_module(
-    module: nn.Module, captured: Captured, graph: fx.Graph, made: Mapping[str, nn.Module]
+    submodules: Submodules, captured: Captured, graph: fx.Graph, made: Mapping[str, nn.Module]
 ) -> fx.GraphModule:
     # Tensors that glue reads get new names, so that nothing is registered in the user's modules.
     # Submodules get names without dots, because every step of a dotted look-up takes time in every forward.
-    constants = captured.module_graph.constants
+    module, constants = submodules.model, captured.module_graph.constants
     root: dict[str, object] = {}
     plain: list[str] = []
     flat: dict[str, str] = {}
@@ -78,7 +79,7 @@ def _graph_module(
             path = str(node.target)
             if path not in flat:
                 flat[path] = _free_name(path.replace(".", "_"), root)
-                root[flat[path]] = made[path] if path in made else module.get_submodule(path)
+                root[flat[path]] = made[path] if path in made else submodules.get(path)
             node.target = flat[path]
         elif node.op == "get_attr" and node.target == TRAINING:
             root[TRAINING] = module.training  # fx sets it as an attribute, which is the mode of the module

@@ -9,6 +9,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from graphpipe.graph import Input
 from graphpipe.model.capture.capture import Captured
+from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
 from graphpipe.model.split.autograd_graph import AutogradGraph, autograd_graph, own_backward
@@ -34,8 +35,9 @@ def whole_backwards(plan: Plan, module: nn.Module, captured: Captured | None = N
         InvalidInput: the plan is for another model.
     """
     found: dict[int, str] = {}
-    assert captured is None or captured.graph.fingerprint == plan.graph.fingerprint, "captured from another model"
-    programs = build_stages(module, plan, captured or capture_for(module, plan.graph))
+    captured = capture_for(module, plan.graph) if captured is None else split_like(captured, plan.graph)
+    assert captured.graph.fingerprint == plan.graph.fingerprint, "captured from another model"
+    programs = build_stages(module, plan, captured)
     for stage, graph in enumerate(_graphs(programs, plan.graph.inputs)):
         if reason := graph.why_whole(own_backward):
             found[stage] = reason

@@ -25,12 +25,15 @@ class Summary:
     samples_per_second: float
     bubble_fraction: float
     gap_percent: float
-    """By how many percent the step exceeds a lower bound on every plan's step. At 0 the plan is proven optimal."""
+    """By how many percent the step exceeds a lower bound on every plan's step. At 0 the plan is proven optimal.
+    The bound covers the plans that split the same operators, and no others."""
     bottleneck_gap_percent: float
     """By how many percent the slowest device's work exceeds a lower bound for these micro-batch sizes."""
     peak_bytes: tuple[float, ...]
     """One per device of the cluster."""
     unused_devices: tuple[str, ...]
+    split_ops: tuple[str, ...]
+    """Operators that the plan splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +65,12 @@ def summarise(plan: Plan, prediction: Prediction) -> Summary:
         bottleneck_gap_percent=bottleneck_gap_percent(plan),
         peak_bytes=prediction.peak_bytes,
         unused_devices=tuple(device.name for number, device in enumerate(plan.cluster.devices) if number not in used),
+        split_ops=tuple(split.op for split in plan.graph.origin.split_ops) if plan.graph.origin else (),
     )
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """Return one or two sentences: the figures, then the unused devices."""
+    """Return one to three sentences: the figures, then the unused devices, then the operators that are split."""
     stages = "1 stage" if summary.stages == 1 else f"{summary.stages} stages"
     lines = [
         f"planner {summary.planner}: {stages}, depth {summary.depth}, micro-batch {summary.micro_batch} "
@@ -79,4 +83,6 @@ def summary_lines(summary: Summary) -> list[str]:
         more = f" and {count - 4} more" if count > 4 else ""
         devices = "1 device is" if count == 1 else f"{count} devices are"
         lines.append(f"{devices} left unused: {names}{more}")
+    if summary.split_ops:
+        lines.append(f"operators that are split: {', '.join(summary.split_ops)}")
     return lines

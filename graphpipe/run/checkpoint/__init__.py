@@ -12,6 +12,6 @@ Only rank 0 writes the last three. To save, `checkpoints` runs these parts in or
 rank in memory; `rank_files` writes the copy, in a thread; on rank 0, `folder` then writes the manifest and renames the
 folder, so a folder without `.part` in its name is complete. To load, `folder` finds the newest checkpoint that `verify`
 accepts, after it has compared every file with the manifest; `restore` gives its state to the pipeline, on any plan.
-`model_tensors`, `optimizer_state`, `training_state` and `random_state` define what is saved; `export_weights` writes
-the model of a checkpoint to one file for plain PyTorch.
+`model_tensors`, `optimizer_state` and `training_state` define what is saved; `recut_tensors` cuts and joins what was
+saved in other slices of parameters; `export_weights` writes the model of a checkpoint to one file for plain PyTorch.
 """

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from graphpipe.run.checkpoint.folder import newest_valid, sync_to_disk
 from graphpipe.run.checkpoint.manifest import MANIFEST
 from graphpipe.run.checkpoint.model_tensors import state_tensors
+from graphpipe.run.checkpoint.recut_tensors import joined
 from graphpipe.run.checkpoint.safetensors_files import cpu_copies, read_tensors, write_tensors
 from graphpipe.run.checkpoint.verify import verify_files
 from graphpipe.run.comm.collective_calls import unusable_file
@@ -23,7 +24,7 @@ def export_weights(source: str | Path, output: str | Path) -> Path:
     Args:
         source: a checkpoint, or a folder of checkpoints, or the folder of a run. The newest valid checkpoint of a
             folder is exported.
-        output: the file. It holds tied tensors under each of their names.
+        output: the file. It holds tied tensors under each of their names, and whole tensors that were saved in slices.
 
     Raises:
         InvalidInput: there is no checkpoint, or the file cannot be written.
@@ -34,7 +35,7 @@ def export_weights(source: str | Path, output: str | Path) -> Path:
         place = place / CHECKPOINTS
     checkpoint = place if (place / MANIFEST).exists() else newest_valid(place).path
     manifest = verify_files(checkpoint)
-    tensors = read_tensors(checkpoint, manifest.tensors)
+    tensors = joined(checkpoint, read_tensors(checkpoint, manifest.tensors))
     _write(Path(output), tensors | {name: tensors[other].clone() for name, other in manifest.aliases.items()})
     return checkpoint
 

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
+from graphpipe.graph import parameter_of
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.run.checkpoint.manifest import Manifest
+from graphpipe.run.checkpoint.recut_tensors import whole_forms
 from graphpipe.run.checkpoint.safetensors_files import dtype_name
 from graphpipe.run.step.pipeline_state import PipelineState
 
@@ -21,6 +23,7 @@ class ModelTensors:
 
     A tensor that two stages use belongs to the first of them. Tied tensors are saved under one name and have the other
     names as aliases. Tensors that no stage uses belong to rank 0, so that a checkpoint always holds the whole model.
+    Of a parameter that a plan splits, a stage has slices, which are saved under the names of `ParameterSlice`.
     """
 
     stages: tuple[Named, ...]
@@ -36,7 +39,7 @@ class ModelTensors:
             first.setdefault(id(tensor), name)
         aliases = {name: first[id(tensor)] for name, tensor in whole.items() if first[id(tensor)] != name}
         stages = tuple(_of_stage(program, whole if state.model is not None else None) for program in state.programs)
-        used = {name for stage in stages for name in stage} | aliases.keys()
+        used = {parameter_of(name) for stage in stages for name in stage} | aliases.keys()
         unused = {name: tensor for name, tensor in whole.items() if name not in used}
         return ModelTensors(stages=stages, unused=unused, aliases=aliases)
 
@@ -68,16 +71,16 @@ class ModelTensors:
         Raises:
             InvalidInput: names the first tensor that is missing on one side, or that differs in shape or dtype.
         """
-        whole = self.whole
-        for name, tensor in whole.items():
-            entry = manifest.tensors.get(name)
-            if entry is None:
+        own = whole_forms({name: (dtype_name(each), tuple(each.shape)) for name, each in self.whole.items()})
+        saved = whole_forms({name: (each.dtype, each.shape) for name, each in manifest.tensors.items()})
+        for name, form in own.items():
+            if name not in saved:
                 raise _other_model(f"it has no '{name}', which this model has", where)
-            theirs, own = f"{entry.dtype}{list(entry.shape)}", f"{dtype_name(tensor)}{list(tensor.shape)}"
-            if theirs != own:
-                raise _other_model(f"'{name}' is {theirs} in it and {own} in this model", where)
-        for name in manifest.tensors:
-            if name not in whole:
+            if saved[name] != form:
+                theirs, ours = (f"{dtype}{[*shape]}" for dtype, shape in (saved[name], form))
+                raise _other_model(f"'{name}' is {theirs} in it and {ours} in this model", where)
+        for name in saved:
+            if name not in own:
                 raise _other_model(f"it has '{name}', which this model does not have", where)
 
 

@@ -12,9 +12,8 @@ from graphpipe.run.checkpoint.optimizer_state import (
     read_optimizer_states,
     restore_optimizer_state,
     saved_state_of,
-    slot_name,
 )
-from graphpipe.run.checkpoint.safetensors_files import read_tensors
+from graphpipe.run.checkpoint.recut_tensors import read_parameters, read_slots, with_states_of
 from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.comm.collective_calls import collective_call
 from graphpipe.run.comm.world import World
@@ -40,7 +39,7 @@ def _restore_rank(state: PipelineState, checkpoint: Path) -> TrainingState:
     model = ModelTensors.of(state)
     model.check_fits(manifest, str(checkpoint))
     targets = model.loaded_by(state)
-    values = read_tensors(checkpoint, {name: manifest.tensors[name] for each in targets for name in each})
+    values = read_parameters(checkpoint, manifest.tensors, {name for each in targets for name in each})
     _restore_optimizers(state, checkpoint, manifest)
     fill_tensors(targets, values)
     return training
@@ -49,14 +48,13 @@ def _restore_rank(state: PipelineState, checkpoint: Path) -> TrainingState:
 def _restore_optimizers(state: PipelineState, checkpoint: Path, manifest: Manifest) -> None:
     if not state.optimizers:
         return
-    saved = read_optimizer_states(checkpoint, manifest)
     names = state.parameter_names
+    saved = with_states_of(read_optimizer_states(checkpoint, manifest), names.values())
     for scheduled in state.optimizers:
         local = zero1.local_optimizer(scheduled.optimizer)
         own = [names[id(parameter)] for group in local.param_groups for parameter in group["params"]]
         kept = {name: saved_state_of(saved, name, type(local).__name__).parameters[name] for name in own}
-        needed = [slot_name(name, key) for name in own for key in kept[name].slots]
-        tensors = read_tensors(checkpoint, {name: manifest.slots[name] for name in needed})
+        tensors = read_slots(checkpoint, manifest, {name: each.slots for name, each in kept.items()})
         with _naming_state_files(checkpoint):
             restore_optimizer_state(scheduled.optimizer, scheduled.scheduler, names, saved, tensors)
 

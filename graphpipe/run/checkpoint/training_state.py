@@ -8,8 +8,8 @@ from pydantic import ConfigDict
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import Count
 from graphpipe.run.checkpoint.manifest import read_checkpoint_document
-from graphpipe.run.checkpoint.random_state import RandomState
 from graphpipe.run.device.precision import LossScale
+from graphpipe.run.device.random_state import RandomState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

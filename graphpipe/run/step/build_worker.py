@@ -19,6 +19,7 @@ from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.recorder import Recorder
 from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.build_sync import build_sync, holds_shards
+from graphpipe.run.weights.parameter_slices import own_slices
 from graphpipe.run.weights.replica_sync import ReplicaSync
 from graphpipe.run.weights.tied_parameters import TiedParameters, find_tied_parameters
 from graphpipe.schedule import LoweredSchedule, Schedule
@@ -135,6 +136,7 @@ def _replicate_programs(
                 broadcast_tensors(world, state_tensors(user.module), ranks[0], ranks)
         program = user.replicate() if copied or by_device else user
         program.module.to(world.device)
+        own_slices(program)
         by_device[slot.device] = program
     return hosted
 

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from graphpipe.graph import Input
 from graphpipe.model.capture.capture import Captured
+from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.inputs import describe
 from graphpipe.model.split.autocast_specs import autocast_specs
 from graphpipe.model.split.module_stage import ModuleStage
-from graphpipe.model.split.split import capture_for, split
+from graphpipe.model.split.split import capture_for, split, submodules_for
 from graphpipe.model.split.split_for_shapes import OperatorNodes, operator_nodes, split_for_shapes
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
@@ -64,7 +65,8 @@ class ProgramsByShape:
         self._model = model if isinstance(model, nn.Module) else None
         self._groups: OperatorNodes | None = None
         if isinstance(model, nn.Module):
-            self.first = self._fit(plan.graph.inputs, split(model, plan, captured))
+            self._submodules = submodules_for(model, plan.graph)
+            self.first = self._fit(plan.graph.inputs, split(model, plan, captured, self._submodules))
         else:
             programs = tuple(model)
             self.first = ShapedPrograms(inputs=plan.graph.inputs, programs=programs, specs=edge_specs(programs))
@@ -90,8 +92,10 @@ class ProgramsByShape:
         if self._model is None:  # their outputs are checked before they are sent
             return ShapedPrograms(inputs=inputs, programs=self.first.programs, specs=self.first.specs)
         if self._groups is None:
-            self._groups = operator_nodes(self._captured or capture_for(self._model, self._plan.graph))
-        return self._fit(inputs, split_for_shapes(self._model, self._plan, self._groups, inputs))
+            found = self._captured or capture_for(self._model, self._plan.graph)
+            self._groups = operator_nodes(split_like(found, self._plan.graph))
+        programs = split_for_shapes(self._model, self._plan, self._groups, inputs, self._submodules)
+        return self._fit(inputs, programs)
 
     def _fit(self, inputs: Inputs, programs: tuple[ModuleStage, ...]) -> ShapedPrograms:
         specs = edge_specs(programs)

@@ -38,6 +38,9 @@ class PlanSettings:
     loads: tuple[str, ...] = ()
     """How much work samples are for some operators, such as `vision=1:0.5,4:0.5` for shares of samples by load. By
     default every sample is the same work."""
+    split: str = "none"
+    """Operators to split, so that their parts can be in different stages (docs/splits.md). Write names with commas in
+    between, or `auto` for the operators whose split shortens the step."""
 
     def __post_init__(self) -> None:
         parse_loads(self.loads)

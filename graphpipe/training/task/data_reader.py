@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from graphpipe.run.checkpoint.random_state import RandomState
 from graphpipe.run.checkpoint.training_state import DataPosition
+from graphpipe.run.device.random_state import RandomState
 from graphpipe.training.task.task import Batch, Task, as_batch
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.run.checkpoint.random_state import RandomState
+from graphpipe.run.device.random_state import RandomState
 from graphpipe.training.run_folder.run_folder import RunFolder
 
 

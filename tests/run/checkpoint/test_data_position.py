@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from graphpipe.files.json_body import from_body, to_body
-from graphpipe.run.checkpoint.random_state import RandomState
 from graphpipe.run.checkpoint.training_state import DataPosition
+from graphpipe.run.device.random_state import RandomState
 from graphpipe.training.task.data_reader import DataReader
 from graphpipe.training.task.task import Batch, Task
 

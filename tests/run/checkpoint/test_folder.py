@@ -30,8 +30,8 @@ from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.checkpoint.export_weights import export_weights
 from graphpipe.run.checkpoint.folder import list_checkpoints, newest_resumable, newest_valid
 from graphpipe.run.checkpoint.manifest import MANIFEST, FileEntry, Manifest
-from graphpipe.run.checkpoint.random_state import RandomState
 from graphpipe.run.checkpoint.verify import verify_files, verify_resumable
+from graphpipe.run.device.random_state import RandomState
 
 MODEL = "model-00.safetensors"
 OPTIMIZER, TRAINING = "optimizer-00.json", "training.json"

@@ -1,0 +1,70 @@
+"""The costs of a graph of which an operator was split after its costs were found."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
+from graphpipe.costs.cost_table import CostTable
+from graphpipe.costs.op_cost import Curve, OpCost
+from graphpipe.costs.sample_load import SampleLoad
+from graphpipe.graph import Graph, OpSplit, with_split
+
+
+def split_costs(costs: CostTable, graph: Graph, split: OpSplit, cluster: Cluster) -> CostTable:
+    """Return the costs of a graph with one more operator split.
+
+    If the operator's costs were estimated, those of its parts and of the sum are estimated too. If they were measured,
+    each takes the share of the measured costs that it has of the operator's FLOPs. A sum without FLOPs is estimated.
+
+    Args:
+        costs: of the graph before.
+        graph: before.
+        split: of one of its operators.
+        cluster: its device types are those of the rows.
+    """
+    after = with_split(graph, split)
+    return replace(
+        costs,
+        graph_fingerprint=after.fingerprint,
+        rows=tuple(_rows(costs, graph, after, split, cluster)),
+        loads=tuple(_load(load, split) for load in costs.loads),
+    )
+
+
+def _rows(costs: CostTable, before: Graph, after: Graph, split: OpSplit, cluster: Cluster) -> Iterator[OpCost]:
+    estimated = estimate(after, cluster).by_op
+    new = {split.op, *split.parts}
+    flops = before[split.op].work.flops_per_sample
+    for kind in cluster.device_types:
+        whole = costs.by_op[split.op, kind.name]
+        for op in after.ops:
+            row = estimated[op.name, kind.name]
+            if op.name not in new:
+                yield costs.by_op[op.name, kind.name]
+            elif whole.source == "analytic" or not op.work.flops_per_sample:
+                yield row
+            else:
+                needs_input = any(source in after.differentiable for source in after.predecessors[op.name])
+                yield _share(whole, op.name, op.work.flops_per_sample / flops, needs_input=needs_input)
+
+
+def _share(whole: OpCost, op: str, share: float, *, needs_input: bool) -> OpCost:
+    held = whole.temporaries
+    return replace(
+        whole,
+        op=op,
+        forward=_scaled(whole.forward, share),
+        input_gradient=_scaled(whole.input_gradient, share) if needs_input else Curve(),
+        weight_gradient=_scaled(whole.weight_gradient, share),
+        temporaries=held
+        and replace(held, forward=_scaled(held.forward, share), backward=_scaled(held.backward, share)),
+    )
+
+
+def _scaled(curve: Curve, share: float) -> Curve:
+    return Curve(lines=tuple((fixed * share, slope * share) for fixed, slope in curve.lines))
+
+
+def _load(load: SampleLoad, split: OpSplit) -> SampleLoad:
+    return replace(load, ops=(*load.ops, *split.parts)) if split.op in load.ops else load

@@ -1,0 +1,73 @@
+"""Choose which operators of the graph a plan splits, for any planner."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Literal
+
+from graphpipe.costs.split_costs import split_costs
+from graphpipe.errors import Infeasible
+from graphpipe.graph import OpSplit, find_split, splittable, with_split
+from graphpipe.planners.problem.partition import Problem
+from graphpipe.plans import Plan
+
+SplitChoice = Literal["none", "auto"] | Sequence[str]
+"""`none`, `auto`, or the names of operators."""
+NONE, AUTO = "none", "auto"
+_TRIED = 8
+"""Most operators whose split `auto` tries, those with the most weights."""
+
+
+def parse_split(words: str) -> SplitChoice:
+    """Return what a person wrote: `none`, `auto`, or names of operators with commas in between."""
+    return words if words in (NONE, AUTO) else [name.strip() for name in words.split(",")]
+
+
+def plan_with_splits(
+    problem: Problem, choice: SplitChoice, find: Callable[[Problem], Plan], seconds: Callable[[Plan], float]
+) -> Plan:
+    """Return the plan of a planner, with operators split.
+
+    With `auto`, the planner plans the graph as it is. Then operators are tried one after the other, those with the most
+    bytes of weights first. The planner plans again with the operator split in addition. The split stays if the step is
+    shorter. What an operator's split gains may depend on others, so the result need not be the best of all subsets.
+
+    Args:
+        problem: operators of its graph that are split already stay so.
+        choice: which operators to split.
+        find: plans a problem. It raises `Infeasible` if no plan fits.
+        seconds: of one step of a plan.
+
+    Raises:
+        InvalidInput: a name is not an operator that can be split.
+        Infeasible: no plan fits in memory, whichever of the chosen operators are split.
+    """
+    if choice == AUTO:
+        return _best(problem, find, seconds)
+    names = () if choice == NONE else (choice,) if isinstance(choice, str) else choice
+    done = () if problem.graph.origin is None else [each.op for each in problem.graph.origin.split_ops]
+    splits = [find_split(problem.graph, name) for name in dict.fromkeys(names) if name not in done]
+    return find(reduce(_with, splits, problem))
+
+
+def _best(problem: Problem, find: Callable[[Problem], Plan], seconds: Callable[[Plan], float]) -> Plan:
+    best: tuple[float, Plan] | None = None
+    misses: list[Infeasible] = []
+    for split in (None, *splittable(problem.graph)[:_TRIED]):
+        candidate = problem if split is None else _with(problem, split)
+        try:
+            plan = find(candidate)
+        except Infeasible as miss:
+            misses.append(miss)
+            problem = candidate if best is None else problem  # the next split may let it fit
+            continue
+        if best is None or seconds(plan) < best[0]:
+            best, problem = (seconds(plan), plan), candidate
+    if best is None:
+        raise misses[0]
+    return best[1]
+
+
+def _with(problem: Problem, split: OpSplit) -> Problem:
+    costs = split_costs(problem.costs, problem.graph, split, problem.cluster)
+    return replace(problem, graph=with_split(problem.graph, split), costs=costs)

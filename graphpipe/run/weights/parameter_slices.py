@@ -1,0 +1,59 @@
+"""Slices of parameters: a stage trains its own memory, and the user's whole parameter gets the result.
+
+In the user's model a linear layer that a plan splits has one weight. The parts on all ranks begin as views of it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.graph import ParameterSlice
+from graphpipe.model.stage_program import StageProgram
+
+
+def own_slices(program: StageProgram) -> None:
+    """Give the slices of a stage contiguous memory of their own, as optimizers expect it."""
+    for _, parameter in _slices(program):
+        if parameter.untyped_storage().nbytes() > parameter.numel() * parameter.element_size():
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+
+
+def publish_slices(model: nn.Module, programs: Iterable[StageProgram]) -> None:
+    """Copy the slices of stages into the user's parameters. Views of these have the values already."""
+    with torch.no_grad():
+        for program in programs:
+            for piece, parameter in _slices(program):
+                view = cut(model.get_parameter(piece.parameter).detach(), piece)
+                if view.data_ptr() != parameter.data_ptr():
+                    view.copy_(parameter)
+
+
+def cut(whole: Tensor, piece: ParameterSlice) -> Tensor:
+    """Return a view of a slice of a tensor that has the shape of the whole parameter."""
+    return whole.narrow(piece.dimension, piece.start, piece.stop - piece.start)
+
+
+def join(pieces: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the whole of a tensor from its slices by name; None if something is missing or there twice."""
+    found = sorted(((ParameterSlice.parse(name), tensor) for name, tensor in pieces.items()), key=_start)
+    slices = [piece for piece, _ in found if piece is not None]
+    if len({piece.dimension for piece in slices}) != 1 or len(slices) < len(found) or not follow_on(slices):
+        return None
+    return torch.cat([tensor for _, tensor in found], dim=slices[0].dimension)
+
+
+def follow_on(slices: Sequence[ParameterSlice]) -> bool:
+    """True if every slice begins where the one before it ends, the first at 0."""
+    return [piece.start for piece in slices] == [0, *(piece.stop for piece in slices[:-1])]
+
+
+def _start(named: tuple[ParameterSlice | None, Tensor]) -> int:
+    return named[0].start if named[0] is not None else 0
+
+
+def _slices(program: StageProgram) -> Iterator[tuple[ParameterSlice, nn.Parameter]]:
+    for local, parameter in program.module.named_parameters():
+        piece = ParameterSlice.parse(program.parameter_names[local])
+        if piece is not None:
+            yield piece, parameter

@@ -1,0 +1,84 @@
+"""The operators that a plan splits are chosen by its step, for every planner alike."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import graphpipe as gp
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.graph import Graph, split_ops
+from graphpipe.model.zoo.registry import zoo
+from graphpipe.planners.choose_splits import parse_split
+from graphpipe.planners.registry import PLANNERS
+
+CLUSTER = gp.Cluster.preset("summit:2x4")
+OP = "top.layers.layer0"
+
+
+@cache
+def graph() -> Graph:
+    return gp.capture(*zoo("candle-uno", branches=3, layers=1))
+
+
+def planned(split: str | Sequence[str], planner: str = "graphpipe", cluster: gp.Cluster = CLUSTER) -> gp.Plan:
+    return gp.plan(graph(), gp.estimate(graph(), cluster), cluster, batch_size=256, planner=planner, split=split)  # pyright: ignore[reportArgumentType]
+
+
+def seconds(plan: gp.Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_seconds
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_auto_takes_the_shorter_step_and_never_a_longer_one(planner: str) -> None:
+    plain, split, chosen = (planned(choice, planner) for choice in ("none", [OP], "auto"))
+    assert plain.graph == graph()
+    assert split.graph == split_ops(graph(), [OP])
+    assert seconds(chosen) == min(seconds(plain), seconds(split))
+
+
+def test_the_graph_planner_gains_from_the_split() -> None:
+    assert seconds(planned("auto")) < seconds(planned("none")) / 1.3
+
+
+def test_a_model_that_only_fits_with_its_layer_split_is_planned() -> None:
+    (kind,) = CLUSTER.device_types
+    # The first layer above the branches has 201 MB of weights, and four times that of state.
+    small = replace(CLUSTER, device_types=(replace(kind, memory_bytes=0.7e9),))
+    with pytest.raises(Infeasible):
+        planned("none", cluster=small)
+    found = planned("auto", cluster=small)
+    assert found.graph.origin is not None
+    assert [split.op for split in found.graph.origin.split_ops] == [OP]
+
+
+def test_a_plan_with_split_operators_survives_its_file_and_is_planned_again(tmp_path: object) -> None:
+    plan = planned([OP])
+    plan.save(f"{tmp_path}/plan.json")
+    loaded = gp.Plan.load(f"{tmp_path}/plan.json")
+    assert (loaded, loaded.fingerprint) == (plan, plan.fingerprint)
+    again = gp.plan(loaded.graph, loaded.costs, CLUSTER, batch_size=256, split=[OP])  # as after a host has gone
+    assert again.stages == plan.stages
+
+
+def test_hand_written_stages_name_the_parts() -> None:
+    stages = [
+        gp.HandStage(ops=(f"branch{n}.*", f"{OP}.linear.part{n}"), devices=(n,), micro_batch=64) for n in range(3)
+    ]
+    stages.append(gp.HandStage(ops=(OP, "top.layers.layer1", "top.growth"), devices=(3,), micro_batch=64))
+    costs = gp.estimate(graph(), CLUSTER)
+    found = gp.hand_plan(graph(), costs, CLUSTER, batch_size=256, stages=stages, split=OP)
+    assert [len(stage.ops) for stage in found.stages] == [2, 2, 2, 3]
+    with pytest.raises(InvalidInput, match="'auto' does not work with hand-written stages"):
+        gp.hand_plan(graph(), costs, CLUSTER, batch_size=256, stages=stages, split="auto")
+
+
+def test_an_operator_that_cannot_be_split_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match=f"operator 'top.growth' cannot be split. Operators that can be split: {OP}"):
+        planned(["top.growth"])
+
+
+def test_what_a_person_writes() -> None:
+    assert [parse_split(words) for words in ("none", "auto", "a.b, c")] == ["none", "auto", ["a.b", "c"]]
