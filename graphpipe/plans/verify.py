@@ -9,9 +9,9 @@ from graphlib import CycleError, TopologicalSorter
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
+from graphpipe.graph.verify_splits import check_splits
 from graphpipe.plans.stage import PlanFields
 from graphpipe.plans.verify_memory import RELATIVE, check_memory, submodule
-from graphpipe.plans.verify_splits import check_splits
 
 _FEW = 40
 """Names that an error may list."""

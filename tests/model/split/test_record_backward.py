@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from graphpipe.files.json_body import from_body, to_body
-from graphpipe.graph import Graph, Origin
+from graphpipe.graph import Graph, Origin, split_ops
 from graphpipe.model.capture.capture import capture_nodes
 from graphpipe.model.split.record_backward import record_backward
 from graphpipe.model.split.whole_backwards import whole_backwards
+from graphpipe.model.zoo.blocks import Concat, Dense
 from graphpipe.plans.backward_record import BackwardRecord, whole_stages
 
 
@@ -133,3 +134,20 @@ def test_a_record_agrees_with_a_run_of_the_stages_on_every_cut(name: str, method
         assert whole == whole_backwards(plan, model, captured), ops
         found |= {*whole.values()}
     assert found == reasons
+
+
+def test_the_record_of_a_model_holds_for_its_split_layers() -> None:
+    # A layer's parts and their sum do not appear in it. They pass gradients on as the whole layer does.
+    feeds = {"left": ["x"], "right": ["x"], "joined": ["left", "right"], "head": ["joined"], "end": ["head"]}
+    model = gp.DagModule(
+        {"left": nn.Linear(4, 4), "right": Dense(4, 4), "joined": Concat(), "head": Dense(8, 4), "end": Dense(4, 4)},
+        inputs=feeds,
+    )
+    captured = capture_nodes(model, {"x": torch.zeros(2, 4)}, Origin(method="export"))
+    record = record_backward(model, captured)
+    graph = split_ops(captured.graph, ["head"])
+    costs = gp.estimate(graph, gp.Cluster.preset("local:4"))
+    for ops in cuts(graph):
+        stages = [gp.HandStage(ops=each, devices=(at,), micro_batch=2) for at, each in enumerate(ops)]
+        plan = gp.hand_plan(graph, costs, gp.Cluster.preset("local:4"), batch_size=4, stages=stages)
+        assert whole_stages(record, plan.stages) == whole_backwards(plan, model, captured), ops

@@ -8,7 +8,7 @@ from split_layer import LAYER, layer_graph
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, split_ops
-from graphpipe.plans.verify_splits import check_splits
+from graphpipe.graph.verify_splits import check_splits
 
 PART = "head.linear.part1"
 

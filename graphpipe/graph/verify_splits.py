@@ -1,10 +1,13 @@
-"""Verify the operators that a plan's graph splits: their parts hold each column of the layer once, and are added once.
+"""Verify the operators that a graph splits: their parts hold each column of the layer once, and are added once.
 
 Everything is derived from the columns of each branch, and compared with the operators and edges of the graph.
 """
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, Op, OpSplit, ParameterSlice
+from graphpipe.graph.op_split import OpSplit
+from graphpipe.graph.operator import Op
+from graphpipe.graph.operator_graph import Graph
+from graphpipe.graph.parameter_slice import ParameterSlice
 
 _RELATIVE = 1e-9
 
