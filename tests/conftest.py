@@ -1,7 +1,9 @@
 """Begins the longest tests first, and starts ranks quickly."""
 
+import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -13,6 +15,10 @@ torch.set_num_threads(1)
 # Where cores are shared, an example of a third of a millisecond has taken half a second. Whole tests have their limits.
 settings.register_profile("shared cores", deadline=None)
 settings.load_profile("shared cores")
+
+# Captures and measured costs of the tests stay apart from those of the person who runs them.
+CACHE = TemporaryDirectory(prefix="graphpipe-tests-")
+os.environ["XDG_CACHE_HOME"] = CACHE.name
 
 TESTS = Path(__file__).parent
 LONGEST = (

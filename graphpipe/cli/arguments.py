@@ -35,6 +35,11 @@ def add_verb(subparsers: Subparsers, name: str, summary: str, example: str) -> a
     return parser
 
 
+def add_no_cache(parser: argparse.ArgumentParser) -> None:
+    """Add the option that turns the cache off."""
+    parser.add_argument("--no-cache", action="store_true", help="neither use nor keep captures and measured costs")
+
+
 def add_problem(parser: argparse.ArgumentParser) -> None:
     """Add the input of a planner: model, cluster, batch and costs."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
@@ -73,3 +78,4 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         help="split these operators, so that their parts can be in different stages: names with commas in between, or "
         "auto for those whose split shortens the planner's step (default: none)",
     )
+    add_no_cache(parser)

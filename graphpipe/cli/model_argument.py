@@ -34,8 +34,12 @@ class ModelArgument:
     """Of a zoo model whose graph is in the package."""
 
 
-def read_model_argument(word: str) -> ModelArgument:
+def read_model_argument(word: str, cache: Path | None = None) -> ModelArgument:
     """Read a graph from a file or from the package, or make a model and capture it.
+
+    Args:
+        word: the argument.
+        cache: the folder of the cache. None: captures are neither read nor kept.
 
     Raises:
         InvalidInput: there is no such model (the message names the nearest one), or it cannot be read or captured.
@@ -48,9 +52,9 @@ def read_model_argument(word: str) -> ModelArgument:
         return ModelArgument(graph=found.graph, backward=found.backward)
     with waiting(f"capturing {word}"):
         module, inputs = find_model(word)
-        from graphpipe.model.capture.capture import capture_nodes
+        from graphpipe.model.capture_cache.capture_cache import cached_capture
 
-        captured = capture_nodes(module, inputs)
+        captured = cached_capture(module, inputs, cache)
     return ModelArgument(graph=captured.graph, module=module, captured=captured)
 
 

@@ -10,6 +10,7 @@ from graphpipe.costs import CostModel, CostTable, declare_loads
 from graphpipe.costs.check_units import warn_of_units
 from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
+from graphpipe.files.cache_folder import cache_folder
 from graphpipe.planners.problem.partition import Problem
 
 
@@ -24,7 +25,7 @@ def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
     loads = parse_loads(args.load or ())
     cluster = Cluster.resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
-    model = read_model_argument(args.model)
+    model = read_model_argument(args.model, None if args.no_cache else cache_folder())
     graph = model.graph
     if costs:
         warn_of_units(CostModel(graph, costs, cluster), args.costs)

@@ -3,10 +3,11 @@
 import argparse
 import time
 
-from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.arguments import Subparsers, add_no_cache, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP, find_model
 from graphpipe.cli.output import Output
 from graphpipe.cluster import Cluster
+from graphpipe.files.cache_folder import cache_folder
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
 
@@ -23,6 +24,7 @@ def add(subparsers: Subparsers) -> None:
         "--cluster", default="local:4", metavar="C", help="the cluster on which it will run (default local:4)"
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the costs")
+    add_no_cache(parser)
     parser.set_defaults(run=run)
 
 
@@ -30,12 +32,14 @@ def run(args: argparse.Namespace) -> int:
     """Measure the operators, show a summary and save the costs."""
     output = Output(args.json)
     cluster = Cluster.resolve(args.cluster)
-    with waiting(f"loading {args.model}"):
+    with waiting(f"capturing {args.model}"):
         module, inputs = find_model(args.model)
-    from graphpipe.profiler.profile import profile
+        from graphpipe.model.capture_cache.capture_cache import cached_capture
+        from graphpipe.profiler.profile import profile
 
+        captured = cached_capture(module, inputs, None if args.no_cache else cache_folder())
     start = time.perf_counter()
-    costs = profile(module, inputs, cluster)
+    costs = profile(module, inputs, cluster, captured=captured)
     seconds = time.perf_counter() - start
     if args.output:
         costs.save(args.output)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.graph import Graph
-from graphpipe.model.split.split import split
+from graphpipe.model.capture.capture import Captured
+from graphpipe.model.split.split import build_stages
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.plans import Plan, Stage, StageEdge
@@ -67,7 +68,7 @@ class Criterion:
 
 def op_runs(
     model: nn.Module,
-    graph: Graph,
+    captured: Captured,
     cluster: Cluster,
     values: dict[str, Tensor],
     criterion: Criterion | None = None,
@@ -79,12 +80,13 @@ def op_runs(
 
     Args:
         model: a module with real weights; it is not changed.
-        graph: captured from it.
+        captured: the capture of it.
         cluster: any; all stages are placed on its first device.
         values: the model's inputs, by name.
         criterion: if given, the loss is part of the operator that computes the model's output.
     """
-    programs = split(model, _one_op_per_stage(graph, cluster))
+    graph = captured.graph
+    programs = build_stages(model, _one_op_per_stage(graph, cluster), captured)
     reads = [_reads(program) for program in programs]
     for position, (name, original) in enumerate(zip(graph.order, programs, strict=True)):
         program = original.replicate()  # the user's parameters, gradients and buffers stay untouched

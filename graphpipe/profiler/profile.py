@@ -14,8 +14,9 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Temporaries
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.model.capture.capture import capture
+from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.inputs import Inputs, name_inputs
+from graphpipe.model.split.split import capture_for
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.profiler.contention import MOST_PROCESSES_PER_CORE, under_contention
 from graphpipe.profiler.effort import Effort
@@ -38,6 +39,7 @@ def profile(
     cluster: Cluster,
     *,
     graph: Graph | None = None,
+    captured: Captured | None = None,
     loss_fn: Callable[[Any, Any], Tensor] | None = None,
     targets: Any = None,
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
@@ -56,6 +58,7 @@ def profile(
         example_inputs: real values, as for `capture`; rows are repeated up to the largest batch.
         cluster: its devices are of one type, which this machine has.
         graph: what to measure; by default `capture(model, example_inputs)`.
+        captured: the capture behind the graph, if it is at hand; otherwise the model is captured.
         loss_fn: of the training: takes the model's output and targets. Its time is added to the operator that computes
             the model's output. If None, the loss costs nothing.
         targets: for the loss: a tensor, or tuples, lists and dicts of tensors, with as many samples as the inputs.
@@ -69,9 +72,10 @@ def profile(
     """
     device_type = _only_type(cluster)
     _check(model, batch_sizes)
-    if graph is None:
+    if captured is None:
         with waiting("capturing the model"):
-            graph = capture(model, example_inputs)
+            captured = capture_nodes(model, example_inputs) if graph is None else capture_for(model, graph)
+    graph = captured.graph
     inputs = name_inputs([each.name for each in graph.inputs], example_inputs)
     values = {name: _repeat_rows(tensor, max(batch_sizes)) for name, tensor in inputs.items()}
     criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes)))
@@ -81,7 +85,7 @@ def profile(
         sizes = sorted(set(batch_sizes))
 
         def runs() -> Iterable[OpRun]:
-            return op_runs(model, graph, cluster, values, criterion)
+            return op_runs(model, captured, cluster, values, criterion)
 
         def work_of_a_copy(between: Callable[[], object]) -> None:
             profile_ops(runs(), device_type, sizes, replace(effort, between=between))

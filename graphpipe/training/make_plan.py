@@ -10,10 +10,12 @@ from graphpipe.costs import CostModel, CostTable, declare_loads
 from graphpipe.costs.check_units import warn_of_units
 from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
+from graphpipe.files.cache_folder import cache_folder
 from graphpipe.graph import Graph
-from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
-from graphpipe.model.split.split import build_stages, capture_for
+from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
+from graphpipe.model.split.split import build_stages
 from graphpipe.planners.choose_splits import parse_split
 from graphpipe.plans import Plan
 from graphpipe.profiler.profile import profile
@@ -46,8 +48,8 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         schedule=settings.schedule,
     )
     with waiting("capturing the model"):
-        captured = capture_nodes(task.module, task.example_inputs)
-    costs = _costs(config, task, captured.graph, cluster, tell)
+        captured = cached_capture(task.module, task.example_inputs, _cache(config))
+    costs = _costs(config, task, captured, cluster, tell)
     if settings.loads:
         costs = replace(costs, loads=declare_loads(captured.graph, parse_loads(settings.loads)))
     found = plan_with_costs(config, captured.graph, costs, cluster)
@@ -92,12 +94,19 @@ def use_plan(config: TrainConfig, task: Task, given: Plan | str | Path) -> tuple
         )
     warn_of_units(plan.cost_model, where)
     with waiting("capturing the model"):
-        captured = capture_for(task.module, plan.graph)
+        captured = cached_capture_for(task.module, task.example_inputs, plan.graph, _cache(config))
     build_stages(task.module, plan, captured)  # refuses a plan that does not fit the model
     return replace(plan, prediction=predict(plan)), captured
 
 
-def _costs(config: TrainConfig, task: Task, graph: Graph, cluster: Cluster, tell: Callable[[str], None]) -> CostTable:
+def _cache(config: TrainConfig) -> Path | None:
+    return cache_folder() if config.plan.cache else None
+
+
+def _costs(
+    config: TrainConfig, task: Task, captured: Captured, cluster: Cluster, tell: Callable[[str], None]
+) -> CostTable:
+    graph = captured.graph
     if config.plan.costs == "estimate":
         return estimate(graph, cluster)
     if config.plan.costs != "profile":
@@ -112,7 +121,7 @@ def _costs(config: TrainConfig, task: Task, graph: Graph, cluster: Cluster, tell
         task.module,
         inputs,
         cluster,
-        graph=graph,
+        captured=captured,
         loss_fn=task.loss_fn,
         targets=targets,
         batch_sizes=sorted({max(1, size >> halvings) for halvings in range(8)}),

@@ -42,6 +42,9 @@ class PlanSettings:
     """Operators to split, so that their parts can be in different stages (docs/splits.md). Write names with commas in
     between, or `auto` for the operators whose split shortens the step."""
 
+    cache: bool = True
+    """Use captures and measured costs that earlier commands kept in the user's cache folder, and keep new ones."""
+
     def __post_init__(self) -> None:
         parse_loads(self.loads)
 

@@ -1,0 +1,105 @@
+"""Captures of models in the user's cache folder: a model that did not change is not captured again.
+
+An entry is a folder with the graph and the two files of `capture_file`. It is written under another name and renamed,
+so that a reader sees all of it or nothing. Reading it runs no code.
+"""
+
+import os
+import shutil
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+
+from torch import nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.files.cache_folder import make_private
+from graphpipe.graph import Graph, Origin
+from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture.op_splits.split_nodes import split_like
+from graphpipe.model.capture_cache.model_key import model_key
+from graphpipe.model.capture_file.capture_file import load_capture, save_capture
+from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
+from graphpipe.model.split.split import capture_for
+from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
+
+MOST_ENTRIES = 64
+"""Older ones are removed."""
+_GRAPH, _CAPTURE = "graph.json", "capture.json"
+
+
+def cached_capture(module: nn.Module, example_inputs: Inputs, folder: Path | None) -> Captured:
+    """Return the capture of a model, from the cache if it is there; otherwise capture the model and keep the capture.
+
+    Args:
+        module: as for `capture`.
+        example_inputs: as for `capture`.
+        folder: the cache (see `cache_folder`). None: the model is captured, and nothing is kept.
+
+    Raises:
+        InvalidInput: as `capture`.
+    """
+    entry = _entry(module, example_inputs, folder)
+    if entry and (known := _read(entry)):
+        warn_of_unregistered_layers(module)
+        return known
+    found = capture_nodes(module, example_inputs)
+    # The capture of a model that export cannot trace warns. It is made again, so that the warning is repeated.
+    if entry and found.graph.origin and found.graph.origin.method == "export":
+        with suppress(OSError, InvalidInput):  # a folder that cannot be written only costs time
+            _write(found, entry)
+    return found
+
+
+def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, folder: Path | None) -> Captured:
+    """Return the capture that a graph was made from, from the cache if it is there.
+
+    Raises:
+        InvalidInput: as `capture_for`.
+    """
+    entry = _entry(module, example_inputs, folder)
+    if entry and (known := _read(entry)):
+        with suppress(InvalidInput):  # a split that this model does not allow, as `capture_for` explains
+            known = split_like(known, graph)
+            if known.graph.fingerprint == graph.fingerprint:
+                return known
+    return capture_for(module, graph)
+
+
+def _entry(module: nn.Module, example_inputs: Inputs, folder: Path | None) -> Path | None:
+    # None if there is no cache, or if no key is sure to tell this model from others.
+    if folder is None:
+        return None
+    inputs = describe(name_inputs(input_names(module, example_inputs), example_inputs))
+    key = model_key(module, inputs, Origin(method="auto"))
+    return folder / "captures" / key if key else None
+
+
+def _read(entry: Path) -> Captured | None:
+    if not entry.is_dir():
+        return None
+    try:
+        found = load_capture(entry / _CAPTURE, Graph.load(entry / _GRAPH))
+        if found is None:
+            raise InvalidInput("belong to different models", where=f"{_GRAPH} and {_CAPTURE}")
+        os.utime(entry)
+    except (InvalidInput, OSError) as error:
+        reason = " ".join(str(error).split())
+        warnings.warn(f"a capture in the cache cannot be used and is made again: {reason}", stacklevel=3)
+        shutil.rmtree(entry, ignore_errors=True)
+        return None
+    return found
+
+
+def _write(found: Captured, entry: Path) -> None:
+    make_private(entry.parent)
+    temporary = Path(mkdtemp(prefix="new-", dir=entry.parent))
+    try:
+        if save_capture(found, temporary / _CAPTURE):
+            found.graph.save(temporary / _GRAPH)
+            temporary.rename(entry)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in sorted(entry.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-MOST_ENTRIES]:
+        shutil.rmtree(old, ignore_errors=True)
