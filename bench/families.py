@@ -19,6 +19,7 @@ from bench.family_gradients import distance, precise
 from bench.model_families import FAMILIES
 from bench.record import RESULTS, save
 from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
 from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers, innermost, without_outer
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -36,10 +37,10 @@ def layers_of(model: nn.Module) -> list[str]:
     return innermost(model, GradientCheckpointingLayer) or without_outer(items)
 
 
-def most_layers(held: TransformersModel, layers: list[str]) -> int:
+def most_layers(graph: Graph, layers: list[str]) -> int:
     """Return the largest number of layers with parameters in one operator. Shared parameters do not count."""
-    holders = Counter(name for op in held.graph.ops for name in op.parameters)
-    own = [[name for name in op.parameters if holders[name] == 1] for op in held.graph.ops]
+    holders = Counter(name for op in graph.ops for name in op.parameters)
+    own = [[name for name in op.parameters if holders[name] == 1] for op in graph.ops]
     return max(sum(any(name.startswith(f"{layer}.") for name in names) for layer in layers) for names in own)
 
 
@@ -57,7 +58,11 @@ def measure(name: str) -> dict[str, Any]:
     row |= {"seconds": round(time.process_time() - start, 1), "loss": loss, "reason": reason}
     if held is not None:
         batch = {key: each for key, each in example.items() if key != "labels" or held.loss is not None}
-        row |= {"operators": len(held.graph.ops), "most": most_layers(held, layers), "away": distance(held, batch)}
+        row |= {
+            "operators": len(held.graph.ops),
+            "most": most_layers(held.graph, layers),
+            "away": distance(held, batch),
+        }
     return row
 
 

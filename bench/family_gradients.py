@@ -50,7 +50,7 @@ def plain_gradients(model: nn.Module, batch: Mapping[str, Tensor], *, own: bool)
     output = model(**batch, **arguments)
     loss = output.loss if own else mean_square(output, None)
     loss.backward()
-    return loss.item(), {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return loss.item(), {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
 def cut_everywhere(graph: Graph, batch_size: int, micro_batch: int) -> Plan:

@@ -240,7 +240,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
             **{"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
         },
     ),
-    "mixtral, router losses": causal("mixtral", output_router_logits=True),
+    "mixtral, router losses": causal("mixtral", output_router_logits=True, router_aux_loss_coef=1.0),
     **{name: masked(name) for name in ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta")},
     **{name: translator(name) for name in ("bart", "mbart", "pegasus", "t5")},
     **{name: images(name) for name in IMAGES},

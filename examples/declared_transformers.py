@@ -1,100 +1,17 @@
-"""Models of Hugging Face that torch.export cannot follow, declared as graphs of their own parts:
+"""A model of Hugging Face that torch.export cannot follow, declared as a graph of its own parts.
 
-    llava(model)    LLaVA: its check of the number of image tokens fixes the size of the mini-batch
-    vilt(model)     ViLT: it selects patches by the values of the mask
-
-Both return a `gp.DagModule` of the model's own submodules. They share the weights, so training one trains the other.
+ViLT selects patches by the values of the mask. `vilt(model)` returns a `gp.DagModule` of the model's own submodules.
+Both share the weights, so training one trains the other.
 """
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from transformers import LlavaForConditionalGeneration, PreTrainedConfig, ViltForQuestionAnswering
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers import PreTrainedConfig, ViltForQuestionAnswering
+from transformers.masking_utils import create_bidirectional_mask
 
 import graphpipe as gp
-
-
-class ImageFeatures(nn.Module):
-    """The vision tower up to the layer whose features LLaVA uses, without the class token."""
-
-    def __init__(self, tower: nn.Module, layers: int) -> None:
-        super().__init__()
-        self.embeddings, self.norm = tower.embeddings, tower.pre_layrnorm
-        self.layers = nn.ModuleList(list(tower.encoder.layers)[:layers])
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        hidden = self.norm(self.embeddings(pixel_values))
-        for layer in self.layers:
-            hidden = layer(hidden, None)
-        return hidden[:, 1:]
-
-
-class Merge(nn.Module):
-    """Puts the image features in place of the text's image tokens."""
-
-    def __init__(self, image_token: int) -> None:
-        super().__init__()
-        self.image_token = image_token
-
-    def forward(self, input_ids: Tensor, words: Tensor, images: Tensor) -> Tensor:
-        return words.masked_scatter((input_ids == self.image_token).unsqueeze(-1), images)
-
-
-class DecoderLayers(nn.Module):
-    """Some layers of a Llama. Each stage makes masks and positions itself, so they are not sent."""
-
-    def __init__(self, config: PreTrainedConfig, rotary: nn.Module, layers: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.config, self.rotary, self.layers = config, rotary, nn.ModuleList(layers)
-
-    def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
-        mask = create_causal_mask(
-            config=self.config, inputs_embeds=hidden, attention_mask=attention_mask, past_key_values=None
-        )
-        rotated = self.rotary(hidden, position_ids=positions)
-        for layer in self.layers:
-            hidden = layer(hidden, attention_mask=mask, position_embeddings=rotated, position_ids=positions)
-        return hidden
-
-
-def llava(model: LlavaForConditionalGeneration, cuts: int = 2) -> gp.DagModule:
-    """Return LLaVA from `input_ids`, `pixel_values` and `attention_mask` to the scores of the next words.
-
-    Args:
-        model: with one vision feature layer and a Llama.
-        cuts: number of pieces of the language model's layers.
-    """
-    config, inner = model.config, model.model
-    language = inner.language_model
-    tower = inner.vision_tower
-    chosen = config.vision_feature_layer % (len(tower.encoder.layers) + 1)
-    size = -(-len(language.layers) // cuts)
-    pieces = [language.layers[start : start + size] for start in range(0, len(language.layers), size)]
-    names = [f"layers_{number}" for number in range(len(pieces))]
-    blocks = [DecoderLayers(language.config, language.rotary_emb, piece) for piece in pieces]
-    before = ["merge", *names]
-    return gp.DagModule(
-        {
-            "images": ImageFeatures(tower, chosen),
-            "projector": inner.multi_modal_projector,
-            "words": language.embed_tokens,
-            "merge": Merge(config.image_token_id),
-            **dict(zip(names, blocks, strict=True)),
-            "head": nn.Sequential(language.norm, model.lm_head),
-        },
-        inputs={
-            "images": ["pixel_values"],
-            "projector": ["images"],
-            "words": ["input_ids"],
-            "merge": ["input_ids", "words", "projector"],
-            **{name: [previous, "attention_mask"] for name, previous in zip(names, before, strict=False)},
-            "head": [before[-1]],
-        },
-        name="Llava",
-    )
 
 
 class ViltWords(nn.Module):

@@ -192,6 +192,11 @@ def call_directly(module: nn.Module, /, *args: object, **kwargs: object) -> obje
     return type(module)._call_impl(module, *args, **kwargs)
 
 
+def forward_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
+    """Return the forward hooks of a module, by the keys under which it holds them; the dict is the module's own."""
+    return module._forward_hooks
+
+
 @contextmanager
 def intercepted(module: nn.Module, call: Callable[..., object]) -> Generator[None]:
     """While inside, `module(...)` runs `call(...)`."""

@@ -26,7 +26,7 @@ from importlib import import_module
 from runpy import run_module, run_path
 
 GRACE_SECONDS = 5.0
-_TRANSFORMERS = ("bart", "clip", "flava", "gpt2", "llava", "t5", "vilt", "vit")
+_TRANSFORMERS = ("bart", "clip", "flava", "gpt2", "llava", "mixtral", "t5", "vilt", "vit")
 SHARED = (
     *("graphpipe.training.train", "graphpipe.model.zoo"),
     *(

@@ -78,10 +78,13 @@ def group_names(model: MeasuredModel, groups: Groups) -> tuple[str, ...]:
 
 
 def _principal(model: MeasuredModel, group: Sequence[fx.Node]) -> fx.Node:
-    # The node that names an operator: the call with the most parameters, or else the glue with the most FLOPs.
+    # The node that names an operator: the call with the most parameters, or else the glue with the most FLOPs. Glue
+    # without FLOPs before the output is named like the output.
     calls = [node for node in group if node.op == "call_module"]
-    rest = [node for node in group if node.op != "output"] or list(group)
-    return max(calls, key=model.parameter_elements) if calls else max(rest, key=lambda node: model.readings[node].flops)
+    if calls:
+        return max(calls, key=model.parameter_elements)
+    found = max(group, key=lambda node: model.readings[node].flops)
+    return found if model.readings[found].flops or group[-1].op != "output" else group[-1]
 
 
 def _name(node: fx.Node) -> str:

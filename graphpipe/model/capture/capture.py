@@ -30,6 +30,7 @@ from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
+from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.torch_private import fake_mode
 from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
 
@@ -73,7 +74,8 @@ def capture(
         opaque: submodules to keep whole, although they are split by default.
         method: `export` traces with torch.export; `declared` makes one operator per submodule of a DagModule;
             `auto` tries the first, then the second.
-        arguments: keyword arguments of the forward that are not tensors and never change: `{"use_cache": False}`.
+        arguments: keyword arguments of the forward that are not tensors and never change. A key-value cache of a model
+            of `transformers` is switched off by default.
         outputs: for a forward that returns a dict (or a dataclass of Hugging Face), the entries to return as a dict.
             What only the other entries need is never computed. By default the whole output is returned.
 
@@ -85,7 +87,7 @@ def capture(
         split=tuple(split),
         opaque=tuple(opaque),
         whole_batch=tuple(whole_batch),
-        arguments=tuple((arguments or {}).items()),
+        arguments=tuple({**without_cache(module), **(arguments or {})}.items()),
         outputs=tuple(outputs),
     )
     return capture_nodes(module, example_inputs, origin).graph

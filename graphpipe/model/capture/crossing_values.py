@@ -70,8 +70,7 @@ def _shared(
     cheap: set[fx.Node] = set()
     for node in graph.nodes:
         available = all(each in duplicated or each in crossing or each in cheap for each in node.all_input_nodes)
-        returned = any(user.op == "output" for user in node.users)
-        if available and not returned and node not in duplicated | crossing and _is_cheap(node, readings[node]):
+        if available and node not in duplicated | crossing and _is_cheap(node, readings[node]):
             cheap.add(node)
     readers: dict[fx.Node, set[fx.Node]] = {}
     for node in reversed(graph.nodes):

@@ -27,6 +27,11 @@ def _name(node: fx.Node) -> str:
     return str(getattr(node.target, "overloadpacket", node.name)).rpartition(".")[2]
 
 
+def is_number(node: fx.Node) -> bool:
+    """True for a value without dimensions, which an operator computes from the whole mini-batch."""
+    return node.meta.get("dimensions") == 0
+
+
 def is_mean(node: fx.Node) -> bool:
     """True for an operator that is a mean over labels or samples, unless `why_not_mean` gives a reason."""
     return node.target is CROSS_ENTROPY or _name(node) in MEANS

@@ -4,13 +4,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Origin
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.inputs import describe, input_names, name_inputs
+from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
+from graphpipe.model.own_loss.recorded_parts import recorded_parts
 
 LABELS = ("labels", "start_positions", "end_positions")
 """Inputs that only the loss reads, by default."""
@@ -89,16 +91,18 @@ def from_transformers(
         InvalidInput: `transformers` is not installed, the model cannot be traced, or its loss is not known to be exact
             over micro-batches.
     """
-    layer = _layer_class()
-    layers = [path for path in innermost(model, layer) if not _inside(path, split)]
     given = _with_decoder_inputs(model, example, ())
     tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
+    arguments = _arguments(model, given)
+    layers = innermost(model, _layer_class())
+    split = [*dict.fromkeys([*split, *recorded_parts(model, layers, arguments)])]
+    layers = [path for path in layers if not _inside(path, split)]
     origin = Origin(
         method="export",
         split=tuple(split),
         opaque=tuple(dict.fromkeys([*opaque, *layers])),
         whole_batch=tuple(whole_batch),
-        arguments=tuple(_arguments(model, given).items()),
+        arguments=tuple(arguments.items()),
     )
     inputs = {name: each for name, each in tensors.items() if name not in labels}
     loss = None
@@ -159,12 +163,16 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Scalar]:
             what = f"'{name}' is a {type(each).__name__}"
             raise InvalidInput(what, where="example", remedy="Give tensors (return_tensors='pt'), numbers or texts.")
     config = getattr(model, "config", None)
-    configs = [config, *vars(config).values()] if config is not None else []  # also those of its towers
-    if any(getattr(each, "use_cache", None) for each in configs):
-        found.setdefault("use_cache", False)
+    found = {**without_cache(model), **found}
     if getattr(config, "return_dict", True) is False:
         found.setdefault("return_dict", True)
     return found
+
+
+def _compares(captured: Captured, node: fx.Node) -> bool:
+    # Whether two dimensions are samples, or the model returns one number for all samples.
+    returned = set(node.all_input_nodes) - captured.values.duplicated if node.op == "output" else set[fx.Node]()
+    return captured.readings[node].compares or any(captured.readings[each].shape == () for each in returned)
 
 
 def _captured(model: nn.Module, inputs: Any, origin: Origin, *, compare_modes: bool) -> Captured:
@@ -173,7 +181,7 @@ def _captured(model: nn.Module, inputs: Any, origin: Origin, *, compare_modes: b
     comparing = [
         op.name
         for op in captured.graph.ops
-        if not op.whole_batch and any(captured.readings[node].compares for node in captured.nodes[op.name])
+        if not op.whole_batch and any(_compares(captured, node) for node in captured.nodes[op.name])
     ]
     if not comparing:
         return captured

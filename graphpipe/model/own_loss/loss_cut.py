@@ -11,7 +11,14 @@ from torch import Tensor, fx, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.crossing_values import is_anchor
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
-from graphpipe.model.own_loss.exact_losses import CROSS_ENTROPY, argument, is_mean, why_not_exact, why_not_mean
+from graphpipe.model.own_loss.exact_losses import (
+    CROSS_ENTROPY,
+    argument,
+    is_mean,
+    is_number,
+    why_not_exact,
+    why_not_mean,
+)
 from graphpipe.model.torch_private import unflatten
 
 BROADCAST = torch.ops.aten.broadcast_tensors.default
@@ -55,7 +62,7 @@ class LossCut:
         )
         if not cut.outputs or not set(given) & {*cut.labels.values()}:
             raise _refused(model, "computes its loss from other values than outputs and labels")
-        means: set[fx.Node] = set()  # and values computed from them
+        means = {node for node in cut.outputs if is_number(node)}  # and values computed from them
         for node in filter(is_mean, nodes):
             if reason := why_not_mean(node):
                 raise _refused(model, reason)
@@ -78,7 +85,7 @@ class LossCut:
         graph = fx.Graph()
         env = {node: graph.placeholder(name) for node, name in [*self.outputs.items(), *self.labels.items()]}
         counts = {node: graph.placeholder(f"count_{number}") for number, node in enumerate(self.entropies)}
-        anchor = next(iter(env.values()))
+        anchor = env[next(iter(self.labels))]
         for node in self.nodes:
             if node in counts:
                 scores, targets, ignored, smoothing = (fx.map_arg(each, env.__getitem__) for each in _arguments(node))

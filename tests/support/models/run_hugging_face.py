@@ -26,7 +26,6 @@ from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.stage.tensor_tree import leaves
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-from declared_transformers import llava as declare_llava
 from declared_transformers import vilt as declare_vilt
 
 BATCH, STEPS, WORDS, IMAGE = 8, 3, 50, 49
@@ -54,12 +53,6 @@ def ignored(labels: Tensor) -> Tensor:
     labels = labels.clone()
     labels[2, 2:] = labels[6] = labels[7] = -100
     return labels
-
-
-def mean_over_labels(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    """Sum over the next words' labels that count, over their number in the mini-batch; see `llava_batch`."""
-    total = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
-    return total / (counted[0] * len(labels))
 
 
 def clip() -> tuple[nn.Module, Callable[[int], Batch]]:
@@ -133,6 +126,15 @@ def llama() -> tuple[nn.Module, Callable[[int], Batch]]:
     return model, lambda seed: {**words(seed), "labels": ignored(words(seed)["input_ids"])}
 
 
+def mixtral() -> tuple[nn.Module, Callable[[int], Batch]]:
+    """Mixtral with a load-balancing loss over the scores of all routers for the whole mini-batch."""
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1}
+    config = transformers.MixtralConfig(**LAYERS, **experts, vocab_size=WORDS, max_position_embeddings=16)
+    config.output_router_logits, config.router_aux_loss_coef = True, 1.0
+    model = transformers.MixtralForCausalLM(config)
+    return model, lambda seed: {**words(seed), "labels": ignored(words(seed)["input_ids"])}
+
+
 def vit() -> tuple[nn.Module, Callable[[int], Batch]]:
     """ViT with a classifier."""
     config = transformers.ViTConfig(**LAYERS, **PICTURE)
@@ -153,7 +155,7 @@ def llava() -> tuple[nn.Module, Callable[[int], Batch]]:
 
 
 def llava_batch(seed: int) -> Batch:
-    """Four image tokens, then words; labels that count are counted."""
+    """Four image tokens, then words."""
     text = words(seed)
     text["input_ids"] = torch.cat([torch.full((BATCH, 4), IMAGE), text["input_ids"]], 1)
     text["attention_mask"] = torch.cat([torch.ones(BATCH, 4, dtype=torch.long), text["attention_mask"]], 1)
@@ -195,11 +197,12 @@ MODELS = {
     "bart": bart,
     "gpt2": gpt2,
     "llama": llama,
+    "mixtral": mixtral,
     "vit": vit,
     "llava": llava,
     "vilt": vilt,
 }
-DECLARED = {"llava": declare_llava, "vilt": declare_vilt}
+DECLARED = {"vilt": declare_vilt}
 
 
 def run_of(name: str, graph: Graph | None = None, **options: Any) -> Run:
@@ -253,13 +256,9 @@ def _declared(name: str, model: Any, batch: Callable[[int], Batch], graph: Graph
 
     def split(step: int) -> tuple[Batch, Any]:
         given = batch(step)
-        labels = given.pop("labels")
-        counted = (labels[:, 1:] != -100).sum() / BATCH
-        return given, (labels, counted.expand(BATCH)) if name == "llava" else labels
+        return given, given.pop("labels")
 
-    def loss_fn(output: Tensor, targets: Any) -> Tensor:
-        if name == "llava":
-            return mean_over_labels(output, *targets)
+    def loss_fn(output: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.binary_cross_entropy_with_logits(output, targets) * targets.shape[1]
 
     return Run(

@@ -16,6 +16,7 @@ from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_calls import recording
 from graphpipe.model.capture.module_graph.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.translation import Translation
+from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import is_mutable
 
 _NOISY = ("torch.fx", "torch.export", "torch._export", "torch._dynamo", "torch._subclasses")
@@ -27,6 +28,7 @@ def exported_graph(
     paths: Sequence[str],
     inputs: Mapping[str, Tensor],
     runs: StaticRuns,
+    loops: SampleLoops,
     outputs: Sequence[str] = (),
     written: Collection[str] = (),
 ) -> ModuleGraph:
@@ -37,6 +39,7 @@ def exported_graph(
         paths: fully qualified names of the opaque submodules.
         inputs: fake model inputs by name; their first dimensions are traced as one symbol.
         runs: of its opaque submodules, in a copy of their own and in the same mode of training.
+        loops: over the samples of `inputs`.
         outputs: the entries of its output to return; if empty, the whole output.
         written: buffers of the model's own that its forward writes into in the other mode.
 
@@ -45,7 +48,7 @@ def exported_graph(
         InvalidInput: its output has no such entry.
         Exception: any error of torch.export.
     """
-    with recording(fake, paths, runs) as calls, quiet():
+    with recording(fake, paths, runs) as calls, loops, quiet():
         program = _export(fake, inputs)
         detach_blocks(program)
         if any(is_mutable(node.target) for node in _nodes(program)):

@@ -19,7 +19,10 @@ from graphpipe.model.capture.module_graph.static_runs import StaticRuns
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
+from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import fake_mode
+
+_DIFFERS = "behaves differently in training and in evaluation, or for another number of samples"
 
 
 def make_module_graph(
@@ -85,10 +88,11 @@ def _by_export(
         paths = opaque_modules(fake, origin.split, opaque)
         try:
             with observed_modes(_glue(fake, paths)) as reads:
-                found = exported_graph(fake, paths, examples, runs, origin.outputs)
+                loops = SampleLoops(_samples(examples))
+                found = exported_graph(fake, paths, examples, runs, loops, origin.outputs)
             owners = {path for path, module in fake.named_modules() if module in reads}
             follow_modes(found.graph, owners)
-            if (compare_modes and owners) or _writes(found):
+            if (compare_modes and (owners or loops.count)) or _writes(found):
                 _check_modes(fake, paths, examples, runs, found, owners, origin.outputs)
             return found, replace(origin, opaque=tuple(opaque))
         except CannotExpress as fault:
@@ -114,12 +118,16 @@ def _check_modes(
     owners: set[str],
     outputs: Sequence[str],
 ) -> None:
-    # Glue is traced in training mode and would compute the same in evaluation, so it must not depend on the mode.
+    # Glue is traced in training mode and would compute the same in evaluation, so it must not depend on the mode. One
+    # sample less also shows whether a loop over samples has fixed their number.
+    less = {name: each.new_empty((len(each) - 1, *each.shape[1:])) for name, each in examples.items()}
     writes = _writes(training)
     fake.eval()
     runs.root.eval()
     try:
-        evaluation = exported_graph(fake, paths, examples, runs, outputs, written=writes.keys())
+        evaluation = exported_graph(
+            fake, paths, less, runs, SampleLoops(_samples(less)), outputs, written=writes.keys()
+        )
     finally:
         fake.train()
         runs.root.train()
@@ -128,11 +136,15 @@ def _check_modes(
     ours, theirs = (_lines(each, always) for each in (training, evaluation))
     for (line, owner), (other, _) in zip(ours, theirs, strict=False):
         if line != other:
-            raise CannotExpress(owner, "behaves differently in training and in evaluation")
+            raise CannotExpress(owner, _DIFFERS)
     if len(ours) != len(theirs):
-        raise CannotExpress("", "behaves differently in training and in evaluation")
+        raise CannotExpress("", _DIFFERS)
     for buffer in writes.keys() - always:
         _write_only_in_training(training.graph, writes[buffer])
+
+
+def _samples(examples: Mapping[str, Tensor]) -> int:
+    return len(next(iter(examples.values())))
 
 
 def _writes(found: ModuleGraph) -> dict[str, fx.Node]:

@@ -20,7 +20,7 @@ class ModuleGraph:
     (opaque submodules) and `call_function` nodes (glue, without side effects). `meta["owner"]` of a call or glue is the
     path of the submodule whose forward contains it, "" for the model itself. `meta["written_by"]` of a copy is the path
     of the submodule whose next call writes into it. `meta["writes"]` of a node is the buffer of the model's own that it
-    writes into, after all nodes that read the buffer.
+    writes into, after all nodes that read the buffer. `meta["dimensions"]` of glue is the number of its tensor's.
     """
 
     graph: fx.Graph

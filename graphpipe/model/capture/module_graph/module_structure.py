@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from graphpipe.model.recorders import is_recorder
+
 _NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "index"})
 """Attributes that tell layers apart. They name a layer in a cache, and do not change what it computes."""
 _INSIDE = frozenset(vars(nn.Module()))
@@ -14,9 +16,9 @@ def module_structure(module: nn.Module) -> object:
     module with hooks equals only itself.
     """
     tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    hooks = any(vars(module)[name] for name in _INSIDE if name.endswith("_hooks"))
+    hooks = [hook for name in _INSIDE if name.endswith("_hooks") for hook in vars(module)[name].values()]
     return (
-        id(module) if hooks else type(module),
+        type(module) if all(map(is_recorder, hooks)) else id(module),
         tuple((name, _value(value)) for name, value in sorted(vars(module).items()) if _counts(name)),
         tuple((name, each.shape, each.dtype, each.requires_grad) for name, each in tensors),
         tuple((name, module_structure(child)) for name, child in module.named_children()),

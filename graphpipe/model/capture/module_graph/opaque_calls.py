@@ -11,8 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.capture.module_graph.static_runs import CallOutcome, Form, StaticRuns
-from graphpipe.model.torch_private import TreeSpec, call_directly, flatten, intercepted, size_at, unflatten
+from graphpipe.model.capture.module_graph.static_runs import SAMPLES, CallOutcome, Form, StaticRuns
+from graphpipe.model.recorders import recorders, without_recorders
+from graphpipe.model.torch_private import (
+    TreeSpec,
+    call_directly,
+    flatten,
+    intercepted,
+    size_at,
+    unflatten,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +120,25 @@ def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[Opaque
         for at, position in outcome.passed.items():
             outputs[at] = given[position]
         if outcome.beside:  # traced as glue, of which only what these leaves need is kept
-            inside, _ = flatten(call_directly(module, *args, **kwargs))
+            with without_recorders(module):
+                inside, _ = flatten(call_directly(module, *args, **kwargs))
             for at in outcome.beside:
                 outputs[at] = inside[at]
+        if hooks := recorders(module):
+            shown = [_by_samples(each, given) if isinstance(each, Tensor) else each for each in outputs]
+            for hook in hooks:
+                hook(module, args, unflatten(shown, outcome.spec))
         return unflatten(outputs, outcome.spec)
 
     return call
+
+
+def _by_samples(tensor: Tensor, given: Sequence[Tensor]) -> Tensor:
+    # A recorded tensor with several rows for each sample, such as the scores of a router for each word, gets samples in
+    # front and loses them again, so that a cut may send it in between. The rows of a sample follow each other.
+    few, many = (size_at(tensor.shape[0], samples) if tensor.dim() else 0 for samples in SAMPLES)
+    rows, rest = divmod(few, SAMPLES[0])
+    if rest or rows < 2 or many != rows * SAMPLES[1]:
+        return tensor
+    samples = _samples(given, [])
+    return tensor.reshape(samples, rows, *tensor.shape[1:]).reshape(tensor.shape)

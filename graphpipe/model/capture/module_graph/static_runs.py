@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from graphpipe.model.capture.module_graph.data_flow import DataFlow, Decisions
 from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.capture.module_graph.module_structure import module_structure
+from graphpipe.model.recorders import remove_recorders
 from graphpipe.model.torch_private import (
     TreeSpec,
     call_directly,
@@ -124,6 +125,7 @@ class StaticRuns:
     """
 
     def __init__(self, root: nn.Module, mode: AbstractContextManager[object]) -> None:
+        remove_recorders(root)  # what they note belongs to the forward around the call
         self.root = root
         self.mode = mode
         self._known: dict[object, CallOutcome] = {}

@@ -176,6 +176,8 @@ class Translation:
         target = copied if node.target is torch.ops.aten.copy.default else node.target
         new = self.graph.call_function(target, args, kwargs)  # pyright: ignore[reportArgumentType]
         new.meta["owner"] = _owner(node)
+        if isinstance(node.meta.get("val"), Tensor):
+            new.meta["dimensions"] = node.meta["val"].dim()
         return new
 
     def _translate_block(self, node: fx.Node) -> list[Any]:
