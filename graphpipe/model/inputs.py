@@ -109,4 +109,6 @@ def _check_samples(named: Mapping[str, Tensor]) -> None:
     first = next(iter(lengths.values()), 0)
     if any(length != first for length in lengths.values()):
         counts = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
-        raise InvalidInput(f"inputs differ in their number of samples (first dimension): {counts}")
+        what = f"inputs differ in their number of samples (first dimension): {counts}"
+        remedy = "Every input needs one row for each sample. Compute beforehand what depends on other inputs."
+        raise InvalidInput(what, remedy=remedy)

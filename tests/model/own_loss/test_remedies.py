@@ -1,0 +1,43 @@
+"""What an error or docs/models.md advises for a model of Hugging Face that is refused works."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
+
+from bench.family_gradients import cut_everywhere, mean_square
+from bench.model_families import FAMILIES
+from graphpipe.errors import InvalidInput
+from graphpipe.model.capture.capture import capture
+from graphpipe.model.own_loss.from_transformers import from_transformers
+from graphpipe.run import Pipeline
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+from qwen2_vl_text import Text, embedded
+
+
+def test_the_text_model_of_qwen2_vl_trains_as_in_the_whole_model() -> None:
+    torch.manual_seed(0)
+    model, batch = FAMILIES["qwen2_vl"]()
+    with pytest.raises(InvalidInput, match=r"'pixel_values' has 64.*Every input needs one row for each sample"):
+        from_transformers(model, batch)
+    model.requires_grad_(False).double()
+    for part in (model.model.language_model.layers, model.lm_head):
+        part.requires_grad_(True)
+    del batch["labels"]
+    batch |= {"pixel_values": batch["pixel_values"].double(), "mm_token_type_ids": (batch["input_ids"] == 60).long()}
+    expected = model(**batch).logits.square().mean()
+    expected.backward()
+    wanted = {id(each): each.grad.clone() for each in model.parameters() if each.grad is not None}
+    text, inputs = Text(model), embedded(model, batch)
+    graph = capture(text, inputs)
+    assert len(graph.ops) > len(model.model.language_model.layers)
+    with Pipeline(cut_everywhere(graph, 4, 2), text, mean_square) as pipeline:
+        assert pipeline.step(inputs, None) == pytest.approx(expected.item())
+        found = {name: each for name, each in pipeline.gradients().items() if each is not None}
+    assert len(found) == len(wanted) > 30
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[id(text.get_parameter(name))], rtol=1e-5, atol=1e-12, msg=name)
