@@ -25,6 +25,7 @@ CASES = {
         (RESIDUALS, "interleaved", "zb-h1"),
         (RESIDUALS, "together", "zb-h1"),
         ("unet", "interleaved", "zb-h1"),
+        ("densenet", "interleaved", "1f1b"),
     ],
     4: [
         (RESIDUALS, "four", "1f1b"),

@@ -26,6 +26,7 @@ from graphpipe.run import Pipeline, PipelineOptions
 BATCH = 8
 SIZES: dict[str, dict[str, int]] = {
     "attention-residuals": {"hidden": 16, "feed_forward": 32, "sequence": 6, "vocabulary": 12},
+    "densenet": {"block0": 1, "block1": 2, "block2": 1, "block3": 1, "growth": 4, "pixels": 32},
     "unet": {"levels": 2, "pixels": 8, "channels": 4},
 }
 CUTS: dict[str, list[tuple[Sequence[int], int]]] = {
