@@ -72,7 +72,8 @@ def plan(
             loads of some samples. None: as the costs say, usually the same for every sample. Plans are for the expected
             loads, and fit in memory for the largest.
         split: operators to split, so that their parts can be in different stages (docs/splits.md). `none`, the names
-            of operators, or `auto` for those whose split shortens the step of this planner's plan.
+            of operators (`NAME:4` splits by outputs in 4 parts), or `auto` for those whose split shortens the step of
+            this planner's plan.
 
     Raises:
         Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.

@@ -75,7 +75,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         "--split",
         default="none",
         metavar="OPS",
-        help="split these operators, so that their parts can be in different stages: names with commas in between, or "
-        "auto for those whose split shortens the planner's step (default: none)",
+        help="split these operators, so that their parts can be in different stages: names with commas in between "
+        "(NAME:4 splits by outputs in 4 parts), or auto for those whose split shortens the step (default: none)",
     )
     add_no_cache(parser)

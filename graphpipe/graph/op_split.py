@@ -1,11 +1,16 @@
-"""How an operator can be split: a linear layer over concatenated branches is the sum of one product per branch.
+"""How an operator can be split: by the branches that it concatenates, or by the features that it computes.
 
-branch 0 -+                          branch 0 -> part 0 -+
-branch 1 -+-> concat -> linear       branch 1 -> part 1 -+-> sum
-branch 2 -+                          branch 2 -> part 2 -+
+branch 0 -+                            branch 0 -> part 0 -+
+branch 1 -+-> concatenate -> linear    branch 1 -> part 1 -+-> sum           by inputs
+branch 2 -+                            branch 2 -> part 2 -+
+
+                                               +-> part 0 -+
+value -> linear or embedding           value --+-> part 1 -+-> concatenate   by outputs
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 from pydantic import ConfigDict
 
@@ -14,76 +19,94 @@ from graphpipe.graph.parameter_slice import ParameterSlice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitBranch:
-    """One of the concatenated values, and the columns of the weight that it is multiplied with."""
+    """The input of one part, and the features that it has: columns of a linear layer's input, or computed features."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     source: str | None
-    """The operator that computes it; None for an input of the model."""
+    """The operator that computes the input; None for an input of the model."""
     model_input: str | None = None
     """The input of the model that it is."""
     start: int
     stop: int
     """Exclusive."""
     bytes_per_sample: float
-    """Of the value."""
+    """Of the input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSplit:
-    """A linear layer over concatenated branches, inside one operator.
+    """A layer inside one operator. What the operator computes after the layer stays in it, behind the sum.
 
-    The first part adds the bias. What the operator computes after the linear layer stays in it, behind the sum.
+    By inputs, the first part adds the bias. By outputs, each part adds its features of the bias.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     op: str
-    """The operator, which computes the concatenation too."""
-    linear: str
-    """Path of the linear layer in the user's module."""
+    """The operator. By inputs, it computes the concatenation too."""
+    by: Literal["inputs", "outputs"] = "inputs"
+    kind: Literal["Linear", "Embedding", "EmbeddingBag"] = "Linear"
+    layer: str
+    """Path of the layer in the user's module."""
     is_called: bool
-    """Whether the model calls the linear layer itself, or else the submodule that it is a child of."""
+    """Whether the model calls the layer itself, or else the submodule that it is a child of."""
     weight: str
-    """Fully qualified name; (outputs, inputs)."""
+    """Fully qualified name; (outputs, inputs) of a linear layer, (rows, outputs) of an embedding."""
     weight_bytes: float
     bias: str | None
     bias_bytes: float
     flops_per_sample: float
-    """Of the linear layer."""
+    """Of the layer."""
     output_bytes_per_sample: float
-    """Of the linear layer, and so of every part."""
+    """Of the layer."""
     branches: tuple[SplitBranch, ...]
-    """In the order of concatenation."""
+    """Of every part, in order. By outputs, a graph lists one branch with all features, until `into` divides it."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the operators for the branches."""
-        return tuple(f"{self.linear}.part{number}" for number in range(len(self.branches)))
+        """The names of the operators for the parts."""
+        return tuple(f"{self.layer}.part{number}" for number in range(len(self.branches)))
 
     @property
     def called(self) -> str:
-        """Path of the submodule that the model calls: the linear layer, or the submodule that it is a child of."""
-        return self.linear if self.is_called else self.linear.rpartition(".")[0]
+        """Path of the submodule that the model calls: the layer, or the submodule that it is a child of."""
+        return self.layer if self.is_called else self.layer.rpartition(".")[0]
 
     @property
     def slices(self) -> tuple[ParameterSlice, ...]:
         """What every part has of the weight."""
+        dimension = 0 if (self.by, self.kind) == ("outputs", "Linear") else 1
         return tuple(
-            ParameterSlice(parameter=self.weight, dimension=1, start=each.start, stop=each.stop)
+            ParameterSlice(parameter=self.weight, dimension=dimension, start=each.start, stop=each.stop)
             for each in self.branches
         )
 
-    def cuts_like(self, other: "OpSplit") -> bool:
-        """True if the same layer is cut into the same columns, for samples of any shape."""
-        ours, theirs = ([each.slices, each.linear, each.bias, each.is_called] for each in (self, other))
-        return ours == theirs
+    @property
+    def bias_slices(self) -> tuple[ParameterSlice, ...]:
+        """What every part has of the bias, by outputs. By inputs it is empty, because the first part has all of it."""
+        if self.bias is None or self.by == "inputs":
+            return ()
+        return tuple(replace(piece, parameter=self.bias, dimension=0) for piece in self.slices)
 
     @property
     def input_bytes_per_sample(self) -> float:
-        """Bytes of the concatenated values."""
-        return sum(each.bytes_per_sample for each in self.branches)
+        """Bytes of what the layer reads."""
+        each = [branch.bytes_per_sample for branch in self.branches]
+        return sum(each) if self.by == "inputs" else each[0]
 
     def share(self, branch: SplitBranch) -> float:
-        """Return the share of the linear layer's work and weight that a branch has."""
+        """Return the share of the layer's work and weight that a part has."""
         return (branch.stop - branch.start) / self.branches[-1].stop
+
+    def into(self, parts: int) -> "OpSplit":
+        """Return a split by outputs in parts of nearly equal numbers of features."""
+        (whole,) = self.branches
+        stops = [whole.stop * number // parts for number in range(parts + 1)]
+        branches = (replace(whole, start=start, stop=stop) for start, stop in pairwise(stops))
+        return replace(self, branches=tuple(branches))
+
+    def cuts_like(self, other: "OpSplit") -> bool:
+        """True if the same layer is cut into the same features, for samples of any shape."""
+        ours, theirs = ([each.slices, each.layer, each.by, each.bias, each.is_called] for each in (self, other))
+        return ours == theirs

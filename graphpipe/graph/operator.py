@@ -56,7 +56,7 @@ class Op:
     whole_batch: bool = False
     """Whether the operator needs the whole mini-batch at once (contrastive losses)."""
     splits: tuple[OpSplit, ...] = ()
-    """The ways in which the operator can be split (`graph.split_operators`); at most one so far."""
+    """How the operator can be split (`graph.split_operators`): in at most one way by inputs, and one by outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

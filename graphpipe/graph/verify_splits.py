@@ -1,6 +1,6 @@
-"""Verify the operators that a graph splits: their parts hold each column of the layer once, and are added once.
+"""Verify the operators that a graph splits: their parts hold each feature of the layer once, and are joined once.
 
-Everything is derived from the columns of each branch, and compared with the operators and edges of the graph.
+Everything is derived from the features of each branch, and compared with the operators and edges of the graph.
 """
 
 from graphpipe.errors import InvalidInput
@@ -16,53 +16,64 @@ def check_splits(graph: Graph) -> None:
     """Check the operators that the graph says were split.
 
     Raises:
-        InvalidInput: a part is missing, has other columns, bytes, FLOPs or inputs than its branch, or feeds anything
-            but the sum; or the whole weight is still held somewhere.
+        InvalidInput: a part is missing, has other features, bytes, FLOPs or inputs than its branch, or feeds anything
+            but the operator that was split; or the whole weight is still held somewhere.
     """
     for split in graph.origin.split_ops if graph.origin is not None else ():
         where = f"split of operator '{split.op}'"
         for name in (split.op, *split.parts):
             if name not in graph.index:
                 raise InvalidInput(f"operator '{name}' is missing", where=where, remedy="Plan again.")
-        _check_columns(graph, split, where)
-        for number, name in enumerate(split.parts):
-            _check_amounts(graph[name], split, number, where)
+        _check_features(split, where)
+        for number in range(len(split.branches)):
+            _check_parameters(graph[split.parts[number]], split, number, where)
+            _check_amounts(graph[split.parts[number]], split, number, where)
             _check_edges(graph, split, number, where)
         holders = [op.name for op in graph.ops if split.weight in op.parameters]
         if holders:
             raise InvalidInput(f"operator '{holders[0]}' still has the whole '{split.weight}'", where=where)
 
 
-def _check_columns(graph: Graph, split: OpSplit, where: str) -> None:
-    # Read from the names of the parts' parameters, which decide what is trained and saved.
+def _check_features(split: OpSplit, where: str) -> None:
     at = 0
-    for name, branch in zip(split.parts, split.branches, strict=True):
-        pieces = [ParameterSlice.parse(each) for each in graph[name].parameters]
-        own = [piece for piece in pieces if piece is not None and piece.parameter == split.weight]
-        if [(piece.dimension, piece.start, piece.stop) for piece in own] != [(1, branch.start, branch.stop)]:
-            held = ", ".join(graph[name].parameters) or "nothing"
-            what = f"part '{name}' has {held}, must have columns {branch.start} to {branch.stop} of '{split.weight}'"
-            raise InvalidInput(what, where=where)
+    for number, branch in enumerate(split.branches):
         if branch.start != at or branch.stop <= branch.start:
-            what = f"part '{name}' has columns {branch.start} to {branch.stop}, must begin at column {at}"
-            raise InvalidInput(what, where=where, remedy="Every column must be in one part.")
+            what = f"part {number} has features {branch.start} to {branch.stop}, must begin at feature {at}"
+            raise InvalidInput(what, where=where, remedy="Every feature must be in one part.")
         at = branch.stop
+
+
+def _check_parameters(part: Op, split: OpSplit, number: int, where: str) -> None:
+    # Read from the names of the parameters, which decide what is trained and saved. A linear layer's weight has a row
+    # for each output and a column for each input, an embedding's has a column for each output.
+    start, stop = split.branches[number].start, split.branches[number].stop
+    rows = split.by == "outputs" and split.kind == "Linear"
+    wanted = {(split.weight, 0 if rows else 1, start, stop)}
+    if split.bias is not None and split.by == "outputs":
+        wanted.add((split.bias, 0, start, stop))
+    pieces = [ParameterSlice.parse(name) for name in part.parameters]
+    found = {(each.parameter, each.dimension, each.start, each.stop) for each in pieces if each is not None}
+    if found != wanted:
+        names = " and ".join(f"'{name}'" for name, *_ in sorted(wanted))
+        held = ", ".join(part.parameters) or "nothing"
+        raise InvalidInput(f"part {number} has {held}, must have features {start} to {stop} of {names}", where=where)
+    if split.by == "inputs" and (split.bias in part.parameters) != (number == 0 and split.bias is not None):
+        raise InvalidInput(f"the first part, and no other, must have the bias '{split.bias}'", where=where)
 
 
 def _check_amounts(part: Op, split: OpSplit, number: int, where: str) -> None:
     branch = split.branches[number]
     share = (branch.stop - branch.start) / split.branches[-1].stop
-    bias = split.bias_bytes if number == 0 else 0.0
+    outputs = share if split.by == "outputs" else 1.0
+    bias = share if split.by == "outputs" else float(number == 0)
     amounts = (
-        ("parameter bytes", part.parameter_bytes, share * split.weight_bytes + bias),
+        ("parameter bytes", part.parameter_bytes, share * split.weight_bytes + bias * split.bias_bytes),
         ("FLOPs per sample", part.work.flops_per_sample, share * split.flops_per_sample),
-        ("output bytes per sample", part.output_bytes_per_sample, split.output_bytes_per_sample),
+        ("output bytes per sample", part.output_bytes_per_sample, outputs * split.output_bytes_per_sample),
     )
     for what, found, expected in amounts:
         if abs(found - expected) > _RELATIVE * max(1.0, expected):
-            raise InvalidInput(f"part '{part.name}' has {found:.0f} {what}, must have {expected:.0f}", where=where)
-    if (split.bias in part.parameters) != (number == 0 and split.bias is not None):
-        raise InvalidInput(f"the first part, and no other, must have the bias '{split.bias}'", where=where)
+            raise InvalidInput(f"part {number} has {found:.0f} {what}, must have {expected:.0f}", where=where)
 
 
 def _check_edges(graph: Graph, split: OpSplit, number: int, where: str) -> None:
@@ -71,7 +82,7 @@ def _check_edges(graph: Graph, split: OpSplit, number: int, where: str) -> None:
     found = [(edge.source, edge.bytes_per_sample) for edge in graph.edges if edge.target == name]
     inputs = () if branch.model_input is None else (branch.model_input,)
     if found != sources or graph[name].model_inputs != inputs:
-        raise InvalidInput(f"part '{name}' must read only '{branch.source or branch.model_input}'", where=where)
+        raise InvalidInput(f"part {number} must read only '{branch.source or branch.model_input}'", where=where)
     sent = [(edge.target, edge.bytes_per_sample) for edge in graph.edges if edge.source == name]
-    if sent != [(split.op, split.output_bytes_per_sample)]:
-        raise InvalidInput(f"part '{name}' must send its result only to '{split.op}'", where=where)
+    if sent != [(split.op, graph[name].output_bytes_per_sample)]:
+        raise InvalidInput(f"part {number} must send its result only to '{split.op}'", where=where)

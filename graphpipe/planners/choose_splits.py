@@ -1,6 +1,7 @@
 """Choose which operators of the graph a plan splits, for any planner."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from typing import Literal
@@ -15,7 +16,7 @@ SplitChoice = Literal["none", "auto"] | Sequence[str]
 """`none`, `auto`, or the names of operators."""
 NONE, AUTO = "none", "auto"
 _TRIED = 8
-"""Most operators whose split `auto` tries, those with the most weights."""
+"""Most operators whose split by inputs `auto` tries, those with the most weights."""
 
 
 def parse_split(words: str) -> SplitChoice:
@@ -28,9 +29,11 @@ def plan_with_splits(
 ) -> Plan:
     """Return the plan of a planner, with operators split.
 
-    With `auto`, the planner plans the graph as it is. Then operators are tried one after the other, those with the most
-    bytes of weights first. The planner plans again with the operator split in addition. The split stays if the step is
-    shorter. What an operator's split gains may depend on others, so the result need not be the best of all subsets.
+    With `auto`, the planner plans the graph as it is. Then operators that can be split by inputs are tried one after
+    the other, those with the most bytes of weights first. The planner plans again with the operator split in addition.
+    The split stays if the step is shorter. What an operator's split gains may depend on others, so the result need not
+    be the best of all subsets. If nothing fits in memory, the layer with the most weights is split by outputs, in 2
+    parts, 4 and so on up to the number of devices.
 
     Args:
         problem: operators of its graph that are split already stay so.
@@ -46,14 +49,15 @@ def plan_with_splits(
         return _best(problem, find, seconds)
     names = () if choice == NONE else (choice,) if isinstance(choice, str) else choice
     done = () if problem.graph.origin is None else [each.op for each in problem.graph.origin.split_ops]
-    splits = [find_split(problem.graph, name) for name in dict.fromkeys(names) if name not in done]
-    return find(reduce(_with, splits, problem))
+    new = [name for name in dict.fromkeys(names) if name not in done and name.rpartition(":")[0] not in done]
+    return find(reduce(_with, [find_split(problem.graph, name) for name in new], problem))
 
 
 def _best(problem: Problem, find: Callable[[Problem], Plan], seconds: Callable[[Plan], float]) -> Plan:
     best: tuple[float, Plan] | None = None
     misses: list[Infeasible] = []
-    for split in (None, *splittable(problem.graph)[:_TRIED]):
+    by_inputs = [each for each in splittable(problem.graph) if each.by == "inputs"]
+    for split in (None, *by_inputs[:_TRIED]):
         candidate = problem if split is None else _with(problem, split)
         try:
             plan = find(candidate)
@@ -64,8 +68,18 @@ def _best(problem: Problem, find: Callable[[Problem], Plan], seconds: Callable[[
         if best is None or seconds(plan) < best[0]:
             best, problem = (seconds(plan), plan), candidate
     if best is None:
-        raise misses[0]
+        return _first_that_fits(problem, find, misses[0])
     return best[1]
+
+
+def _first_that_fits(problem: Problem, find: Callable[[Problem], Plan], miss: Infeasible) -> Plan:
+    by_outputs = [each for each in splittable(problem.graph) if each.by == "outputs"]
+    devices = len(problem.cluster.devices)
+    for split in by_outputs[:1]:
+        for parts in (2**power for power in range(1, devices.bit_length())):
+            with suppress(Infeasible):
+                return find(_with(problem, split.into(min(parts, split.branches[0].stop))))
+    raise miss
 
 
 def _with(problem: Problem, split: OpSplit) -> Problem:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from split_layer import LAYER, layer_graph
+from split_layer import LAYER, layer_graph, wide_graph
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Op, Work, split_ops, splittable
@@ -72,7 +72,8 @@ def test_a_graph_survives_its_file(tmp_path: object) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("left", "split: operator 'left' cannot be split. Operators that can be split: head."),
+        ("left", "split: operator 'left' cannot be split by its inputs. Operators that can be split: head."),
+        ("head:2", "split: operator 'head' cannot be split by its outputs. Operators that can be split: head."),
         ("haed", "split: 'haed' is not an operator. Operators that can be split: head."),
     ],
 )
@@ -80,3 +81,28 @@ def test_an_operator_that_cannot_be_split_is_refused_by_name(name: str, message:
     with pytest.raises(InvalidInput) as caught:
         split_ops(layer_graph(), [name])
     assert str(caught.value) == message
+
+
+def test_a_layer_is_split_by_its_outputs() -> None:
+    graph = split_ops(wide_graph(), ["end:2"])
+    first, second, end = (graph[name] for name in ("end.part0", "end.part1", "end"))
+    assert (first.parameters, second.parameters) == (
+        ("end.bias[0:2]", "end.weight[0:2]"),
+        ("end.bias[2:5]", "end.weight[2:5]"),
+    )
+    assert [op.parameter_bytes for op in (first, second, end)] == [24.0, 36.0, 0.0]
+    assert [op.output_bytes_per_sample for op in (first, second, end)] == [8.0, 12.0, 20.0]
+    assert second.work == Work(flops_per_sample=12.0, traffic_bytes_per_sample=8.0 + 12.0, kernels=1)
+    assert end.work == Work(traffic_bytes_per_sample=40.0, kernels=1), "a concatenation"
+    assert {(edge.source, edge.target): edge.bytes_per_sample for edge in graph.edges} == {
+        ("start", "end.part0"): 8.0,
+        ("start", "end.part1"): 8.0,
+        ("end.part0", "end"): 8.0,
+        ("end.part1", "end"): 12.0,
+    }
+
+
+@pytest.mark.parametrize("name", ["end:1", "end:6"])
+def test_a_layer_is_split_in_as_many_parts_as_it_has_features(name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"because it has 5 features\. Choose 2 to 5 parts"):
+        split_ops(wide_graph(), [name])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from split_layer import LAYER, layer_graph
+from split_layer import LAYER, layer_graph, wide_graph
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, split_ops
@@ -32,23 +32,23 @@ def with_branch(**fields: int) -> Callable[[Graph], Graph]:
 CHANGES: dict[str, tuple[Callable[[Graph], Graph], str]] = {
     "a part has other columns": (
         with_op(lambda op: replace(op, parameters=("head.linear.weight[:, 3:6]",))),
-        f"part '{PART}' has head.linear.weight[:, 3:6], must have columns 4 to 6 of 'head.linear.weight'",
+        "part 1 has head.linear.weight[:, 3:6], must have features 4 to 6 of 'head.linear.weight'",
     ),
     "columns are in two parts": (
         with_branch(start=3),
-        f"part '{PART}' has columns 3 to 6, must begin at column 4",
+        "part 1 has features 3 to 6, must begin at feature 4",
     ),
     "columns are in no part": (
         with_branch(stop=5),
-        "part 'head.linear.part2' has columns 6 to 8, must begin at column 5",
+        "part 2 has features 6 to 8, must begin at feature 5",
     ),
     "a part has too few bytes": (
         with_op(lambda op: replace(op, parameter_bytes=39.0)),
-        f"part '{PART}' has 39 parameter bytes, must have 40",
+        "part 1 has 39 parameter bytes, must have 40",
     ),
     "a part computes less": (
         with_op(lambda op: replace(op, work=replace(op.work, flops_per_sample=10.0))),
-        f"part '{PART}' has 10 FLOPs per sample, must have 20",
+        "part 1 has 10 FLOPs per sample, must have 20",
     ),
     "two parts add the bias": (
         with_op(lambda op: replace(op, parameters=("head.linear.bias", *op.parameters))),
@@ -62,11 +62,11 @@ CHANGES: dict[str, tuple[Callable[[Graph], Graph], str]] = {
         lambda graph: replace(
             graph, edges=tuple(replace(each, source="left") if each.target == PART else each for each in graph.edges)
         ),
-        f"part '{PART}' must read only 'right'",
+        "part 1 must read only 'right'",
     ),
     "a part is added twice": (
         lambda graph: replace(graph, edges=(*graph.edges, Edge(source=PART, target="end", bytes_per_sample=20.0))),
-        f"part '{PART}' must send its result only to 'head'",
+        "part 1 must send its result only to 'head'",
     ),
     "a part is missing": (
         lambda graph: replace(
@@ -82,6 +82,14 @@ CHANGES: dict[str, tuple[Callable[[Graph], Graph], str]] = {
 def test_what_the_rewrite_makes_is_accepted() -> None:
     check_splits(split_ops(layer_graph(), ["head"]))
     check_splits(layer_graph())
+    check_splits(split_ops(wide_graph(), ["end:3"]))
+
+
+def test_a_part_with_the_bias_of_another_is_refused() -> None:
+    graph = split_ops(wide_graph(), ["end:2"])
+    changed = with_op(lambda op: replace(op, parameters=("end.bias[0:2]", "end.weight[2:5]")), "end.part1")(graph)
+    with pytest.raises(InvalidInput, match=r"part 1 has end\.bias\[0:2\], .*, must have features 2 to 5"):
+        check_splits(changed)
 
 
 @pytest.mark.parametrize("what", CHANGES)

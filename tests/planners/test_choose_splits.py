@@ -54,6 +54,16 @@ def test_a_model_that_only_fits_with_its_layer_split_is_planned() -> None:
     assert [split.op for split in found.graph.origin.split_ops] == [OP]
 
 
+def test_a_layer_larger_than_a_device_is_split_by_its_outputs() -> None:
+    bags = gp.capture(*zoo("dlrm", sparse_branches=1, dense_branches=1, layers=1, top_layers=1, width=64))
+    (kind,) = CLUSTER.device_types
+    # The bag has 256 MB of weights, and four times that of state.
+    small = replace(CLUSTER, device_types=(replace(kind, memory_bytes=0.4e9),))
+    found = gp.plan(bags, gp.estimate(bags, small), small, batch_size=64, split="auto")
+    assert found.graph.origin is not None
+    assert [split.parts for split in found.graph.origin.split_ops][-1] == tuple(f"bag0.part{n}" for n in range(4))
+
+
 def test_a_plan_with_split_operators_survives_its_file_and_is_planned_again(tmp_path: object) -> None:
     plan = planned([OP])
     plan.save(f"{tmp_path}/plan.json")
@@ -76,9 +86,11 @@ def test_hand_written_stages_name_the_parts() -> None:
 
 
 def test_an_operator_that_cannot_be_split_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInput, match=f"operator 'top.growth' cannot be split. Operators that can be split: {OP}"):
+    with pytest.raises(
+        InvalidInput, match=f"operator 'top.growth' cannot be split by its inputs. Operators that can be split: {OP}"
+    ):
         planned(["top.growth"])
 
 
 def test_what_a_person_writes() -> None:
-    assert [parse_split(words) for words in ("none", "auto", "a.b, c")] == ["none", "auto", ["a.b", "c"]]
+    assert [parse_split(words) for words in ("none", "auto", "a.b, c:4")] == ["none", "auto", ["a.b", "c:4"]]

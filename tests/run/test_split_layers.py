@@ -1,17 +1,34 @@
 """A split layer trains as the whole layer does: on one rank and on several, from checkpoints of any plan."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_plans import plan_for
 from run_ranks import run_ranks, values
-from run_split_layers import batch, build, model_of, plan_of, resume, train, train_and_save, train_plainly
+from run_split_layers import (
+    BATCH,
+    TABLES,
+    Tables,
+    adam,
+    batch,
+    build,
+    model_of,
+    plan_of,
+    resume,
+    tables_batch,
+    train,
+    train_and_save,
+    train_plainly,
+)
 from safetensors.torch import load_file
 from torch.nn import functional
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import ParameterSlice
+from graphpipe.graph import ParameterSlice, split_ops
+from graphpipe.model.capture.capture import capture
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.checkpoint.export_weights import export_weights
@@ -128,3 +145,34 @@ def test_a_hook_that_was_added_after_planning_is_refused_by_name(path: str) -> N
     model.get_submodule(path).register_forward_hook(lambda *_: None)
     with pytest.raises(InvalidInput, match=r"the plan splits 'head\.linear', which has a hook"):
         Pipeline(plan_of("two"), model, functional.mse_loss)
+
+
+def test_layers_split_by_outputs_train_as_whole_layers_do(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Tables()
+    twin, third = copy.deepcopy(model), copy.deepcopy(model)
+    graph = capture(model, tables_batch(0)[0])
+    plan = plan_for(split_ops(graph, ["bag:2", "rows:2", "wide:3", "end"]), TABLES, BATCH)
+    optimizer = adam([*twin.parameters()])
+    with Pipeline(plan, model, functional.mse_loss, adam) as pipeline, Checkpoints(pipeline, tmp_path) as checkpoints:
+        for step in range(3):
+            inputs, targets = tables_batch(step)
+            optimizer.zero_grad()
+            loss = functional.mse_loss(twin(**inputs), targets)
+            loss.backward()
+            optimizer.step()
+            assert pipeline.step(inputs, targets) == pytest.approx(loss.item(), rel=1e-6)
+        gradients = pipeline.gradients()
+        checkpoints.save()
+    assert {name for name in gradients if name.startswith("wide")} == {
+        *("wide.weight[0:2]", "wide.weight[2:4]", "wide.weight[4:7]"),
+        *("wide.bias[0:2]", "wide.bias[2:4]", "wide.bias[4:7]"),
+    }
+    assert {"bag.weight[:, 0:3]", "bag.weight[:, 3:6]", "rows.weight[:, 0:2]"} <= gradients.keys()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, twin.get_parameter(name), rtol=1e-4, atol=1e-6, msg=name)
+    whole = plan_for(graph, [([*graph.order], [0], 4)], BATCH)
+    with Pipeline(whole, third, functional.mse_loss, adam) as pipeline:
+        Checkpoints(pipeline, tmp_path).load()
+        for name, parameter in third.named_parameters():
+            assert torch.equal(parameter, model.get_parameter(name)), name

@@ -9,7 +9,7 @@ BRANCHES = (
 )
 LAYER = OpSplit(
     op="head",
-    linear="head.linear",
+    layer="head.linear",
     is_called=False,
     weight="head.linear.weight",
     weight_bytes=160.0,  # 5 outputs, 8 inputs, 4 bytes each
@@ -47,3 +47,36 @@ def layer_graph() -> Graph:
     )
     inputs = (Input(name="x", sample_shape=(2,), dtype="float32"),)
     return Graph(name="layer", ops=ops, edges=edges, inputs=inputs, origin=Origin(method="export"))
+
+
+WIDE = OpSplit(
+    op="end",
+    by="outputs",
+    layer="end",
+    is_called=True,
+    weight="end.weight",
+    weight_bytes=40.0,  # 5 outputs, 2 inputs
+    bias="end.bias",
+    bias_bytes=20.0,
+    flops_per_sample=20.0,
+    output_bytes_per_sample=20.0,
+    branches=(SplitBranch(source="start", start=0, stop=5, bytes_per_sample=8.0),),
+)
+
+
+def wide_graph() -> Graph:
+    """Return a graph with a linear layer that can be split by outputs."""
+    work = Work(flops_per_sample=20.0, traffic_bytes_per_sample=28.0, saved_bytes_per_sample=0.0, kernels=1)
+    ops = (
+        Op(name="start", parameters=("start.weight",), parameter_bytes=8.0, output_bytes_per_sample=8.0),
+        Op(
+            name="end",
+            parameters=("end.bias", "end.weight"),
+            parameter_bytes=60.0,
+            output_bytes_per_sample=20.0,
+            work=work,
+            splits=(WIDE,),
+        ),
+    )
+    edges = (Edge(source="start", target="end", bytes_per_sample=8.0),)
+    return Graph(name="wide", ops=ops, edges=edges, origin=Origin(method="export"))

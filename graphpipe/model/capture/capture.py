@@ -25,7 +25,8 @@ from graphpipe.model.capture.module_graph.exported_graph import quiet
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_trace
 from graphpipe.model.capture.module_graph.make_module_graph import make_module_graph
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
-from graphpipe.model.capture.op_splits.find_splits import find_splits
+from graphpipe.model.capture.op_splits.input_splits import find_input_splits
+from graphpipe.model.capture.op_splits.output_splits import find_output_splits
 from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.dag_module import DagModule, model_name
@@ -190,8 +191,8 @@ def _captured(
             what = f"'{name}' is not a submodule or operator"
             raise InvalidInput(what, where="whole_batch", remedy=nearest(name, known))
     ops = tuple(replace(op, whole_batch=op.whole_batch or op.name in whole_batch) for op in ops)
-    splits = find_splits(measured, groups, ops)
-    ops = tuple(replace(op, splits=(splits[op.name],)) if op.name in splits else op for op in ops)
+    splits = [find(measured, groups, ops) for find in (find_input_splits, find_output_splits)]
+    ops = tuple(replace(op, splits=tuple(found[op.name] for found in splits if op.name in found)) for op in ops)
     shared = shared_parameters(module, ops)
     return Captured(
         graph=Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin, shared=shared),

@@ -8,28 +8,63 @@ from torch.nn import functional
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import OpSplit, ParameterSlice
-from graphpipe.model.capture.op_splits.find_splits import hooked
+from graphpipe.model.capture.op_splits.input_splits import hooked
 from graphpipe.model.capture.op_splits.split_nodes import REST
 from graphpipe.model.torch_private import with_child
 
 
 @final
 class LinearPart(nn.Module):
-    """The product of one branch with its columns of a linear layer's weight: (n, ..., columns) -> (n, ..., outputs).
+    """Some columns or some outputs of a linear layer: (n, ..., inputs of the part) -> (n, ..., outputs of the part).
 
-    The weight begins as a view of the user's parameter (see `run.weights.slices`). The bias, in the first part, is the
-    user's own parameter.
+    Args:
+        weight: of the part, a view of the user's parameter at first (see `run.weights.parameter_slices`).
+        bias: of the part, or the user's own parameter; None adds none.
     """
 
-    def __init__(self, linear: nn.Linear, piece: ParameterSlice, *, biased: bool) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
-        view = linear.weight.detach().narrow(piece.dimension, piece.start, piece.stop - piece.start)
-        self.weight = nn.Parameter(view, requires_grad=linear.weight.requires_grad)
-        self.bias = linear.bias if biased else None
+        self.weight, self.bias = weight, bias
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the product, with the bias in the first part."""
+        """Return the product, with the bias."""
         return functional.linear(values, self.weight, self.bias)
+
+
+@final
+class EmbeddingPart(nn.Module):
+    """Some columns of an embedding: (n, ...) int64 -> (n, ..., columns)."""
+
+    def __init__(self, layer: nn.Embedding, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+        self.padding_idx, self.scale_grad_by_freq = layer.padding_idx, layer.scale_grad_by_freq
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Return these columns of the rows."""
+        return functional.embedding(
+            indices, self.weight, padding_idx=self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq
+        )
+
+
+@final
+class EmbeddingBagPart(nn.Module):
+    """Some columns of an embedding bag: (n, length) int64 -> (n, columns)."""
+
+    def __init__(self, layer: nn.EmbeddingBag, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.mode = weight, layer.mode
+        self.padding_idx, self.scale_grad_by_freq = layer.padding_idx, layer.scale_grad_by_freq
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Return the sums or means of these columns."""
+        return functional.embedding_bag(
+            indices,
+            self.weight,
+            mode=self.mode,
+            padding_idx=self.padding_idx,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+        )
 
 
 @final
@@ -59,7 +94,7 @@ class Submodules:
     def __init__(self, model: nn.Module, splits: Sequence[OpSplit]) -> None:
         self.model = model
         self.slice_names: dict[int, str] = {}
-        """Names of the parts' weights, by identity."""
+        """Names of the parts' slices of parameters, by identity."""
         self._made: dict[str, nn.Module] = {}
         for split in splits:
             self._add(split)
@@ -69,18 +104,34 @@ class Submodules:
         return self._made[path] if path in self._made else self.model.get_submodule(path)
 
     def _add(self, split: OpSplit) -> None:
-        linear, called = self.model.get_submodule(split.linear), self.model.get_submodule(split.called)
-        if hooked(linear) or hooked(called):
+        layer, called = self.model.get_submodule(split.layer), self.model.get_submodule(split.called)
+        if hooked(layer) or hooked(called):
             raise InvalidInput(
-                f"the plan splits '{split.linear}', which has a hook or a parametrised weight in this model",
+                f"the plan splits '{split.layer}', which has a hook or a parametrised weight in this model",
                 where="split",
                 remedy="Remove it, or plan without splitting this operator.",
             )
-        assert isinstance(linear, nn.Linear)
-        for number, (path, piece) in enumerate(zip(split.parts, split.slices, strict=True)):
-            part = LinearPart(linear, piece, biased=number == 0)
-            self.slice_names[id(part.weight)] = piece.name
-            self._made[path] = part
+        for number, path in enumerate(split.parts):
+            self._made[path] = self._part(layer, split, number)
         if not split.is_called:
-            name = split.linear.rpartition(".")[2]
-            self._made[f"{split.called}.{REST}"] = with_child(called, name, LinearSum(linear))
+            assert isinstance(layer, nn.Linear)
+            name = split.layer.rpartition(".")[2]
+            self._made[f"{split.called}.{REST}"] = with_child(called, name, LinearSum(layer))
+
+    def _part(self, layer: nn.Module, split: OpSplit, number: int) -> nn.Module:
+        weight = self._slice(split.slices[number])
+        if isinstance(layer, nn.Embedding):
+            return EmbeddingPart(layer, weight)
+        if isinstance(layer, nn.EmbeddingBag):
+            return EmbeddingBagPart(layer, weight)
+        bias = [self._slice(piece) for piece in split.bias_slices[number : number + 1]]
+        if split.by == "inputs" and split.bias is not None and number == 0:
+            bias = [self.model.get_parameter(split.bias)]
+        return LinearPart(weight, bias[0] if bias else None)
+
+    def _slice(self, piece: ParameterSlice) -> nn.Parameter:
+        whole = self.model.get_parameter(piece.parameter)
+        view = whole.detach().narrow(piece.dimension, piece.start, piece.stop - piece.start)
+        made = nn.Parameter(view, requires_grad=whole.requires_grad)
+        self.slice_names[id(made)] = piece.name
+        return made

@@ -121,3 +121,29 @@ def resume(cut: str, folder: str, kind: str) -> dict[str, Any]:
         losses = [pipeline.step(*batch(step)) for step in range(pipeline.steps, STEPS)]
         pipeline.sync_model()
     return {"losses": losses, "state": copy.deepcopy(model.state_dict())}
+
+
+class Tables(nn.Module):
+    """A bag, an embedding and a linear layer, which can be split by outputs: (n, 4) int64 -> (n, 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.rows = nn.EmbeddingBag(900, 6, mode="mean", padding_idx=0), nn.Embedding(900, 5)
+        self.wide, self.end = nn.Linear(6, 7), nn.Linear(7 + 5, 2)
+
+    def forward(self, indices: Tensor, first: Tensor) -> Tensor:
+        return self.end(torch.cat([torch.tanh(self.wide(self.bag(indices))), self.rows(first)], dim=1))
+
+
+def tables_batch(seed: int, samples: int = BATCH) -> tuple[dict[str, Tensor], Tensor]:
+    """Return indices, and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randint(900, (samples, 4), generator=generator)
+    return {"indices": indices, "first": indices[:, 1]}, torch.randn(samples, 2, generator=generator)
+
+
+TABLES: list[StageLine] = [
+    (["bag.part0", "rows.part0"], [0], 4),
+    (["bag.part1", "bag", "wide.part0", "rows.part1", "rows"], [1], 4),
+    (["wide.part1", "wide.part2", "wide", "end.part0", "end.part1", "end"], [2], 4),
+]

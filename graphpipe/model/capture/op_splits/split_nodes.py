@@ -7,14 +7,14 @@ import torch
 from torch import fx
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, OpSplit, split_ops, splittable
+from graphpipe.graph import Graph, OpSplit, splittable, with_split
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import CrossingValues
 from graphpipe.model.capture.reading import Reading
 
-_ADD = torch.ops.aten.add.Tensor
+_ADD, _CONCATENATE = torch.ops.aten.add.Tensor, torch.ops.aten.cat.default
 REST = "rest"
-"""In the path of a submodule whose linear layer is replaced by the sum of its parts: `layer0.rest`."""
+"""In the path of a submodule whose layer is replaced by the result of its parts: `layer0.rest`."""
 
 
 def split_like(captured: Captured, graph: Graph) -> Captured:
@@ -25,23 +25,27 @@ def split_like(captured: Captured, graph: Graph) -> Captured:
     """
     done = 0 if captured.graph.origin is None else len(captured.graph.origin.split_ops)
     for split in () if graph.origin is None else graph.origin.split_ops[done:]:
-        found = next((each for each in splittable(captured.graph) if each.cuts_like(split)), None)
+        found = next((each for each in _ways(captured, len(split.branches)) if each.cuts_like(split)), None)
         if found is None:
-            remedy = f"Plan again, or remove hooks, parametrisations and other uses of '{split.linear}' from the model."
-            what = f"the plan splits '{split.linear}', which cannot be split in that way in this model"
+            remedy = f"Plan again, or remove hooks, parametrisations and other uses of '{split.layer}' from the model."
+            what = f"the plan splits '{split.layer}', which cannot be split in that way in this model"
             raise InvalidInput(what, where="split", remedy=remedy)
         captured = _with_split(captured, found)
     return captured
 
 
+def _ways(captured: Captured, parts: int) -> list[OpSplit]:
+    return [each if each.by == "inputs" else each.into(parts) for each in splittable(captured.graph)]
+
+
 def _with_split(captured: Captured, split: OpSplit) -> Captured:
     call = next(node for node in captured.nodes[split.op] if (node.op, node.target) == ("call_module", split.called))
-    graph = split_ops(captured.graph, [split.op])
+    graph = with_split(captured.graph, split)
     made = _SplitGraph.of(captured, call, split)
-    env, (concatenation,) = made.env, call.args
+    env, concatenation = made.env, call.args[0] if split.by == "inputs" else None
     order = {node: position for position, node in enumerate(made.graph.nodes)}
     nodes = {op: [env[node] for node in group if node is not concatenation] for op, group in captured.nodes.items()}
-    nodes[split.op] = sorted({*nodes[split.op], *made.sums}, key=order.__getitem__)
+    nodes[split.op] = sorted({*nodes[split.op], *made.joins}, key=order.__getitem__)
     nodes |= {name: [part] for name, part in zip(split.parts, made.parts, strict=True)}
     inputs = {name: env[node] for name, node in captured.module_graph.inputs.items()}
     crossing = {env[node] for node in captured.values.crossing if node is not concatenation}
@@ -60,12 +64,13 @@ def _with_split(captured: Captured, split: OpSplit) -> Captured:
 
 @dataclass(slots=True)
 class _SplitGraph:
-    # A copy of a module graph in which the call over a concatenation is split.
+    # A copy of a module graph in which the call of a layer is split.
     graph: fx.Graph
     env: dict[fx.Node, fx.Node]
     """The copy of every node but the concatenation. That of the call is the result of the split operator."""
     parts: list[fx.Node] = field(default_factory=list[fx.Node])
-    sums: list[fx.Node] = field(default_factory=list[fx.Node])
+    joins: list[fx.Node] = field(default_factory=list[fx.Node])
+    """The additions or the concatenation of the parts' results."""
     readings: dict[fx.Node, Reading] = field(default_factory=dict[fx.Node, Reading])
     """Of the new nodes."""
 
@@ -75,36 +80,53 @@ class _SplitGraph:
         for node in captured.module_graph.graph.nodes:
             if node is call:
                 made.env[node] = made.add_call(captured.readings, call, split, trains=trains)
-            elif node is not call.args[0]:
+            elif split.by == "outputs" or node is not call.args[0]:
                 made.env[node] = made.graph.node_copy(node, made.env.__getitem__)
         return made
 
     def add_call(self, known: Mapping[fx.Node, Reading], call: fx.Node, split: OpSplit, *, trains: bool) -> fx.Node:
-        """Add one product per branch, their sum, and the rest of the submodule that is called."""
-        (concatenation,) = call.args
-        assert isinstance(concatenation, fx.Node)
-        for path, value in zip(split.parts, concatenation.all_input_nodes, strict=True):
+        """Add the parts, the sum or concatenation of their results, and the rest of the submodule that is called."""
+        (read,) = call.args
+        assert isinstance(read, fx.Node)
+        values = read.all_input_nodes if split.by == "inputs" else [read] * len(split.branches)
+        for number, (path, value) in enumerate(zip(split.parts, values, strict=True)):
             part = self.graph.call_module(path, (self.env[value],))
-            self.readings[part] = _product(known[value], split, trains=trains)
+            self.readings[part] = _result(known, call, value, split, number, trains=trains)
             self.parts.append(part)
+        total = self._sum() if split.by == "inputs" else self._concatenation(known[call])
+        if not split.is_called:
+            total = self.graph.call_module(f"{split.called}.{REST}", (total,))
+        for node in (*self.parts, *self.joins, total):
+            node.meta = dict(call.meta)
+        return total
+
+    def _sum(self) -> fx.Node:
         total = self.parts[0]
         for part in self.parts[1:]:
             gradient = self.readings[total].requires_grad or self.readings[part].requires_grad
             before, total = total, self.graph.call_function(_ADD, (total, part))
             self.readings[total] = replace(self.readings[before], requires_grad=gradient)
-            self.sums.append(total)
-        if not split.is_called:
-            total = self.graph.call_module(f"{split.called}.{REST}", (total,))
-        for node in (*self.parts, *self.sums, total):
-            node.meta = dict(call.meta)
+            self.joins.append(total)
+        return total
+
+    def _concatenation(self, whole: Reading) -> fx.Node:
+        total = self.graph.call_function(_CONCATENATE, (self.parts, -1))
+        self.readings[total] = whole
+        self.joins.append(total)
         return total
 
 
-def _product(value: Reading, split: OpSplit, *, trains: bool) -> Reading:
-    assert value.sample_shape is not None
-    outputs = split.weight_bytes / value.dtype.itemsize / split.branches[-1].stop
-    return Reading(
-        sample_shape=(*value.sample_shape[:-1], round(outputs)),
-        dtype=value.dtype,
-        requires_grad=trains or value.requires_grad,
-    )
+def _result(
+    known: Mapping[fx.Node, Reading], call: fx.Node, value: fx.Node, split: OpSplit, number: int, *, trains: bool
+) -> Reading:
+    # Of one part.
+    branch, reading = split.branches[number], known[value]
+    assert reading.sample_shape is not None
+    if split.by == "outputs":
+        whole = known[call]
+        assert whole.sample_shape is not None
+        shape = (*whole.sample_shape[:-1], branch.stop - branch.start)
+        return Reading(sample_shape=shape, dtype=whole.dtype, requires_grad=whole.requires_grad)
+    outputs = split.weight_bytes / reading.dtype.itemsize / split.branches[-1].stop
+    shape = (*reading.sample_shape[:-1], round(outputs))
+    return Reading(sample_shape=shape, dtype=reading.dtype, requires_grad=trains or reading.requires_grad)

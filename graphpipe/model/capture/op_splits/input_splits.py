@@ -1,4 +1,4 @@
-"""Finds the operators of a captured model that can be split: linear layers over concatenated branches."""
+"""Finds the operators of a captured model that can be split by inputs: linear layers over concatenated branches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class _Call:
     """The concatenated values."""
 
 
-def find_splits(model: MeasuredModel, groups: Groups, ops: Sequence[Op]) -> dict[str, OpSplit]:
-    """Return how operators can be split, by the operator's name.
+def find_input_splits(model: MeasuredModel, groups: Groups, ops: Sequence[Op]) -> dict[str, OpSplit]:
+    """Return how operators can be split by inputs, by the operator's name.
 
     An operator can be split if
     1. it concatenates several values along their last dimension, which are model inputs or come from as many different
@@ -44,11 +44,11 @@ def find_splits(model: MeasuredModel, groups: Groups, ops: Sequence[Op]) -> dict
         ops: the operators, in the same order.
     """
     where = {node: op.name for op, group in zip(ops, groups, strict=True) for node in group}
-    users = _users_of_parameters(model)
+    users = users_of_parameters(model)
     found: dict[str, OpSplit] = {}
     for op, group in zip(ops, groups, strict=True):
         calls = [call for node in group if (call := _call(model, node, group)) is not None]
-        if len(calls) == 1 and not op.whole_batch and _owns(model, calls[0], users) and _alike(model, op):
+        if len(calls) == 1 and not op.whole_batch and _owns(model, calls[0], users) and trained_alike(model, op):
             split = _split(model, op, calls[0], where)
             found |= {op.name: split} if split is not None else {}
     return found
@@ -96,8 +96,8 @@ def _glued(node: fx.Node, dimensions: int) -> list[Any]:
     return [*tensors] if is_cat and isinstance(tensors, list | tuple) else []
 
 
-def _users_of_parameters(model: MeasuredModel) -> dict[int, int]:
-    # How many nodes, or submodules inside a node, hold each parameter; by identity.
+def users_of_parameters(model: MeasuredModel) -> dict[int, int]:
+    """Return how many nodes, or submodules inside a node, hold each parameter; by identity."""
     found: dict[int, int] = {}
     for node in model.module_graph.graph.nodes:
         modules = model.module.get_submodule(str(node.target)).modules() if node.op == "call_module" else []
@@ -112,7 +112,8 @@ def _owns(model: MeasuredModel, call: _Call, users: Mapping[int, int]) -> bool:
     return all(users[id(each)] == 1 for each in layer.parameters())
 
 
-def _alike(model: MeasuredModel, op: Op) -> bool:
+def trained_alike(model: MeasuredModel, op: Op) -> bool:
+    """True if all parameters of an operator are trained, or none is."""
     parameters = dict(model.module.named_parameters())
     return len({parameters[name].requires_grad for name in op.parameters}) == 1
 
@@ -128,7 +129,7 @@ def _split(model: MeasuredModel, op: Op, call: _Call, where: Mapping[fx.Node, st
     bias = dict(layer.named_parameters()).get("bias")  # None if the layer does not have one
     return OpSplit(
         op=op.name,
-        linear=call.linear,
+        layer=call.linear,
         is_called=call.linear == call.node.target,
         weight=model.parameter_names[id(layer.weight)],
         weight_bytes=float(layer.weight.numel() * layer.weight.element_size()),
