@@ -13,6 +13,8 @@ from mkdocs.structure.files import File, Files
 import graphpipe as gp
 from graphpipe.cli.model_argument import read_model_argument
 from graphpipe.model.zoo.registry import zoo
+from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.static_figures import write_still
@@ -43,6 +45,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             whole = gp.plan(graph, costs, cluster, batch_size=32, schedule="gpipe")
             stages = tuple(replace(stage, burst=whole.micro_batches(at)) for at, stage in enumerate(whole.stages))
             plan = replace(whole, schedule=name, stages=stages)
+        elif name == "interleaved":  # Planners give every device one stage.
+            plan = _two_stages_on_each_device()
         else:
             plan = gp.plan(graph, costs, cluster, batch_size=32, **{word: name})
         picture = f"pictures/{word}-{name}.svg"
@@ -115,6 +119,18 @@ def _imported(room: str) -> set[str]:
 
 
 _MADE = {"files": _files, "neighbours": _neighbours}
+
+
+def _two_stages_on_each_device() -> gp.Plan:
+    module, inputs = zoo("gpt-small", device="meta")
+    graph = gp.capture(module, inputs)
+    cluster = gp.Cluster.preset("local:2")
+    stages = [
+        HandStage(ops=(f"layers.{layer}.*", *(["head*"] if layer == 3 else [])), devices=(layer % 2,), micro_batch=2)
+        for layer in range(4)
+    ]
+    hand = HandPlan(stages=tuple(stages), schedule="interleaved")
+    return plan_by_hand(Problem(graph, gp.estimate(graph, cluster), cluster, 16), hand)
 
 
 def _tutorial() -> gp.Plan:

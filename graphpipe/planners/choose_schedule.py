@@ -7,6 +7,7 @@ from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput, nearest
 from graphpipe.planners.improve.hill_climb import hill_climb
+from graphpipe.planners.problem.partition import with_in_flight_of
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import spare_bytes
@@ -126,7 +127,7 @@ def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Pla
         evaluate: seconds of one step of a plan.
 
     Raises:
-        Infeasible: the schedule keeps the whole mini-batch in flight, which does not fit in memory.
+        Infeasible: the samples that the schedule keeps in flight do not fit in memory.
     """
     if choice == AUTO:
         others = [other for other in _alternatives(plan) if other != plan]
@@ -147,16 +148,15 @@ def _alternatives(plan: Plan) -> Iterator[Plan]:
 
 def _under(scheduler: Scheduler, plan: Plan) -> Plan:
     """Return the plan under a schedule, with the samples in flight that the scheduler can use."""
-    if not scheduler.whole_batch_in_flight:
+    if scheduler.in_flight is None:
         return replace(with_room(plan) if scheduler.uses_spare_memory else plan, schedule=scheduler.name)
-    stages = tuple(replace(stage, in_flight=plan.batch_size) for stage in plan.stages)
-    found = replace(plan, stages=stages, schedule=scheduler.name)
+    found = replace(with_in_flight_of(scheduler, plan), schedule=scheduler.name)
     for device, spare in spare_bytes(found).items():
         if spare < 0:
             raise Infeasible(
-                f"schedule '{scheduler.name}' keeps the whole mini-batch in flight, and device "
-                f"'{plan.cluster.devices[device].name}' is {format_bytes(-spare)} ({-spare:.0f} bytes) short of memory "
-                "for it",
+                f"schedule '{scheduler.name}' keeps up to {max(stage.in_flight for stage in found.stages)} samples in "
+                f"flight, and device '{plan.cluster.devices[device].name}' is {format_bytes(-spare)} ({-spare:.0f} "
+                "bytes) short of memory for them",
                 remedy="Choose schedule 1f1b, or more devices.",
             )
     return found

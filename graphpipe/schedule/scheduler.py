@@ -17,8 +17,8 @@ class Scheduler:
     """Returns the schedule of a plan. Raises `InvalidInput` if a stage's `in_flight` samples are too few for it."""
     splits_backward: bool = False
     """Some backwards come in two halves: first the gradients of inputs, later those of weights."""
-    whole_batch_in_flight: bool = False
-    """Every stage keeps the whole mini-batch in flight, whatever 1F1B would need."""
+    in_flight: Callable[[Plan], tuple[int, ...]] | None = None
+    """Returns the samples in flight of every stage, given a plan with those that 1F1B needs. None: the same."""
     uses_spare_memory: bool = False
     """More samples in flight than 1F1B needs can shorten the step: whoever chooses it raises `in_flight` as far as
     the memory of the devices allows."""

@@ -81,7 +81,7 @@ def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
 @st.composite
 def lowered_plans(draw: st.DrawFn) -> tuple[Plan, Schedule, LoweredSchedule]:
     """Draw any stage graph, micro-batches, degrees, devices and schedule, with parameters that stages share."""
-    plan = draw(plans(schedules=("1f1b", "kfkb", "gpipe", "zb-h1", "zb-auto")))
+    plan = draw(plans(schedules=("1f1b", "interleaved", "kfkb", "gpipe", "zb-h1", "zb-auto")))
     if plan.schedule.startswith("zb"):
         plan = with_room(plan)
     if len(plan.stages) > 1 and draw(st.booleans()):
@@ -112,7 +112,7 @@ def test_evaluation_does_not_deadlock_on_a_transport_without_tags(plan: Plan, si
 
 
 def test_all_schedules_are_drawn():
-    assert {*SCHEDULERS} == {"1f1b", "kfkb", "gpipe", "zb-h1", "zb-auto"}
+    assert {*SCHEDULERS} == {"1f1b", "interleaved", "kfkb", "gpipe", "zb-h1", "zb-auto"}
 
 
 def two_way() -> tuple[Plan, Schedule, LoweredSchedule]:

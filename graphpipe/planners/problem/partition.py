@@ -1,7 +1,7 @@
 """A partition: the operators of each stage and its data-parallel degree, before devices and samples are assigned."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from graphpipe.cluster import Cluster
@@ -11,6 +11,7 @@ from graphpipe.planners.problem.assign_devices import place
 from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage, StageEdge
+from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers.registry import find_scheduler
 
 
@@ -71,12 +72,9 @@ def assemble(
     successors: list[list[int]] = [[] for _ in parts]
     for source, target, _ in edges:
         successors[source].append(target)
-    if find_scheduler(schedule).whole_batch_in_flight:
-        in_flight = (problem.batch_size,) * len(parts)
-    else:
-        in_flight = in_flight_samples(
-            problem.batch_size, [part.micro_batch for part in parts], [part.burst for part in parts], successors
-        )
+    in_flight = in_flight_samples(
+        problem.batch_size, [part.micro_batch for part in parts], [part.burst for part in parts], successors
+    )
     stages = tuple(
         Stage(
             name=f"s{position}",
@@ -89,7 +87,7 @@ def assemble(
         )
         for position, part in enumerate(parts)
     )
-    return Plan(
+    plan = Plan(
         graph=problem.graph,
         cluster=problem.cluster,
         costs=problem.costs,
@@ -99,6 +97,15 @@ def assemble(
         schedule=schedule,
         planner=planner,
     )
+    return with_in_flight_of(find_scheduler(schedule), plan)
+
+
+def with_in_flight_of(scheduler: Scheduler, plan: Plan) -> Plan:
+    """Return a plan that has the samples in flight of 1F1B with those that a scheduler needs."""
+    if scheduler.in_flight is None:
+        return plan
+    pairs = zip(plan.stages, scheduler.in_flight(plan), strict=True)
+    return replace(plan, stages=tuple(replace(stage, in_flight=count) for stage, count in pairs))
 
 
 def _placed(

@@ -26,4 +26,9 @@ def build(plan: Plan) -> Schedule:
     return merge(NAME, plan, orders)
 
 
-SCHEDULER = Scheduler(name=NAME, build=build, whole_batch_in_flight=True)
+def in_flight(plan: Plan) -> tuple[int, ...]:
+    """Return the samples in flight of every stage: the whole mini-batch."""
+    return (plan.batch_size,) * len(plan.stages)
+
+
+SCHEDULER = Scheduler(name=NAME, build=build, in_flight=in_flight)

@@ -9,13 +9,13 @@ from graphpipe.plans import Plan
 from graphpipe.plugins import load_plugins
 from graphpipe.schedule.schedule import Schedule
 from graphpipe.schedule.scheduler import Scheduler
-from graphpipe.schedule.schedulers import gpipe, kfkb, one_f_one_b, zb_auto, zb_h1
+from graphpipe.schedule.schedulers import gpipe, interleaved, kfkb, one_f_one_b, zb_auto, zb_h1
 from graphpipe.schedule.verify import verify
 
 ENTRY_POINTS = "graphpipe.schedulers"
 """The entry points by which an installed package registers a `Scheduler`, in every process and on the command line."""
 
-_BY_NAME = {each.SCHEDULER.name: each.SCHEDULER for each in (one_f_one_b, gpipe, kfkb, zb_h1, zb_auto)}
+_BY_NAME = {each.SCHEDULER.name: each.SCHEDULER for each in (one_f_one_b, interleaved, gpipe, kfkb, zb_h1, zb_auto)}
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(_BY_NAME)
 """Every scheduler registered so far."""
 

@@ -14,7 +14,7 @@ from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.trace import Trace
 
 
-@pytest.mark.parametrize("order", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("order", ["1f1b", "interleaved", "zb-h1"])
 def test_two_ranks_with_two_stages_each_train_like_one(order: str, tmp_path: Path) -> None:
     single = train_chain(INTERLEAVED, order)
     ranks = values(run_ranks(train_chain, 2, tmp_path, INTERLEAVED, order))

@@ -1,0 +1,125 @@
+"""Interleaved 1F1B: a device that hosts several stages takes turns between them.
+
+Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM (SC 2021), section
+2.2.2. In the drawing, device 0 hosts stages 0 and 2 of a chain, and device 1 hosts stages 1 and 3. Capital letters are
+tasks of a device's first stage, small letters those of its second. With p devices, v stages on each and m
+micro-batches, the bubble is (p - 1) / (m v) of the work. It shrinks with v, because devices wait for shorter tasks at
+both ends.
+
+    time ->
+    device 0   F0 F1 f0 f1 F2    b0 b0 F3 b1 b1 f2 B0 B0 f3 B1 B1    b2 b2    b3 b3 B2 B2 B3 B3
+    device 1      F0 F1 f0 b0 b0 f1 b1 b1 F2 B0 B0 F3 B1 B1 f2 b2 b2 f3 b3 b3 B2 B2 B3 B3
+
+The order of a device has three steps. The paper gives them for a chain in which every device hosts v stages. Here, the
+distance of two stages is the difference of the samples that 1F1B keeps in flight at them (Algorithm 2 of GraphPipe), so
+that they apply to any graph.
+
+1. Forwards go in rounds. A round is as many samples as the first stage on the device is ahead of the next one. Within a
+   round, the first stage does its micro-batches, then the next stage. Backwards go in rounds of the same length, and
+   begin with the last stage.
+2. The warm-up is as many forwards as come before the first one of the last stage, and then two for every micro-batch
+   that this stage has in flight. A device with one stage warms up as in 1F1B.
+3. Then one backward and one forward take turns.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise, zip_longest
+
+from graphpipe.plans import Plan
+from graphpipe.plans.in_flight import in_flight_samples
+from graphpipe.schedule.list_scheduling.plan_work import hosted_stages, work_of_plan
+from graphpipe.schedule.list_scheduling.replay import replay
+from graphpipe.schedule.schedule import Schedule, StageTask
+from graphpipe.schedule.scheduler import Scheduler
+from graphpipe.schedule.schedulers import one_f_one_b
+
+NAME = "interleaved"
+
+
+def build(plan: Plan) -> Schedule:
+    """Return the interleaved schedule of a plan, or 1F1B where that is shorter.
+
+    The interleaved order needs more samples in flight than 1F1B. The devices follow 1F1B if the plan allows fewer, if
+    each device hosts one stage, or if the devices would wait for each other forever.
+
+    Raises:
+        InvalidInput: a stage's in_flight samples are too few for 1F1B.
+    """
+    ahead = _ahead(plan)
+    lean = (replace(stage, in_flight=min(stage.in_flight, n)) for stage, n in zip(plan.stages, ahead, strict=True))
+    plain = one_f_one_b.build(replace(plan, stages=tuple(lean)))
+    if not shares_devices(plan):
+        return replace(plain, name=NAME)
+    orders = _orders(plan, ahead)
+    held = _most_in_flight(plan, orders)
+    if any(most > stage.in_flight for most, stage in zip(held, plan.stages, strict=True)):
+        return replace(plain, name=NAME)
+    in_turn = Schedule(name=NAME, devices=tuple(orders))
+    works = work_of_plan(plan)
+    timed, known = replay(works, in_turn), replay(works, plain)
+    shorter = timed is not None and (known is None or timed.seconds <= known.seconds)
+    return in_turn if shorter else replace(plain, name=NAME)
+
+
+def in_flight(plan: Plan) -> tuple[int, ...]:
+    """Return the samples in flight of every stage in the interleaved order, and at least those of 1F1B."""
+    needed = tuple(stage.in_flight for stage in plan.stages)
+    if not shares_devices(plan):
+        return needed
+    return tuple(map(max, needed, _most_in_flight(plan, _orders(plan, _ahead(plan)))))
+
+
+def shares_devices(plan: Plan) -> bool:
+    """Whether a device hosts several stages."""
+    return sum(stage.degree for stage in plan.stages) > len(plan.used_devices)
+
+
+def _ahead(plan: Plan) -> tuple[int, ...]:
+    """Return the samples that 1F1B keeps in flight at every stage of an endless mini-batch."""
+    sizes = [stage.micro_batch for stage in plan.stages]
+    return in_flight_samples(sum(sizes) * len(sizes), sizes, [1] * len(sizes), plan.successors)
+
+
+def _orders(plan: Plan, ahead: Sequence[int]) -> list[tuple[StageTask, ...]]:
+    hosted = hosted_stages(plan)
+    orders = {stages: _order(plan, stages, ahead) for stages in hosted.values()} | {(): ()}
+    return [orders[hosted.get(device, ())] for device in range(len(plan.cluster.devices))]
+
+
+def _order(plan: Plan, hosted: Sequence[int], ahead: Sequence[int]) -> tuple[StageTask, ...]:
+    sizes = [stage.micro_batch for stage in plan.stages]
+    gap = min((ahead[a] - ahead[b] for a, b in pairwise(hosted) if ahead[a] > ahead[b]), default=plan.batch_size)
+    length = -(-plan.batch_size // max(1, plan.batch_size // gap))  # rounds of about equal length
+
+    def turn(task: StageTask) -> tuple[int, int, int]:
+        stage = task.stage if task.kind == "F" else -task.stage
+        return task.micro_batch * sizes[task.stage] // length, stage, task.micro_batch
+
+    # Step 1: the order of all forwards, and of all backwards.
+    forwards, backwards = (
+        sorted((StageTask(kind, stage, n) for stage in hosted for n in range(plan.micro_batches(stage))), key=turn)
+        for kind in ("F", "B")
+    )
+    # Step 2: the warm-up.
+    last = hosted[-1]
+    each = 1 if len(hosted) == 1 else 2
+    warm_up = forwards.index(StageTask("F", last, 0)) + 1 + each * (-(-ahead[last] // sizes[last]) - 1)
+    # Step 3: one backward and one forward in turn.
+    rest = zip_longest(backwards, forwards[warm_up:])
+    return (*forwards[:warm_up], *(task for pair in rest for task in pair if task is not None))
+
+
+def _most_in_flight(plan: Plan, orders: Iterable[Sequence[StageTask]]) -> list[int]:
+    """Return the most samples in flight at every stage."""
+    most = [0] * len(plan.stages)
+    for tasks in orders:
+        held = [0] * len(plan.stages)
+        for task in tasks:
+            size = plan.stages[task.stage].micro_batch
+            held[task.stage] += size if task.kind == "F" else -size
+            most[task.stage] = max(most[task.stage], held[task.stage])
+    return most
+
+
+SCHEDULER = Scheduler(name=NAME, build=build, in_flight=in_flight)
