@@ -16,6 +16,8 @@ from bench.pace import pace
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline, PipelineOptions
+from graphpipe.run.weights import sharded_tensors
+from graphpipe.run.weights.zero1 import local_optimizer
 
 
 def train(job: str) -> None:
@@ -65,8 +67,9 @@ def _block(
 def peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path) -> float:
     """Take a step, and return the most bytes that torch had allocated on this rank; `file` is for its profiler."""
     # Parameters and optimizer state are there before; the profiler sees all that a step allocates, gradients too.
-    optimizers = [scheduled.optimizer for scheduled in pipeline.state.optimizers]
-    parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+    optimizers = [local_optimizer(scheduled.optimizer) for scheduled in pipeline.state.optimizers]
+    groups = [group for scheduled in pipeline.state.optimizers for group in scheduled.optimizer.param_groups]
+    parameters = [each for group in groups for each in group["params"]]
     slots = [value for optimizer in optimizers for kept in optimizer.state.values() for value in kept.values()]
     held = [*parameters, *(value for value in slots if isinstance(value, Tensor))]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -74,4 +77,4 @@ def peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, f
     profiler.export_chrome_trace(str(file))
     events = json.loads(file.read_text())["traceEvents"]
     totals = [event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]"]
-    return float(sum(tensor.nbytes for tensor in held) + max(totals))
+    return float(sum(sharded_tensors.own(tensor).nbytes for tensor in held) + max(totals))

@@ -8,6 +8,7 @@ are its parts; `stage_memory` is the one formula of a stage's memory. `sample_lo
 from graphpipe.costs.analytic import estimate
 from graphpipe.costs.cost_model import CostModel
 from graphpipe.costs.cost_table import CostTable
+from graphpipe.costs.op_bytes import State
 from graphpipe.costs.op_cost import Curve, OpCost, Temporaries
 from graphpipe.costs.recompute_regions import Recompute, regions
 from graphpipe.costs.sample_load import Loads, SampleLoad, declare_loads
@@ -24,6 +25,7 @@ __all__ = [
     "Recompute",
     "SampleLoad",
     "StageMemory",
+    "State",
     "TaskMemory",
     "TaskSeconds",
     "Temporaries",

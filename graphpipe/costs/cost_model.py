@@ -11,7 +11,7 @@ from graphpipe.cluster.cluster import Cluster
 from graphpipe.cluster.device import slowest_seconds
 from graphpipe.costs.activation_bytes import ActivationBytes
 from graphpipe.costs.cost_table import CostTable
-from graphpipe.costs.op_bytes import OpBytes
+from graphpipe.costs.op_bytes import OpBytes, State
 from graphpipe.costs.op_cost import Curves
 from graphpipe.costs.parameter_bytes import ParameterBytes
 from graphpipe.costs.recompute_regions import Recompute, regions
@@ -66,19 +66,28 @@ class CostModel:
         """Bytes that stages keep between forward and backward."""
         return ActivationBytes(self.op_bytes)
 
-    def stage_memory(self, ops: tuple[str, ...], samples: float, recompute: Recompute = "none") -> StageMemory[float]:
+    def stage_memory(
+        self,
+        ops: tuple[str, ...],
+        samples: float,
+        recompute: Recompute = "none",
+        state: State = "whole",
+        degree: int = 1,
+    ) -> StageMemory[float]:
         """Return the memory of a stage.
 
         Args:
             ops: of the stage.
             samples: of one micro-batch on one device.
             recompute: what the stage recomputes.
+            state: what its replicas shard.
+            degree: the number of its replicas.
         """
-        key = ops, samples, recompute
+        key = ops, samples, recompute, state, degree
         if (known := self._stage_memory.get(key)) is None:
             activations = self.activation_bytes
             known = self._stage_memory[key] = StageMemory(
-                state=self.parameter_bytes.state(ops),
+                state=self.parameter_bytes.held(ops, state, degree),
                 saved=activations.saved(ops, recompute),
                 received=activations.received(ops),
                 recomputed=activations.recomputed(ops, recompute) * samples,
@@ -87,7 +96,7 @@ class CostModel:
         return known
 
     @cached_property
-    def _stage_memory(self) -> dict[tuple[tuple[str, ...], float, Recompute], StageMemory[float]]:
+    def _stage_memory(self) -> dict[tuple[tuple[str, ...], float, Recompute, State, int], StageMemory[float]]:
         return {}
 
     # Seconds on a device
@@ -213,9 +222,15 @@ class CostModel:
         found = (region for region in regions(ops, recompute) if not self.graph.differentiable.isdisjoint(region))
         return sum(float(forward[self.positions(region)].sum()) for region in found)
 
-    def optimizer_seconds(self, ops: Iterable[str]) -> float:
-        """Return the seconds of the optimizer step over these operators' trainable parameters."""
-        return self.parameter_bytes.gradients(ops) * self.table.optimizer_seconds_per_parameter_byte
+    def optimizer_seconds(self, ops: Iterable[str], state: State = "whole", degree: int = 1) -> float:
+        """Return the seconds of the optimizer step of a stage's busiest replica, over what it updates.
+
+        Args:
+            ops: of the stage.
+            state: what its replicas shard.
+            degree: the number of its replicas.
+        """
+        return self.parameter_bytes.updated(ops, state, degree) * self.table.optimizer_seconds_per_parameter_byte
 
     # Seconds between devices
 
@@ -242,6 +257,13 @@ class CostModel:
 
         2(d-1) steps of count/d bytes each, paced by the slowest link of the ring.
         """
+        return 2 * self.all_gather_seconds(count, devices)
+
+    def all_gather_seconds(self, count: float, devices: tuple[int, ...]) -> float:
+        """Return the seconds of a ring all-gather, or reduce-scatter, of `count` bytes over `devices`.
+
+        It is half of a ring all-reduce.
+        """
         link = self.cluster.slowest_link(devices)
         degree = len(devices)
-        return 2 * (degree - 1) * link.seconds(count / degree) if link and count else 0.0
+        return (degree - 1) * link.seconds(count / degree) if link and count else 0.0

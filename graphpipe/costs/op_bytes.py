@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from graphpipe.costs.op_cost import Temporaries
 from graphpipe.graph import Graph
 
 Array = NDArray[np.float64]
+State = Literal["whole", "optimizer", "all"]
+"""What the replicas of a stage shard: nothing, the optimizer's state (ZeRO-1), or, between steps, also the weights and
+gradients (FSDP2). Parameters that other stages hold too stay whole."""
 
 
 # No slots: arrays and sums are cached.
@@ -79,6 +83,27 @@ class OpBytes:
         """`state`, with every shared parameter counted at one of its operators."""
         repeated = self.trainable - self.least_trainable
         return self.state - repeated * self.table.state_bytes_per_parameter_byte
+
+    @property
+    def slots_per_byte(self) -> float:
+        """Bytes of optimizer state per byte of trainable parameters, beside the weights and the gradients."""
+        return max(0.0, self.table.state_bytes_per_parameter_byte - 2.0)
+
+    def held(self, state: State, degree: int) -> Array:
+        """Return the bytes of `state` on each of `degree` replicas, if they share out every operator equally.
+
+        Sums over a stage are at most `ParameterBytes.held`, if no parameter is tied.
+        """
+        if state == "whole" or degree == 1:
+            return self.state
+        slots = self.slots_per_byte * self.trainable
+        if state == "optimizer":
+            return self.state - slots * (1 - 1 / degree)
+        return 2 * self.parameters + (self.parameters + slots) / degree
+
+    def least_held(self, degree: int) -> Array:
+        """Return `least_state` on each of `degree` replicas, if they shard as much as any `State` does."""
+        return self.least_state - self.slots_per_byte * self.least_trainable * (1 - 1 / degree)
 
     @cached_property
     def saved(self) -> Array:

@@ -1,9 +1,10 @@
-"""The bytes of a stage's parameters, gradients and optimizer state."""
+"""The bytes of a stage's parameters, gradients and optimizer state, whole or sharded over its replicas."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from heapq import heapreplace
 
-from graphpipe.costs.op_bytes import OpBytes
+from graphpipe.costs.op_bytes import OpBytes, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,74 @@ class ParameterBytes:
         return total - sum(each.bytes for each in excluded if any(op in inside for op in graph.holders[each.name]))
 
     def state(self, ops: Iterable[str]) -> float:
-        """Return the bytes of parameters, gradients and optimizer state, which every replica holds in full."""
+        """Return the bytes of whole parameters, gradients and optimizer state."""
         inside = tuple(ops)
         return self.each.once(("state", inside), lambda: self._state(dict.fromkeys(inside)))
 
     def _state(self, inside: Collection[str]) -> float:
         repeated = self.repeated(inside) * self.each.table.state_bytes_per_parameter_byte
         return float(self.each.state[self.each.positions(inside)].sum()) - repeated
+
+    def held(self, ops: Iterable[str], state: State, degree: int) -> float:
+        """Return the bytes of parameters, gradients and optimizer state on the fullest replica of a stage.
+
+        With `all`, every replica holds its shard and, during a step, the gathered weights. It also holds whole
+        gradients. Before the first task the buffer of the gather is in their place, as large as the weights.
+
+        Args:
+            ops: of the stage.
+            state: what the replicas shard.
+            degree: the number of replicas.
+        """
+        inside = tuple(ops)
+        if state == "whole" or degree == 1:
+            return self.state(inside)
+        slots, tied = self.each.slots_per_byte, self.tied(inside)
+        if state == "optimizer":
+            sharded = self.gradients(inside) - tied
+            return self.state(inside) - slots * (sharded - self.largest_share(inside, degree))
+        sharded, weights = self.gradients(inside) - tied, self.weights(inside) - tied
+        per_byte = self.each.table.state_bytes_per_parameter_byte
+        return 2 * weights + (weights + slots * sharded) / degree + tied * per_byte
+
+    def updated(self, ops: Iterable[str], state: State, degree: int) -> float:
+        """Return the bytes of the parameters that the busiest replica of a stage updates (see `held`)."""
+        inside = tuple(ops)
+        trainable = self.gradients(inside)
+        if state == "whole" or degree == 1:
+            return trainable
+        tied = self.tied(inside)
+        return tied + (self.largest_share(inside, degree) if state == "optimizer" else (trainable - tied) / degree)
+
+    def tied(self, ops: Iterable[str]) -> float:
+        """Return the bytes of trainable parameters that other stages hold too, which replicas do not shard."""
+        graph = self.each.graph
+        inside = set(ops) if graph.shared else set[str]()
+        held = ((each, graph.holders[each.name]) for each in graph.shared if each.trainable)
+        return sum(each.bytes for each, ops in held if not inside.isdisjoint(ops) and not inside.issuperset(ops))
+
+    def largest_share(self, ops: Iterable[str], degree: int) -> float:
+        """Return the bytes of the parameters whose optimizer state the fullest of `degree` replicas keeps.
+
+        Replicas share out whole parameters: the next largest goes to the replica with the fewest bytes, as torch's
+        ZeroRedundancyOptimizer does it. The parameters of one operator count as one, because the graph does not have
+        their sizes. If one parameter is most of a stage, sharing out therefore frees little.
+        """
+        inside = tuple(ops)
+        return self.each.once(("share", inside, degree), lambda: self._largest_share(inside, degree))
+
+    def _largest_share(self, inside: tuple[str, ...], degree: int) -> float:
+        shares = [0.0] * degree
+        for count in sorted(self._own(inside), reverse=True):
+            heapreplace(shares, shares[0] + count)
+        return max(shares)
+
+    def _own(self, inside: tuple[str, ...]) -> list[float]:
+        """Return the trainable bytes of each operator, without tied parameters and those counted before."""
+        graph, each = self.each.graph, self.each
+        own = dict(zip(inside, each.trainable[each.positions(inside)].tolist(), strict=True))
+        for shared in (shared for shared in graph.shared if shared.trainable):
+            holders = [op for op in graph.holders[shared.name] if op in own]
+            for op in holders[len(holders) == len(graph.holders[shared.name]) :]:
+                own[op] -= shared.bytes
+        return list(own.values())

@@ -24,7 +24,7 @@ class StageMemory(Generic[Bytes]):
     """
 
     state: Bytes
-    """Parameters, gradients and optimizer state, which every replica holds in full."""
+    """Parameters, gradients and optimizer state on the fullest replica."""
     saved: Bytes
     """Per sample in flight: what the operators keep for the backward pass."""
     received: Bytes | float = 0.0

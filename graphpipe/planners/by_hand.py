@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from graphpipe.costs import Recompute
+from graphpipe.costs import Recompute, State
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document
@@ -39,6 +39,8 @@ class HandStage:
     separately."""
     backward: Literal["auto", "whole"] = "auto"
     """`whole`: the backward is never split, whatever the schedule."""
+    state: State = "whole"
+    """What the replicas shard: `whole`, `optimizer` (ZeRO-1) or `all` (FSDP2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ def _written(drafted: Stage, stage: HandStage) -> Stage:
         name=stage.name or drafted.name,
         in_flight=drafted.in_flight if stage.in_flight is None else stage.in_flight,
         backward=stage.backward,
+        state=stage.state,
     )
 
 

@@ -7,7 +7,8 @@ from graphpipe.plans.stage import Stage
 
 def stage_memory(model: CostModel, stage: Stage) -> StageMemory[float]:
     """Return the memory of one stage on each of its devices."""
-    return model.stage_memory(stage.ops, stage.micro_batch / stage.degree, stage.recompute)
+    samples = stage.micro_batch / stage.degree
+    return model.stage_memory(stage.ops, samples, stage.recompute, stage.state, stage.degree)
 
 
 def needed_bytes(plan: Plan) -> dict[int, float]:

@@ -17,13 +17,17 @@ def seconds_per_sample(plan: Plan, stage: int) -> float:
     compute = max(task.forward + task.backward for task in tasks)
     transfers = _transfer_seconds(plan, stage)
     busy = max(compute, *transfers) if plan.cluster.overlap else compute + sum(transfers)
-    return busy / here.micro_batch + update_seconds(plan, stage) / plan.batch_size
+    once = plan.gather_seconds(stage) + update_seconds(plan, stage)
+    return busy / here.micro_batch + once / plan.batch_size
 
 
 def update_seconds(plan: Plan, stage: int) -> float:
-    """Return the seconds, once per mini-batch, of a stage's gradient all-reduce, tied gradients and optimizer step."""
+    """Return the seconds, once per mini-batch, of a stage's gradient all-reduce, tied gradients and optimizer step.
+
+    The gathers of sharded weights are included, except for a gather before the first task (`Plan.gather_seconds`).
+    """
     tied = sum(plan.tied_gradients_seconds(each) for each in plan.tied_gradients if stage in each.stages)
-    return plan.reduce_seconds(stage) + tied + plan.cost_model.optimizer_seconds(plan.stages[stage].ops)
+    return plan.reduce_seconds(stage) + tied + plan.optimizer_seconds(stage)
 
 
 def _transfer_seconds(plan: Plan, stage: int) -> list[float]:
@@ -88,6 +92,7 @@ def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
         samples = here.micro_batch / here.degree
         tasks = costs.tasks_seconds(here.ops, here.devices, samples, here.recompute)
         arrival = max((before[other] + message for other, message in feeding[stage]), default=0.0)
+        arrival = max(arrival, plan.gather_seconds(stage))
         leaving = max((after[other] + message for other, message in back[stage]), default=0.0)
         count = batch // here.micro_batch
         work = count * max(task.forward + task.backward for task in tasks)

@@ -125,8 +125,34 @@ class Plan:
         return self.cost_model.parameter_bytes.gradients(self.stages[stage].ops, self.tied_parameters(stage))
 
     def reduce_seconds(self, stage: int) -> float:
-        """Return the seconds of the all-reduce over the replicas of a stage."""
-        return self.cost_model.all_reduce_seconds(self.reduced_bytes(stage), self.stages[stage].devices)
+        """Return the seconds in which the replicas of a stage sum their gradients: an all-reduce.
+
+        If they shard the gradients too, it is a reduce-scatter.
+        """
+        here, count = self.stages[stage], self.reduced_bytes(stage)
+        if here.state == "all":
+            return self.cost_model.all_gather_seconds(count, here.devices)
+        return self.cost_model.all_reduce_seconds(count, here.devices)
+
+    def gather_seconds(self, stage: int) -> float:
+        """Return the seconds in which the replicas of a stage gather its weights before the first task, if they shard
+        them."""
+        here = self.stages[stage]
+        if here.state != "all":
+            return 0.0
+        held = self.cost_model.parameter_bytes
+        return self.cost_model.all_gather_seconds(held.weights(here.ops) - held.tied(here.ops), here.devices)
+
+    def optimizer_seconds(self, stage: int) -> float:
+        """Return the seconds from summed gradients to new weights on every replica of a stage.
+
+        If the replicas shard only the optimizer's state, each updates its share of the weights. An all-gather follows.
+        """
+        here = self.stages[stage]
+        seconds = self.cost_model.optimizer_seconds(here.ops, here.state, here.degree)
+        if here.state != "optimizer":
+            return seconds
+        return seconds + self.cost_model.all_gather_seconds(self.reduced_bytes(stage), here.devices)
 
     def tied_gradients_seconds(self, tied: TiedGradients) -> float:
         """Return the seconds of the all-reduce over all devices that share these parameters."""

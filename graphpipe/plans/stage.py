@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 from pydantic import ConfigDict
 
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostTable, Recompute
+from graphpipe.costs import CostTable, Recompute, State
 from graphpipe.graph import Graph
 
 
@@ -31,6 +31,9 @@ class Stage:
     inputs, not what they saved. What is not kept is recomputed for the backward."""
     backward: Literal["auto", "whole"] = "auto"
     """`whole`: never split into two halves. `auto`: split if the schedule splits backwards."""
+    state: State = "whole"
+    """What the replicas shard. `whole`: nothing. `optimizer`: the optimizer's state (ZeRO-1). `all`: between steps also
+    weights and gradients (FSDP2)."""
 
     @property
     def degree(self) -> int:

@@ -31,24 +31,15 @@ def check_memory(plan: PlanFields) -> None:
                 f"stage {names} needs {format_bytes(total)} on device '{plan.cluster.devices[device].name}', "
                 f"which has {format_bytes(capacity)}: {format_bytes(total - capacity)} ({total - capacity:.0f} bytes) "
                 "short",
-                remedy="Use more devices, a smaller micro-batch, recomputation, or devices with more memory.",
+                remedy="Use more devices, a smaller micro-batch, recomputation, sharded optimizer state, "
+                "or devices with more memory.",
             )
 
 
 def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     """Return the bytes on each device with all samples in flight, and the bytes held only while a task runs."""
     inside = set(stage.ops)
-    weights = saved = 0.0
-    shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
-    seen: set[str] = set()
-    for op in plan.graph.ops:
-        if op.name in inside:
-            factor = plan.costs.state_bytes_per_parameter_byte if op.trainable else 1.0
-            weights += factor * op.parameter_bytes
-            saved += _saved_bytes(plan, op.name)
-            # A stage has one copy of what its operators share.
-            weights -= factor * sum(shared[name] for name in op.parameters if name in shared and name in seen)
-            seen.update(op.parameters)
+    saved = sum(_saved_bytes(plan, op) for op in stage.ops)
     received: dict[str, float] = {}
     for edge in plan.graph.edges:
         if edge.target in inside and edge.source not in inside:
@@ -61,7 +52,38 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
         recomputed = max((_saved_under(plan, name, inside) for name in stage.recompute), default=0.0)
     replica = stage.micro_batch / stage.degree
     once = replica * recomputed + _temporary_bytes(plan, inside, replica)
-    return weights + stage.in_flight / stage.degree * (saved + sum(received.values())), once
+    return _state_bytes(plan, stage) + stage.in_flight / stage.degree * (saved + sum(received.values())), once
+
+
+def _state_bytes(plan: PlanFields, stage: Stage) -> float:
+    """Return the bytes of weights, gradients and optimizer state on the replica of a stage that holds most."""
+    inside, factor = set(stage.ops), plan.costs.state_bytes_per_parameter_byte
+    shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
+    elsewhere = {name for op in plan.graph.ops if op.name not in inside for name in op.parameters}
+    frozen = tied = 0.0
+    own: list[float] = []  # of each operator, the bytes that replicas may share out
+    seen: set[str] = set()
+    for op in plan.graph.ops:
+        if op.name not in inside:
+            continue
+        held = {name: shared[name] for name in op.parameters if name in shared}
+        tied += sum(count for name, count in held.items() if name in elsewhere and name not in seen)
+        # A stage has one copy of what its operators share.
+        rest = op.parameter_bytes - sum(count for name, count in held.items() if name in elsewhere or name in seen)
+        seen.update(op.parameters)
+        if op.trainable:
+            own.append(rest)
+        else:
+            frozen += rest
+    slots, replicas = max(0.0, factor - 2), stage.degree
+    if stage.state == "whole" or replicas == 1:
+        return factor * (tied + sum(own)) + frozen
+    if stage.state == "all":  # a shard of everything, and the gathered weights twice or with whole gradients
+        return factor * tied + (2 + 1 / replicas) * (frozen + sum(own)) + slots * sum(own) / replicas
+    taken = [0.0] * replicas
+    for count in sorted(own)[::-1]:
+        taken[taken.index(min(taken))] += count
+    return factor * (tied + sum(own)) + frozen - slots * (sum(own) - max(taken))
 
 
 def _temporaries(plan: PlanFields, op: str) -> list[Temporaries]:

@@ -29,6 +29,7 @@ from graphpipe.run.step.step_summary import summary_length
 from graphpipe.run.step.train_step import TrainStep
 from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.check_sync import check_schedule
+from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
@@ -71,6 +72,7 @@ def build_parts(
         InvalidInput: the world or the model does not fit the plan, or the ranks differ.
         PeerLost, PeerStalled: another rank is gone.
     """
+    syncs = StageSyncs.of(plan, options.engine, shard_optimizer=options.shard_optimizer)
     shapes = ProgramsByShape(plan, model, options.precision, world.device, options.captured)
     programs, specs = shapes.first.programs, shapes.first.specs
     tasks = build_schedule(plan)
@@ -78,12 +80,12 @@ def build_parts(
     verify_lowered(plan, tasks, lowered, gradient_edges(specs))
     placement = Placement.of(plan, world.size)
     shake_hands(world, plan, placement, _settings(specs, options))
-    worker = _worker(programs, placement, world, tasks, lowered, options)
+    worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
     ranks = neighbours(plan, placement, lowered, world.rank)
     batches = BatchPreparer(plan=plan, shapes=shapes, worker=worker, neighbours=ranks, options=options)
     output_stage = [program.is_output for program in programs].index(True)
     sums = ScalarSum(world, summary_length(plan, output_stage), root=placement.ranks(0)[0])
-    groups = optimizer_groups(worker, shard=options.shard_optimizer)
+    groups = optimizer_groups(worker, sharded=syncs.zero1)
     training = TrainStep(
         plan=plan,
         lowered=lowered,
@@ -138,11 +140,12 @@ def _worker(
     tasks: Schedule,
     lowered: LoweredSchedule,
     options: PipelineOptions,
+    syncs: StageSyncs,
 ) -> Worker[StageReplica]:
     plan = placement.plan
     stages = [stage.name for stage in plan.stages]
     monitor = StatusReporter.of(world.rank, stages, world.device, options.faults, options.fault_log)
-    check_schedule(options.engine, plan, tasks.split_stages, placement, lowered)
-    worker = build_worker(programs, placement, world, monitor, tasks, lowered, options)
+    check_schedule(syncs.names, plan, tasks.split_stages, placement, lowered)
+    worker = build_worker(programs, placement, world, monitor, tasks, lowered, options, syncs.names)
     worker.messages.open(communicating_pairs(lowered, placement))
     return worker

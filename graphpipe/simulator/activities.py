@@ -19,13 +19,20 @@ class OptimizerStep:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightGather:
+    """The replicas of a stage gather its sharded weights before the first task."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
 class MessageHandling:
     """The work of a device to send or receive messages."""
 
     device: int
 
 
-SimulatedWork = tuple[int, StageTask] | Transfer | MessageHandling | Reduce | ReduceTied | OptimizerStep
+SimulatedWork = tuple[int, StageTask] | Transfer | MessageHandling | Reduce | ReduceTied | WeightGather | OptimizerStep
 """The meaning of an activity. A pair is a device and its task."""
 
 
@@ -70,8 +77,10 @@ class Activities:
     """The transfers of outputs, by edge, target device and samples, if the plan has joint edges."""
 
     def add_all(self, lowered: LoweredSchedule) -> None:
-        """Add every action of the total order, then the optimizer steps."""
+        """Add the gathers of sharded weights, every action of the total order, then the optimizer steps."""
         self._compare_inputs(lowered)
+        for stage in range(len(self.plan.stages)):
+            self._gather(stage)
         for device, action in lowered.order:
             if isinstance(action, Compute):
                 self._compute(device, action.task)
@@ -98,6 +107,13 @@ class Activities:
                 peers[action.transfer.target_device].add(action.transfer.source_device)
         for device, others in peers.items():
             self._handle(device, 2 * sum(self.plan.cost_model.message_seconds(device, each) for each in others), [])
+
+    def _gather(self, stage: int) -> None:
+        if seconds := self.plan.gather_seconds(stage):
+            devices = self.plan.stages[stage].devices
+            number = self._add(WeightGather(stage), seconds, self._last_of(*devices))
+            for device in devices:
+                self._last[device] = number
 
     def _sum_scalars(self) -> None:
         # Before weights change, the first rank receives scalars from all others, and sends them the sum.
@@ -201,6 +217,6 @@ class Activities:
                 self._last[device] = number
 
     def _update(self, device: int) -> None:
-        hosted = [stage for stage in self.plan.stages if device in stage.devices]
-        seconds = sum(self.plan.cost_model.optimizer_seconds(stage.ops) for stage in hosted)
+        hosted = [number for number, stage in enumerate(self.plan.stages) if device in stage.devices]
+        seconds = sum(map(self.plan.optimizer_seconds, hosted))
         self._add(OptimizerStep(device), seconds, self._ended(device), self.plan.cluster.devices[device].node)

@@ -36,7 +36,7 @@ def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
         InvalidInput: the plan's schedule deadlocks or is unknown.
     """
     schedule = schedule or build_unverified(plan)
-    period, model = Period(plan, schedule), plan.cost_model
+    period = Period(plan, schedule)
     ends = _slot_ends(period)
     if len(ends) < len(set(period.alike)):
         verify(plan, schedule)  # Raises an error that names the deadlocked tasks.
@@ -48,14 +48,14 @@ def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
         begin = max(ready[stage] for stage in tied.stages)
         for stage in tied.stages:
             ready[stage] = begin + plan.tied_gradients_seconds(tied)
-    return max(end + model.optimizer_seconds(stage.ops) for end, stage in zip(ready, plan.stages, strict=True))
+    return max(end + plan.optimizer_seconds(stage) for stage, end in enumerate(ready))
 
 
 def _slot_ends(period: Period) -> dict[Slot, float]:
     # Each slot is timed until it needs a task that is not timed yet. That task resumes the slot.
     arrivals, ends = _arrivals(period), dict[Moment, float]()
     channels: dict[tuple[Slot, Slot], float] = {}
-    free = dict.fromkeys(period.alike, 0.0)
+    free = {slot: period.begins[slot] for slot in period.alike}
     rest = {slot: _moments(period, slot) for slot in free}
     heads = [(slot, next(rest[slot])) for slot in free]
     finished: dict[Slot, float] = {}

@@ -18,7 +18,7 @@ Change = tuple[float, float]
 def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule) -> tuple[MemorySample, ...]:
     """Return a sample for every change of the memory of a device, by device, then time.
 
-    From the start a device holds the parameters, gradients and optimizer state of its stages in full.
+    From the start a device holds the parameters, gradients and optimizer state of its stages, or its shards of them.
     A micro-batch's share of activations is held from the start of its forward to the end of its backward. If the
     backward is split, the end of the input half frees what is not `kept_for_weight_gradient`. What a backward
     recomputes is held while it runs.
@@ -32,7 +32,7 @@ def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule
     changes: dict[int, list[Change]] = {device: [] for device in plan.used_devices}
     for stage in plan.stages:
         for device in stage.devices:
-            changes[device].append((0.0, plan.cost_model.parameter_bytes.state(stage.ops)))
+            changes[device].append((0.0, stage_memory(plan.cost_model, stage).state))
     steps = [memory_steps(plan, stage) for stage in range(len(plan.stages))]
     for span in spans:
         starting, ending = steps[span.stage].get(span.kind, (0.0, 0.0))

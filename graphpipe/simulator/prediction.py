@@ -63,7 +63,7 @@ def _busy_seconds(plan: Plan, schedule: Schedule, stage: int) -> float:
     here = plan.stages[stage]
     tasks = schedule.devices[here.devices[0]]
     counts: dict[Kind, int] = {kind: sum(task.kind == kind for task in tasks) for kind in KINDS}
-    total = len(here.devices) * plan.cost_model.optimizer_seconds(here.ops)
+    total = len(here.devices) * plan.optimizer_seconds(stage)
     for device in here.devices:
         seconds = plan.cost_model.task_seconds(here.ops, device, here.micro_batch / here.degree, here.recompute)
         total += sum(count * seconds_of(kind, seconds, plan.costs) for kind, count in counts.items())

@@ -69,6 +69,12 @@ class Period:
         return found
 
     @cached_property
+    def begins(self) -> list[float]:
+        """When each slot may start: once its replicas have gathered their weights, if they shard them."""
+        gathers = [self.plan.gather_seconds(stage) for stage in range(len(self.plan.stages))]
+        return [gathers[stage] for stage, _ in self.slots]
+
+    @cached_property
     def slot_of(self) -> list[Slot]:
         """The slot of each task number."""
         third = [slot for slot, (stage, _) in enumerate(self.slots) for _ in range(self.numbers.counts[stage])]
@@ -94,7 +100,7 @@ class Period:
         equal times.
         """
         orders = [tuple(task.kind for task in self.schedule.devices[device]) for _, device in self.slots]
-        colours = first_equal(list(zip(self.seconds, orders, strict=True)))
+        colours = first_equal(list(zip(self.seconds, self.begins, orders, strict=True)))
         while True:
             refined = first_equal([(colours[slot], self._waits(slot, colours)) for slot in range(len(self.slots))])
             if refined == colours:

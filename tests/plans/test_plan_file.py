@@ -46,6 +46,7 @@ def test_a_plan_of_an_earlier_version_has_a_backend(saved: tuple[Plan, Path]) ->
     body = json.loads(path.read_text())
     for stage in body["plan"]["stages"]:
         stage["backend"] = "eager"
+        assert stage.pop("state") == "whole"
     assert body["plan"]["costs"].pop("loads") == []
     for op in body["plan"]["graph"]["ops"]:
         del op["splits"]
@@ -65,6 +66,18 @@ def test_recompute_is_saved_and_loaded(saved: tuple[Plan, Path]) -> None:
     body = json.loads(saved[1].read_text())
     body["plan"]["stages"][0]["recompute"] = "some"
     with pytest.raises(InvalidInput, match=r"field plan\.stages\.0\.recompute.*'none' or 'full' \(found 'some'\)"):
+        Plan.load(edited(saved[1], **body))
+
+
+def test_a_sharded_state_is_saved_and_loaded(saved: tuple[Plan, Path]) -> None:
+    first, *rest = saved[0].stages
+    plan = replace(saved[0], stages=(replace(first, state="optimizer"), *rest))
+    assert plan.fingerprint != saved[0].fingerprint
+    plan.save(saved[1])
+    assert Plan.load(saved[1]) == plan
+    body = json.loads(saved[1].read_text())
+    body["plan"]["stages"][0]["state"] = "most"
+    with pytest.raises(InvalidInput, match=r"field plan\.stages\.0\.state.*'whole', 'optimizer' or 'all'"):
         Plan.load(edited(saved[1], **body))
 
 

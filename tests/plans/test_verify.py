@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from problems import KIND, cluster, table, towers
 
 from graphpipe.api import plan as find_plan
-from graphpipe.costs import Curve, OpCost, Recompute, Temporaries, declare_loads
+from graphpipe.costs import Curve, OpCost, Recompute, State, Temporaries, declare_loads
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
@@ -258,6 +258,71 @@ def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: in
     with pytest.raises(Infeasible) as error:
         verify(replace(plan, cluster=replace(plan.cluster, device_types=(kind,))))
     assert f"({needed_bytes(plan)[0] - 1:.0f} bytes) short" in str(error.value)
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=50, deadline=None)
+def test_verifier_and_cost_model_count_the_same_under_any_sharding(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = _with_shared(busy_problem(seed), rng)
+    costs = replace(problem.costs, state_bytes_per_parameter_byte=rng.choice([1.0, 2.0, 3.0, 4.0]))
+    problem = replace(problem, costs=costs)
+    names = problem.graph.order
+    cut = rng.randint(0, len(names))
+    stages = [
+        HandStage(
+            ops=ops,
+            devices=tuple(range(rng.choice([1, 2, 4]))),
+            micro_batch=4,
+            state=rng.choice(["whole", "optimizer", "all"]),
+        )
+        for ops in (names[:cut], names[cut:])
+        if ops
+    ]
+    plan = plan_by_hand(problem, HandPlan(stages=tuple(stages)))
+    kind = replace(KIND, memory_bytes=1.0)
+    with pytest.raises(Infeasible) as error:
+        verify(replace(plan, cluster=replace(plan.cluster, device_types=(kind,))))
+    assert f"({needed_bytes(plan)[0] - 1:.0f} bytes) short" in str(error.value)
+
+
+def _with_shared(problem: Problem, rng: random.Random) -> Problem:
+    """Return the problem with frozen operators, and with two parameters that random operators share."""
+    shared = tuple(Shared(name=f"w{number}", bytes=rng.choice([1e5, 3e7])) for number in range(2))
+    ops = [replace(op, trainable=rng.random() < 0.8) for op in problem.graph.ops]
+    for each in shared:
+        for at, op in enumerate(ops):
+            if op.trainable and rng.random() < 0.5:
+                size = op.parameter_bytes + each.bytes
+                ops[at] = replace(op, parameters=(*op.parameters, each.name), parameter_bytes=size)
+    held = tuple(each for each in shared if sum(each.name in op.parameters for op in ops) > 1)
+    graph = replace(problem.graph, ops=tuple(ops), shared=held)
+    return replace(problem, graph=graph, costs=replace(problem.costs, graph_fingerprint=graph.fingerprint))
+
+
+@pytest.mark.parametrize(
+    ("state", "need"),
+    [
+        ("whole", 4 * 18.0),
+        # The next largest goes to the replica with the fewest bytes: 5, then 4 + 3, then 3 + 3.
+        ("optimizer", 2 * 18.0 + 2 * 7.0),
+        # The gathered weights and their gradients, and a third of the weights and of the optimizer's state.
+        ("all", 2 * 18.0 + (1 + 2) * 18.0 / 3),
+    ],
+)
+def test_memory_of_sharded_state_by_hand(state: State, need: float) -> None:
+    ops = tuple(Op(name=f"o{at}", parameter_bytes=count) for at, count in enumerate((3.0, 5.0, 3.0, 4.0, 3.0)))
+    graph = Graph(name="five", ops=ops, edges=())
+    costs = table(graph, {op.name: (0.0, 1.0) for op in ops})
+    stages = (HandStage(ops=("*",), devices=(0, 1, 2), micro_batch=3, state=state),)
+
+    def plan(memory_bytes: float) -> Plan:
+        tight = Problem(graph, costs, cluster(3, memory_bytes=memory_bytes), 3)
+        return plan_by_hand(tight, HandPlan(stages=stages))
+
+    assert memory_shortfall(plan(need)) == 0.0
+    with pytest.raises(Infeasible, match=r"\(1 bytes\) short"):
+        plan(need - 1)
 
 
 def _with_temporaries(rows: tuple[OpCost, ...], rng: random.Random) -> tuple[OpCost, ...]:

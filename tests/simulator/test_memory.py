@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from graphpipe.cluster import Link
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import needed_bytes
+from graphpipe.plans.device_memory import needed_bytes, stage_memory
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.early_receives import EARLY_BYTES
 from graphpipe.simulator import predict
@@ -107,7 +107,7 @@ def test_profiled_memory_starts_and_ends_with_the_state_and_never_falls_below_it
     messages = sum(edge.bytes_per_sample for edge in plan.edges) * 3 * plan.batch_size
     for device in plan.used_devices:
         hosted = [stage for stage in plan.stages if device in stage.devices]
-        state = sum(plan.cost_model.parameter_bytes.state(stage.ops) for stage in hosted)
+        state = sum(stage_memory(plan.cost_model, stage).state for stage in hosted)
         found = [sample.bytes for sample in trace.memory if sample.device == device]
         assert found[-1] == pytest.approx(state)
         assert min(found) > -1e-9

@@ -7,7 +7,7 @@ from builders import plans
 from hypothesis import given, settings
 
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import needed_bytes
+from graphpipe.plans.device_memory import needed_bytes, stage_memory
 from graphpipe.plans.sharding import sample_range
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Span, Trace
@@ -60,7 +60,7 @@ def test_memory_stays_within_what_is_in_flight_and_returns_to_the_weights(plan: 
     trace, needed = simulate(plan), needed_bytes(plan)
     for device in plan.used_devices:
         hosted = [stage for stage in plan.stages if device in stage.devices]
-        state = sum(plan.cost_model.parameter_bytes.state(stage.ops) for stage in hosted)
+        state = sum(stage_memory(plan.cost_model, stage).state for stage in hosted)
         held = [sample.bytes for sample in trace.memory if sample.device == device]
         assert held[-1] == pytest.approx(state)
         assert max(held) <= needed[device] + 1e-6

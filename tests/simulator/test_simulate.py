@@ -7,6 +7,7 @@ from builders import Part, chain, make_plan, plans, share
 from hypothesis import given, settings
 
 from graphpipe.cluster import Link
+from graphpipe.costs import State
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import needed_bytes
@@ -269,6 +270,43 @@ def test_a_stage_that_recomputes_holds_its_activations_once_and_has_a_longer_bac
     assert trace.peak_bytes == (407, 8)
     for device, needed in needed_bytes(plan).items():
         assert trace.peak_bytes[device] == needed
+
+
+def test_replicas_that_shard_the_optimizer_state_update_their_shares_and_gather_the_weights():
+    # Two replicas, a link of 1 byte per second, 8 bytes of weights in one operator of 6 and one of 2.
+    plan = sharded("optimizer")
+    # A forward and a backward of 2 samples, an all-reduce of 8 bytes, the update of 6 bytes, an all-gather of 8 bytes.
+    assert simulate(plan).step_seconds == 2 * 3 + 2 * 4 + 0.5 * 6 + 4
+    # Weights and gradients, the optimizer state of 6 bytes of weights, twice their size.
+    assert simulate(plan).peak_bytes == (8 + 8 + 2 * 6,) * 2
+    assert step_seconds(plan) == simulate(plan).step_seconds
+
+
+def test_replicas_that_shard_everything_gather_the_weights_before_the_first_task():
+    plan = sharded("all")
+    # An all-gather, a forward and a backward of 2 samples, a reduce-scatter, the update of half of the weights.
+    assert simulate(plan).step_seconds == 4 + 2 * 3 + 4 + 0.5 * 4
+    # Whole weights and gradients, and shards of the weights and of the optimizer state.
+    assert simulate(plan).peak_bytes == (8 + 8 + 4 + 8,) * 2
+    assert step_seconds(plan) == simulate(plan).step_seconds
+
+
+def test_the_gather_of_a_late_stage_hides_behind_the_stages_before_it():
+    parts = [Part(micro_batch=2, forward=4), Part(micro_batch=2, degree=2, parameter_bytes=8, state="all")]
+    plan = make_plan(parts, batch_size=2)
+    assert plan.gather_seconds(1) == 4
+    assert simulate(plan).step_seconds == 2 * 4 + (1 + 2) + 2 * 2  # as long as without any gather
+
+
+def sharded(state: State) -> Plan:
+    """Return a stage of two operators, with 6 and 2 bytes of weights, on two devices."""
+    pair = make_plan(
+        [Part(parameter_bytes=6, forward=0.5, backward=1), Part(parameter_bytes=2, forward=0.5, backward=1)],
+        batch_size=4,
+        optimizer_seconds_per_parameter_byte=0.5,
+    )
+    stage = replace(pair.stages[0], ops=("s0", "s1"), devices=(0, 1), micro_batch=4, in_flight=4, state=state)
+    return replace(pair, stages=(stage,), edges=())
 
 
 def test_a_given_schedule_is_simulated_instead_and_verified():

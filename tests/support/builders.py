@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
-from graphpipe.costs import CostTable, Curve, OpCost, Recompute, Temporaries
+from graphpipe.costs import CostTable, Curve, OpCost, Recompute, State, Temporaries
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.plans import Plan, Stage, StageEdge
 
@@ -27,6 +27,7 @@ class Part:
     in_flight: int | None = None
     """None takes the fewest samples that keep the pipeline continuous."""
     recompute: Recompute = "none"
+    state: State = "whole"
     temporaries: Temporaries | None = None
 
 
@@ -74,6 +75,7 @@ def make_plan(
                 in_flight=part.in_flight or (batch_size if whole else in_flight[number]),
                 burst=part.burst,
                 recompute=part.recompute,
+                state=part.state,
             )
             for number, part in enumerate(parts)
         ),
@@ -120,6 +122,7 @@ def plans(
             parameter_bytes=draw(st.sampled_from([0.0, 5.0])),
             saved_bytes=draw(st.sampled_from([0.0, 3.0])),
             recompute=draw(st.sampled_from(["none", "none", "full", (f"s{number}",)])),
+            state=draw(st.sampled_from(["whole", "whole", "optimizer", "all"])),
         )
         parts.append(part)
     edges = [(s, t, draw(seconds)) for t in range(count) for s in range(t) if draw(st.integers(0, t - s)) == 0]

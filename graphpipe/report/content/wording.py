@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby, takewhile
 
-from graphpipe.costs import Recompute
+from graphpipe.costs import Recompute, State
 from graphpipe.plans import Plan, Stage
 from graphpipe.trace import SPAN_WORDS
 from graphpipe.units import format_seconds
@@ -43,6 +43,16 @@ def recomputed_names(recompute: Recompute) -> str:
     if isinstance(recompute, str):
         return "-" if recompute == "none" else recompute
     return abbreviate(recompute)
+
+
+def shards(plan: Plan) -> bool:
+    """Return whether the replicas of any stage shard their state, so that tables need a column for it."""
+    return any(stage.state != "whole" for stage in plan.stages)
+
+
+def sharded_name(state: State) -> str:
+    """Return what the replicas of a stage shard: `-`, `optimizer` or `all`."""
+    return "-" if state == "whole" else state
 
 
 def device_names(plan: Plan, stage: Stage) -> str:

@@ -42,6 +42,7 @@ def stage_bytes(plan: Plan, stage: int) -> StageBytes:
     """Return the bytes of a stage by kind, from the plan's cost model."""
     model, it = plan.cost_model, plan.stages[stage]
     weights = model.parameter_bytes.weights(it.ops)
+    weights *= 1 + 1 / it.degree if it.state == "all" and it.degree > 1 else 1  # a shard, and the gathered weights
     trainable = model.parameter_bytes.gradients(it.ops)
     memory = stage_memory(model, it)
     beside = max(0.0, memory.state - weights)

@@ -14,8 +14,9 @@ def stage_places(plan: Plan) -> list[tuple[float, float]]:
 
 
 def stage_lines(stage: Stage) -> list[str]:
-    """Return the lines in a stage's box: its name, devices, micro-batch, and whether it recomputes."""
+    """Return the lines in a stage's box: its name, devices, micro-batch, and whether it recomputes or shards."""
     devices = "1 device" if stage.degree == 1 else f"{stage.degree} devices"
     each = f"{stage.degree} × {stage.micro_batch // stage.degree}" if stage.degree > 1 else str(stage.micro_batch)
     again = [] if stage.recompute == "none" else ["recomputes" + (" all" if stage.recompute == "full" else "")]
-    return [stage.name, devices, f"micro {each}", *again]
+    shards = [] if stage.state == "whole" else [f"shards {stage.state}"]
+    return [stage.name, devices, f"micro {each}", *again, *shards]

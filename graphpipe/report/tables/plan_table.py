@@ -1,7 +1,14 @@
 """The table of a plan, with a row per stage."""
 
 from graphpipe.plans import Plan, Prediction, Stage
-from graphpipe.report.content.wording import abbreviate, device_names, recomputed_names, recomputes
+from graphpipe.report.content.wording import (
+    abbreviate,
+    device_names,
+    recomputed_names,
+    recomputes,
+    sharded_name,
+    shards,
+)
 from graphpipe.report.tables.styled_table import Column, FittingTable
 from graphpipe.schedule.schedulers.registry import build_unverified, find_scheduler
 from graphpipe.units import format_bytes, format_seconds
@@ -19,6 +26,8 @@ COLUMNS = (
 )
 RECOMPUTES = Column(heading="recomputes", right=False, wraps=True, spare=1)
 """Shown if a stage recomputes."""
+SHARDS = Column(heading="shards", right=False, spare=1)
+"""Shown if the replicas of a stage shard their state."""
 HALVES = Column(heading="backwards", right=False, spare=1)
 """Shown if the schedule splits the backward of a stage."""
 
@@ -33,7 +42,12 @@ def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
     splits = build_unverified(plan).split_stages if split else frozenset[int]()
     return FittingTable(
         title=f"{plan.graph.name} on {plan.cluster.name}: mini-batch {plan.batch_size}, {plan.schedule}",
-        columns=(*COLUMNS, *([RECOMPUTES] if recomputes(plan) else []), *([HALVES] if splits else [])),
+        columns=(
+            *COLUMNS,
+            *([RECOMPUTES] if recomputes(plan) else []),
+            *([SHARDS] if shards(plan) else []),
+            *([HALVES] if splits else []),
+        ),
         rows=[
             [*_row(plan, number, prediction), *([_backwards(number, splits)] if splits else [])]
             for number in range(len(plan.stages))
@@ -56,7 +70,8 @@ def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
         _memory(plan, stage, prediction),
         ", ".join(plan.stages[other].name for other in plan.successors[number]) or "-",
     ]
-    return [*row, recomputed_names(stage.recompute)] if recomputes(plan) else row
+    row += [recomputed_names(stage.recompute)] if recomputes(plan) else []
+    return [*row, sharded_name(stage.state)] if shards(plan) else row
 
 
 def _backwards(number: int, splits: frozenset[int]) -> str:

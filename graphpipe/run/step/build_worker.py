@@ -33,6 +33,7 @@ def build_worker(
     schedule: Schedule,
     lowered: LoweredSchedule,
     options: PipelineOptions,
+    engines: Sequence[str],
 ) -> Worker[StageReplica]:
     """Return this rank's worker; every rank must call this. A rank's first replica of a stage is the user's module.
 
@@ -44,15 +45,16 @@ def build_worker(
         schedule: of the plan.
         lowered: the same with its messages.
         options: of the pipeline.
+        engines: name of the synchronisation of each stage.
 
     Raises:
         InvalidInput: the engine does not work for a stage.
     """
     plan = placement.plan
     open_groups(plan, placement, world)
-    hosted = _replicate_programs(programs, placement, world, options.engine)
+    hosted = _replicate_programs(programs, placement, world, engines)
     syncs = {
-        stage: build_sync(options.engine, stage, programs[stage], [*by_device.values()], placement, world)
+        stage: build_sync(engines[stage], stage, programs[stage], [*by_device.values()], placement, world)
         for stage, by_device in hosted.items()
     }
     replicas = _replicas(hosted, syncs, placement, world, monitor, schedule, lowered, options)
@@ -118,7 +120,7 @@ def _tied_parameters(worker: Worker[StageReplica]) -> list[TiedParameters]:
 
 
 def _replicate_programs(
-    programs: Sequence[StageProgram], placement: Placement, world: World, engine: str
+    programs: Sequence[StageProgram], placement: Placement, world: World, engines: Sequence[str]
 ) -> dict[int, dict[int, StageProgram]]:
     """Return the program of every replica here, by stage and device, all with the weights of replica 0.
 
@@ -128,7 +130,7 @@ def _replicate_programs(
     for slot in placement.slots(world.rank):
         user, ranks = programs[slot.stage], placement.ranks(slot.stage)
         by_device = hosted.setdefault(slot.stage, {})
-        copied = holds_shards(engine, placement, slot.stage, user)
+        copied = holds_shards(engines[slot.stage], placement, slot.stage, user)
         if not by_device:
             if not copied:
                 user.module.to(world.device)

@@ -1,5 +1,7 @@
 """Groups a rank's parameters by optimizer: one group, unless some are sharded or their optimizer state is."""
 
+from collections.abc import Collection
+
 import torch
 
 from graphpipe.run.stage.stage_replica import StageReplica
@@ -12,19 +14,20 @@ Key = tuple[tuple[int, ...], torch.dtype | None]
 """The ranks that share the parameters, empty if only this rank updates them; and the dtype, where it matters."""
 
 
-def optimizer_groups(worker: Worker[StageReplica], *, shard: bool) -> list[OptimizerGroup]:
+def optimizer_groups(worker: Worker[StageReplica], *, sharded: Collection[int]) -> list[OptimizerGroup]:
     """Return the groups of a rank's trainable parameters, the same on all ranks that share a group.
 
     Args:
         worker: of this rank.
-        shard: shard the optimizer's state over replicas on different ranks. Torch's optimizer for this takes
-            parameters of one dtype. Tied parameters are updated, with their whole state, on every rank that has them.
+        sharded: stages whose optimizer's state is sharded over replicas on different ranks. Torch's optimizer for this
+            takes parameters of one dtype. Tied parameters are updated, with their whole state, on every rank that has
+            them.
     """
     found: dict[Key, OptimizerGroup] = {}
     shared, seen = tied_parameter_ids(worker.tied_parameters), set[int]()
     for leader in worker.leaders():
         ranks = worker.placement.ranks(leader.slot.stage)
-        spread = shard and len(set(ranks)) > 1
+        spread = leader.slot.stage in sharded and len(set(ranks)) > 1
         for parameter in leader.parameters:
             if not parameter.requires_grad or id(parameter) in seen:
                 continue

@@ -27,9 +27,10 @@ class PipelineOptions:
     """Builds a learning-rate schedule for an optimizer; stepped once per step."""
     engine: str = DEFAULT_SYNC
     """Name of the replica synchronisation, which sums gradients over the replicas of a stage (see
-    `graphpipe.run.weights.registry`). If it shards parameters, all ranks must call `Pipeline.gradients`."""
+    `graphpipe.run.weights.registry`). If it shards parameters, all ranks must call `Pipeline.gradients`. Stages that
+    shard everything by the plan (`Stage.state`) take `fsdp2`, unless this one shards parameters too."""
     shard_optimizer: bool = False
-    """Shard the optimizer's state over the replicas of a stage (ZeRO-1)."""
+    """Shard the optimizer's state over the replicas of every stage (ZeRO-1). False leaves it to the plan."""
     captured: Captured | None = None
     """The model as it was captured for the plan, if at hand. None captures the model again, which takes seconds."""
     precision: PrecisionName = "fp32"

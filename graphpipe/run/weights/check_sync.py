@@ -1,6 +1,6 @@
 """Checks that a replica synchronisation fits the other options and the schedule. Only its traits decide."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
@@ -33,27 +33,28 @@ def check_sync(name: str, *, shard_optimizer: bool, section: str = "") -> None:
 
 
 def check_schedule(
-    name: str, plan: Plan, split: Collection[int], placement: Placement, lowered: LoweredSchedule
+    names: Sequence[str], plan: Plan, split: Collection[int], placement: Placement, lowered: LoweredSchedule
 ) -> None:
-    """Check that a synchronisation works under a plan's schedule.
+    """Check that synchronisations work under a plan's schedule.
 
     Args:
-        name: of the synchronisation.
+        names: of the synchronisation of each stage.
         plan: to be run.
         split: stages whose backward is split into two halves.
         placement: of the plan on the ranks.
         lowered: the plan's schedule.
 
     Raises:
-        InvalidInput: it needs whole backwards and a stage with replicas splits them, or it reduces inside the last
+        InvalidInput: one needs whole backwards and a stage with replicas splits them, or it reduces inside the last
             backward and ranks would wait for each other forever.
     """
-    traits = find_sync(name).traits
     spread = {stage for stage in range(len(plan.stages)) if len(set(placement.ranks(stage))) > 1}
-    if not traits.split_backward:
-        _check_whole_backwards(name, plan, sorted(spread & {*split}))
-    if traits.reduces_in_backward:
-        _check_progress(name, plan, spread, lowered)
+    for name in dict.fromkeys(names):
+        traits, stages = find_sync(name).traits, {stage for stage in spread if names[stage] == name}
+        if not traits.split_backward:
+            _check_whole_backwards(name, plan, sorted(stages & {*split}))
+        if traits.reduces_in_backward:
+            _check_progress(name, plan, stages, lowered)
 
 
 def _check_whole_backwards(name: str, plan: Plan, split: list[int]) -> None:
@@ -68,8 +69,8 @@ def _check_whole_backwards(name: str, plan: Plan, split: list[int]) -> None:
         )
 
 
-def _check_progress(name: str, plan: Plan, spread: set[int], lowered: LoweredSchedule) -> None:
-    stuck = find_deadlock(plan, lowered, inside=spread, messages_wait=False)
+def _check_progress(name: str, plan: Plan, stages: set[int], lowered: LoweredSchedule) -> None:
+    stuck = find_deadlock(plan, lowered, inside=stages, messages_wait=False)
     if stuck:
         names = ", ".join(f"'{plan.cluster.devices[device].name}'" for device in sorted(stuck))
         raise InvalidInput(

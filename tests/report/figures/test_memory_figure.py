@@ -8,6 +8,7 @@ import pytest
 from builders import Part, make_plan, temporaries
 from subjects import PLAN, whole_subject
 
+from graphpipe.costs import State
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import needed_bytes
 from graphpipe.report.figures.memory_figure import (
@@ -53,6 +54,17 @@ def test_recomputed_tensors_are_a_separate_part() -> None:
     assert (parts.activations, parts.buffers, parts.recomputed) == (0.0, 0.0, 6.0)
     assert bar_names(plan) == list(PARTS[:-1])
     assert bar_names(PLAN) == list(PARTS[:-2])
+
+
+def test_sharded_state_is_smaller() -> None:
+    def parts(state: State) -> tuple[float, float, float]:
+        two = make_plan([Part(parameter_bytes=64, micro_batch=2, degree=2, state=state)], batch_size=4)
+        bar = stage_bytes(two, 0)
+        return bar.weights, bar.gradients, bar.optimizer
+
+    assert parts("whole") == (64.0, 64.0, 128.0)
+    assert parts("optimizer") == (64.0, 64.0, 128.0)  # one operator, which one of the replicas updates
+    assert parts("all") == (64.0 + 32.0, 64.0, 64.0)
 
 
 def test_temporaries_are_a_part_if_they_were_profiled() -> None:

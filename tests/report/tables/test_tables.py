@@ -75,6 +75,14 @@ def test_a_plan_that_recomputes_has_a_column_for_it() -> None:
     assert boxes[3].endswith('micro 2 × 1<br>recomputes"]')
 
 
+def test_a_plan_that_shards_has_a_column_for_it() -> None:
+    stages = (*PLAN.stages[:2], replace(PLAN.stages[2], state="optimizer"))
+    plan = replace(PLAN, stages=stages)
+    assert [row(draw(plan_table(plan, PREDICTION)), name)[-1] for name in ("s0", "s1", "s2")] == ["-", "-", "optimizer"]
+    assert "shards" not in " ".join(draw(plan_table(PLAN, PREDICTION)))
+    assert mermaid(plan).splitlines()[3].endswith('micro 2 × 1<br>shards optimizer"]')
+
+
 def test_operators_are_abbreviated_by_branch() -> None:
     assert abbreviate(["a.0", "a.1", "a.2", "b.0", "b.1", "head"]) == "a.0 .. 2 (3)\nb.0, b.1\nhead"
     assert abbreviate([f"{branch}.0" for branch in "abcdef"]) == "a.0\nb.0\nc.0\nand 3 more (6 in all)"

@@ -94,7 +94,7 @@ def test_shards_take_a_fraction_of_the_memory(tmp_path: Path) -> None:
     weights, gradients, slots = ranks[0]["allreduce"]
     assert all(rank["allreduce"] == rank["ddp"] == [weights, gradients, slots] for rank in ranks)
     assert slots == 2 * gradients  # AdamW
-    for kind in ("allreduce, zero", "ddp, zero"):
+    for kind in ("allreduce, zero", "ddp, zero", "planned"):
         assert all(rank[kind][:2] == [weights, gradients] for rank in ranks)
         assert sum(rank[kind][2] for rank in ranks) == slots
         assert max(rank[kind][2] for rank in ranks) < 0.5 * slots
@@ -163,6 +163,14 @@ def test_ranks_with_different_options_do_not_start(tmp_path: Path) -> None:
     [
         ({"engine": "fdsp2"}, "engine: unknown engine 'fdsp2'. Did you mean 'fsdp2'?"),
         ({"engine": "fsdp2", "shard_optimizer": True}, "shard_optimizer: is true, and engine 'fsdp2' shards the"),
+        (
+            {"engine": "fsdp2", "states": ("optimizer",)},
+            "stage 'stem': the plan shards its optimizer state, and engine 'fsdp2' shards it itself. Choose engine=",
+        ),
+        (
+            {"shard_optimizer": True, "states": ("whole", "all")},
+            "stage 'left+right': the plan shards its weights, gradients and optimizer state, and shard_optimizer is",
+        ),
         ({"precision": "bf32"}, "precision: unknown precision 'bf32'. Did you mean"),
     ],
 )
@@ -175,7 +183,7 @@ def test_ddp_is_refused_where_its_sums_would_wait_for_ever() -> None:
     lowered = lower(plan, Schedule.parse(text))
     placement = Placement.of(plan, 3)
     with pytest.raises(InvalidInput, match=r"devices 'd1', 'd2' would wait .* forever: engine 'ddp' reduces inside"):
-        check_schedule("ddp", plan, (), placement, lowered)
+        check_schedule(("ddp",) * len(plan.stages), plan, (), placement, lowered)
     for engine in ("allreduce", "fsdp2"):
-        check_schedule(engine, plan, (), placement, lowered)
-    check_schedule("ddp", plan, (), Placement.of(plan, 1), lowered)
+        check_schedule((engine,) * len(plan.stages), plan, (), placement, lowered)
+    check_schedule(("ddp",) * len(plan.stages), plan, (), Placement.of(plan, 1), lowered)

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import run_shared
@@ -39,7 +40,9 @@ SYNCS: dict[str, dict[str, Any]] = {
     "fsdp2": {"engine": "fsdp2"},
     "allreduce, zero": {"engine": "allreduce", "shard_optimizer": True},
     "ddp, zero": {"engine": "ddp", "shard_optimizer": True},
+    "planned": {"states": ("optimizer", "all")},
 }
+"""Options of a pipeline. `states` are of the plan's stages, in turn."""
 
 
 class Tempered(nn.Module):
@@ -90,6 +93,9 @@ def pipeline_of(
     if recompute:
         plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
     given: dict[str, Any] = {"clip_norm": 0.5, "captured": captured_of(plan)} | SYNCS[kind] | options
+    if states := given.pop("states", None):
+        turns = zip(plan.stages, cycle(states), strict=False)
+        plan = replace(plan, stages=tuple(replace(stage, state=state) for stage, state in turns))
     loss_fn, optimizer = given.pop("loss_fn", cross_entropy), given.pop("optimizer", two_groups)
     return Pipeline(plan, model, loss_fn, optimizer, options=PipelineOptions(**given)), model
 
