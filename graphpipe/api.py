@@ -5,7 +5,6 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphpipe.cluster import Cluster
@@ -13,8 +12,9 @@ from graphpipe.costs import CostTable, Loads, declare_loads
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
+from graphpipe.planners.best_candidate import BestCandidate
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
-from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, best_scheduled, check_choice, scheduled
+from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, check_choice, scheduled
 from graphpipe.planners.choose_splits import AUTO as AUTO_SPLIT
 from graphpipe.planners.choose_splits import SplitChoice, plan_with_splits
 from graphpipe.planners.problem.options import Objective, Options
@@ -25,6 +25,7 @@ from graphpipe.plans.plan import Plan
 from graphpipe.plans.verify import verify
 from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.simulator import predict, step_seconds
+from graphpipe.simulator.critical_path import applies
 from graphpipe.simulator.simulate import simulate
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ def plan(
         objective: `step` ranks by simulated step time, including warm-up, drain, communication and update.
             `bottleneck`, the published objective, ranks by the slowest stage, and only micro-batch sizes by step time.
         schedule: a scheduler's name, such as `1f1b` or `zb-h1`, or `auto` for the one with the shortest step. `auto`
-            may use all the available memory, and gives stages different micro-batch sizes if that is faster. Planners
-            that choose a schedule themselves keep it under `1f1b`. None: see `default_schedule`.
+            may use all the available memory. GraphPipe's own planners improve their plans under the schedule, and give
+            stages different micro-batch sizes if that is faster. Planners that choose a schedule themselves keep it
+            under `1f1b`. None: see `default_schedule`.
         loads: how much work samples are for some operators, as multiples of the sample that the costs were found for.
             By the name of a submodule, an operator, a pattern or a model input: the shares of samples by load, or the
             loads of some samples. None: as the costs say, usually the same for every sample. Plans are for the expected
@@ -94,13 +96,14 @@ def plan(
         schedule=schedule,
     )
     schedule = schedule or default_schedule(planner, cluster, objective, mixed_micro_batches=mixed_micro_batches)
-    schedules = schedule == AUTO and not mixed_micro_batches
+    choose = BestCandidate(choice=schedule, evaluate=step_seconds, micro_batch=micro_batch, quick=applies)
     options = Options(
         objective=objective,
         evaluate=step_seconds,
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
-        scheduled=partial(best_scheduled, evaluate=step_seconds) if schedules else None,
+        scheduled=None if mixed_micro_batches else choose,
+        splits_backward=schedule == AUTO or find_scheduler(schedule).splits_backward,
     )
 
     def find(problem: Problem) -> Plan:

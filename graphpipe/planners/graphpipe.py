@@ -29,8 +29,9 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     5. Steps 1-4 treat every device as the slowest and smallest one. On unequal devices, add partitions made for the
        speed and memory of each type (`device_types`). On unequal links, search with each bandwidth that messages may
        find (`LinkLevels`). Then let stages exchange devices (`exchange_devices`).
-    6. If the caller leaves the schedule open (`Options.scheduled`), rank the best candidates by their step time under
-       their best schedule, after small changes of stages and micro-batch sizes (`hill_climb`).
+    6. Add the shortest chains that DAPPLE's search finds, if the best estimate is a chain (`shortest_chains`). Rank the
+       best candidates by their step time under the caller's schedule, or their best one, after small changes of
+       operators, micro-batch sizes, degrees and cuts (`Options.scheduled`, `hill_climb`).
     7. If no plan fits in memory, repeat 1-6 with stages that recompute in the backward (`recompute_when_short`).
 
     With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.

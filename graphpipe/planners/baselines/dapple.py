@@ -14,7 +14,7 @@ from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_cuts import StageCuts
 from graphpipe.planners.baselines.stage_loads import StageLoads
-from graphpipe.planners.baselines.step_latency import DegreeCuts, StepLatency
+from graphpipe.planners.baselines.step_latency import MOST_RANGES, DegreeCuts, StepLatency
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.planner import Planner
@@ -39,17 +39,28 @@ def plan_dapple(problem: Problem, options: Options) -> Plan:
     return Baseline(name="dapple", partitioner=_partitions).plan(problem, options)
 
 
-def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[Part]]:
+def shortest_step(downset_table: DownsetTable, micro_batch: int, ranges: int = MOST_RANGES) -> list[Part]:
+    """Return the stages of the shortest step for one micro-batch size. They may not fit in memory.
+
+    Args:
+        downset_table: of the graph's order.
+        micro_batch: samples of a micro-batch.
+        ranges: see `StepLatency.ranges`; the step may be longer with fewer.
+    """
     loads = StageLoads(downset_table, micro_batch, degrees_of(downset_table.problem, micro_batch), "none", "none")
     cuts = [
         _degree_cuts(loads, at, stage_cuts) for at, stage_cuts in enumerate(loads.bottleneck_search().cuts, start=1)
     ]
     problem = downset_table.problem
     devices, micro_batches = len(problem.cluster.devices), problem.batch_size // micro_batch
-    shortest = StepLatency(cuts, devices, micro_batches, memory=False).shortest()
+    shortest = StepLatency(cuts, devices, micro_batches, memory=False, ranges=ranges).shortest()
     if not all(cut.fits for cut in shortest):
-        shortest = StepLatency(cuts, devices, micro_batches, memory=True).shortest() or shortest
-    yield downset_table.parts(shortest, micro_batch)
+        shortest = StepLatency(cuts, devices, micro_batches, memory=True, ranges=ranges).shortest() or shortest
+    return downset_table.parts(shortest, micro_batch)
+
+
+def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[Part]]:
+    yield shortest_step(downset_table, micro_batch)
 
 
 def _degree_cuts(loads: StageLoads, at: int, stage_cuts: StageCuts) -> list[DegreeCuts]:

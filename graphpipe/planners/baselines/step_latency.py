@@ -12,7 +12,7 @@ from graphpipe.planners.baselines.stage_cuts import StageCut
 Array = NDArray[np.float64]
 _TOLERANCE = 1e-3
 """Relative distance from the optimum at which the search stops."""
-_MOST_RANGES = 200
+MOST_RANGES = 200
 """Most ranges to examine. With fewer micro-batches than stages, larger blocks can pay by hiding all-reduces, which the
 bounds ignore."""
 
@@ -67,6 +67,8 @@ class StepLatency:
     micro_batches: int
     memory: bool
     """Whether stages must fit, assuming as many stages after them as there are devices left."""
+    ranges: int = MOST_RANGES
+    """Most ranges of limits to examine."""
 
     def shortest(self) -> list[StageCut]:
         """Return the stages of the shortest step, to a tolerance; empty if nothing fits.
@@ -83,7 +85,7 @@ class StepLatency:
         if best is None:
             return []
         heap = [(_LimitRange(best.fill, 0, (0.0, 0.0), high), best)]
-        for number in range(1, _MOST_RANGES + 1):
+        for number in range(1, self.ranges + 1):
             limits, sequence = heappop(heap)
             if limits.bound >= self._seconds(best) * (1 - _TOLERANCE):
                 break

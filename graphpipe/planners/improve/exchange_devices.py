@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 
-from graphpipe.cluster import Cluster
 from graphpipe.planners.problem.options import Options
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import bottleneck_seconds, estimated_step_seconds
 from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import StageEdge
 
 _PASSES = 3
 _MOST_TRIALS = 64
@@ -67,23 +67,21 @@ def _looks(plan: Plan) -> tuple[float, float]:
 
 def transfer_seconds(plan: Plan) -> float:
     """Return the seconds that all messages and all-reduces of a mini-batch take, one after the other."""
-    cluster = plan.cluster
+    directions = [(position, False) for position in range(len(plan.edges))]
+    directions += [(position, True) for position in sorted(plan.gradient_edges)]
     messages = sum(
-        edge.bytes_per_sample
+        plan.sent_bytes(position, plan.joint_edges.without(position, backward=backward))
         * plan.batch_size
-        * _mean_seconds_per_byte(cluster, plan.stages[edge.source].devices, plan.stages[edge.target].devices)
-        for edge in plan.edges
+        * _mean_seconds_per_byte(plan, plan.edges[position])
+        for position, backward in directions
     )
-    rings = (
-        (plan.reduced_bytes(number) / link.bandwidth_bytes_per_second)
-        for number, stage in enumerate(plan.stages)
-        if (link := cluster.slowest_link(stage.devices)) is not None
-    )
-    return messages + sum(rings)
+    tied = sum(plan.tied_gradients_seconds(each) for each in plan.tied_gradients)
+    return messages + tied + sum(map(plan.reduce_seconds, range(len(plan.stages))))
 
 
-def _mean_seconds_per_byte(cluster: Cluster, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
-    seconds = [cluster.seconds_per_byte(source, target) for source in sources for target in targets]
+def _mean_seconds_per_byte(plan: Plan, edge: StageEdge) -> float:
+    sources, targets = plan.stages[edge.source].devices, plan.stages[edge.target].devices
+    seconds = [plan.cluster.seconds_per_byte(source, target) for source in sources for target in targets]
     return sum(seconds) / len(seconds)
 
 

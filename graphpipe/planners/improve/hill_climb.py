@@ -1,45 +1,55 @@
-"""Hill climbing from a finished plan: operators change stages, and stages change their micro-batch sizes.
+"""Hill climbing from a finished plan, by small changes of its stages.
 
 The search before it gives all stages one micro-batch size, and estimates partitions in closed form. The closed form
 ignores late messages and stages that wait for two others. Small changes near the best plan correct for that.
 Jeon et al., GraphPipe (ASPLOS 2025), section 6, allow each stage its own size and find that it gains little.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
 from math import inf
 
+from graphpipe.planners.improve.changes import Change, Changes
 from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes, is_chain
+from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.plan import Plan
 
-Change = Callable[[Sequence[Part]], list[Part] | None]
-"""Returns the stages after a change; None if the change is impossible."""
 _PASSES = 4
 _WORTH = 1.0005
 """Smaller gains are not worth an unequal plan."""
 
 
-def hill_climb(plan: Plan, evaluate: Callable[[Plan, float], float], trials: int) -> Plan:
-    """Return the plan, or a faster one near it; its stages keep their devices and their order.
+def hill_climb(
+    plan: Plan,
+    evaluate: Callable[[Plan, float], float],
+    trials: int,
+    *,
+    sizes: Iterable[int] | None = None,
+    whole_backwards: bool = False,
+) -> Plan:
+    """Return the plan, or a faster one near it.
 
-    An operator may move to a stage that it feeds or that feeds it, and a stage may halve or double its micro-batch.
-    A change is kept if it shortens the step and fits in memory, until a whole pass changes nothing.
+    A change is kept if it shortens the step and fits in memory, until a whole pass changes nothing. `Changes` lists
+    the changes. Stages keep their devices, unless a change is of degrees or of the number of stages.
 
     Args:
         plan: under 1F1B, or any schedule that takes the samples in flight of Algorithm 2.
         evaluate: returns the seconds of one step of a plan; infinite if the plan does not run, or if the step takes
             longer than the second argument.
         trials: most evaluations.
+        sizes: micro-batch sizes that stages may change to; None: all that divide the mini-batch.
+        whole_backwards: `evaluate` takes schedules that do not split backwards.
     """
     problem = Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
+    allowed = tuple(sorted(micro_batch_sizes(plan.batch_size) if sizes is None else sizes))
     best, seconds = plan, evaluate(plan, inf)
     for _ in range(_PASSES):
         start = best
-        for change in _changes(best):
+        for change in Changes(best, allowed):
             trial = _changed(problem, best, change)
-            if trial is None or least_step_seconds(trial) >= seconds:
+            if trial is None or least_step_seconds(trial, whole_backwards=whole_backwards) >= seconds:
                 continue
             if not trials:
                 return best
@@ -47,49 +57,50 @@ def hill_climb(plan: Plan, evaluate: Callable[[Plan, float], float], trials: int
             trial_seconds = evaluate(trial, seconds)
             if trial_seconds * _WORTH < seconds:
                 best, seconds = trial, trial_seconds
+                if len(best.stages) != len(start.stages):
+                    break  # The other changes of this pass name stages by their old positions.
         if best is start:
             break
     return best
 
 
-def _changes(plan: Plan) -> Iterator[Change]:
-    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.ops}
-    fixed = {number for name, number in stage_of.items() if plan.graph[name].whole_batch}
-    moves = dict[tuple[str, int], None]()
-    for edge in plan.graph.edges:
-        source, target = stage_of[edge.source], stage_of[edge.target]
-        if source != target and not {source, target} & fixed:
-            moves |= {(edge.source, target): None, (edge.target, source): None}
-    order = plan.graph.index
-    for name, stage in moves:
-        yield lambda parts, name=name, stage=stage: _moved(parts, name, stage, order)
-    for stage in range(len(plan.stages)):
-        if stage not in fixed:
-            yield lambda parts, stage=stage: _resized(parts, stage, plan.batch_size, parts[stage].micro_batch // 2)
-            yield lambda parts, stage=stage: _resized(parts, stage, plan.batch_size, parts[stage].micro_batch * 2)
-
-
-def _moved(parts: Sequence[Part], name: str, stage: int, order: dict[str, int]) -> list[Part] | None:
-    home = next(number for number, part in enumerate(parts) if name in part.ops)
-    if home == stage or len(parts[home].ops) == 1:
-        return None
-    found = list(parts)
-    found[home] = replace(parts[home], ops=tuple(other for other in parts[home].ops if other != name))
-    found[stage] = replace(parts[stage], ops=tuple(sorted((*parts[stage].ops, name), key=order.__getitem__)))
-    return found
-
-
-def _resized(parts: Sequence[Part], stage: int, batch_size: int, size: int) -> list[Part] | None:
-    if not size or batch_size % size or size % parts[stage].degree:
-        return None
-    return [*parts[:stage], replace(parts[stage], micro_batch=size), *parts[stage + 1 :]]
-
-
 def _changed(problem: Problem, plan: Plan, change: Change) -> Plan | None:
-    parts = change([Part(it.ops, it.degree, it.micro_batch, it.burst, it.recompute) for it in plan.stages])
-    # Edges must go forward, or a stage would not be convex or would precede one that feeds it.
-    if parts is None or any(source > target for source, target in crossing_bytes(problem.graph, parts)):
+    before = [Part(it.ops, it.degree, it.micro_batch, it.burst, it.recompute) for it in plan.stages]
+    parts = change(before)
+    if parts is None:
         return None
     devices = [stage.devices for stage in plan.stages]
-    trial = assemble(problem, parts, planner=plan.planner, chain=is_chain(plan), devices=devices)
+    if [part.degree for part in parts] != [part.degree for part in before]:
+        if not _placeable(plan):
+            return None
+        devices = None
+    order = _topological(crossing_bytes(problem.graph, parts), len(parts))
+    if order is None:
+        return None
+    trial = assemble(
+        problem,
+        [parts[stage] for stage in order],
+        planner=plan.planner,
+        chain=is_chain(plan),
+        devices=devices and [devices[stage] for stage in order],
+    )
     return trial if memory_shortfall(trial) <= 0 else None
+
+
+def _placeable(plan: Plan) -> bool:
+    """Return whether stages can be put on devices again: all are of one type, and each hosts at most one stage."""
+    alone = sum(stage.degree for stage in plan.stages) == len(plan.used_devices)
+    return alone and len(plan.cluster.types) == 1
+
+
+def _topological(edges: Iterable[tuple[int, int]], stages: int) -> Sequence[int] | None:
+    """Return an order of the stages in which edges go forward; None if there is none."""
+    if all(source < target for source, target in edges):
+        return range(stages)
+    sorter = TopologicalSorter({stage: set[int]() for stage in range(stages)})
+    for source, target in edges:
+        sorter.add(target, source)
+    try:
+        return list(sorter.static_order())
+    except CycleError:
+        return None

@@ -20,7 +20,10 @@ class Options:
     evaluate: Callable[[Plan], float] = estimated_step_seconds
     """Seconds of one step of a plan."""
     scheduled: Callable[[Sequence[Plan]], Plan] | None = None
-    """Returns the best of a search's candidates under its best schedule; None: candidates keep their own schedule."""
+    """Returns the best of a search's candidates, or one near it, under the caller's schedule or the best one. None:
+    candidates keep their own schedule."""
+    splits_backward: bool = False
+    """Whether `scheduled` may split the backward. More stages then fill and drain faster."""
     micro_batch: int | None = None
     """The only micro-batch size to try; None tries all."""
     mixed_micro_batches: bool = False

@@ -31,10 +31,14 @@ def stage_seconds(
     each = [costs.seconds(kind, micro_batch / degree) for kind in types]
     again = [(seconds[0], *seconds) for seconds in each] if problem.recompute == "full" else each
     compute = np.max([np.sum(seconds, axis=0) for seconds in again], axis=0)
-    # The optimizer steps after the gradients are all-reduced.
-    update_per_byte = problem.costs.optimizer_seconds_per_parameter_byte + all_reduce_seconds_per_byte(problem, degree)
+    update_per_byte = update_seconds_per_byte(problem, degree)
     update = costs.op_bytes.trainable * update_per_byte * micro_batch / problem.batch_size
     return np.maximum(compute + update, LEAST_LOAD)
+
+
+def update_seconds_per_byte(problem: Problem, degree: int) -> float:
+    """Return the seconds per trainable byte of an update: the optimizer steps after the gradients are all-reduced."""
+    return problem.costs.optimizer_seconds_per_parameter_byte + all_reduce_seconds_per_byte(problem, degree)
 
 
 def all_reduce_seconds_per_byte(problem: Problem, degree: int) -> float:

@@ -9,7 +9,12 @@ from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel, StageMemory
 from graphpipe.planners.problem.partition import Part, Problem, crossing_bytes
-from graphpipe.planners.problem.stage_costs import far_bandwidth, smallest_memory_bytes, stage_seconds
+from graphpipe.planners.problem.stage_costs import (
+    far_bandwidth,
+    smallest_memory_bytes,
+    stage_seconds,
+    update_seconds_per_byte,
+)
 from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.plans.one_way_pairs import one_way_pairs
 
@@ -25,7 +30,8 @@ class PartitionEstimate:
     parts: tuple[Part, ...]
     in_flight: tuple[int, ...]
     step_seconds: float
-    """In closed form, as `estimates.estimated_step_seconds`, on the slowest device type and links."""
+    """In closed form, as `estimates.estimated_step_seconds`, on the slowest device type and links, or more
+    exactly for unsplit backwards (`PartitionEstimator.waiting`)."""
     split_seconds: float
     """The same if the schedule may split the backward. A stage then only waits for the first forward to arrive."""
     bottleneck_seconds: float
@@ -42,6 +48,10 @@ class PartitionEstimator:
     costs: CostModel
     chain: bool
     """Whether stages that do not feed each other still follow each other."""
+    waiting: bool = False
+    """For a schedule with unsplit backwards: count the time that stages wait for late messages, because 1F1B keeps few
+    samples in flight, and the updates after the last micro-batch. Other schedules can fill these times. For them the
+    updates are spread over the mini-batch."""
     _seconds: dict[tuple[int, int], Array] = field(default_factory=dict[tuple[int, int], Array])
     _known: dict[Part, "_Load"] = field(default_factory=dict[Part, "_Load"])
 
@@ -62,10 +72,15 @@ class PartitionEstimator:
         busy = self._busy(parts, loads, crossing)
         batch = self.problem.batch_size
         rounds = [batch / part.micro_batch for part in parts]
+        updates = [load.update for load in loads]
+        work, paces = busy, busy
+        if self.waiting:
+            work = [max(0.0, own - update / count) for own, update, count in zip(busy, updates, rounds, strict=True)]
+            paces = self._paces(parts, work, crossing, successors, in_flight)
         return PartitionEstimate(
             tuple(parts),
             in_flight,
-            self._step_seconds(busy, rounds, successors),
+            self._step_seconds(work, paces, rounds, successors, updates if self.waiting else [0.0] * len(parts)),
             self._split_seconds(busy, rounds, successors),
             float(max(count * seconds for count, seconds in zip(rounds, busy, strict=True))),
             self._spare_bytes(parts, loads, crossing, in_flight),
@@ -77,22 +92,64 @@ class PartitionEstimator:
         """Return the seconds per micro-batch of every stage."""
         busy = [load.seconds for load in loads]
         one_way = one_way_pairs(self.problem.graph, [part.ops for part in parts])
-        bandwidth = far_bandwidth(self.problem)
         for (source, target), count in crossing.items():
             directions = 1 if (source, target) in one_way else 2
-            per_sample = count / bandwidth / min(parts[source].degree, parts[target].degree)
+            per_sample = self._message_seconds(parts, source, target, count)
             for stage in (source, target):
                 once = per_sample * parts[stage].micro_batch
                 added = busy[stage] + directions * once
                 busy[stage] = max(busy[stage], once) if self.problem.cluster.overlap else added
         return busy
 
-    def _step_seconds(self, busy: Sequence[float], rounds: Sequence[float], successors: list[list[int]]) -> float:
-        longest = [0.0] * len(busy)
-        for stage in reversed(range(len(busy))):
-            longest[stage] = busy[stage] + max((longest[after] for after in successors[stage]), default=0.0)
-        rest = max((count - 1) * seconds for count, seconds in zip(rounds, busy, strict=True))
-        return float(rest + max(longest))
+    def _message_seconds(self, parts: Sequence[Part], source: int, target: int, count: float) -> float:
+        """Return the seconds per sample of the messages between two stages."""
+        return count / far_bandwidth(self.problem) / min(parts[source].degree, parts[target].degree)
+
+    def _paces(
+        self,
+        parts: Sequence[Part],
+        busy: Sequence[float],
+        crossing: dict[tuple[int, int], float],
+        successors: list[list[int]],
+        in_flight: Sequence[int],
+    ) -> list[float]:
+        """Return the seconds from one micro-batch to the next at every stage.
+
+        A stage with k micro-batches in flight starts the next one when the first of them has come back, after the
+        longest way to the last stage and back.
+        """
+        trips, paces = list(busy), list(busy)
+        overlap = self.problem.cluster.overlap
+        for stage in reversed(range(len(parts))):
+            for after in successors[stage]:
+                count = crossing.get((stage, after), 0.0) if overlap else 0.0  # else they are in `busy`
+                message = self._message_seconds(parts, stage, after, count) * parts[stage].micro_batch
+                trips[stage] = max(trips[stage], busy[stage] + 2 * message + trips[after])
+            if in_flight[stage] < self.problem.batch_size:
+                paces[stage] = max(busy[stage], trips[stage] * parts[stage].micro_batch / in_flight[stage])
+        return paces
+
+    def _step_seconds(
+        self,
+        work: Sequence[float],
+        paces: Sequence[float],
+        rounds: Sequence[float],
+        successors: list[list[int]],
+        updates: Sequence[float],
+    ) -> float:
+        """Return the first micro-batch's way through all stages, the pace of the rest, and the updates after that.
+
+        All stages keep the pace of the slowest. A stage updates its weights while the last backward passes the stages
+        before it (DAPPLE, section 4).
+        """
+        before = [0.0] * len(work)
+        for stage, after in enumerate(successors):
+            for other in after:
+                before[other] = max(before[other], before[stage] + work[stage])
+        fill = max(start + own for start, own in zip(before, work, strict=True))
+        rest = max((count - 1) * seconds for count, seconds in zip(rounds, paces, strict=True))
+        exposed = (update - (1 - _FORWARD_SHARE) * start for update, start in zip(updates, before, strict=True))
+        return float(rest + fill + max(0.0, *exposed))
 
     def _split_seconds(self, busy: Sequence[float], rounds: Sequence[float], successors: list[list[int]]) -> float:
         begin = [0.0] * len(busy)
@@ -132,12 +189,15 @@ class PartitionEstimator:
                 samples=samples,
                 temporary=float(each.temporary(samples)[at].max()) if each.has_temporaries else 0.0,
             )
-            known = self._known[part] = _Load(float(self._seconds[key][at].sum()), memory)
+            update = update_seconds_per_byte(self.problem, part.degree) * float(each.trainable[at].sum())
+            known = self._known[part] = _Load(float(self._seconds[key][at].sum()), update, memory)
         return known
 
 
 class _Load(NamedTuple):
     seconds: float
-    """Per micro-batch, without transfers."""
+    """Per micro-batch, with a share of the update, without transfers."""
+    update: float
+    """Seconds of the all-reduce and the optimizer step, once per mini-batch."""
     memory: StageMemory[float]
     """Without received tensors, which depend on the other parts."""

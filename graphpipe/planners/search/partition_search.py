@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
 from graphpipe.graph.series_parallel import Leaf
+from graphpipe.planners.baselines.dapple import shortest_step
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.stage_loads import StageLoads
-from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes
 from graphpipe.planners.problem.stage_costs import degrees_of
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
 from graphpipe.planners.search.candidates import Ranking
@@ -33,6 +34,12 @@ _SMALL_WALK = 2048
 _FEW_DOWNSETS = 200
 _INTERVALS = 4096
 """Operators times devices up to which the intervals of one order are searched exactly."""
+_SHORTEST = 2048
+"""Operators times devices up to which the sequential pipelines of the shortest step are searched."""
+_SHORTEST_RANGES = 60
+"""Ranges of limits that this search examines, fewer than the planner `dapple` does."""
+_SHORTEST_SIZES = 6
+"""Micro-batch sizes that it tries."""
 _MEMORY_MARGIN = 1.02
 _PRECISION = {"step": 1.01, "bottleneck": 1.003}
 """Of targets, by objective; lower for `step`, because the step time depends on more than the target."""
@@ -171,9 +178,33 @@ class PartitionSearch:
         table = DownsetTable.of(self.problem, self.costs, graph, downsets)
         for size in sizes:
             loads = StageLoads(table, size, degrees_of(self.problem, size))
-            parts = table.parts(loads.bottleneck_search(self._ceiling([ranking])).solve(), size)
-            if parts:
-                ranking.offer([*parts, self.tail.part(self.problem)] if self.tail.ops else parts)
+            self._offer(table.parts(loads.bottleneck_search(self._ceiling([ranking])).solve(), size))
+
+    def _offer(self, parts: list[Part]) -> None:
+        if parts:
+            self.rankings[0].offer([*parts, self.tail.part(self.problem)] if self.tail.ops else parts)
+
+    def shortest_chains(self) -> list[Plan]:
+        """Return the plans of the shortest steps that DAPPLE finds, if the best estimates are sequential pipelines.
+
+        The search spreads updates over the mini-batch. DAPPLE counts them after the last micro-batch, so that it finds
+        other stages if some have much computing and others many parameters. The list is empty for a large graph or
+        cluster. The micro-batch sizes are those of the best estimates.
+        """
+        ranking = self.rankings[0]
+        graph, devices = self.tail.before, len(self.problem.cluster.devices)
+        best = ranking.found.estimates
+        share = 1 if ranking.estimator.waiting else 3  # Split backwards fill most of the time that updates take.
+        most, tried = _SHORTEST // share, _SHORTEST_SIZES // share
+        if graph is None or not best or len(graph.ops) * devices > most or not _is_chain(self.problem, best[0]):
+            return []
+        table = DownsetTable.of(self.problem, self.costs, graph, Downsets.chain(graph))
+        tail = [self.tail.part(self.problem)] if self.tail.ops else []
+        sizes = list(dict.fromkeys(estimate.parts[0].micro_batch for estimate in best))
+        found = [parts for size in sizes[:tried] if (parts := shortest_step(table, size, _SHORTEST_RANGES))]
+        estimates = [ranking.estimator.estimate([*parts, *tail]) for parts in found]
+        plans = [plan for estimate in estimates for plan in self._assembled(estimate, ranking.estimator.chain)]
+        return [plan for plan in plans if memory_shortfall(plan) <= 0]
 
     def candidates(self) -> list[list[Plan]]:
         """Return the plans of every ranking's best estimates: one each, or one per device choice for the tail.
@@ -213,3 +244,9 @@ class PartitionSearch:
         if sum(part.degree for part in estimate.parts) <= len(self.problem.cluster.devices):
             hosts.append({})
         return [assemble(self.problem, estimate.parts, planner=self.planner, chain=chain, hosts=host) for host in hosts]
+
+
+def _is_chain(problem: Problem, estimate: PartitionEstimate) -> bool:
+    crossing = crossing_bytes(problem.graph, estimate.parts)
+    stages = len(estimate.parts)
+    return stages > 1 and all((stage, stage + 1) in crossing for stage in range(stages - 1))

@@ -37,10 +37,11 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     if options.objective == "bottleneck" and options.micro_batch is None:
         return _best_of_sizes(problem, options, planner, chains)
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
-    split = options.objective == "step" and options.scheduled is not None
+    split = options.objective == "step" and options.splits_backward
+    waiting = options.objective == "step" and not split
     rankings = tuple(
         Ranking(
-            PartitionEstimator(problem, costs, chain),
+            PartitionEstimator(problem, costs, chain, waiting=waiting),
             Candidates(options.objective),
             Candidates("split") if split else None,
         )
@@ -56,6 +57,8 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     plans = _distinct(plan for kind in kinds for plan in kind)
     if options.objective == "bottleneck":
         return min(plans, key=bottleneck_seconds)
+    if False in chains:
+        plans = _distinct([*plans, *run.shortest_chains()])
     return options.scheduled(plans) if options.scheduled is not None else options.best(plans)
 
 

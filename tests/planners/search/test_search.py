@@ -1,7 +1,6 @@
 """Planners on whole problems: validity, memory, whole-batch tails, and graph planner against chain planner."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from problems import best_bottleneck, cluster, random_problem, table, towers
 
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph, Op
-from graphpipe.planners.choose_schedule import best_scheduled, scheduled
+from graphpipe.planners.best_candidate import BestCandidate
+from graphpipe.planners.choose_schedule import scheduled
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
@@ -96,8 +96,8 @@ def test_auto_is_not_slower_than_1f1b_where_stages_must_recompute() -> None:
     problem = towers([3, 3], 3, 8, **sizes)
     plain = graphpipe(problem, Options(evaluate=step_seconds))
     assert any(stage.recompute == "full" for stage in plain.stages)
-    choose = partial(best_scheduled, evaluate=step_seconds)
-    found = graphpipe(problem, Options(evaluate=step_seconds, scheduled=choose))
+    choose = BestCandidate(choice="auto", evaluate=step_seconds)
+    found = graphpipe(problem, Options(evaluate=step_seconds, scheduled=choose, splits_backward=True))
     verify(found)
     assert step_seconds(scheduled(found, "auto", step_seconds)) < step_seconds(plain)
 

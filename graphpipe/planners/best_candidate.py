@@ -1,0 +1,158 @@
+"""Choose the best of several plans of one problem under a schedule: a named one, or the one with the shortest step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.planners.choose_schedule import AUTO, under
+from graphpipe.planners.improve.hill_climb import hill_climb
+from graphpipe.planners.raise_in_flight import with_room, with_slack
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import least_step_seconds
+from graphpipe.schedule.schedulers import zb_auto
+from graphpipe.schedule.schedulers.registry import find_scheduler
+
+_TRIED = 16
+"""Most plans that get a greedy schedule."""
+_TRIED_TASKS = 100_000
+"""Most tasks in their schedules together."""
+_CLOSE = 1.1
+"""Plans of few tasks whose lower bound is within this factor of the best are worth improving."""
+_SEARCHED = 4
+"""Most plans for which a schedule is searched."""
+_SEARCHED_TASKS = 20_000
+"""Most tasks in the searched schedules together."""
+_REFINED = 3
+"""Plans that hill climbing tries to improve."""
+_MORE_REFINED = 6
+"""The same for plans of few tasks."""
+_FEW_TASKS = 100
+"""Tasks that count as few."""
+_REFINED_TASKS = 10_000
+"""Most tasks to schedule while it improves one plan."""
+_SLOWER = 20
+"""How many times as long an evaluation takes if it is not quick."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestCandidate:
+    """Chooses the best of several 1F1B plans of one problem under a schedule, after small changes (`hill_climb`)."""
+
+    choice: str
+    """The name of a schedule, or `auto`."""
+    evaluate: Callable[[Plan], float]
+    """Seconds of one step of a plan."""
+    micro_batch: int | None = None
+    """The only micro-batch size that stages may have; None: any."""
+    quick: Callable[[Plan], bool] | None = None
+    """Whether `evaluate` is quick for a plan; None: always. Otherwise fewer changes are tried."""
+
+    def __call__(self, plans: Sequence[Plan]) -> Plan:
+        """Return the best of at least one plan, or a plan near it, under its schedule.
+
+        Raises:
+            Infeasible: no plan fits in memory under the schedule.
+        """
+        if self.choice == AUTO:
+            return self._under_the_best(plans)
+        if self.choice == zb_auto.NAME:
+            return self._searched(plans)[1]
+        return self._under_a_rule(plans)
+
+    def _under_the_best(self, plans: Sequence[Plan]) -> Plan:
+        """Search a zero-bubble schedule. Try each plan that could be faster with unsplit backwards too, with and
+        without slack (`with_slack`)."""
+        seconds, best = self._searched(plans)
+        for plan in plans:
+            least = least_step_seconds(plan, whole_backwards=True)
+            if least < seconds:
+                seconds, best = min((seconds, best), self._evaluated(plan), key=_seconds)
+            if least < seconds and (slack := with_slack(plan)) != plan:
+                seconds, best = min((seconds, best), self._evaluated(slack), key=_seconds)
+        return best
+
+    def _searched(self, plans: Sequence[Plan]) -> tuple[float, Plan]:
+        """Return the best plan under a zero-bubble schedule, and its step seconds.
+
+        1. Give every plan a zero-bubble schedule by one greedy rule, which is quick. Skip a plan whose lower bound is
+           not close to the best plan so far.
+        2. Improve the most promising plans by small changes, evaluated by the same greedy rule.
+        3. Search a schedule for the best plans of steps 1 and 2.
+        """
+        promises: list[tuple[float, Plan]] = []
+        for plan in _affordable(sorted(plans, key=least_step_seconds)[:_TRIED], _TRIED_TASKS):
+            close = _CLOSE if _tasks(plan) <= _FEW_TASKS else 1.0
+            if promises and least_step_seconds(plan) >= close * min(promises, key=_seconds)[0]:
+                continue
+            promises.append((_greedy_seconds(plan), plan))
+        promising = [plan for _, plan in sorted(promises, key=_seconds)]
+        near = [self._improved(plan, _greedy_seconds) for plan in _worth_improving(promising)]
+        searched = (
+            replace(with_room(plan), schedule=zb_auto.NAME)
+            for plan in _affordable(_distinct(near, promising[:_SEARCHED]), _SEARCHED_TASKS)
+        )
+        return min(map(self._evaluated, searched), key=_seconds)
+
+    def _under_a_rule(self, plans: Sequence[Plan]) -> Plan:
+        """Evaluate the plans under a schedule that a rule makes, and improve the best by small changes."""
+        scheduler = find_scheduler(self.choice)
+        whole = not scheduler.splits_backward
+
+        def seconds_of(plan: Plan, _: float = inf) -> float:
+            try:
+                return self.evaluate(under(scheduler, plan))
+            except (Infeasible, InvalidInput):  # too little memory, or micro-batches that the rule cannot order
+                return inf
+
+        ranked: list[tuple[float, Plan]] = []
+        for plan in sorted(plans, key=lambda each: least_step_seconds(each, whole_backwards=whole)):
+            if len(ranked) < _REFINED or least_step_seconds(plan, whole_backwards=whole) < ranked[_REFINED - 1][0]:
+                ranked = sorted([*ranked, (seconds_of(plan), plan)], key=_seconds)
+        promising = _worth_improving([plan for _, plan in ranked])
+        near = [self._improved(plan, seconds_of, whole_backwards=whole) for plan in promising]
+        return under(scheduler, min([*near, ranked[0][1]], key=seconds_of))
+
+    def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
+        slow = evaluate is not _greedy_seconds and self.quick is not None and not self.quick(plan)
+        trials = _REFINED_TASKS // _tasks(plan) // (_SLOWER if slow else 1)
+        sizes = None if self.micro_batch is None else (self.micro_batch,)
+        return hill_climb(plan, evaluate, trials, sizes=sizes, whole_backwards=whole_backwards)
+
+    def _evaluated(self, plan: Plan) -> tuple[float, Plan]:
+        return self.evaluate(plan), plan
+
+
+def _greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:
+    return zb_auto.greedy_seconds(with_room(plan), limit_seconds)
+
+
+def _affordable(plans: Sequence[Plan], tasks: int) -> Iterator[Plan]:
+    """Yield plans, at least one, until together they have `tasks` tasks."""
+    for plan in plans:
+        yield plan
+        tasks -= _tasks(plan)
+        if tasks <= 0:
+            return
+
+
+def _tasks(plan: Plan) -> int:
+    return 3 * sum(map(plan.micro_batches, range(len(plan.stages))))
+
+
+def _distinct(*groups: Sequence[Plan]) -> list[Plan]:
+    return list({id(plan): plan for group in groups for plan in group}.values())
+
+
+def _worth_improving(plans: Sequence[Plan]) -> list[Plan]:
+    """Return the first few plans that differ in their partition of the operators, more if they have few tasks."""
+    found: dict[frozenset[frozenset[str]], Plan] = {}
+    for plan in plans:
+        found.setdefault(frozenset(frozenset(stage.ops) for stage in plan.stages), plan)
+    different = list(found.values())[:_MORE_REFINED]
+    few = sum(map(_tasks, different)) <= _FEW_TASKS * len(different)
+    return different if few else different[:_REFINED]
+
+
+def _seconds(ranked: tuple[float, Plan]) -> float:
+    return ranked[0]

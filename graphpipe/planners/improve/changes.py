@@ -1,0 +1,182 @@
+"""Small changes of a plan's stages, for hill climbing: of operators, micro-batch sizes, devices and cuts.
+
+move      o1 o2 | o3 o4   ->   o1 | o2 o3 o4         resize     b = 4, 4   ->   b = 8, 4    or all to 8, 8
+shift     d = 2 | d = 4   ->   d = 3 | d = 3         merge, split     o1 | o2   <->   o1 o2
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, combinations, permutations
+
+from graphpipe.planners.problem.partition import Part
+from graphpipe.plans.estimates import seconds_per_sample
+from graphpipe.plans.plan import Plan
+
+Change = Callable[[Sequence[Part]], list[Part] | None]
+"""Returns the stages after a change; None if the change is impossible. Degrees may need other devices."""
+_SMALL = 64
+"""Operators times stages up to which every operator may move to every stage, and change places with any other."""
+_TAKERS = 2
+"""Stages that other stages may give devices to: the slowest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes of one plan."""
+
+    plan: Plan
+    sizes: tuple[int, ...]
+    """Micro-batch sizes that stages may have, ascending."""
+
+    def __iter__(self) -> Iterator[Change]:
+        """Yield the changes, those that most often shorten a step first."""
+        free = [number for number in range(len(self.plan.stages)) if number not in self._fixed]
+        moves = list(self._moves())
+        order = self.plan.graph.index
+        for name, stage in moves:
+            yield lambda parts, name=name, stage=stage: _moved(parts, name, stage, order)
+        for stage in free:
+            yield lambda parts, stage=stage: self._resized(parts, stage, -1)
+            yield lambda parts, stage=stage: self._resized(parts, stage, 1)
+        for step in (-1, 1):
+            yield lambda parts, step=step: self._all_resized(parts, free, step)
+        yield from self._structural(free)
+        for one, other in self._pairs():
+            yield lambda parts, one=one, other=other: _swapped(parts, one, other, order)
+
+    @property
+    def _fixed(self) -> set[int]:
+        """The stages with whole-batch operators."""
+        graph = self.plan.graph
+        return {n for n, stage in enumerate(self.plan.stages) if any(graph[name].whole_batch for name in stage.ops)}
+
+    def _moves(self) -> list[tuple[str, int]]:
+        """Return operators with the stages that they may move to: neighbours, or all stages of a small plan."""
+        stages, stage_of = self.plan.stages, self._stage_of
+        found = dict[tuple[str, int], None]()
+        for edge in self.plan.graph.edges:
+            found |= {(edge.source, stage_of[edge.target]): None, (edge.target, stage_of[edge.source]): None}
+        if self._small:
+            found |= {(name, stage): None for name in stage_of for stage in range(len(stages))}
+        return [(name, stage) for name, stage in found if not {stage, stage_of[name]} & self._fixed]
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        """Return the pairs of operators of a small plan that may change places."""
+        free = [name for name, stage in self._stage_of.items() if stage not in self._fixed] if self._small else []
+        return list(combinations(free, 2))
+
+    @property
+    def _stage_of(self) -> dict[str, int]:
+        return {name: number for number, stage in enumerate(self.plan.stages) for name in stage.ops}
+
+    @property
+    def _small(self) -> bool:
+        return len(self.plan.graph.ops) * len(self.plan.stages) <= _SMALL
+
+    def _structural(self, free: Sequence[int]) -> Iterator[Change]:
+        """Yield the changes of degrees and of the number of stages."""
+        slowest = sorted(free, key=lambda stage: seconds_per_sample(self.plan, stage), reverse=True)[:_TAKERS]
+        for taker in slowest:
+            yield lambda parts, taker=taker: self._grown(parts, taker)
+        for giver, taker in permutations(free, 2):
+            if taker in slowest:
+                yield lambda parts, giver=giver, taker=taker: self._shifted(parts, giver, taker)
+        for edge in self.plan.edges:
+            if edge.source in free and edge.target in free:
+                yield lambda parts, edge=edge: self._merged(parts, edge.source, edge.target)
+        for stage in free:
+            yield lambda parts, stage=stage: self._split(parts, stage)
+
+    def _resized(self, parts: Sequence[Part], stage: int, step: int) -> list[Part] | None:
+        size = self._next_size(parts[stage].micro_batch, (parts[stage].degree,), step)
+        return _with(parts, stage, replace(parts[stage], micro_batch=size)) if size else None
+
+    def _all_resized(self, parts: Sequence[Part], free: Sequence[int], step: int) -> list[Part] | None:
+        sizes = {parts[stage].micro_batch for stage in free}
+        size = self._next_size(sizes.pop(), [parts[stage].degree for stage in free], step) if len(sizes) == 1 else None
+        if size is None:
+            return None
+        return [replace(part, micro_batch=size) if stage in free else part for stage, part in enumerate(parts)]
+
+    def _next_size(self, size: int, degrees: Sequence[int], step: int) -> int | None:
+        """Return the next larger or smaller size that all degrees divide."""
+        fitting = [each for each in self.sizes if all(each % degree == 0 for degree in degrees)]
+        beyond = [each for each in fitting if (each > size if step > 0 else each < size)]
+        return (beyond[0] if step > 0 else beyond[-1]) if beyond else None
+
+    def _with_degree(self, part: Part, degree: int) -> Part | None:
+        """Return the part with the largest possible degree up to `degree`, and the micro-batch nearest to its own."""
+        for each in range(degree, 0, -1):
+            if fitting := [size for size in self.sizes if size % each == 0]:
+                nearest = min(fitting, key=lambda size: max(size / part.micro_batch, part.micro_batch / size))
+                return replace(part, degree=each, micro_batch=nearest)
+        return None
+
+    def _grown(self, parts: Sequence[Part], taker: int) -> list[Part] | None:
+        """Return the stages with all spare devices at one of them."""
+        spare = len(self.plan.cluster.devices) - sum(part.degree for part in parts)
+        if spare <= 0:
+            return None
+        grown = self._with_degree(parts[taker], parts[taker].degree + spare)
+        return None if grown is None or grown.degree <= parts[taker].degree else _with(parts, taker, grown)
+
+    def _shifted(self, parts: Sequence[Part], giver: int, taker: int) -> list[Part] | None:
+        small = self._with_degree(parts[giver], parts[giver].degree - 1)
+        if small is None:
+            return None
+        return self._grown(_with(parts, giver, small), taker)
+
+    def _merged(self, parts: Sequence[Part], first: int, second: int) -> list[Part] | None:
+        one, other = parts[first], parts[second]
+        ops = tuple(sorted((*one.ops, *other.ops), key=self.plan.graph.index.__getitem__))
+        whole = self._with_degree(replace(one, ops=ops), one.degree + other.degree)
+        if whole is None or one.recompute != other.recompute:
+            return None
+        return [part for number, part in enumerate(_with(parts, first, whole)) if number != second]
+
+    def _split(self, parts: Sequence[Part], stage: int) -> list[Part] | None:
+        part = parts[stage]
+        back = self._with_degree(part, part.degree // 2)
+        front = self._with_degree(part, part.degree - back.degree) if back else None
+        ops = sorted(part.ops, key=self.plan.graph.order.index)
+        if front is None or back is None or len(ops) < 2:
+            return None
+        at = self._cut(ops, part, front.degree / (front.degree + back.degree))
+        pair = replace(front, ops=tuple(ops[:at])), replace(back, ops=tuple(ops[at:]))
+        return [*parts[:stage], *pair, *parts[stage + 1 :]]
+
+    def _cut(self, ops: Sequence[str], part: Part, share: float) -> int:
+        """Return how many of the operators take nearest to a share of their time together."""
+        model = self.plan.cost_model
+        tasks = [model.task_seconds((name,), 0, part.micro_batch / part.degree, "none") for name in ops]
+        *sums, whole = accumulate(task.forward + task.backward for task in tasks)
+        return 1 + min(range(len(sums)), key=lambda at: abs(sums[at] - share * whole))
+
+
+def _with(parts: Sequence[Part], stage: int, part: Part) -> list[Part]:
+    return [*parts[:stage], part, *parts[stage + 1 :]]
+
+
+def _moved(parts: Sequence[Part], name: str, stage: int, order: dict[str, int]) -> list[Part] | None:
+    home = _home(parts, name)
+    if home == stage or len(parts[home].ops) == 1:
+        return None
+    found = list(parts)
+    found[home] = replace(parts[home], ops=tuple(other for other in parts[home].ops if other != name))
+    found[stage] = replace(parts[stage], ops=tuple(sorted((*parts[stage].ops, name), key=order.__getitem__)))
+    return found
+
+
+def _swapped(parts: Sequence[Part], one: str, other: str, order: dict[str, int]) -> list[Part] | None:
+    homes = _home(parts, one), _home(parts, other)
+    if homes[0] == homes[1]:
+        return None
+    found = list(parts)
+    for home, leaving, coming in zip(homes, (one, other), (other, one), strict=True):
+        ops = (*(name for name in parts[home].ops if name != leaving), coming)
+        found[home] = replace(parts[home], ops=tuple(sorted(ops, key=order.__getitem__)))
+    return found
+
+
+def _home(parts: Sequence[Part], name: str) -> int:
+    return next(number for number, part in enumerate(parts) if name in part.ops)
