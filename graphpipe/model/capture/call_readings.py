@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from graphpipe.model.capture.module_graph.module_structure import module_structure
+from graphpipe.model.capture.module_graph.module_structure import Structures
 from graphpipe.model.capture.reading import Reading
 from graphpipe.model.torch_private import TreeSpec, flatten, memory_key, non_leaf_alias, unflatten
 
@@ -42,8 +42,8 @@ class CallReadings:
     module: nn.Module
     outside: set[int]
     """Keys of the memory of parameters, buffers and model inputs."""
-    structures: dict[str, object]
-    """Of submodules, by path; filled here."""
+    structures: Structures
+    """Of the module's submodules."""
     _known: dict[Hashable, _Known] = field(default_factory=dict[Hashable, _Known])
     _alive: list[object] = field(default_factory=list[object])
     _invented: Any = field(default_factory=lambda: count(-1, -1))
@@ -54,19 +54,18 @@ class CallReadings:
         """Return the value and the reading of a call of a submodule, by `run` unless an equal call is known."""
         path = str(node.target)
         leaves, spec = flatten(arguments)
-        if path not in self.structures:
-            self.structures[path] = module_structure(self.module.get_submodule(path))
         keys = [memory_key(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
         shared = tuple(keys.index(key) for key in keys)
-        key = (self.structures[path], str(spec), shared, *map(self._key, leaves))
-        if key in self._known:
+        rest = (str(spec), shared, *map(self._key, leaves))
+        if (key := (self.structures.of(path), *rest)) in self._known:
             return self._again(self._known[key], keys)
-        value, reading = run()
+        with self.structures.observed(path):
+            value, reading = run()
         self._alive += leaves
         writes = any("written_by" in each.meta for each in node.all_input_nodes)
         known = None if writes else _remember(value, reading, keys)
         if known is not None:
-            self._known[key] = known
+            self._known[(self.structures.of(path), *rest)] = known
         return value, reading
 
     def _key(self, leaf: Any) -> Hashable:

@@ -14,6 +14,7 @@ from graphpipe.graph import Input
 from graphpipe.model.capture.call_readings import CallReadings
 from graphpipe.model.capture.module_graph.data_flow import Decisions
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.module_graph.module_structure import Structures
 from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.inputs import blank
 from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
@@ -34,7 +35,7 @@ def propagate_shapes(module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[I
     Raises:
         Exception: any error of a submodule on fake tensors.
     """
-    structures: dict[str, object] = {}
+    structures = Structures(fake)
     few, many = (_run(module_graph, fake, blank(inputs, samples), structures) for samples in SAMPLES)
     for node, reading in many.items():
         reading.sample_shape = _sample_shape(few[node].shape, reading.shape)
@@ -50,7 +51,7 @@ def _sample_shape(few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> 
 
 
 def _run(
-    module_graph: ModuleGraph, fake: nn.Module, inputs: Mapping[str, Tensor], structures: dict[str, object]
+    module_graph: ModuleGraph, fake: nn.Module, inputs: Mapping[str, Tensor], structures: Structures
 ) -> dict[fx.Node, Reading]:
     names = {node: name for name, node in module_graph.inputs.items()}
     values: dict[fx.Node, Any] = {}

@@ -356,6 +356,27 @@ def test_a_forward_that_decides_by_values_is_refused_with_the_line() -> None:
         capture(Deciding(), torch.randn(2, 4))
 
 
+class Numbered(nn.Module):
+    """Multiplies as often as its number says, and returns as many columns more."""
+
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx, self.linear = layer_idx, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, :4]
+        for _ in range(self.layer_idx):
+            x = self.linear(x)
+        return nn.functional.pad(x, (0, self.layer_idx))
+
+
+def test_layers_that_read_their_number_are_measured_one_by_one() -> None:
+    # Equal layers are measured once, and their numbers were ignored: all had the shapes of the first one.
+    graph = capture(nn.Sequential(*map(Numbered, (1, 2, 3))), torch.randn(2, 4), opaque=["0", "1", "2"])
+    assert [op.work.flops_per_sample for op in graph.ops] == [32, 64, 96]
+    assert [op.output_bytes_per_sample for op in graph.ops] == [20, 24, 28]
+
+
 class Guarded(nn.Module):
     """Decides by values, as the encoder layers of DETR do; `otherwise` is what it does if they are not finite."""
 

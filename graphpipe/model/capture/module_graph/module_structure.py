@@ -1,32 +1,66 @@
 """What two modules must have in common so that calls of equal arguments return tensors of equal shapes."""
 
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from typing import Any
+
 from torch import Tensor, nn
 
 from graphpipe.model.recorders import is_recorder
 
 _NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "index"})
-"""Attributes that tell layers apart. They name a layer in a cache, and do not change what it computes."""
+"""Attributes that tell layers apart. Most layers only name themselves to a cache with them."""
 _INSIDE = frozenset(vars(nn.Module()))
 
 
-def module_structure(module: nn.Module) -> object:
-    """Return a value that is equal for modules of equal classes, attributes, and shapes of tensors, also inside.
+class Structures:
+    """Values that are equal for submodules of equal classes, attributes, and shapes of tensors, also inside.
 
     Objects that are neither modules, tensors nor plain values count as equal only if they are the same object. A
-    module with hooks equals only itself.
+    module with hooks equals only itself. The number of a layer counts if a call of a layer of its class has read it.
+
+    Args:
+        root: the module whose submodules are compared.
     """
-    tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    hooks = [hook for name in _INSIDE if name.endswith("_hooks") for hook in vars(module)[name].values()]
-    return (
-        type(module) if all(map(is_recorder, hooks)) else id(module),
-        tuple((name, _value(value)) for name, value in sorted(vars(module).items()) if _counts(name)),
-        tuple((name, each.shape, each.dtype, each.requires_grad) for name, each in tensors),
-        tuple((name, module_structure(child)) for name, child in module.named_children()),
-    )
 
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self._found: dict[str, object] = {}
+        self._numbered: set[type[nn.Module]] = set()
 
-def _counts(name: str) -> bool:
-    return name not in _INSIDE and name not in _NUMBERS
+    def of(self, path: str) -> object:
+        """Return the structure of a submodule."""
+        if path not in self._found:
+            self._found[path] = self._structure(self.root.get_submodule(path))
+        return self._found[path]
+
+    @contextmanager
+    def observed(self, path: str) -> Generator[None]:
+        """While inside, see which numbers of layers a call of this submodule reads. `of` may change by this."""
+        held = [(each, type(each)) for each in self.root.get_submodule(path).modules() if _NUMBERS & vars(each).keys()]
+        reads: set[type[nn.Module]] = set()
+        for module, kind in held:
+            if kind not in self._numbered:
+                module.__class__ = _observed(kind, _NUMBERS & vars(module).keys(), reads)
+        try:
+            yield
+        finally:
+            for module, kind in held:
+                module.__class__ = kind
+        if reads:
+            self._numbered |= reads
+            self._found.clear()
+
+    def _structure(self, module: nn.Module) -> object:
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        hooks = [hook for name in _INSIDE if name.endswith("_hooks") for hook in vars(module)[name].values()]
+        ignored = _INSIDE if type(module) in self._numbered else _INSIDE | _NUMBERS
+        return (
+            type(module) if all(map(is_recorder, hooks)) else id(module),
+            tuple((name, _value(value)) for name, value in sorted(vars(module).items()) if name not in ignored),
+            tuple((name, each.shape, each.dtype, each.requires_grad) for name, each in tensors),
+            tuple((name, self._structure(child)) for name, child in module.named_children()),
+        )
 
 
 def _value(value: object) -> object:
@@ -37,3 +71,20 @@ def _value(value: object) -> object:
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     return id(value)
+
+
+def _observed(kind: type[nn.Module], numbers: Collection[str], reads: set[type[nn.Module]]) -> type[nn.Module]:
+    # A subclass that notes when one of the numbers is read.
+    names: dict[str, Any] = {name: _number(name, kind, reads) for name in numbers}
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **names})
+
+
+def _number(name: str, kind: type[nn.Module], reads: set[type[nn.Module]]) -> property:
+    def read(module: nn.Module) -> object:
+        reads.add(kind)
+        return vars(module)[name]
+
+    def write(module: nn.Module, value: object) -> None:
+        vars(module)[name] = value
+
+    return property(read, write)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.data_flow import DataFlow, Decisions
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.capture.module_graph.module_structure import module_structure
+from graphpipe.model.capture.module_graph.module_structure import Structures
 from graphpipe.model.recorders import remove_recorders
 from graphpipe.model.torch_private import (
     TreeSpec,
@@ -129,7 +129,7 @@ class StaticRuns:
         self.root = root
         self.mode = mode
         self._known: dict[object, CallOutcome] = {}
-        self._structures: dict[str, object] = {}
+        self._structures = Structures(root)
         self.hidden: set[str] = set()
         """Submodules inside which glue cannot express what computes their `beside`."""
         self._alive: list[object] = []  # a key may contain the identity of an argument
@@ -152,20 +152,14 @@ class StaticRuns:
         except ValueError as error:
             raise CannotExpress(path.rpartition(".")[0], f"passes {path} {error}") from None
         module = self.root.get_submodule(path)
-        if path not in self._structures:
-            self._structures[path] = module_structure(module)
-        hidden = path in self.hidden
-        key = (
-            self._structures[path],
-            module.training,
-            hidden,
-            str(spec),
-            *(_key(leaf) for each in given for leaf in each),
-        )
-        if key not in self._known:
-            self._alive += given
-            self._known[key] = self._run(path, module, spec, given)
-        return self._known[key]
+        rest = (module.training, path in self.hidden, str(spec), *(_key(leaf) for each in given for leaf in each))
+        if (key := (self._structures.of(path), *rest)) in self._known:
+            return self._known[key]
+        self._alive += given
+        with self._structures.observed(path):
+            found = self._run(path, module, spec, given)
+        self._known[(self._structures.of(path), *rest)] = found
+        return found
 
     def _run(self, path: str, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> CallOutcome:
         with outside_tracing(), self.mode, torch.enable_grad():
