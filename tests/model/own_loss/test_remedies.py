@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from qwen2_vl_text import Text, embedded
 
 def test_the_text_model_of_qwen2_vl_trains_as_in_the_whole_model() -> None:
     torch.manual_seed(0)
+    model: Any
     model, batch = FAMILIES["qwen2_vl"]()
     with pytest.raises(InvalidInput, match=r"'pixel_values' has 64.*Every input needs one row for each sample"):
         from_transformers(model, batch)
