@@ -37,9 +37,10 @@ def run(args: argparse.Namespace) -> int:
         from graphpipe.model.capture_cache.capture_cache import cached_capture
         from graphpipe.profiler.profile import profile
 
-        captured = cached_capture(module, inputs, None if args.no_cache else cache_folder())
+        cache = None if args.no_cache else cache_folder()
+        captured = cached_capture(module, inputs, cache)
     start = time.perf_counter()
-    costs = profile(module, inputs, cluster, captured=captured)
+    costs = profile(module, inputs, cluster, captured=captured, cache=cache)
     seconds = time.perf_counter() - start
     if args.output:
         costs.save(args.output)

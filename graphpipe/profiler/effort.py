@@ -40,6 +40,11 @@ class Effort:
         agree = max(sums) <= (1 + self.spread) * min(sums)
         return self.clock() - start < self.seconds or not (agree or len(figures) >= self.repeats_if_uneven)
 
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        """The numbers that say how long to measure."""
+        return (self.repeats, self.repeats_if_uneven, self.spread, self.most, self.seconds)
+
     def share(self, repeats: float, seconds: float) -> float:
         """Return the share that is done, from 0 to 1, after this many repeats and seconds of measuring.
 

@@ -31,6 +31,8 @@ class OpRun:
     """Inputs that need a gradient in training."""
     parameters: tuple[Tensor, ...] = ()
     """Those that need a gradient; it accumulates in them."""
+    module: nn.Module | None = None
+    """What `call` calls."""
     signature: Hashable
     """Operators with equal signatures run the same code on the same shapes, so one measurement serves all."""
     saved_bytes_per_sample: float = 0.0
@@ -129,6 +131,7 @@ def _run(
         inputs=inputs,
         differentiable=frozenset(spec.name for spec in received if spec.requires_grad),
         parameters=parameters,
+        module=program.module,
         signature=_signature(graph, name, program, inputs),
         saved_bytes_per_sample=graph[name].work.saved_bytes_per_sample,
         ends=last is not None,

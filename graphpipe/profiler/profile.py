@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from graphpipe.model.split.split import capture_for
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.profiler.contention import MOST_PROCESSES_PER_CORE, under_contention
 from graphpipe.profiler.effort import Effort
+from graphpipe.profiler.known_costs import KnownCosts
 from graphpipe.profiler.op_memory import temporaries
 from graphpipe.profiler.op_runs import Criterion, OpRun, op_runs
 from graphpipe.profiler.profile_ops import one_pass, profile_ops
@@ -45,6 +47,7 @@ def profile(
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
     optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] = torch.optim.AdamW,
     effort: Effort | None = None,
+    cache: Path | None = None,
 ) -> CostTable:
     """Return costs measured on this machine, with as many threads as each rank of the cluster will have.
 
@@ -65,6 +68,8 @@ def profile(
         batch_sizes: numbers of samples to measure at; each curve is a line through them.
         optimizer: builds the optimizer of the training from a list of parameters.
         effort: how long to measure each operator at each batch size.
+        cache: a folder with the costs of operators that were measured before, which also gets new ones. None: every
+            operator is measured.
 
     Raises:
         InvalidInput: a model on the meta device, a cluster of several device types, batch sizes that are not
@@ -83,6 +88,9 @@ def profile(
     with _threads_of_a_rank(cluster) as threads, torch.random.fork_rng():
         effort = effort or _effort(trainable, threads)
         sizes = sorted(set(batch_sizes))
+        copies = _copies(cluster, threads, trainable)
+        devices = sorted({str(each.device) for each in trainable})
+        known = KnownCosts(cache, [device_type, sizes, threads, copies, devices, effort.amounts], loss_fn)
 
         def runs() -> Iterable[OpRun]:
             return op_runs(model, captured, cluster, values, criterion)
@@ -94,17 +102,24 @@ def profile(
         samples: list[OpRun] = []
         with (
             waiting(f"profiling {len(graph.ops)} operators") as advance,
-            under_contention(_copies(cluster, threads, trainable), work_of_a_copy),
+            under_contention(copies, work_of_a_copy),
         ):
-            measured = _with_memory(runs(), graph, sizes, memory, samples)
+            measured = _with_memory(runs(), graph, sizes, memory, samples, known)
             rows = profile_ops(
-                measured, device_type, sizes, effort, on_progress=lambda done: advance(done / len(graph.ops))
+                measured,
+                device_type,
+                sizes,
+                effort,
+                find=known.row,
+                on_progress=lambda done: advance(done / len(graph.ops)),
             )
             step = profile_optimizer(trainable, optimizer, effort)
             overhead = profile_task_overhead(replace(effort, between=lambda: one_pass(samples, max(sizes), effort)))
+    rows = tuple(replace(row, temporaries=memory[row.op]) for row in rows)
+    known.keep(rows)
     return CostTable(
         graph_fingerprint=graph.fingerprint,
-        rows=tuple(replace(row, temporaries=memory[row.op]) for row in rows),
+        rows=rows,
         state_bytes_per_parameter_byte=step.state_bytes_per_parameter_byte,
         optimizer_seconds_per_parameter_byte=step.seconds_per_parameter_byte,
         task_overhead_seconds=overhead,
@@ -117,13 +132,16 @@ def _with_memory(
     batch_sizes: Sequence[int],
     memory: dict[str, Temporaries],
     samples: list[OpRun],
+    known: KnownCosts,
 ) -> Generator[OpRun]:
     # Yields the runs. Fills `memory` with the temporaries of each, and `samples` with a few different operators.
-    known: dict[Hashable, Temporaries] = {}
+    found: dict[Hashable, Temporaries] = {}
     for run in runs:
-        if run.signature not in known:
-            known[run.signature] = temporaries(run, batch_sizes, graph[run.op].work.saved_bytes_per_sample)
-        memory[run.op] = known[run.signature]
+        if run.signature not in found:
+            row = known.row(run)
+            saved = graph[run.op].work.saved_bytes_per_sample
+            found[run.signature] = row.temporaries if row and row.temporaries else temporaries(run, batch_sizes, saved)
+        memory[run.op] = found[run.signature]
         if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != each.signature for each in samples):
             samples.append(run)
         yield run

@@ -1,5 +1,6 @@
 """Times the real code of operators on this machine, and fits a curve to the times of each."""
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +20,9 @@ WINDOW_BYTES = 64 * 2**20
 """More than any cache holds."""
 _MEASURING = 0.8
 """The part of an operator's time that its measurements take. Before them, it computes its output and is tried."""
+
+_COMPANY = 3
+"""Operators that run with one that is measured, though their costs are known."""
 
 OnProgress = Callable[[float], object]
 
@@ -45,6 +49,7 @@ def profile_ops(
     batch_sizes: Sequence[int],
     effort: Effort | None = None,
     *,
+    find: Callable[[OpRun], OpCost | None] = lambda run: None,
     on_progress: OnProgress = lambda done: None,
 ) -> tuple[OpCost, ...]:
     """Return a measured row of the cost table for every run, in order.
@@ -63,6 +68,8 @@ def profile_ops(
         batch_sizes: numbers of samples to measure at; an operator that refuses one (batch normalisation of one sample)
             is measured without it.
         effort: how long to measure each operator.
+        find: returns the row of an operator that was measured before. If another one is measured, a few of these run
+            with it, so that the caches are as in training.
         on_progress: called from time to time with the number of operators that are done, which may be a fraction.
 
     Raises:
@@ -72,20 +79,26 @@ def profile_ops(
     known: dict[Hashable, OpCost] = {}
     order: list[tuple[str, Hashable]] = []
     window: list[OpRun] = []
+    company: deque[OpRun] = deque(maxlen=_COMPANY)
 
     def show(measured: float) -> None:
-        on_progress(len(order) - _MEASURING * len(window) * (1.0 - measured))
+        new = sum(run.signature not in known for run in window)
+        on_progress(len(order) - _MEASURING * new * (1.0 - measured))
 
     for run in runs:
         order.append((run.op, run.signature))
-        if run.signature not in known:
+        if run.signature not in known and (row := find(run)):
+            known[run.signature] = row
+            company.append(run)
+        elif run.signature not in known:
+            window += [each for each in company if each not in window]
             window.append(run)
         show(0.0)
         if sum(each.saved_bytes_per_sample for each in window) * max(batch_sizes) >= WINDOW_BYTES:
-            known |= _profile(window, device_type, batch_sizes, effort, show)
+            known = _profile(window, device_type, batch_sizes, effort, show) | known
             window.clear()
     if window:
-        known |= _profile(window, device_type, batch_sizes, effort, show)
+        known = _profile(window, device_type, batch_sizes, effort, show) | known
     on_progress(len(order))
     return tuple(replace(known[signature], op=op) for op, signature in order)
 

@@ -122,6 +122,7 @@ def _costs(
         inputs,
         cluster,
         captured=captured,
+        cache=_cache(config),
         loss_fn=task.loss_fn,
         targets=targets,
         batch_sizes=sorted({max(1, size >> halvings) for halvings in range(8)}),

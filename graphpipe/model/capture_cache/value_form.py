@@ -20,6 +20,7 @@ _MOST_BYTES = 2**26
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, PurePath)
 _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, np.dtype, np.generic)
 _ORDERED, _UNORDERED, _BASES = (list, tuple, deque), (set, frozenset), (object, OrderedDict)
+_SCALARS = (str, bytes, int, float)
 """Types of C whose contents are read: sequences, sets, and those that have nothing to add to what they derive from."""
 
 
@@ -120,6 +121,8 @@ class ValueForms:
                 found.append(self._items(value))
             elif base in _ORDERED or base in _UNORDERED:
                 found.append(self._sequence(value, ordered=base in _ORDERED))
+            elif base in _SCALARS:
+                found.append(base.__repr__(value))
             elif base not in _BASES and not _shows_its_state(base):
                 raise InDoubt(f"a {base.__module__}.{base.__qualname__}")
             found += [
@@ -158,7 +161,15 @@ class ValueForms:
             f"{function.__module__}.{function.__qualname__}",
             _code(function.__code__),
             *(self.form(each) for each in (function.__defaults__, function.__kwdefaults__, cells)),
+            self._items(self._globals(function)),
         ]
+
+    def _globals(self, function: types.FunctionType) -> dict[str, object]:
+        # What a function of the user's reads in its module, such as another function.
+        if function.__module__ not in self._users:
+            return {}
+        names = sorted(_names(function.__code__))
+        return {name: function.__globals__[name] for name in names if name in function.__globals__}
 
 
 def _shows_its_state(kind: type) -> bool:
@@ -189,6 +200,11 @@ def _content(cell: types.CellType) -> object:
 def _code(code: types.CodeType) -> object:
     constants = [_code(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
     return [code.co_code.hex(), constants, list(code.co_names), list(code.co_varnames), list(code.co_freevars)]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return {*code.co_names}.union(*inner)
 
 
 def _tensor(tensor: Tensor, *, contents: bool) -> object:

@@ -1,0 +1,113 @@
+"""Costs of operators that were measured before on this machine, in the user's cache folder.
+
+The key of an operator has its code, the values and classes that it uses, the shapes of what it reads, and everything
+else that its time depends on: the machine, versions, threads, batch sizes and the loss. In doubt it is measured.
+"""
+
+import hashlib
+import json
+import platform
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from graphpipe.costs.op_cost import OpCost
+from graphpipe.errors import InvalidInput
+from graphpipe.files.cache_folder import make_private
+from graphpipe.files.json_body import from_body
+from graphpipe.files.json_document import read_document, write_document
+from graphpipe.model.capture_cache.user_modules import user_modules
+from graphpipe.model.capture_cache.value_form import InDoubt, ValueForms
+from graphpipe.profiler.op_runs import OpRun
+
+MOST_ENTRIES = 4096
+"""Older ones are removed."""
+_KIND = "measured-cost"
+
+
+class KnownCosts:
+    """The rows of operators that were measured before.
+
+    Args:
+        folder: of the cache. None: nothing is known, and nothing is kept.
+        circumstances: values that the costs of all operators depend on.
+        loss_fn: the loss that runs with the operator that ends the model.
+    """
+
+    def __init__(self, folder: Path | None, circumstances: Sequence[object], loss_fn: object = None) -> None:
+        self._folder = folder / "costs" if folder else None
+        self._circumstances = [*circumstances, platform.python_version(), str(torch.__version__), _machine()]
+        self._loss_fn = loss_fn
+        self._users = user_modules() if folder else {}
+        self._entries: dict[str, Path | None] = {}
+        self._rows: dict[str, OpCost | None] = {}
+
+    def row(self, run: OpRun) -> OpCost | None:
+        """Return the row of an operator; None if it was not measured before, or if that is in doubt."""
+        if run.op not in self._rows:
+            entry = self._entries[run.op] = self._entry(run)
+            self._rows[run.op] = _read(entry, run.op) if entry else None
+        return self._rows[run.op]
+
+    def keep(self, rows: Iterable[OpCost]) -> None:
+        """Write the rows that were not known."""
+        new = [(row, entry) for row in rows if not self._rows.get(row.op) and (entry := self._entries.get(row.op))]
+        if not new or self._folder is None:
+            return
+        with suppress(OSError, InvalidInput):  # a folder that cannot be written only costs time
+            make_private(self._folder)
+            for row, entry in new:
+                write_document(entry, _KIND, row)
+            for old in sorted(self._folder.iterdir(), key=lambda each: each.stat().st_mtime)[:-MOST_ENTRIES]:
+                old.unlink()
+
+    def _entry(self, run: OpRun) -> Path | None:
+        if self._folder is None or not isinstance(run.module, fx.GraphModule):
+            return None
+        forms = ValueForms(self._users)
+        loss_fn = self._loss_fn if run.ends else None
+        try:
+            parts = [
+                forms.form(each) for each in (run.signature, *run.module.children(), loss_fn, *self._circumstances)
+            ]
+        except (InDoubt, RecursionError):
+            return None
+        versions = {name: _version(name) for name in sorted(forms.modules) if name not in self._users}
+        text = json.dumps([run.module.code, parts, versions])
+        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+
+def _read(entry: Path, op: str) -> OpCost | None:
+    if not entry.exists():
+        return None
+    try:
+        found = read_document(entry, _KIND, lambda body: from_body(OpCost, body, str(entry)))
+    except InvalidInput as error:
+        reason = " ".join(str(error).split())
+        warnings.warn(f"a cost in the cache cannot be used, so '{op}' is measured again: {reason}", stacklevel=2)
+        return None
+    return found if found.op == op else None
+
+
+def _version(name: str) -> str:
+    return str(getattr(sys.modules.get(name.partition(".")[0]), "__version__", ""))
+
+
+@cache
+def _machine() -> list[str]:
+    # Also the source of what measures, because a change of it may measure something else.
+    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return [platform.node(), platform.machine(), _processor(), hashlib.sha256(source).hexdigest()]
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line for line in lines if line.startswith("model name")), "")
+    return platform.processor()
