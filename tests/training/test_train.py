@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_cases import Run
+from safetensors.torch import load_file
 
 import graphpipe as gp
 from graphpipe.plans import Plan
@@ -126,3 +127,18 @@ def test_what_the_command_line_refuses_raises_the_same_sentence(run: Run, config
     with pytest.raises(gp.InvalidInput, match="no-such-file"):
         gp.train("no-such-file.toml")
     assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("config")
+def test_a_training_splits_the_layers_that_its_configuration_names() -> None:
+    plain, split = (
+        gp.train("tiny.toml", overrides=["train.steps=3", f"plan.split={names}"], tell=None)
+        for names in ("none", "b:2")
+    )
+    graph = Plan.load(split.folder.plan).graph
+    assert graph.origin is not None
+    assert [each.parts for each in graph.origin.split_ops] == [("b.part0", "b.part1")]
+    weights = [load_file(each.folder.weights) for each in (plain, split)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-6, msg=name)
