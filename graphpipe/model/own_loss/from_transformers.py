@@ -72,8 +72,9 @@ def from_transformers(
 ) -> TransformersModel:
     """Return a model of Hugging Face `transformers`, captured for planning: nothing is computed or downloaded.
 
-    Its transformer layers stay whole, key-value caches are switched off, and operators that compare samples with each
-    other need the whole mini-batch. If the example has labels, the pipeline returns only the outputs that the model's
+    Its transformer layers stay whole, unless the model is asked for results inside them, such as the scores of routers.
+    Key-value caches are switched off. Operators that compare samples with each other, or return one number for all of
+    them, need the whole mini-batch. If the example has labels, the pipeline returns only the outputs that the model's
     own loss reads, and the last stage computes that loss. A cross-entropy is then the sum over all labels, divided by
     the number of labels in the whole mini-batch that are not -100.
 
@@ -176,7 +177,7 @@ def _compares(captured: Captured, node: fx.Node) -> bool:
 
 
 def _captured(model: nn.Module, inputs: Any, origin: Origin, *, compare_modes: bool) -> Captured:
-    # Captured twice if operators compare samples, because these need the whole mini-batch.
+    # Captured twice if operators need the whole mini-batch.
     captured = capture_again(model, inputs, origin, compare_modes=compare_modes)
     comparing = [
         op.name
