@@ -23,8 +23,8 @@ def with_current_fields(body: dict[str, Any]) -> dict[str, Any]:
 def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a plan as fingerprints of schema version 1 use it.
 
-    Every stage had a backend then, and replicas did not shard anything. Costs did not have any loads, and graphs did not
-    say what can be split.
+    Every stage had a backend then, and replicas did not shard anything. Costs did not have any loads, and graphs did
+    not say what can be split.
     """
     for stage in _stages(plan):
         stage["backend"] = "eager"
