@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.planners.choose_schedule import AUTO, under
+from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, under
 from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
@@ -58,11 +58,12 @@ class BestCandidate:
             return self._under_the_best(plans)
         if self.choice == zb_auto.NAME:
             return self._searched(plans)[1]
-        return self._under_a_rule(plans)
+        return self._under_a_rule(plans, self.choice)
 
     def _under_the_best(self, plans: Sequence[Plan]) -> Plan:
         """Search a zero-bubble schedule. Try each plan that could be faster with unsplit backwards too, with and
-        without slack (`with_slack`)."""
+        without slack (`with_slack`). The plans include the best one under 1F1B, after small changes for 1F1B."""
+        plans = [*plans, self._under_a_rule(plans, AS_PLANNED, refined=1)]
         seconds, best = self._searched(plans)
         for plan in plans:
             least = least_step_seconds(plan, whole_backwards=True)
@@ -94,9 +95,15 @@ class BestCandidate:
         )
         return min(map(self._evaluated, searched), key=_seconds)
 
-    def _under_a_rule(self, plans: Sequence[Plan]) -> Plan:
-        """Evaluate the plans under a schedule that a rule makes, and improve the best by small changes."""
-        scheduler = find_scheduler(self.choice)
+    def _under_a_rule(self, plans: Sequence[Plan], choice: str, refined: int | None = None) -> Plan:
+        """Evaluate the plans under a schedule that a rule makes, and improve the best by small changes.
+
+        Args:
+            plans: at least one.
+            choice: name of the schedule.
+            refined: most plans to improve; None: as many as are worth it.
+        """
+        scheduler = find_scheduler(choice)
         whole = not scheduler.splits_backward
 
         def seconds_of(plan: Plan, _: float = inf) -> float:
@@ -109,7 +116,7 @@ class BestCandidate:
         for plan in sorted(plans, key=lambda each: least_step_seconds(each, whole_backwards=whole)):
             if len(ranked) < _REFINED or least_step_seconds(plan, whole_backwards=whole) < ranked[_REFINED - 1][0]:
                 ranked = sorted([*ranked, (seconds_of(plan), plan)], key=_seconds)
-        promising = _worth_improving([plan for _, plan in ranked])
+        promising = _worth_improving([plan for _, plan in ranked])[:refined]
         near = [self._improved(plan, seconds_of, whole_backwards=whole) for plan in promising]
         return under(scheduler, min([*near, ranked[0][1]], key=seconds_of))
 
