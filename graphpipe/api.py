@@ -53,7 +53,8 @@ def plan(
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
     If no plan fits in memory, most planners let stages recompute in the backward (`Stage.recompute`). These are the
-    planners with `Planner.recomputes`.
+    planners with `Planner.recomputes`. GraphPipe's own planners then also try to shard the replicas' state
+    (`Stage.state`).
 
     Args:
         graph: of the model.

@@ -5,8 +5,8 @@ from dataclasses import replace
 from graphpipe.errors import Infeasible
 from graphpipe.planners.improve.device_types import typed_plans
 from graphpipe.planners.improve.exchange_devices import exchanged
+from graphpipe.planners.improve.memory_reliefs import with_reliefs
 from graphpipe.planners.improve.mixed_micro_batches import with_mixed_micro_batches
-from graphpipe.planners.improve.recompute_when_short import with_recomputation
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
@@ -32,14 +32,15 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     6. Add the shortest chains that DAPPLE's search finds, if the best estimate is a chain (`shortest_chains`). Rank the
        best candidates by their step time under the caller's schedule, or their best one, after small changes of
        operators, micro-batch sizes, degrees and cuts (`Options.scheduled`, `hill_climb`).
-    7. If no plan fits in memory, repeat 1-6 with stages that recompute in the backward (`recompute_when_short`).
+    7. If no plan fits in memory, repeat 1-6 with stages that recompute in the backward, with replicas that shard the
+       optimizer's state, and with both (`memory_reliefs`).
 
     With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.
 
     Raises:
         Infeasible: nothing fits in memory.
     """
-    best = with_recomputation(problem, options, "graphpipe", _searched)
+    best = with_reliefs(problem, options, "graphpipe", _searched)
     return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
 
 

@@ -10,7 +10,7 @@ feed each other still follow each other, so that the warm-up includes all of the
 
 from functools import partial
 
-from graphpipe.planners.improve.recompute_when_short import with_recomputation
+from graphpipe.planners.improve.memory_reliefs import with_reliefs
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
@@ -19,13 +19,13 @@ from graphpipe.plans.plan import Plan
 
 
 def plan_spp(problem: Problem, options: Options) -> Plan:
-    """Return the best sequential pipeline found. If none fits in memory, let its stages recompute.
+    """Return the best sequential pipeline found. If none fits in memory, let its stages shard or recompute.
 
     Raises:
         Infeasible: nothing fits in memory.
     """
     find = partial(search, planner="spp", chains=(True,))
-    return with_recomputation(problem, options, "spp", find)
+    return with_reliefs(problem, options, "spp", find)
 
 
 SPP = Planner(name="spp", plan=plan_spp, pipeline="chain", recomputes=True)

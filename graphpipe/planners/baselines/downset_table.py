@@ -52,7 +52,6 @@ class DownsetTable:
     """By downset."""
     cut_bytes: Array
     """[downsets]: bytes per sample that the downset reads from outside."""
-    state_bytes: Array
     saved_bytes: Array
 
     @staticmethod
@@ -68,7 +67,6 @@ class DownsetTable:
             positions,
             reads,
             np.array([float(read.bytes_read(downsets.members[[at]])[0]) for at, read in enumerate(reads)]),
-            downsets.members @ costs.op_bytes.state[positions],
             downsets.members @ costs.op_bytes.saved[positions],
         )
 
@@ -88,7 +86,8 @@ class DownsetTable:
         for cut in cuts:
             inside = self.downsets.members[cut.upper] & ~self.downsets.members[cut.lower]
             ops = tuple(name for name in self.graph.order if inside[self.graph.index[name]])
-            found.append(Part(ops, cut.devices, micro_batch, recompute="full" if cut.recomputes else "none"))
+            again = "full" if cut.recomputes else "none"
+            found.append(Part(ops, cut.devices, micro_batch, recompute=again, state=self.problem.state))
         return found
 
 

@@ -12,7 +12,7 @@ from graphpipe.costs import StageMemory
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_cuts import UNLIMITED, BottleneckSearch, StageCuts
 from graphpipe.planners.problem.partition import Part
-from graphpipe.planners.problem.stage_costs import all_reduce_seconds_per_byte, far_bandwidth, smallest_memory_bytes
+from graphpipe.planners.problem.stage_costs import far_bandwidth, smallest_memory_bytes, update_seconds_per_byte
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -46,8 +46,8 @@ class StageLoads:
         compute: list[tuple[Policy, Array]] = [
             (policy, self._summed(partial(self._compute, again=policy == "full"))) for policy in policies
         ]
-        reduce = self._summed(self._reduce)
-        cuts = [self._cuts_of_all_policies(at, compute, reduce, ceiling) for at in range(1, len(table.downsets))]
+        reduce, state = self._summed(self._reduce), self._summed(self._state)
+        cuts = [self._cuts_of_all_policies(at, compute, reduce, state, ceiling) for at in range(1, len(table.downsets))]
         return BottleneckSearch(cuts, len(table.problem.cluster.devices))
 
     def _summed(self, each: Callable[[int], Array]) -> Array:
@@ -65,21 +65,25 @@ class StageLoads:
     def _reduce(self, degree: int) -> Array:
         """Return seconds per sample of each operator's share of the update: all-reduce and optimizer step."""
         table = self.downset_table
-        reduce = all_reduce_seconds_per_byte(table.problem, degree)
-        per_byte = (reduce + table.problem.costs.optimizer_seconds_per_parameter_byte) / table.problem.batch_size
+        per_byte = update_seconds_per_byte(table.problem, degree) / table.problem.batch_size
         return table.costs.op_bytes.trainable[table.positions] * per_byte
 
+    def _state(self, degree: int) -> Array:
+        """Return the bytes of parameters, gradients and optimizer state of each operator on each replica."""
+        table = self.downset_table
+        return table.costs.op_bytes.held(table.problem.state, degree)[table.positions]
+
     def _cuts_of_all_policies(
-        self, at: int, compute: Sequence[tuple[Policy, Array]], reduce: Array, ceiling: float
+        self, at: int, compute: Sequence[tuple[Policy, Array]], reduce: Array, state: Array, ceiling: float
     ) -> StageCuts:
         """Return the cuts of all policies; those that recompute only if memory may be short otherwise."""
         (first, seconds), *others = compute
-        found = [self._cuts(at, seconds, reduce, ceiling, first)]
+        found = [self._cuts(at, seconds, reduce, state, ceiling, first)]
         if others and (found[0].limit < min(len(self.downset_table.graph.ops), self.downset_table.devices)).any():
-            found += [self._cuts(at, seconds, reduce, ceiling, policy) for policy, seconds in others]
+            found += [self._cuts(at, seconds, reduce, state, ceiling, policy) for policy, seconds in others]
         return StageCuts.concatenate(found) if len(found) > 1 else found[0]
 
-    def _cuts(self, at: int, compute: Array, reduce: Array, ceiling: float, policy: Policy) -> StageCuts:
+    def _cuts(self, at: int, compute: Array, reduce: Array, state: Array, ceiling: float, policy: Policy) -> StageCuts:
         table = self.downset_table
         below = table.downsets.below(at)
         seconds = compute[at] - compute[below]
@@ -88,7 +92,7 @@ class StageLoads:
         received = table.reads[at].bytes_read(table.downsets.members[at] & ~table.downsets.members[below])
         seconds = _counted(seconds, reduce[at] - reduce[below], self.all_reduce)
         seconds = _counted(seconds, self._traffic(at, below, received), self.traffic)
-        limit = self._limits(at, below, received, policy)
+        limit = self._limits(at, state[at] - state[below], received, policy, below)
         row, column = np.nonzero(seconds <= ceiling)
         one = np.ones(len(row), np.int64)
         again = np.full(len(row), policy == "full")
@@ -105,11 +109,11 @@ class StageLoads:
             count = received + table.cut_bytes[below] - table.reads[at].bytes_read(table.downsets.members[below])
         return 2 * count[:, None] / np.array(self.degrees) / far_bandwidth(table.problem)
 
-    def _limits(self, at: int, below: Indices, received: Array, policy: Policy) -> NDArray[np.int64]:
+    def _limits(self, at: int, state: Array, received: Array, policy: Policy, below: Indices) -> NDArray[np.int64]:
         """Return, of shape [stages, degrees], the largest count of stages at which the stage fits."""
         table, batch = self.downset_table, self.downset_table.problem.batch_size
         memory = StageMemory.summed(
-            (table.state_bytes[at] - table.state_bytes[below])[:, None],
+            state,
             (table.saved_bytes[at] - table.saved_bytes[below])[:, None],
             recompute=policy,
             samples=self.micro_batch / np.array(self.degrees),

@@ -47,7 +47,7 @@ def _resized(problem: Problem, plan: Plan, sizes: dict[int, int]) -> Plan:
     wanted = [sizes.get(position, stage.micro_batch) for position, stage in enumerate(plan.stages)]
     largest = max((size for size in wanted if size < problem.batch_size), default=problem.batch_size)
     parts = [
-        Part(stage.ops, stage.degree, size, max(1, largest // size), stage.recompute)
+        Part(stage.ops, stage.degree, size, max(1, largest // size), stage.recompute, stage.state)
         for stage, size in zip(plan.stages, wanted, strict=True)
     ]
     devices = [stage.devices for stage in plan.stages]

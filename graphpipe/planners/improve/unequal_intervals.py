@@ -101,7 +101,7 @@ class Intervals:
                 if micro_batch % degree == 0:
                     seconds = stage_seconds(problem, costs, micro_batch, degree, (types[kind],))[at]
                     memory = StageMemory.summed(
-                        costs.op_bytes.state[at],
+                        costs.op_bytes.held(problem.state, degree)[at],
                         costs.op_bytes.saved[at],
                         recompute=problem.recompute,
                         samples=micro_batch / degree,

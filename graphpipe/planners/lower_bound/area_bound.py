@@ -48,7 +48,7 @@ def _choices(least: OpMinima) -> tuple[Array, Array]:
 
 def _bytes(least: OpMinima) -> Array:
     """Return the bytes of state that all devices of a stage hold of an operator, for every choice."""
-    return least.state_bytes[:, None] * np.array([*least.degrees, 1.0])
+    return np.column_stack((least.state_bytes * np.array(least.degrees), least.whole_state_bytes))
 
 
 def _resources(problem: Problem) -> tuple[int, float]:

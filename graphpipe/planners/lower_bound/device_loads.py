@@ -107,7 +107,7 @@ def _classes(problem: Problem, least: OpMinima) -> dict[str, bytes]:
         [
             *least.seconds.values(),
             *(whole[:, None] for whole in least.whole.values()),
-            least.state_bytes[:, None],
+            least.state_bytes,
             least.saved_bytes[:, None],
         ],
         axis=1,
@@ -137,7 +137,7 @@ def _stretches(
     able = np.isfinite(seconds)
     summed, state, missing = (
         np.concatenate(([0.0], np.cumsum(each)))
-        for each in (np.where(able, seconds, 0.0), least.state_bytes[ops], ~able)
+        for each in (np.where(able, seconds, 0.0), least.state_bytes[ops, column], ~able)
     )
     # Entry [i, j]: the most that any of operators i to j saves.
     saved = np.maximum.accumulate(np.triu(np.tile(least.saved_bytes[ops], (len(ops), 1))), axis=1)

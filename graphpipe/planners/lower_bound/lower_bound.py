@@ -24,6 +24,7 @@ def bottleneck_bound(
     sizes: Collection[int] | None = None,
     shared: bool = True,
     hidden: Collection[str] = (),
+    sharded: bool = False,
     effort: float = 1.0,
 ) -> float:
     """Return a lower bound on the seconds per mini-batch of the slowest device of any plan; infinite if nothing fits.
@@ -43,11 +44,12 @@ def bottleneck_bound(
         shared: True for every plan. False for plans in which each device runs one stage and possibly stages of the
             whole-batch tail. The planners only make such plans.
         hidden: operators whose all-reduce does not count (see `step_bound`); the objective counts all.
+        sharded: True for every plan. False for plans whose replicas hold their whole state.
         effort: time limit of the packing; 1 ends within half a second.
     """
     if shared and sizes is not None and any(op.whole_batch for op in problem.graph.ops):
         sizes = {*sizes, problem.batch_size}
-    least = OpMinima.of(problem, sizes, hidden=hidden)
+    least = OpMinima.of(problem, sizes, hidden=hidden, sharded=sharded)
     work = device_seconds_bound(problem, least)
     if not 0 < work < np.inf:
         return work + least.overhead_seconds
@@ -55,7 +57,7 @@ def bottleneck_bound(
     return packing_bound(packing, work, effort) + least.overhead_seconds
 
 
-def step_bound(problem: Problem, *, shared: bool = True) -> float:
+def step_bound(problem: Problem, *, shared: bool = True, sharded: bool = False) -> float:
     """Return a lower bound on the step seconds of every synchronous plan.
 
     It is the larger of the bottleneck bound and a path bound. The path bound of an operator adds the forwards of one
@@ -69,6 +71,7 @@ def step_bound(problem: Problem, *, shared: bool = True) -> float:
     Args:
         problem: graph, costs, cluster and batch.
         shared: as for `bottleneck_bound`.
+        sharded: as for `bottleneck_bound`.
     """
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     forward, input_gradient, weight_gradient = _least_passes(problem, costs, 1.0)
@@ -85,7 +88,7 @@ def step_bound(problem: Problem, *, shared: bool = True) -> float:
     hidden: Collection[str] = ()
     if problem.cluster.overlap:
         hidden = problem.graph.index.keys() if shared else whole_batch_tail(problem.graph)
-    return max(bottleneck_bound(problem, shared=shared, hidden=hidden), path)
+    return max(bottleneck_bound(problem, shared=shared, hidden=hidden, sharded=sharded), path)
 
 
 def _least_passes(problem: Problem, costs: CostModel, samples: float) -> list[NDArray[np.float64]]:
@@ -108,19 +111,20 @@ def gap_percent(plan: Plan, prediction: Prediction) -> float:
     """Return by how many percent a plan's predicted step exceeds the bound; 0 means that the plan is proven best.
 
     If the plan shares devices among stages, the bound covers all plans; otherwise only plans that do not share them.
+    It covers plans whose replicas shard their state only if those of the plan do.
     """
-    bound = step_bound(_problem(plan), shared=_shares(plan))
+    bound = step_bound(_problem(plan), shared=_shares(plan), sharded=_shards(plan))
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
 
 
 def bottleneck_gap_percent(plan: Plan) -> float:
     """Return by how many percent the slowest device of a plan exceeds the bound for its micro-batch sizes.
 
-    Shared devices are treated as in `gap_percent`. The bound is restricted to the plan's sizes, because a larger
-    micro-batch always has a faster bottleneck, but takes longer to fill and drain.
+    Shared devices and sharded state are treated as in `gap_percent`. The bound is restricted to the plan's sizes,
+    because a larger micro-batch always has a faster bottleneck, but takes longer to fill and drain.
     """
     sizes = {stage.micro_batch for stage in _own_stages(plan)} or {plan.batch_size}
-    bound = bottleneck_bound(_problem(plan), sizes=sizes, shared=_shares(plan))
+    bound = bottleneck_bound(_problem(plan), sizes=sizes, shared=_shares(plan), sharded=_shards(plan))
     return 100.0 * (plan.batch_size * bottleneck_seconds(plan) / bound - 1.0) if bound else 0.0
 
 
@@ -132,6 +136,10 @@ def _own_stages(plan: Plan) -> list[Stage]:
     """Return the stages outside the whole-batch tail, whose stages may always share devices."""
     tail = whole_batch_tail(plan.graph)
     return [stage for stage in plan.stages if not tail.issuperset(stage.ops)]
+
+
+def _shards(plan: Plan) -> bool:
+    return any(stage.state != "whole" for stage in plan.stages)
 
 
 def _shares(plan: Plan) -> bool:

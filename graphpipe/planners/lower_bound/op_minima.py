@@ -27,6 +27,9 @@ class OpMinima:
 
     A stage that recomputes takes longer. It may free all activations except those of the operator that it recomputes.
     It holds these for one micro-batch, which is also the least that a stage without recomputation holds.
+
+    If replicas may shard their state (`Stage.state`), the fullest one holds at least an equal share of the optimizer's
+    state, beside whole weights and gradients. The busiest one updates at least an equal share of the weights.
     """
 
     degrees: tuple[int, ...]
@@ -37,7 +40,9 @@ class OpMinima:
     """[operators] for each device type, on one device with the whole mini-batch at once; infinite outside the
     whole-batch tail."""
     state_bytes: Array
-    """[operators]: weights, gradients and optimizer state, on every device of a stage."""
+    """[operators, degrees]: weights, gradients and optimizer state, on the fullest device of a stage."""
+    whole_state_bytes: Array
+    """[operators]: the same on one device."""
     saved_bytes: Array
     """[operators]: activations of one sample. A stage holds at least the largest of its operators for a micro-batch."""
     samples: Array
@@ -46,7 +51,13 @@ class OpMinima:
     """Least time that a device with a stage spends on starting tasks."""
 
     @staticmethod
-    def of(problem: Problem, sizes: Collection[int] | None = None, *, hidden: Collection[str] = ()) -> "OpMinima":
+    def of(
+        problem: Problem,
+        sizes: Collection[int] | None = None,
+        *,
+        hidden: Collection[str] = (),
+        sharded: bool = False,
+    ) -> "OpMinima":
         """Compute the minima of a problem.
 
         Args:
@@ -54,6 +65,7 @@ class OpMinima:
             sizes: micro-batch sizes that stages may have, divisors of the mini-batch; None: all. The whole-batch tail
                 may always have the mini-batch.
             hidden: operators whose all-reduce counts 0 seconds, because it can overlap other stages' computation.
+            sharded: whether replicas may shard their state.
         """
         costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
         batch, count = problem.batch_size, len(problem.cluster.devices)
@@ -62,19 +74,25 @@ class OpMinima:
         inside = whole_batch_tail(problem.graph)
         tail = np.array([op.name in inside for op in problem.graph.ops])
         whole_batch = np.array([op.whole_batch for op in problem.graph.ops])
+        parts = {degree: degree if sharded else 1 for degree in (1, *degrees)}
         seconds: dict[str, Array] = {}
         whole: dict[str, Array] = {}
         for kind in sorted({device.type for device in problem.cluster.devices}):
             capacity = problem.cluster.types[kind].memory_bytes * _ROUNDED + 1
-            columns = [_fastest(costs, kind, batch, [b for b in allowed if b % d == 0], d, capacity) for d in degrees]
-            update = np.stack([_update_seconds(problem, costs, d, hidden) for d in degrees], axis=1)
+            columns = [
+                _fastest(costs, kind, batch, [b for b in allowed if b % d == 0], d, parts[d], capacity) for d in degrees
+            ]
+            update = np.stack([_update_seconds(problem, costs, d, parts[d], hidden) for d in degrees], axis=1)
             seconds[kind] = np.where(whole_batch[:, None], np.inf, np.stack(columns, axis=1) + update)
-            at_once = _fastest(costs, kind, batch, [batch], 1, capacity) + _update_seconds(problem, costs, 1, hidden)
+            at_once = _fastest(costs, kind, batch, [batch], 1, 1, capacity)
+            at_once += _update_seconds(problem, costs, 1, 1, hidden)
             whole[kind] = np.where(tail, at_once, np.inf)
         samples = np.array([min(size for size in allowed if size % d == 0) / d for d in degrees])
         runs = 1 if tail.any() else batch / allowed[0]
         overhead = 2 * runs * problem.costs.task_overhead_seconds
-        return OpMinima(degrees, seconds, whole, costs.op_bytes.least_state, costs.op_bytes.saved, samples, overhead)
+        held = costs.op_bytes
+        state = np.stack([held.least_held(parts[degree]) for degree in degrees], axis=1)
+        return OpMinima(degrees, seconds, whole, state, held.least_state, held.saved, samples, overhead)
 
     @property
     def anywhere(self) -> Array:
@@ -83,14 +101,17 @@ class OpMinima:
         return np.min(np.concatenate(choices, axis=1), axis=1)
 
 
-def _fastest(costs: CostModel, kind: str, batch: int, sizes: list[int], degree: int, capacity: float) -> Array:
+def _fastest(
+    costs: CostModel, kind: str, batch: int, sizes: list[int], degree: int, parts: int, capacity: float
+) -> Array:
     """Return the seconds of every operator's forwards and backwards of the mini-batch.
 
     A cost curve is affine or a maximum of affine functions, without negative coefficients. So an operator's time per
     sample never rises with the number of samples, and the largest size that fits is the best. `sizes` descend.
+    The optimizer's state is in `parts` equal parts.
     """
     found = np.full(len(costs.graph.ops), np.inf)
-    memory = StageMemory(state=costs.op_bytes.state, saved=costs.op_bytes.saved)
+    memory = StageMemory(state=costs.op_bytes.held("optimizer", parts), saved=costs.op_bytes.saved)
     for size in sizes:
         samples = size / degree
         fits = np.isinf(found) & (memory.total(samples) <= capacity)
@@ -101,12 +122,14 @@ def _fastest(costs: CostModel, kind: str, batch: int, sizes: list[int], degree: 
     return found
 
 
-def _update_seconds(problem: Problem, costs: CostModel, degree: int, hidden: Collection[str]) -> Array:
+def _update_seconds(problem: Problem, costs: CostModel, degree: int, parts: int, hidden: Collection[str]) -> Array:
     """Return the seconds of every operator's gradient all-reduce, over the best possible links, and optimizer step.
 
-    A parameter that several operators share counts for one of them, because a stage of several holds it once.
+    A parameter that several operators share counts for one of them, because a stage of several holds it once. The
+    optimizer step is in `parts` equal parts. A gather of sharded weights and a reduce-scatter of their gradients take
+    at least as long as the all-reduce.
     """
-    per_byte = np.full(len(problem.graph.ops), problem.costs.optimizer_seconds_per_parameter_byte)
+    per_byte = np.full(len(problem.graph.ops), problem.costs.optimizer_seconds_per_parameter_byte / parts)
     if degree > 1:
         seen = np.array([op.name not in hidden for op in problem.graph.ops])
         per_byte[seen] += 2 * (degree - 1) / degree / _bandwidth(problem, degree)

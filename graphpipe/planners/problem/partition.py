@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostTable, Recompute
+from graphpipe.costs import CostTable, Recompute, State
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.plans.in_flight import in_flight_samples
@@ -24,6 +24,7 @@ class Part:
     micro_batch: int
     burst: int = 1
     recompute: Recompute = "none"
+    state: State = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Problem:
     batch_size: int
     recompute: Literal["none", "full"] = "none"
     """What all stages recompute, unless the planner chooses for each stage."""
+    state: State = "whole"
+    """What the replicas of all stages shard."""
     message_bandwidth: float | None = None
     """Bytes per second that a search assumes between stages. None: the first of the cluster's `LinkLevels`."""
 
@@ -84,6 +87,7 @@ def assemble(
             in_flight=in_flight[position],
             burst=part.burst,
             recompute=part.recompute,
+            state=part.state if part.degree > 1 else "whole",
         )
         for position, part in enumerate(parts)
     )

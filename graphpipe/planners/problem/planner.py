@@ -20,7 +20,8 @@ class Planner:
     pipeline: Literal["graph", "chain"]
     """`graph`: stages that do not feed each other run side by side. `chain`: every stage follows the one before it."""
     recomputes: bool = False
-    """Whether stages may recompute in the backward (`Stage.recompute`) if memory is short."""
+    """Whether stages may recompute in the backward (`Stage.recompute`) if memory is short. GraphPipe's own planners may
+    then also shard state (`Stage.state`)."""
     default_schedule: Literal["1f1b", "auto"] = "1f1b"
     """The schedule if the caller does not choose one. `auto`: the schedule with the shortest step. `1f1b`: the schedule
     in the planner's plan, which is 1F1B for most planners."""

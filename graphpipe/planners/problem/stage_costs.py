@@ -37,8 +37,15 @@ def stage_seconds(
 
 
 def update_seconds_per_byte(problem: Problem, degree: int) -> float:
-    """Return the seconds per trainable byte of an update: the optimizer steps after the gradients are all-reduced."""
-    return problem.costs.optimizer_seconds_per_parameter_byte + all_reduce_seconds_per_byte(problem, degree)
+    """Return the seconds per byte of trainable parameters of an update: all-reduce, then optimizer step.
+
+    If replicas shard the optimizer's state, each updates a share, and the weights are gathered. If they shard
+    everything, a gather of weights takes the place of one half of the all-reduce.
+    """
+    reduce, optimizer = all_reduce_seconds_per_byte(problem, degree), problem.costs.optimizer_seconds_per_parameter_byte
+    if problem.state == "whole":
+        return reduce + optimizer
+    return (1.5 if problem.state == "optimizer" else 1.0) * reduce + optimizer / degree
 
 
 def all_reduce_seconds_per_byte(problem: Problem, degree: int) -> float:

@@ -183,7 +183,7 @@ class PartitionEstimator:
             at = self.costs.positions(part.ops)
             samples, each = part.micro_batch / part.degree, self.costs.op_bytes
             memory = StageMemory.summed(
-                self.costs.parameter_bytes.state(part.ops),
+                self.costs.parameter_bytes.held(part.ops, part.state, part.degree),
                 float(each.saved[at].sum()),
                 recompute="full" if part.recompute == "full" else "none",
                 samples=samples,

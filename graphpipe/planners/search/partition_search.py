@@ -217,7 +217,9 @@ class PartitionSearch:
             for ranking in self.rankings
         ]
         if not any(found):
-            even = ", even if every stage recomputes" if self.problem.recompute == "full" else ""
+            reliefs = ["recomputes"] if self.problem.recompute == "full" else []
+            reliefs += ["shards its state"] if self.problem.state != "whole" else []
+            even = f", even if every stage {' and '.join(reliefs)}" if reliefs else ""
             miss = min((ranking.found for ranking in self.rankings), key=lambda each: each.shortfall)
             raise Infeasible(
                 f"no partition of '{self.problem.graph.name}' over {len(self.problem.cluster.devices)} devices fits "

@@ -101,8 +101,9 @@ class SettingTable:
         Tensors received from other stages are left out, because they depend on the cuts.
         """
         degrees = np.array(self.degrees, dtype=float)
+        state = [self.costs.op_bytes.held(self.problem.state, degree) for degree in self.degrees]
         memory = StageMemory.summed(
-            self.costs.op_bytes.state[:, None, None],
+            np.stack(state, axis=1)[:, None],
             self.costs.op_bytes.saved[:, None, None],
             recompute=self.problem.recompute,
             samples=self.sizes[:, None] / degrees,

@@ -127,8 +127,10 @@ class TargetPartitions:
         if self.form.reverse:
             stages = [ClosedStage(stage.ops[::-1], stage.units) for stage in reversed(stages)]
         size = int(self.table.sizes[setting])
-        recompute = self.table.problem.recompute
-        return [Part(stage.ops, stage.units * self.table.unit, size, recompute=recompute) for stage in stages]
+        recompute, state = self.table.problem.recompute, self.table.problem.state
+        return [
+            Part(stage.ops, stage.units * self.table.unit, size, recompute=recompute, state=state) for stage in stages
+        ]
 
 
 def _interval(table: SettingTable) -> tuple[Array, Array]:

@@ -1,6 +1,7 @@
 """The lower bound: worked out by hand, and compared with every plan of small problems."""
 
 from dataclasses import replace
+from random import Random
 from statistics import mean
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from problems import best_bottleneck, cluster, random_problem, table, towers
 
+from graphpipe.costs import State
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
@@ -134,6 +136,24 @@ def test_every_plan_is_above_the_bound(seed: int, uneven: bool) -> None:
     assert bottleneck_gap_percent(plan) >= -1e-6
     assert gap_percent(plan, predict(plan)) >= -1e-6
     assert step_bound(problem) <= step_seconds(plan) * (1 + 1e-9)
+
+
+@given(seed=st.integers(0, 10**9), uneven=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_every_sharded_plan_is_above_the_bound_of_sharded_plans(seed: int, uneven: bool) -> None:
+    problem, rng = heavy_problem(seed, uneven=uneven), Random(seed)
+    states: list[State] = ["whole", "optimizer", "all"]
+    stages = tuple(replace(stage, state=rng.choice(states)) for stage in random_hand(problem, seed).stages)
+    try:
+        plan = plan_by_hand(problem, HandPlan(stages=stages))
+    except Infeasible:
+        assume(False)
+        return
+    bound = bottleneck_bound(problem, sharded=True)
+    assert bound <= problem.batch_size * bottleneck_seconds(plan) * (1 + 1e-9)
+    assert bottleneck_gap_percent(plan) >= -1e-6
+    assert gap_percent(plan, predict(plan)) >= -1e-6
+    assert step_bound(problem, sharded=True) <= step_seconds(plan) * (1 + 1e-9)
 
 
 @given(seed=st.integers(0, 10**9), name=st.sampled_from(sorted(PLANNERS)))

@@ -102,9 +102,20 @@ def test_auto_is_not_slower_than_1f1b_where_stages_must_recompute() -> None:
     assert step_seconds(scheduled(found, "auto", step_seconds)) < step_seconds(plain)
 
 
+def test_a_model_whose_largest_operator_fits_only_sharded_is_planned() -> None:
+    # The operator's weights, gradients and optimizer state are 4 GB. Sharded over two devices: 2 + 0.5 + 1 GB.
+    graph = Graph(name="one", ops=(Op(name="large", parameter_bytes=1e9),), edges=())
+    costs = table(graph, {"large": (0.0, 1e-3)})
+    plan = graphpipe(Problem(graph, costs, cluster(2, memory_bytes=3.5e9), 8), Options(evaluate=step_seconds))
+    verify(plan)
+    assert [(stage.degree, stage.state) for stage in plan.stages] == [(2, "all")]
+    with pytest.raises(Infeasible):
+        graphpipe(Problem(graph, costs, cluster(2, memory_bytes=3.4e9), 8), Options(evaluate=step_seconds))
+
+
 def test_the_error_names_the_stage_that_cannot_fit_and_the_missing_bytes() -> None:
     problem = towers([2, 2], 4, 8, parameter_bytes=1e9, memory_bytes=3e9)
-    message = r"in memory, even if every stage recomputes: .* misses by .* \(1\d{9} bytes\) at stage 's\d' \(b"
+    message = r"even if every stage recomputes and shards its state: .* misses by .* \(\d+ bytes\) at stage 's\d' \(b"
     with pytest.raises(Infeasible, match=message):
         graphpipe(problem, Options())
 

@@ -1,5 +1,6 @@
 """Every replica synchronisation gives the gradients and the training of the unpartitioned model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from run_replica_syncs import (
     train_all,
     train_unpartitioned,
 )
+from run_short_memory import BATCH, large_layer, samples, train_plainly, train_planned
 
+import graphpipe as gp
 from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.weights.check_sync import check_schedule
@@ -101,6 +104,23 @@ def test_shards_take_a_fraction_of_the_memory(tmp_path: Path) -> None:
     for part, whole in enumerate((weights, gradients, slots)):
         assert sum(rank["fsdp2"][part] for rank in ranks) == whole
         assert max(rank["fsdp2"][part] for rank in ranks) < 0.4 * whole
+
+
+def test_a_model_that_fits_only_sharded_is_planned_and_trained(tmp_path: Path) -> None:
+    model = large_layer()
+    graph = gp.capture(model, samples(0)[0])
+    roomy = gp.Cluster.resolve("local:2")
+    # The first layer's weights, gradients and optimizer state are 3.8 times the bytes of all parameters.
+    memory_bytes = 3.65 * sum(each.nbytes for each in model.parameters())
+    cluster = replace(roomy, device_types=(replace(roomy.device_types[0], memory_bytes=memory_bytes),))
+    plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=BATCH)
+    assert [(stage.degree, stage.state) for stage in plan.stages] == [(2, "all")]
+    plan.save(tmp_path / "plan.json")
+    expected_losses, expected = train_plainly(3)
+    for losses, found in values(run_ranks(train_planned, 2, tmp_path / "ranks", str(tmp_path / "plan.json"), 3)):
+        assert losses == pytest.approx(expected_losses, rel=1e-5)
+        for each, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(each, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_checkpoint_resumes_with_any_synchronisation_and_exactly_with_the_same(tmp_path: Path) -> None:
