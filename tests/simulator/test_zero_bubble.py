@@ -14,7 +14,7 @@ from graphpipe.cluster import Link
 from graphpipe.costs import Curve
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import needed_bytes
+from graphpipe.plans.device_memory import needed_bytes, stage_memory
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedulers import zb_auto, zb_h1
 from graphpipe.simulator import step_seconds
@@ -168,7 +168,7 @@ def test_memory_stays_within_the_samples_in_flight_and_returns_to_the_weights(pl
     for device in plan.used_devices:
         held = [sample.bytes for sample in trace.memory if sample.device == device]
         hosted = [stage for stage in plan.stages if device in stage.devices]
-        state = sum(plan.cost_model.parameter_bytes.state(stage.ops) for stage in hosted)
+        state = sum(stage_memory(plan.cost_model, stage).state for stage in hosted)
         assert held[-1] == pytest.approx(state)
         assert max(held) <= needed[device] + 1e-6
 

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import torch
 from shared_captures import shared_capture
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.device import Device, DeviceType, Link
-from graphpipe.costs import CostTable
+from graphpipe.costs import CostTable, State
 from graphpipe.graph import Edge, Graph, Input, Op, Origin
 from graphpipe.model import DagModule
 from graphpipe.model.stage_program import ValueSpec
@@ -102,6 +103,14 @@ def plan_for(graph: Graph, stages: Sequence[StageLine], batch_size: int, schedul
         edges=tuple(StageEdge(source=a, target=b, bytes_per_sample=4.0) for a, b in pairs if a != b),
         schedule=schedule,
     )
+
+
+def with_states(plan: Plan, states: Sequence[State]) -> Plan:
+    """Return the plan with these states of its stages, in turn; the same plan without any."""
+    if not states:
+        return plan
+    stages = (replace(stage, state=state) for stage, state in zip(plan.stages, cycle(states), strict=False))
+    return replace(plan, stages=tuple(stages))
 
 
 def in_a_chain(plan: Plan, schedule: str = "1f1b") -> Plan:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from run_plans import StageLine, plan_for
+from run_plans import StageLine, plan_for, with_states
 from run_splits import in_halves
 from shared_captures import shared_capture
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ def build(
     model = Translator(dropout)
     opaque = sorted({name for ops, _, _ in CUTS[cut] for name in ops if "#" not in name})
     captured = shared_capture(model, batch()[0], opaque)
-    plan = in_halves(plan_for(captured.graph, CUTS[cut], BATCH), schedule)
+    plan = with_states(in_halves(plan_for(captured.graph, CUTS[cut], BATCH), schedule), options.pop("states", ()))
     optimizer = options.pop("optimizer", adamw)
     return Pipeline(plan, model, loss_fn, optimizer, options=PipelineOptions(captured=captured, **options)), model
 

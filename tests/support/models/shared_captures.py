@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 
 from torch import nn
 
@@ -25,15 +26,41 @@ def shared_capture(module: nn.Module, example: Inputs, opaque: Sequence[str] = (
     named = name_inputs(input_names(module, example), example)
     shapes = [(name, tuple(each.shape), each.dtype) for name, each in named.items()]
     trained = [each.requires_grad for each in module.parameters()]
-    parts = (type(module).__module__, type(module).__qualname__, repr(module), trained, shapes, *opaque)
+    parts = (
+        type(module).__module__,
+        type(module).__qualname__,
+        repr(module),
+        _settings(module),
+        trained,
+        shapes,
+        *opaque,
+    )
     folder = _folder() / hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
-    if folder.exists():
+    if _has_own_functions(module):
+        captured = capture_nodes(module, named, Origin(method="auto", opaque=tuple(opaque)))
+    elif folder.exists():
         captured = _load(folder)
     else:
         captured = capture_nodes(module, named, Origin(method="auto", opaque=tuple(opaque)))
         _save(captured, folder)
     _BY_GRAPH[id(captured.graph)] = captured
     return captured
+
+
+def _settings(module: nn.Module) -> list[tuple[str, str, object]]:
+    # What a module's repr may leave out.
+    return [
+        (path, name, value)
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if name != "training" and isinstance(value, (bool, int, float, str, tuple))
+    ]
+
+
+def _has_own_functions(module: nn.Module) -> bool:
+    # Two modules that differ only in such a function once got one capture.
+    values = (value for part in module.modules() for value in vars(part).values())
+    return any(isinstance(value, FunctionType) and not value.__module__.startswith("torch") for value in values)
 
 
 def captured_of(plan: Plan) -> Captured | None:

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import cycle
 from typing import Any
 
 import run_shared
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 from run_checkpoints import STEPS, train_on, two_groups
 from run_models import BATCH, STAGES, Both, Join, cross_entropy, fan_batch
-from run_plans import StageLine, captured_plan
+from run_plans import StageLine, captured_plan, with_states
 from run_splits import in_halves
 from shared_captures import captured_of
 from torch import Tensor, nn
@@ -93,9 +92,7 @@ def pipeline_of(
     if recompute:
         plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
     given: dict[str, Any] = {"clip_norm": 0.5, "captured": captured_of(plan)} | SYNCS[kind] | options
-    if states := given.pop("states", None):
-        turns = zip(plan.stages, cycle(states), strict=False)
-        plan = replace(plan, stages=tuple(replace(stage, state=state) for stage, state in turns))
+    plan = with_states(plan, given.pop("states", ()))
     loss_fn, optimizer = given.pop("loss_fn", cross_entropy), given.pop("optimizer", two_groups)
     return Pipeline(plan, model, loss_fn, optimizer, options=PipelineOptions(**given)), model
 
