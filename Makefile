@@ -14,10 +14,10 @@ TORCH_INDEX ?=
 demo: $(DEMO_READY)
 	$(BIN)/graphpipe train examples/digits.toml
 
-# Three at a time: much of a test is waiting for processes to start. A file's tests stay together, for what they share, and
+# Four at a time: much of a test is waiting for processes to start. A file's tests stay together, for what they share, and
 # the longest files come first (tests/conftest.py).
 test: $(READY)
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 5
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 5
 
 lint: $(READY)
 	$(BIN)/ruff check .
