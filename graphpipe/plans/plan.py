@@ -176,6 +176,16 @@ class Plan:
         """SHA-256 of all fields except the prediction and the search's seconds, which do not affect the run."""
         return digest(with_version_1_fields(to_body(replace(self, prediction=None, search_seconds=0.0))))
 
+    @property
+    def shares_devices(self) -> bool:
+        """Whether a device hosts several stages."""
+        return sum(stage.degree for stage in self.stages) > len(self.used_devices)
+
+    @property
+    def shards_state(self) -> bool:
+        """Whether the replicas of any stage shard their state."""
+        return any(stage.state != "whole" for stage in self.stages)
+
     def micro_batches(self, stage: int) -> int:
         """Return the number of micro-batches of a stage in one mini-batch."""
         return self.batch_size // self.stages[stage].micro_batch

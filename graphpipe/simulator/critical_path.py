@@ -17,10 +17,9 @@ def applies(plan: Plan) -> bool:
 
     Then the times at which a device or a channel is free depend only on the order of tasks of its own stage.
     """
-    shared = sum(stage.degree for stage in plan.stages) > len(plan.used_devices)
     cluster = plan.cluster
     free = cluster.cores_per_node is None and not cluster.messages_take_devices
-    return cluster.overlap and free and not shared
+    return cluster.overlap and free and not plan.shares_devices
 
 
 def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:

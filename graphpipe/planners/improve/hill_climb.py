@@ -89,8 +89,7 @@ def _changed(problem: Problem, plan: Plan, change: Change) -> Plan | None:
 
 def _placeable(plan: Plan) -> bool:
     """Return whether stages can be put on devices again: all are of one type, and each hosts at most one stage."""
-    alone = sum(stage.degree for stage in plan.stages) == len(plan.used_devices)
-    return alone and len(plan.cluster.types) == 1
+    return not plan.shares_devices and len(plan.cluster.types) == 1
 
 
 def _topological(edges: Iterable[tuple[int, int]], stages: int) -> Sequence[int] | None:

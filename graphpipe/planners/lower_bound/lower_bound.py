@@ -113,7 +113,7 @@ def gap_percent(plan: Plan, prediction: Prediction) -> float:
     If the plan shares devices among stages, the bound covers all plans; otherwise only plans that do not share them.
     It covers plans whose replicas shard their state only if those of the plan do.
     """
-    bound = step_bound(_problem(plan), shared=_shares(plan), sharded=_shards(plan))
+    bound = step_bound(_problem(plan), shared=_shares(plan), sharded=plan.shards_state)
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
 
 
@@ -124,7 +124,7 @@ def bottleneck_gap_percent(plan: Plan) -> float:
     because a larger micro-batch always has a faster bottleneck, but takes longer to fill and drain.
     """
     sizes = {stage.micro_batch for stage in _own_stages(plan)} or {plan.batch_size}
-    bound = bottleneck_bound(_problem(plan), sizes=sizes, shared=_shares(plan), sharded=_shards(plan))
+    bound = bottleneck_bound(_problem(plan), sizes=sizes, shared=_shares(plan), sharded=plan.shards_state)
     return 100.0 * (plan.batch_size * bottleneck_seconds(plan) / bound - 1.0) if bound else 0.0
 
 
@@ -136,10 +136,6 @@ def _own_stages(plan: Plan) -> list[Stage]:
     """Return the stages outside the whole-batch tail, whose stages may always share devices."""
     tail = whole_batch_tail(plan.graph)
     return [stage for stage in plan.stages if not tail.issuperset(stage.ops)]
-
-
-def _shards(plan: Plan) -> bool:
-    return any(stage.state != "whole" for stage in plan.stages)
 
 
 def _shares(plan: Plan) -> bool:

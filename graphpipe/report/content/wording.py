@@ -45,11 +45,6 @@ def recomputed_names(recompute: Recompute) -> str:
     return abbreviate(recompute)
 
 
-def shards(plan: Plan) -> bool:
-    """Return whether the replicas of any stage shard their state, so that tables need a column for it."""
-    return any(stage.state != "whole" for stage in plan.stages)
-
-
 def sharded_name(state: State) -> str:
     """Return what the replicas of a stage shard: `-`, `optimizer` or `all`."""
     return "-" if state == "whole" else state

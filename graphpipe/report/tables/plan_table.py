@@ -7,7 +7,6 @@ from graphpipe.report.content.wording import (
     recomputed_names,
     recomputes,
     sharded_name,
-    shards,
 )
 from graphpipe.report.tables.styled_table import Column, FittingTable
 from graphpipe.schedule.schedulers.registry import build_unverified, find_scheduler
@@ -45,7 +44,7 @@ def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
         columns=(
             *COLUMNS,
             *([RECOMPUTES] if recomputes(plan) else []),
-            *([SHARDS] if shards(plan) else []),
+            *([SHARDS] if plan.shards_state else []),
             *([HALVES] if splits else []),
         ),
         rows=[
@@ -71,7 +70,7 @@ def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
         ", ".join(plan.stages[other].name for other in plan.successors[number]) or "-",
     ]
     row += [recomputed_names(stage.recompute)] if recomputes(plan) else []
-    return [*row, sharded_name(stage.state)] if shards(plan) else row
+    return [*row, sharded_name(stage.state)] if plan.shards_state else row
 
 
 def _backwards(number: int, splits: frozenset[int]) -> str:

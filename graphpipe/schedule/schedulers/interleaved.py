@@ -49,7 +49,7 @@ def build(plan: Plan) -> Schedule:
     ahead = _ahead(plan)
     lean = (replace(stage, in_flight=min(stage.in_flight, n)) for stage, n in zip(plan.stages, ahead, strict=True))
     plain = one_f_one_b.build(replace(plan, stages=tuple(lean)))
-    if not shares_devices(plan):
+    if not plan.shares_devices:
         return replace(plain, name=NAME)
     orders = _orders(plan, ahead)
     held = _most_in_flight(plan, orders)
@@ -65,14 +65,9 @@ def build(plan: Plan) -> Schedule:
 def in_flight(plan: Plan) -> tuple[int, ...]:
     """Return the samples in flight of every stage in the interleaved order, and at least those of 1F1B."""
     needed = tuple(stage.in_flight for stage in plan.stages)
-    if not shares_devices(plan):
+    if not plan.shares_devices:
         return needed
     return tuple(map(max, needed, _most_in_flight(plan, _orders(plan, _ahead(plan)))))
-
-
-def shares_devices(plan: Plan) -> bool:
-    """Whether a device hosts several stages."""
-    return sum(stage.degree for stage in plan.stages) > len(plan.used_devices)
 
 
 def _ahead(plan: Plan) -> tuple[int, ...]:

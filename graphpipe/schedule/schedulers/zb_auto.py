@@ -94,7 +94,7 @@ def _known(plan: Plan, works: PlanWork) -> Iterator[PartialSchedule]:
         (one_f_one_b.build, replace(plan, stages=tuple(lean))),
         (zb_h1.build, plan),
     ]
-    for build_known, form in [*builds, (interleaved.build, plan)] if interleaved.shares_devices(plan) else builds:
+    for build_known, form in [*builds, (interleaved.build, plan)] if plan.shares_devices else builds:
         try:
             partial = replay(works, build_known(form))
         except InvalidInput:  # The greedy rules may still find a schedule.
