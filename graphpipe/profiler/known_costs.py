@@ -7,7 +7,6 @@ else that its time depends on: the machine, versions, threads, batch sizes and t
 import hashlib
 import json
 import platform
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,10 +18,10 @@ from torch import fx
 
 from graphpipe.costs.op_cost import OpCost
 from graphpipe.errors import InvalidInput
-from graphpipe.files.cache_folder import make_private
+from graphpipe.files.cache_folder import keep_newest, make_private
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
-from graphpipe.model.capture_cache.user_modules import user_modules
+from graphpipe.model.capture_cache.user_modules import package_version, user_modules
 from graphpipe.model.capture_cache.value_form import InDoubt, ValueForms
 from graphpipe.profiler.op_runs import OpRun
 
@@ -64,8 +63,7 @@ class KnownCosts:
             make_private(self._folder)
             for row, entry in new:
                 write_document(entry, _KIND, row)
-            for old in sorted(self._folder.iterdir(), key=lambda each: each.stat().st_mtime)[:-MOST_ENTRIES]:
-                old.unlink()
+            keep_newest(self._folder, MOST_ENTRIES)
 
     def _entry(self, run: OpRun) -> Path | None:
         if self._folder is None or not isinstance(run.module, fx.GraphModule):
@@ -78,7 +76,7 @@ class KnownCosts:
             ]
         except (InDoubt, RecursionError):
             return None
-        versions = {name: _version(name) for name in sorted(forms.modules) if name not in self._users}
+        versions = {name: package_version(name) for name in sorted(forms.modules) if name not in self._users}
         text = json.dumps([run.module.code, parts, versions])
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
@@ -93,10 +91,6 @@ def _read(entry: Path, op: str) -> OpCost | None:
         warnings.warn(f"a cost in the cache cannot be used, so '{op}' is measured again: {reason}", stacklevel=2)
         return None
     return found if found.op == op else None
-
-
-def _version(name: str) -> str:
-    return str(getattr(sys.modules.get(name.partition(".")[0]), "__version__", ""))
 
 
 @cache

@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 from torch import nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.files.cache_folder import make_private
+from graphpipe.files.cache_folder import keep_newest, make_private
 from graphpipe.graph import Graph, Origin
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture.op_splits.split_nodes import split_like
@@ -41,14 +41,15 @@ def cached_capture(module: nn.Module, example_inputs: Inputs, folder: Path | Non
         InvalidInput: as `capture`.
     """
     entry = _entry(module, example_inputs, folder)
-    if entry and (known := _read(entry)):
+    if entry and (known := read_entry(entry)):
         warn_of_unregistered_layers(module)
         return known
     found = capture_nodes(module, example_inputs)
     # The capture of a model that export cannot trace warns. It is made again, so that the warning is repeated.
     if entry and found.graph.origin and found.graph.origin.method == "export":
         with suppress(OSError, InvalidInput):  # a folder that cannot be written only costs time
-            _write(found, entry)
+            write_entry(found, entry)
+            keep_newest(entry.parent, MOST_ENTRIES)
     return found
 
 
@@ -59,7 +60,7 @@ def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, 
         InvalidInput: as `capture_for`.
     """
     entry = _entry(module, example_inputs, folder)
-    if entry and (known := _read(entry)):
+    if entry and (known := read_entry(entry)):
         with suppress(InvalidInput):  # a split that this model does not allow, as `capture_for` explains
             known = split_like(known, graph)
             if known.graph.fingerprint == graph.fingerprint:
@@ -76,7 +77,8 @@ def _entry(module: nn.Module, example_inputs: Inputs, folder: Path | None) -> Pa
     return folder / "captures" / key if key else None
 
 
-def _read(entry: Path) -> Captured | None:
+def read_entry(entry: Path) -> Captured | None:
+    """Return the capture in an entry of a cache; None if it is missing, or is damaged. A damaged one is removed."""
     if not entry.is_dir():
         return None
     try:
@@ -92,7 +94,13 @@ def _read(entry: Path) -> Captured | None:
     return found
 
 
-def _write(found: Captured, entry: Path) -> None:
+def write_entry(found: Captured, entry: Path) -> None:
+    """Write a capture as an entry of a cache. A capture that files cannot hold is not written.
+
+    Raises:
+        OSError: the folder cannot be written, or another process has just written this entry.
+        InvalidInput: as `Graph.save`.
+    """
     make_private(entry.parent)
     temporary = Path(mkdtemp(prefix="new-", dir=entry.parent))
     try:
@@ -101,5 +109,3 @@ def _write(found: Captured, entry: Path) -> None:
             temporary.rename(entry)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in sorted(entry.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-MOST_ENTRIES]:
-        shutil.rmtree(old, ignore_errors=True)

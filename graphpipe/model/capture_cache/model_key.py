@@ -14,7 +14,7 @@ from torch import nn
 
 from graphpipe.files.json_body import to_body
 from graphpipe.graph import Input, Origin
-from graphpipe.model.capture_cache.user_modules import user_modules, user_sources
+from graphpipe.model.capture_cache.user_modules import package_version, user_modules, user_sources
 from graphpipe.model.capture_cache.value_form import InDoubt, ValueForms
 
 _PACKAGE = Path(__file__).parents[2]
@@ -50,10 +50,9 @@ def _packages(names: Iterable[str]) -> list[object]:
     # Of every module that defines something of the model: the version of its package, and its own content.
     found: list[object] = []
     for name in sorted(names):
-        module, package = sys.modules.get(name), sys.modules.get(name.partition(".")[0])
-        file = getattr(module, "__file__", None)
+        file = getattr(sys.modules.get(name), "__file__", None)
         content = _digest(Path(file).read_bytes()) if file and Path(file).is_file() else ""
-        found.append([name, str(getattr(package, "__version__", "")), content])
+        found.append([name, package_version(name), content])
     return found
 
 

@@ -39,6 +39,11 @@ def user_sources() -> dict[str, bytes]:
     return found
 
 
+def package_version(name: str) -> str:
+    """Return the version of the package that a loaded module belongs to; empty if it does not say one."""
+    return str(getattr(sys.modules.get(name.partition(".")[0]), "__version__", ""))
+
+
 def _is_users(file: str | None) -> bool:
     if file is None:
         return False

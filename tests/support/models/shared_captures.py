@@ -11,9 +11,9 @@ from types import FunctionType
 
 from torch import nn
 
-from graphpipe.graph import Graph, Origin
+from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import Captured, capture_nodes
-from graphpipe.model.capture_file.capture_file import load_capture, save_capture
+from graphpipe.model.capture_cache.capture_cache import read_entry, write_entry
 from graphpipe.model.inputs import Inputs, input_names, name_inputs
 from graphpipe.plans import Plan
 
@@ -38,11 +38,12 @@ def shared_capture(module: nn.Module, example: Inputs, opaque: Sequence[str] = (
     folder = _folder() / hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
     if _has_own_functions(module):
         captured = capture_nodes(module, named, Origin(method="auto", opaque=tuple(opaque)))
-    elif folder.exists():
-        captured = _load(folder)
+    elif (known := read_entry(folder)) is not None:
+        captured = known
     else:
         captured = capture_nodes(module, named, Origin(method="auto", opaque=tuple(opaque)))
-        _save(captured, folder)
+        with suppress(OSError):  # several ranks may do this at once, and the first one's folder stays
+            write_entry(captured, folder)
     _BY_GRAPH[id(captured.graph)] = captured
     return captured
 
@@ -73,19 +74,3 @@ def _folder() -> Path:
     # Set where the fork server is started, so that all ranks of all tests use one folder.
     shared = os.environ.get("SHARED_CAPTURES")
     return Path(shared or tempfile.mkdtemp(prefix="graphpipe-captures-"))
-
-
-def _load(folder: Path) -> Captured:
-    captured = load_capture(folder / "capture.json", Graph.load(folder / "graph.json"))
-    assert captured is not None
-    return captured
-
-
-def _save(captured: Captured, folder: Path) -> None:
-    # Several ranks may do this at once. A folder appears with all its files, and the first one stays.
-    folder.parent.mkdir(exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent))
-    captured.graph.save(made / "graph.json")
-    if save_capture(captured, made / "capture.json"):
-        with suppress(OSError):
-            made.rename(folder)
