@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from graphpipe.model.capture.module_graph.module_structure import Structures
+from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.reading import Reading
 from graphpipe.model.torch_private import TreeSpec, flatten, memory_key, non_leaf_alias, unflatten
 

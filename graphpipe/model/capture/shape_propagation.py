@@ -12,9 +12,9 @@ from torch.utils.flop_counter import flop_registry
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input
 from graphpipe.model.capture.call_readings import CallReadings
-from graphpipe.model.capture.module_graph.data_flow import Decisions
+from graphpipe.model.capture.module_graph.calls.data_flow import Decisions
+from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
-from graphpipe.model.capture.module_graph.module_structure import Structures
 from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.inputs import blank
 from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors

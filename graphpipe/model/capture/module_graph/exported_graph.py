@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
+from graphpipe.model.capture.module_graph.calls.opaque_calls import recording
+from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
-from graphpipe.model.capture.module_graph.opaque_calls import recording
-from graphpipe.model.capture.module_graph.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.translation import Translation
 from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import is_mutable

@@ -15,7 +15,7 @@ from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportF
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import opaque_modules
-from graphpipe.model.capture.module_graph.static_runs import StaticRuns
+from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank

@@ -12,11 +12,11 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_aggregate
 
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.model.capture.module_graph.calls.call_outcome import Form
+from graphpipe.model.capture.module_graph.calls.opaque_calls import OpaqueCall, is_opaque_call
 from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, device_of, sample_count, stand_in
-from graphpipe.model.capture.module_graph.opaque_calls import OpaqueCall, is_opaque_call
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
-from graphpipe.model.capture.module_graph.static_runs import Form
 from graphpipe.model.torch_private import (
     TreeSpec,
     flatten,

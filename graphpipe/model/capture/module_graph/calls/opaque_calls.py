@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, CallOutcome, Form
+from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.capture.module_graph.static_runs import SAMPLES, CallOutcome, Form, StaticRuns
 from graphpipe.model.recorders import recorders, without_recorders
 from graphpipe.model.torch_private import (
     TreeSpec,

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.capture.module_graph.opaque_calls import OpaqueCall, recording
-from graphpipe.model.capture.module_graph.static_runs import StaticRuns
+from graphpipe.model.capture.module_graph.calls.opaque_calls import OpaqueCall, recording
+from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.torch_private import fake_mode
 

@@ -1,0 +1,118 @@
+"""One run of an opaque submodule on fake tensors, with a plain number of samples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.model.capture.module_graph.calls.data_flow import DataFlow, Decisions
+from graphpipe.model.torch_private import TreeSpec, call_directly, flatten, unflatten
+
+
+@dataclass(frozen=True, slots=True)
+class BlankArgument:
+    """A tensor argument for one number of samples."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> Tensor:
+        """Return it without data."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticRun:
+    """What one run returned, and how it treated its tensor arguments, which are named by their position."""
+
+    leaves: list[Any]
+    """Of the result."""
+    operators: list[object]
+    """That ran, in order."""
+    spec: TreeSpec
+    """The containers of the result."""
+    tensors: list[Tensor]
+    """The tensors among the leaves, then the arguments that it wrote into."""
+    written: tuple[int, ...]
+    """The arguments that it wrote into."""
+    unread: tuple[int, ...]
+    """The arguments whose values it did not read."""
+    repeatable: bool
+    """Whether it has no parameters, drew no random numbers and wrote into nothing."""
+    passed: Mapping[int, int]
+    """The leaves that are arguments."""
+    cheap: tuple[int, ...]
+    """Leaves that are not arguments, and that are computed without much work. Empty if the call writes anywhere."""
+    decided: bool
+    """Whether it branched on a truth value in a tensor."""
+
+
+def returning_runs(
+    module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]
+) -> list[tuple[StaticRun, StaticRun]]:
+    """Return runs with few and with many samples.
+
+    A module that branches on truth values in tensors runs twice, once as if all were true and once as if all were
+    false. A run that raises an error is left out, because it ends the training.
+
+    Args:
+        module: an opaque submodule.
+        spec: the containers of its arguments: (args, kwargs).
+        given: the leaves of its arguments, for few and for many samples.
+
+    Raises:
+        Exception: the module's error, if it raises one whatever it decides.
+    """
+    found: list[tuple[StaticRun, StaticRun]] = []
+    refused: Exception | None = None
+    for answer in (True, False):
+        decisions = Decisions(answer=answer)
+        try:
+            few, many = (_call(module, spec, leaves, decisions) for leaves in given)
+        except Exception as error:
+            if not decisions.count:
+                raise
+            refused = error
+            continue
+        found.append((few, many))
+        if not few.decided:
+            return found
+    if not found:
+        assert refused is not None
+        raise refused
+    return found
+
+
+def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: Decisions) -> StaticRun:
+    copies: list[Tensor] = []
+    arguments: list[Any] = []
+    for leaf in leaves:
+        arguments.append(leaf.tensor() if isinstance(leaf, BlankArgument) else leaf)
+        copies += [arguments[-1]] * isinstance(leaf, BlankArgument)
+    args, kwargs = unflatten(arguments, spec)
+    with DataFlow(copies, decisions) as flow:
+        found, returned = flatten(call_directly(module, *args, **kwargs))
+    tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
+    written = tuple(position for position, copy in enumerate(copies) if flow.wrote_into(copy))
+    tensors += [copies[position] for position in written]
+    read = flow.sources(tensors)
+    passed = {at: position for at, leaf in enumerate(found) for position, copy in enumerate(copies) if leaf is copy}
+    return StaticRun(
+        leaves=found,
+        operators=flow.operators,
+        spec=returned,
+        tensors=[tensor.detach().clone() for tensor in tensors],
+        written=written,
+        unread=tuple(position for position in range(len(copies)) if position not in read),
+        passed=passed,
+        cheap=tuple(
+            at
+            for at, leaf in enumerate(found)
+            if isinstance(leaf, Tensor) and at not in passed and not flow.written and flow.is_cheap(leaf)
+        ),
+        repeatable=not (flow.random or flow.written or next(module.parameters(), None) is not None),
+        decided=decisions.count > 0,
+    )

@@ -1,0 +1,115 @@
+"""What opaque submodules return, from runs on fake tensors with two numbers of samples; calls of one kind run once.
+
+torch.export traces with a symbolic number of samples, and symbolic shapes are slow: most of a capture's time went into
+the insides of layers, of which the graph has only one call. Here a layer runs on plain sizes, and equal layers with
+equal arguments run once for all of them.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, CallOutcome, Form
+from graphpipe.model.capture.module_graph.calls.module_structure import Structures
+from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument, StaticRun, returning_runs
+from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.recorders import remove_recorders
+from graphpipe.model.torch_private import TreeSpec, outside_tracing, size_at
+
+
+class StaticRuns:
+    """Runs the opaque submodules of one model.
+
+    Args:
+        root: a copy of the model on fake tensors of `mode`, which nobody else calls.
+        mode: of fake tensors.
+    """
+
+    def __init__(self, root: nn.Module, mode: AbstractContextManager[object]) -> None:
+        remove_recorders(root)  # what they note belongs to the forward around the call
+        self.root = root
+        self.mode = mode
+        self._known: dict[object, CallOutcome] = {}
+        self._structures = Structures(root)
+        self.hidden: set[str] = set()
+        """Submodules inside which glue cannot express what computes their `beside`."""
+        self._alive: list[object] = []  # a key may contain the identity of an argument
+
+    def outcome(self, path: str, spec: TreeSpec, leaves: Sequence[Any]) -> CallOutcome:
+        """Return the outcome of a call of a submodule.
+
+        Args:
+            path: of the submodule.
+            spec: the containers of its arguments: (args, kwargs).
+            leaves: of its arguments: tensors and numbers, whose sizes may be symbolic, and constants.
+
+        Raises:
+            ValueError: the submodule branches on the number of samples.
+            CannotExpress: a size depends on the values in a tensor, or grows with samples in a way that is not known.
+            Exception: any error of the submodule on fake tensors.
+        """
+        try:
+            given = [[_at(leaf, samples) for leaf in leaves] for samples in SAMPLES]
+        except ValueError as error:
+            raise CannotExpress(path.rpartition(".")[0], f"passes {path} {error}") from None
+        module = self.root.get_submodule(path)
+        rest = (module.training, path in self.hidden, str(spec), *(_key(leaf) for each in given for leaf in each))
+        if (key := (self._structures.of(path), *rest)) in self._known:
+            return self._known[key]
+        self._alive += given
+        with self._structures.observed(path):
+            found = self._run(path, module, spec, given)
+        self._known[(self._structures.of(path), *rest)] = found
+        return found
+
+    def _run(self, path: str, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> CallOutcome:
+        with outside_tracing(), self.mode, torch.enable_grad():
+            runs = returning_runs(module, spec, given)
+        outcomes = [self._outcome(path, *each) for each in runs]
+        if not runs[0][0].decided:
+            return outcomes[0]
+        # Which arguments are read may depend on values in other ways than were tried.
+        outcomes = [replace(each, unread=(), repeatable=False, beside=frozenset[int]()) for each in outcomes]
+        if any(each != outcomes[0] for each in outcomes):
+            raise CannotExpress(path, "returns something else if the values in a tensor are other ones")
+        return outcomes[0]
+
+    def _outcome(self, path: str, few: StaticRun, many: StaticRun) -> CallOutcome:
+        if few.operators != many.operators:
+            raise ValueError(f"{path} runs other operators for {SAMPLES[0]} samples than for {SAMPLES[1]}")
+        if few.spec != many.spec or few.written != many.written or len(few.tensors) != len(many.tensors):
+            raise CannotExpress(path, "returns something else for another number of samples")
+        try:
+            forms = iter([Form.of(one, other) for one, other in zip(few.tensors, many.tensors, strict=True)])
+        except ValueError as error:
+            reason = f"returns tensors of sizes that it is not known how they grow with samples: {error}"
+            raise CannotExpress(path, reason) from None
+        found = tuple(next(forms) if isinstance(leaf, Tensor) else leaf for leaf in few.leaves)
+        alone = {at for at in few.cheap if isinstance(form := found[at], Form) and not form.samples_first}
+        if not any(isinstance(leaf, Form) for at, leaf in enumerate(found) if at not in alone):
+            alone = set[int]()  # then every reader may repeat the call itself
+        return CallOutcome(
+            leaves=found,
+            spec=few.spec,
+            passed=few.passed,
+            beside=frozenset(alone if not few.repeatable and path not in self.hidden else ()),
+            written=tuple((position, next(forms)) for position in few.written),
+            unread=few.unread,
+            repeatable=few.repeatable,
+        )
+
+
+def _at(leaf: Any, samples: int) -> Any:
+    if isinstance(leaf, Tensor):
+        shape, strides = (tuple(size_at(size, samples) for size in sizes) for sizes in (leaf.shape, leaf.stride()))
+        return BlankArgument(shape, strides, leaf.dtype)
+    return size_at(leaf, samples) if isinstance(leaf, torch.SymInt) else leaf
+
+
+def _key(leaf: Any) -> object:
+    plain = isinstance(leaf, BlankArgument | bool | int | float | str | torch.dtype | torch.device | type(None))
+    return (type(leaf), leaf) if plain else id(leaf)
