@@ -12,7 +12,7 @@ from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
-from graphpipe.model.own_loss.recorded_parts import recorded_parts
+from graphpipe.model.recorded_parts import recorded_parts
 
 LABELS = ("labels", "start_positions", "end_positions")
 """Inputs that only the loss reads, by default."""
@@ -96,7 +96,8 @@ def from_transformers(
     tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
     arguments = _arguments(model, given)
     layers = innermost(model, _layer_class())
-    split = [*dict.fromkeys([*split, *recorded_parts(model, layers, arguments)])]
+    recorded = [path for path in recorded_parts(model, arguments) if _inside_one(path, layers)]
+    split = [*dict.fromkeys([*split, *recorded])]
     layers = [path for path in layers if not _inside(path, split)]
     origin = Origin(
         method="export",
@@ -139,6 +140,11 @@ def _layer_class() -> type[nn.Module]:
 def _inside(path: str, split: Collection[str]) -> bool:
     # Whether this layer, or a submodule of it, is in `split`.
     return any(name == path or name.startswith(path + ".") for name in split)
+
+
+def _inside_one(path: str, layers: Collection[str]) -> bool:
+    # Whether this submodule is one of the layers, or inside one.
+    return any(path == layer or path.startswith(layer + ".") for layer in layers)
 
 
 def _named(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
 
 from bench.family_gradients import cut_everywhere, mean_square
-from bench.model_families import FAMILIES
+from bench.model_families import FAMILIES, causal
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.own_loss.from_transformers import from_transformers
@@ -43,3 +43,33 @@ def test_the_text_model_of_qwen2_vl_trains_as_in_the_whole_model() -> None:
     assert len(found) == len(wanted) > 30
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[id(text.get_parameter(name))], rtol=1e-5, atol=1e-12, msg=name)
+
+
+def test_a_router_inside_a_block_that_is_whole_by_default_is_captured_without_from_transformers() -> None:
+    # Nothing was recorded inside the block: "IndexError: tuple index out of range".
+    torch.manual_seed(0)
+    build = causal("gpt_oss", output_router_logits=True, num_hidden_layers=1)
+    model, batch = build()
+    del batch["labels"]
+    with pytest.raises(
+        InvalidInput, match=r"'model.layers.0.mlp' stays whole.*router_logits.*output_router_logits=False"
+    ):
+        capture(model, batch, opaque=["model.layers.0.mlp"])
+    graph = capture(model, batch, whole_batch=["output"])
+    assert {"model.layers.0.mlp.experts", "output"} <= {op.name for op in graph.ops}
+
+    def loss_fn(output: Any, targets: object) -> torch.Tensor:
+        return output["aux_loss"] + mean_square(output["logits"], targets)
+
+    model.zero_grad()
+    expected = loss_fn(model(**batch), None)
+    expected.backward()
+    wanted = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    assert any("router" in name for name in wanted)
+    with Pipeline(cut_everywhere(graph, 4, 2), model, loss_fn) as pipeline:
+        assert pipeline.step(batch, None) == pytest.approx(expected.item(), rel=1e-5)
+        found = {name: each for name, each in pipeline.gradients().items() if each is not None}
+    largest = max(each.abs().max().item() for each in wanted.values())
+    for name, gradient in wanted.items():
+        scale = max(gradient.abs().max().item(), 1e-3 * largest)
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-5 * scale, msg=name)

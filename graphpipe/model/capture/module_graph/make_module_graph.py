@@ -9,16 +9,17 @@ from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input, Origin
+from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
 from graphpipe.model.capture.module_graph.exported_graph import exported_graph, quiet
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_express, cannot_trace
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import opaque_modules
-from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
+from graphpipe.model.recorded_parts import recorded_parts
 from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import fake_mode
 
@@ -82,10 +83,12 @@ def _by_export(
     # these submodules, so that the next capture traces once. If export or a forward is at fault, the error's cause is
     # an ExportFailed or a CannotExpress.
     opaque = list(origin.opaque)
+    recorded = recorded_parts(fake, dict(origin.arguments))
     if origin.arguments:
         fake.forward = partial(fake.forward, **dict(origin.arguments))
     while True:
-        paths = opaque_modules(fake, origin.split, opaque)
+        paths = opaque_modules(fake, [*origin.split, *(path for path in recorded if path not in opaque)], opaque)
+        _check_recorded(paths, recorded)
         try:
             with observed_modes(_glue(fake, paths)) as reads:
                 loops = SampleLoops(_samples(examples))
@@ -107,6 +110,15 @@ def _by_export(
             raise
         except Exception as error:
             raise cannot_trace(fake, error) from ExportFailed(str(error))
+
+
+def _check_recorded(paths: Sequence[str], recorded: Mapping[str, str]) -> None:
+    for path in paths:
+        if path in recorded:
+            key = recorded[path]
+            what = f"'{path}' stays whole, and the model is asked for the {key} inside it"
+            remedy = f"Take '{path}' out of `opaque`, or set output_{key}=False in the model's configuration."
+            raise InvalidInput(what, where="capture", remedy=remedy)
 
 
 def _check_modes(

@@ -1,28 +1,27 @@
-"""Layers whose inner results a model of `transformers` is asked to return, such as the scores of its routers."""
+"""Submodules around the inner results that a model of `transformers` is asked to return, such as scores of routers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 
-def recorded_parts(model: nn.Module, layers: Sequence[str], arguments: Mapping[str, object]) -> list[str]:
-    """Return the submodules that must be split, so that a trace sees the results that are recorded inside layers.
+def recorded_parts(model: nn.Module, arguments: Mapping[str, object]) -> dict[str, str]:
+    """Return the submodules that a trace must look into, so that it sees the results that are recorded inside them.
 
-    These are the layers and the submodules of layers that contain a recorded submodule.
+    These are the paths of all submodules that contain a recorded submodule, each with the name of what it returns.
 
     Args:
-        model: of transformers. Its parts say which results they can record.
-        layers: paths of its layers.
+        model: its parts that are models of transformers say which results they can record.
         arguments: of its forward, such as `output_router_logits`. Those that are missing are in the configuration.
     """
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for path, part in model.named_modules():
         for key, kinds in getattr(part, "can_record_outputs", {}).items():
             if arguments.get(f"output_{key}", getattr(part.config, f"output_{key}", False)):
                 for kind in kinds if isinstance(kinds, list) else [kinds]:
-                    found |= dict.fromkeys(each for name in _recorded(path, part, kind) for each in _around(name))
-    return [path for path in found if any(path == layer or path.startswith(layer + ".") for layer in layers)]
+                    found |= {around: key for name in _recorded(path, part, kind) for around in _around(name)}
+    return found
 
 
 def _recorded(path: str, part: nn.Module, kind: Any) -> list[str]:
