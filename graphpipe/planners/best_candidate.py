@@ -82,9 +82,11 @@ class BestCandidate:
         3. Search a schedule for the best plans of steps 1 and 2.
         """
         promises: list[tuple[float, Plan]] = []
-        for plan in _affordable(sorted(plans, key=least_step_seconds)[:_TRIED], _TRIED_TASKS):
+        bounded = _bounded(plans)[:_TRIED]
+        affordable = _affordable([plan for _, plan in bounded], _TRIED_TASKS)
+        for (least, _), plan in zip(bounded, affordable, strict=False):
             close = _CLOSE if _tasks(plan) <= _FEW_TASKS else 1.0
-            if promises and least_step_seconds(plan) >= close * min(promises, key=_seconds)[0]:
+            if promises and least >= close * min(promises, key=_seconds)[0]:
                 continue
             promises.append((_greedy_seconds(plan), plan))
         promising = [plan for _, plan in sorted(promises, key=_seconds)]
@@ -113,8 +115,8 @@ class BestCandidate:
                 return inf
 
         ranked: list[tuple[float, Plan]] = []
-        for plan in sorted(plans, key=lambda each: least_step_seconds(each, whole_backwards=whole)):
-            if len(ranked) < _REFINED or least_step_seconds(plan, whole_backwards=whole) < ranked[_REFINED - 1][0]:
+        for least, plan in _bounded(plans, whole_backwards=whole):
+            if len(ranked) < _REFINED or least < ranked[_REFINED - 1][0]:
                 ranked = sorted([*ranked, (seconds_of(plan), plan)], key=_seconds)
         promising = _worth_improving([plan for _, plan in ranked])[:refined]
         near = [self._improved(plan, seconds_of, whole_backwards=whole) for plan in promising]
@@ -128,6 +130,11 @@ class BestCandidate:
 
     def _evaluated(self, plan: Plan) -> tuple[float, Plan]:
         return self.evaluate(plan), plan
+
+
+def _bounded(plans: Sequence[Plan], *, whole_backwards: bool = False) -> list[tuple[float, Plan]]:
+    """Return the plans with their lower bounds, the lowest first."""
+    return sorted([(least_step_seconds(plan, whole_backwards=whole_backwards), plan) for plan in plans], key=_seconds)
 
 
 def _greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:

@@ -65,8 +65,9 @@ def _best(problem: Problem, find: Callable[[Problem], Plan], seconds: Callable[[
             misses.append(miss)
             problem = candidate if best is None else problem  # the next split may let it fit
             continue
-        if best is None or seconds(plan) < best[0]:
-            best, problem = (seconds(plan), plan), candidate
+        found = seconds(plan), plan
+        if best is None or found[0] < best[0]:
+            best, problem = found, candidate
     if best is None:
         return _first_that_fits(problem, find, misses[0])
     return best[1]
