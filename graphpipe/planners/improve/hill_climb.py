@@ -65,7 +65,7 @@ def hill_climb(
 
 
 def _changed(problem: Problem, plan: Plan, change: Change) -> Plan | None:
-    before = [Part(it.ops, it.degree, it.micro_batch, it.burst, it.recompute, it.state) for it in plan.stages]
+    before = list(map(Part.of, plan.stages))
     parts = change(before)
     if parts is None:
         return None

@@ -1,5 +1,7 @@
 """Per-stage micro-batch sizes with kFkB: improve a plan of one size, stage by stage (GraphPipe, section 6)."""
 
+from dataclasses import replace
+
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
 from graphpipe.plans.device_memory import memory_shortfall
@@ -47,7 +49,7 @@ def _resized(problem: Problem, plan: Plan, sizes: dict[int, int]) -> Plan:
     wanted = [sizes.get(position, stage.micro_batch) for position, stage in enumerate(plan.stages)]
     largest = max((size for size in wanted if size < problem.batch_size), default=problem.batch_size)
     parts = [
-        Part(stage.ops, stage.degree, size, max(1, largest // size), stage.recompute, stage.state)
+        replace(Part.of(stage), micro_batch=size, burst=max(1, largest // size))
         for stage, size in zip(plan.stages, wanted, strict=True)
     ]
     devices = [stage.devices for stage in plan.stages]

@@ -26,6 +26,13 @@ class Part:
     recompute: Recompute = "none"
     state: State = "whole"
 
+    @staticmethod
+    def of(stage: Stage) -> "Part":
+        """Return a stage without its devices and samples in flight."""
+        return Part(
+            stage.ops, stage.degree, stage.micro_batch, burst=stage.burst, recompute=stage.recompute, state=stage.state
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
