@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import OpSplit, ParameterSlice
-from graphpipe.model.capture.op_splits.input_splits import hooked
+from graphpipe.model.capture.op_splits.layers import hooked
 from graphpipe.model.capture.op_splits.split_nodes import REST
 from graphpipe.model.torch_private import with_child
 

@@ -1,13 +1,13 @@
 """Finds the operators of a captured model that can be split by outputs: linear layers and embeddings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import fx, nn
 
-from graphpipe.graph import Op, OpSplit, SplitBranch
+from graphpipe.graph import Op, OpSplit
 from graphpipe.model.capture.build_ops import MeasuredModel
 from graphpipe.model.capture.groups import Groups
-from graphpipe.model.capture.op_splits.input_splits import hooked, trained_alike, users_of_parameters
+from graphpipe.model.capture.op_splits.layers import Layers, hooked, value_read
 
 
 def find_output_splits(model: MeasuredModel, groups: Groups, ops: Sequence[Op]) -> dict[str, OpSplit]:
@@ -26,22 +26,21 @@ def find_output_splits(model: MeasuredModel, groups: Groups, ops: Sequence[Op]) 
         groups: the nodes of every operator.
         ops: the operators, in the same order.
     """
-    where = {node: op.name for op, group in zip(ops, groups, strict=True) for node in group}
-    users = users_of_parameters(model)
+    layers = Layers.of(model, groups, ops)
     found: dict[str, OpSplit] = {}
     for op, group in zip(ops, groups, strict=True):
         for node in group:
-            if _can_be_split(model, node, group, users) and not op.whole_batch and trained_alike(model, op):
-                split = _split(model, op, node, where)
+            if _can_be_split(layers, node, group) and layers.may_be_split(op):
+                split = _split(layers, op, node)
                 found |= {op.name: split} if split is not None and op.name not in found else {}
     return found
 
 
-def _can_be_split(model: MeasuredModel, node: fx.Node, group: Sequence[fx.Node], users: Mapping[int, int]) -> bool:
-    if node.op != "call_module" or node.kwargs or len(node.args) != 1 or not isinstance(node.args[0], fx.Node):
+def _can_be_split(layers: Layers, node: fx.Node, group: Sequence[fx.Node]) -> bool:
+    if value_read(node) is None:
         return False
-    layer = model.module.get_submodule(str(node.target))
-    if hooked(layer) or any(users[id(each)] != 1 for each in layer.parameters()):
+    layer = layers.module(node.target)
+    if hooked(layer) or not layers.owns_parameters(layer):
         return False
     if type(layer) is nn.Linear:
         return True
@@ -50,39 +49,25 @@ def _can_be_split(model: MeasuredModel, node: fx.Node, group: Sequence[fx.Node],
     return embeds and len(group) == 1 and layer.max_norm is None and not layer.sparse
 
 
-def _split(model: MeasuredModel, op: Op, call: fx.Node, where: Mapping[fx.Node, str]) -> OpSplit | None:
-    layer, (value,) = model.module.get_submodule(str(call.target)), call.args
-    assert isinstance(value, fx.Node)
-    inputs = {node: name for name, node in model.module_graph.inputs.items()}
-    others = any(user is not call and where.get(user) == op.name for user in value.users)
-    known = value in inputs or (where.get(value, op.name) != op.name and value in model.values.crossing)
-    if others or not known or model.readings[call].sample_shape is None:
+def _split(layers: Layers, op: Op, call: fx.Node) -> OpSplit | None:
+    layer, value, result = layers.module(call.target), value_read(call), layers.model.readings[call]
+    assert value is not None
+    known = layers.comes_from_elsewhere(value, op) and not layers.read_elsewhere(value, op, call)
+    if not known or result.sample_shape is None:
         return None
-    weight, bias = (dict(layer.named_parameters()).get(name) for name in ("weight", "bias"))
-    assert weight is not None
+    weight = layer.get_parameter("weight")
     features = weight.shape[0 if isinstance(layer, nn.Linear) else 1]
     if features < 2:
         return None
-    outputs = model.readings[call].bytes_per_sample
-    branch = SplitBranch(
-        source=where.get(value),
-        model_input=inputs.get(value),
-        start=0,
-        stop=features,
-        bytes_per_sample=model.readings[value].bytes_per_sample,
-    )
-    rows = outputs / weight.element_size() / features
+    rows = result.bytes_per_sample / weight.element_size() / features
     return OpSplit(
         op=op.name,
         by="outputs",
         kind=type(layer).__name__,  # pyright: ignore[reportArgumentType]
         layer=str(call.target),
         is_called=True,
-        weight=model.parameter_names[id(weight)],
-        weight_bytes=float(weight.numel() * weight.element_size()),
-        bias=None if bias is None else model.parameter_names[id(bias)],
-        bias_bytes=0.0 if bias is None else float(bias.numel() * bias.element_size()),
+        **layers.parameters(layer),
         flops_per_sample=2.0 * rows * weight.numel() if isinstance(layer, nn.Linear) else 0.0,
-        output_bytes_per_sample=outputs,
-        branches=(branch,),
+        output_bytes_per_sample=result.bytes_per_sample,
+        branches=(layers.branch(value, 0, features),),
     )
