@@ -1,31 +1,32 @@
 """The step time of plans as planners make them, without a trace. It is fast enough to rank many plans."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from graphlib import TopologicalSorter
+from itertools import combinations
 
 from graphpipe.plans import Plan
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedulers.registry import build_unverified
 from graphpipe.schedule.verify import verify
-from graphpipe.simulator.repeating_period import KINDS, Period, Slot
-
-Moment = tuple[int, int]
-"""The number of a task in a period, and the index of the period."""
+from graphpipe.simulator.line_times import line_times
+from graphpipe.simulator.repeating_period import Period
+from graphpipe.simulator.simulate import happen
 
 
 def applies(plan: Plan) -> bool:
-    """Whether every device hosts at most one stage, has its own cores, and computes while others move its messages.
+    """Whether every device has its own cores, and computes while others move its messages.
 
-    Then the times at which a device or a channel is free depend only on the order of tasks of its own stage.
+    Then the times at which a device or a channel is free depend only on the order of its own tasks.
     """
     cluster = plan.cluster
-    free = cluster.cores_per_node is None and not cluster.messages_take_devices
-    return cluster.overlap and free and not plan.shares_devices
+    return cluster.overlap and cluster.cores_per_node is None and not cluster.messages_take_devices
 
 
 def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
     """Return the same step seconds as `simulate`, without the trace, for a plan that `applies` accepts.
 
-    Replicas and branches with the same tasks at the same times are computed once.
+    Devices with the same tasks at the same times are computed once. If stages of several replicas share only some of
+    their devices, the order of their reductions may depend on the times of other devices. Then the step is simulated.
 
     Args:
         plan: a sound plan.
@@ -35,66 +36,76 @@ def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
         InvalidInput: the plan's schedule deadlocks or is unknown.
     """
     schedule = schedule or build_unverified(plan)
-    period = Period(plan, schedule)
-    ends = _slot_ends(period)
-    if len(ends) < len(set(period.alike)):
+    times = line_times(Period(plan, schedule))
+    if times is None:
         verify(plan, schedule)  # Raises an error that names the deadlocked tasks.
-    last = [0.0] * len(plan.stages)
-    for slot, (stage, _) in enumerate(period.slots):
-        last[stage] = max(last[stage], ends[period.alike[slot]])
-    ready = [end + plan.reduce_seconds(stage) for stage, end in enumerate(last)]
-    for tied in plan.tied_gradients:  # in this order, because a stage does one reduction after the other
-        begin = max(ready[stage] for stage in tied.stages)
-        for stage in tied.stages:
-            ready[stage] = begin + plan.tied_gradients_seconds(tied)
-    return max(end + plan.optimizer_seconds(stage) for stage, end in enumerate(ready))
+    assert times is not None, "a schedule that does not deadlock ends"
+    last = _last_tasks(plan, schedule)
+    order = _reduction_order(plan, last)
+    if order is None:
+        return max(when.end for _, when in happen(plan, schedule))
+    ends = dict(zip(plan.used_devices, times, strict=True))
+    return _updated(plan, order, {key: ends[key[0]][at] for key, at in last.items()})
 
 
-def _slot_ends(period: Period) -> dict[Slot, float]:
-    # Each slot is timed until it needs a task that is not timed yet. That task resumes the slot.
-    arrivals, ends = _arrivals(period), dict[Moment, float]()
-    channels: dict[tuple[Slot, Slot], float] = {}
-    free = {slot: period.begins[slot] for slot in period.alike}
-    rest = {slot: _moments(period, slot) for slot in free}
-    heads = [(slot, next(rest[slot])) for slot in free]
-    finished: dict[Slot, float] = {}
-    waiting: dict[Moment, list[tuple[Slot, tuple[Moment, float]]]] = {}
-    while heads:
-        slot, (moment, seconds) = heads.pop()
-        number, turn = moment
-        missing = next(((source, turn) for source, _, _ in arrivals[number] if (source, turn) not in ends), None)
-        if missing is not None:
-            waiting.setdefault(missing, []).append((slot, (moment, seconds)))
+LastTasks = Mapping[tuple[int, int], int]
+"""By device and stage: the position of the stage's last task among the tasks of the device."""
+
+
+def _last_tasks(plan: Plan, schedule: Schedule) -> LastTasks:
+    if not plan.shares_devices:
+        lists = schedule.devices
+        return {(d, number): len(lists[d]) - 1 for number, stage in enumerate(plan.stages) for d in stage.devices}
+    return {
+        (device, task.stage): at for device in plan.used_devices for at, task in enumerate(schedule.devices[device])
+    }
+
+
+def _reduction_order(plan: Plan, last: LastTasks) -> Sequence[int] | None:
+    """Return an order of the stages that gives every device its order of reductions; None if it depends on times.
+
+    A stage reduces before another one if this is so on all its devices, because the other one then ends later on one
+    device at least.
+    """
+    if not plan.shares_devices:
+        return range(len(plan.stages))
+    sorter = TopologicalSorter({stage: set[int]() for stage in range(len(plan.stages))})
+    replicated = [number for number, stage in enumerate(plan.stages) if stage.degree > 1]
+    for one, other in combinations(replicated, 2):
+        here, there = set(plan.stages[one].devices), set(plan.stages[other].devices)
+        if not here & there:
             continue
-        start = free[slot]
-        for source, sending, channel in arrivals[number]:
-            # A channel carries messages in the order of the tasks at its ends.
-            arrived = max(ends[source, turn], channels.get(channel, 0.0)) + sending
-            channels[channel] = arrived
-            start = max(start, arrived)
-        ends[moment] = free[slot] = start + seconds
-        heads += waiting.pop(moment, ())
-        if (following := next(rest[slot], None)) is not None:
-            heads.append((slot, following))
+        if here <= there and all(last[device, one] < last[device, other] for device in here):
+            sorter.add(other, one)
+        elif there <= here and all(last[device, other] < last[device, one] for device in there):
+            sorter.add(one, other)
         else:
-            finished[slot] = free[slot]
-    return finished
+            return None
+    return list(sorter.static_order())
 
 
-def _arrivals(period: Period) -> list[list[tuple[int, float, tuple[Slot, Slot]]]]:
-    # What a task waits for, with every source replaced by its representative among equal slots.
-    representative = [
-        number - period.firsts[slot] + period.firsts[period.alike[slot]] for number, slot in enumerate(period.slot_of)
-    ]
-    return [[(representative[it.source], it.seconds, it.channel) for it in waits] for waits in period.arrivals]
+def _updated(plan: Plan, order: Sequence[int], ends: Mapping[tuple[int, int], float]) -> float:
+    """Return when all devices have updated their weights.
 
-
-def _moments(period: Period, slot: Slot) -> Iterator[tuple[Moment, float]]:
-    """Yield the tasks of a slot in order, with the seconds of each."""
-    stage, device = period.slots[slot]
-    count, first, third = period.numbers.counts[stage], period.firsts[slot], period.numbers.third
-    above = {"B": 0, "I": 0, "F": third, "W": 2 * third}
-    seconds = dict(zip(KINDS, period.seconds[slot], strict=True))
-    for task in period.schedule.devices[device]:
-        turn, index = divmod(task.micro_batch, count)
-        yield (first + index + above[task.kind], turn), seconds[task.kind]
+    Args:
+        plan: the plan.
+        order: of the stages' reductions.
+        ends: of the last task, by device and stage.
+    """
+    ready = dict.fromkeys(plan.used_devices, 0.0)  # after the reductions so far
+    for number in order:
+        stage = plan.stages[number]
+        if stage.degree > 1:
+            begin = max(max(ends[device, number], ready[device]) for device in stage.devices)
+            ready |= dict.fromkeys(stage.devices, begin + plan.reduce_seconds(number))
+    for tied in plan.tied_gradients:  # in this order, because a device does one reduction after the other
+        last = max(ends[device, stage] for stage in tied.stages for device in plan.stages[stage].devices)
+        begin = max(last, *(ready[device] for device in tied.devices))
+        ready |= dict.fromkeys(tied.devices, begin + plan.tied_gradients_seconds(tied))
+    updates = dict.fromkeys(plan.used_devices, 0.0)
+    for number, stage in enumerate(plan.stages):
+        seconds = plan.optimizer_seconds(number)
+        for device in stage.devices:
+            ready[device] = max(ready[device], ends[device, number])
+            updates[device] += seconds
+    return max(ready[device] + updates[device] for device in plan.used_devices)

@@ -9,6 +9,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.simulator import step_seconds
+from graphpipe.simulator.critical_path import applies
 from graphpipe.simulator.repeating_period import Period
 from graphpipe.simulator.simulate import simulate
 
@@ -33,6 +34,13 @@ def test_the_quick_path_is_the_simulation_where_stages_share(plan: Plan, data: s
         if len(stages) > 1:
             plan = share(plan, sorted(stages), 3.0, name)
     assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(plans(batch_size=16, quick=True, shared=True, schedules=["1f1b", "kfkb", "gpipe", "interleaved", "zb-auto"]))
+def test_the_quick_path_is_the_simulation_where_stages_share_devices(plan: Plan):
+    assert applies(plan)
+    assert step_seconds(plan) == simulate(plan).step_seconds
 
 
 def test_equal_branches_and_replicas_are_alike():

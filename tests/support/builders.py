@@ -100,13 +100,16 @@ def plans(
     schedules: Sequence[str] = ("1f1b", "kfkb", "gpipe"),
     costs: Sequence[float] = (0.5, 1.0, 3.0, 3.1, 10.0),
     quick: bool = False,
+    shared: bool | None = None,
 ) -> Plan:
     """Random stage graphs with mixed costs, micro-batch sizes, degrees and bursts.
 
-    Unless `quick`, stages may share devices, devices may share cores, and transfers may occupy the devices.
+    Unless `quick`, stages may share devices, devices may share cores, and transfers may occupy the devices. `shared`
+    says whether stages share devices.
     """
     count = draw(st.integers(1, 6))
-    shared, schedule = not quick and draw(st.booleans()), draw(st.sampled_from(schedules))
+    shared = not quick and draw(st.booleans()) if shared is None else shared
+    schedule = draw(st.sampled_from(schedules))
     seconds = st.sampled_from(costs)
     parts: list[Part] = []
     for number in range(count):
