@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "graphpipe"
 ROOMS = (
     *("errors", "units", "versions", "user_frames", "host_memory", "plugins", "waiting", "files"),
     *("graph", "cluster", "trace", "costs", "plans", "zoo_graphs"),
-    *("schedule", "schedule/list_scheduling", "schedule/schedulers"),
+    *("schedule", "schedule/list_scheduling", "schedule/schedulers", "schedule/segments"),
     *(
         "model",
         "model/capture",

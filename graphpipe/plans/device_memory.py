@@ -1,14 +1,23 @@
 """The memory that the stages of a plan need on their devices."""
 
+from dataclasses import replace
+
 from graphpipe.costs import CostModel, StageMemory
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
 
 def stage_memory(model: CostModel, stage: Stage) -> StageMemory[float]:
-    """Return the memory of one stage on each of its devices."""
+    """Return the memory of one stage on each of its devices, with all versions of its weights."""
     samples = stage.micro_batch / stage.degree
-    return model.stage_memory(stage.ops, samples, stage.recompute, stage.state, stage.degree)
+    found = model.stage_memory(stage.ops, samples, stage.recompute, stage.state, stage.degree)
+    return found if stage.versions == 1 else replace(found, state=found.state + versions_bytes(model, stage))
+
+
+def versions_bytes(model: CostModel, stage: Stage) -> float:
+    """Return the bytes of the versions of a stage's weights on each device, besides the newest. Frozen weights have
+    only one."""
+    return (stage.versions - 1) * model.parameter_bytes.gradients(stage.ops)
 
 
 def needed_bytes(plan: Plan) -> dict[int, float]:

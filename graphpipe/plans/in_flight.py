@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def in_flight_samples(
-    batch_size: int, micro_batches: Sequence[int], bursts: Sequence[int], successors: Sequence[Sequence[int]]
+    batch_size: float, micro_batches: Sequence[int], bursts: Sequence[int], successors: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
     """Return the samples in flight of every stage. Stages are given in topological order.
 
@@ -13,7 +13,8 @@ def in_flight_samples(
 
         in_flight(x) = max over successors y of in_flight(y) + max(k_x b_x, k_y b_y)
 
-    The result is rounded up to whole micro-batches of x, and is at most the mini-batch.
+    The result is rounded up to whole micro-batches of x, and is at most the mini-batch (infinite if the pipeline never
+    drains).
 
         b = 1 -> 2 -> 4 (figure 5):      4 + 4 = 8 <- 4 ... the sink holds 4, its producer 8, the source 10
     """
@@ -25,5 +26,5 @@ def in_flight_samples(
             default=own,
         )
         whole = -(-need // micro_batches[stage]) * micro_batches[stage]
-        found[stage] = min(whole, batch_size)
+        found[stage] = int(min(whole, batch_size))
     return tuple(found)

@@ -23,13 +23,17 @@ def with_current_fields(body: dict[str, Any]) -> dict[str, Any]:
 def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a plan as fingerprints of schema version 1 use it.
 
-    Every stage had a backend then, and replicas did not shard anything. Costs did not have any loads, and graphs did
-    not say what can be split.
+    Every stage had a backend then, replicas did not shard anything, and the pipeline drained after every mini-batch.
+    Costs did not have any loads, and graphs did not say what can be split.
     """
     for stage in _stages(plan):
         stage["backend"] = "eager"
         if stage["state"] == "whole":
             del stage["state"]
+        if stage["versions"] == 1:
+            del stage["versions"]
+    if plan["weights"] == "flush":
+        plan = {name: value for name, value in plan.items() if name not in ("weights", "predictor")}
     return plan | {"costs": without_default_loads(plan["costs"]), "graph": fingerprinted(plan["graph"])}
 
 

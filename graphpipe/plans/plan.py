@@ -18,7 +18,7 @@ from graphpipe.plans.joint_edges import NONE, JointEdges, joint_edges, whole_out
 from graphpipe.plans.older_plans import with_current_fields, with_version_1_fields
 from graphpipe.plans.one_way_pairs import one_way_pairs
 from graphpipe.plans.prediction import Prediction
-from graphpipe.plans.stage import Stage, StageEdge
+from graphpipe.plans.stage import Predictor, Stage, StageEdge, WeightPolicy
 from graphpipe.plans.tied_gradients import TiedGradients, tied_gradients_of
 from graphpipe.plans.verify import verify
 
@@ -42,6 +42,10 @@ class Plan:
     """In topological order."""
     edges: tuple[StageEdge, ...]
     schedule: str = "1f1b"
+    weights: WeightPolicy = "flush"
+    """`flush`: the pipeline drains after every mini-batch. Otherwise, the next mini-batch follows at once."""
+    predictor: Predictor = ""
+    """Of the policy `predict`."""
     planner: str = "hand"
     search_seconds: float = 0.0
     prediction: Prediction | None = None
@@ -165,6 +169,14 @@ class Plan:
         for stage, before in enumerate(self.predecessors):
             longest[stage] = 1 + max((longest[other] for other in before), default=0)
         return max(longest)
+
+    @cached_property
+    def stages_after(self) -> tuple[int, ...]:
+        """Number of stages on the longest path from each stage to a sink, the stage itself left out."""
+        longest = [0] * len(self.stages)
+        for stage in reversed(range(len(self.stages))):
+            longest[stage] = max((1 + longest[other] for other in self.successors[stage]), default=0)
+        return tuple(longest)
 
     @cached_property
     def used_devices(self) -> tuple[int, ...]:

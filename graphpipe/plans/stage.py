@@ -9,6 +9,11 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Recompute, State
 from graphpipe.graph import Graph
 
+WeightPolicy = Literal["flush", "stash", "vertical-sync", "double-buffer", "predict"]
+"""Which weights a micro-batch sees if mini-batches follow each other without a flush (`schedule.segments`)."""
+Predictor = Literal["", "pipeoptim", "spectrain", "xpipe"]
+"""How the policy `predict` predicts weights; empty for other policies."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -34,6 +39,8 @@ class Stage:
     state: State = "whole"
     """What the replicas shard. `whole`: nothing. `optimizer`: the optimizer's state (ZeRO-1). `all`: between steps also
     weights and gradients (FSDP2)."""
+    versions: int = 1
+    """Most versions of the stage's weights that each device holds at once, the newest and predicted ones included."""
 
     @property
     def degree(self) -> int:
@@ -83,4 +90,14 @@ class PlanFields(Protocol):
     @property
     def edges(self) -> tuple[StageEdge, ...]:
         """Between stages."""
+        ...
+
+    @property
+    def weights(self) -> WeightPolicy:
+        """Which weights a micro-batch sees."""
+        ...
+
+    @property
+    def predictor(self) -> Predictor:
+        """How weights are predicted."""
         ...

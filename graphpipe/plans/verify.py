@@ -6,11 +6,12 @@ Constraints C1 to C4 are those of GraphPipe (section 3).
 
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
+from math import inf
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.graph.verify_splits import check_splits
-from graphpipe.plans.stage import PlanFields
+from graphpipe.plans.stage import PlanFields, WeightPolicy
 from graphpipe.plans.verify_memory import RELATIVE, check_memory, submodule
 
 _FEW = 40
@@ -28,6 +29,7 @@ def verify(plan: PlanFields) -> None:
     check_splits(plan.graph)
     stage_of = _check_partition(plan)
     _check_batches(plan)
+    _check_weights(plan)
     _check_devices(plan)
     _check_convex(plan, stage_of)
     _check_edges(plan, stage_of)
@@ -74,12 +76,52 @@ def _check_batches(plan: PlanFields) -> None:
             )
         if stage.burst < 1:
             raise InvalidInput(f"burst is {stage.burst}, must be at least 1", where=where)
-        if stage.in_flight % stage.micro_batch or not stage.micro_batch <= stage.in_flight <= plan.batch_size:
+        # With a double buffer, one micro-batch of the next mini-batch may begin before a mini-batch has ended.
+        room: dict[WeightPolicy, float] = {"flush": 0, "double-buffer": stage.micro_batch}
+        most = plan.batch_size + room.get(plan.weights, inf)
+        if stage.in_flight % stage.micro_batch or not stage.micro_batch <= stage.in_flight <= most:
+            up_to = f" up to {'batch ' if most == plan.batch_size else ''}{most}" if most < inf else ""
             raise InvalidInput(
-                f"in_flight is {stage.in_flight}, must be a multiple of micro_batch {stage.micro_batch} "
-                f"up to batch {plan.batch_size}",
+                f"in_flight is {stage.in_flight}, must be a multiple of micro_batch {stage.micro_batch}{up_to}",
                 where=where,
             )
+
+
+def _check_weights(plan: PlanFields) -> None:
+    """The weight policy fits its predictor, the numbers of versions, and what each stage shares out or shares."""
+    if plan.weights == "predict" and not plan.predictor:
+        remedy = "Choose pipeoptim, spectrain or xpipe."
+        raise InvalidInput("is missing, but the weight policy is 'predict'", where="predictor", remedy=remedy)
+    if plan.weights != "predict" and plan.predictor:
+        what = f"is '{plan.predictor}', but the weight policy is '{plan.weights}'"
+        raise InvalidInput(what, where="predictor", remedy="Leave it out, or choose the weight policy 'predict'.")
+    for stage in plan.stages:
+        where = f"stage '{stage.name}'"
+        if stage.versions < 1:
+            raise InvalidInput(f"versions is {stage.versions}, must be at least 1", where=where)
+        if plan.weights == "flush" and stage.versions > 1:
+            what = f"keeps {stage.versions} versions of its weights, but the policy 'flush' needs only one"
+            raise InvalidInput(what, where=where, remedy="Set versions to 1, or choose another weight policy.")
+        if plan.weights != "flush" and stage.state == "all":
+            what = f"shards its weights, but the weight policy is '{plan.weights}', whose versions are whole"
+            raise InvalidInput(what, where=where, remedy="Set state to 'whole' or 'optimizer', or weights to 'flush'.")
+    if plan.weights != "flush":
+        _check_unshared(plan)
+
+
+def _check_unshared(plan: PlanFields) -> None:
+    # Stages update at different times, so copies of a shared parameter would differ.
+    home: dict[str, str] = {}
+    for stage in plan.stages:
+        for parameter in {name for op in stage.ops for name in plan.graph[op].parameters}:
+            other = home.setdefault(parameter, stage.name)
+            if other != stage.name and any(each.name == parameter and each.trainable for each in plan.graph.shared):
+                raise InvalidInput(
+                    f"stages '{other}' and '{stage.name}' share parameter '{parameter}', but under the weight policy "
+                    f"'{plan.weights}' stages update at different times",
+                    where="weights",
+                    remedy="Put its operators into one stage, or set weights to 'flush'.",
+                )
 
 
 def _check_devices(plan: PlanFields) -> None:

@@ -56,7 +56,7 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
 
 
 def _state_bytes(plan: PlanFields, stage: Stage) -> float:
-    """Return the bytes of weights, gradients and optimizer state on the replica of a stage that holds most."""
+    """Return the bytes of weights (all versions), gradients and optimizer state on the fullest replica of a stage."""
     inside, factor = set(stage.ops), plan.costs.state_bytes_per_parameter_byte
     shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
     elsewhere = {name for op in plan.graph.ops if op.name not in inside for name in op.parameters}
@@ -76,6 +76,7 @@ def _state_bytes(plan: PlanFields, stage: Stage) -> float:
         else:
             frozen += rest
     slots, replicas = max(0.0, factor - 2), stage.degree
+    frozen += (stage.versions - 1) * (tied + sum(own))  # like frozen weights, old versions have no gradients
     if stage.state == "whole" or replicas == 1:
         return factor * (tied + sum(own)) + frozen
     if stage.state == "all":  # a shard of everything, and the gathered weights twice or with whole gradients

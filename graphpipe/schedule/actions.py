@@ -22,7 +22,7 @@ class Transfer:
     source_device: int
     target_device: int
     samples: SampleRange
-    """Positions in the mini-batch."""
+    """Positions in the mini-batch, or in the mini-batches of a segment, one after the other."""
     source_task: StageTask
     target_task: StageTask
     without: tuple[int, ...] = ()
@@ -56,6 +56,8 @@ class Reduce:
     """Sum the gradients of a stage over its replicas."""
 
     stage: int
+    mini_batch: int = 0
+    """Of the segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class ReduceTied:
 
     tied_gradients: int
     """Position in `Plan.tied_gradients`."""
+    mini_batch: int = 0
+    """Of the segment."""
 
 
 Action = Compute | Send | Receive | Reduce | ReduceTied
@@ -82,7 +86,7 @@ class LoweredSchedule:
     order: tuple[tuple[int, Action], ...]
     """The total order, as (device, action)."""
     batch_size: int
-    """Samples of the mini-batch."""
+    """Samples of the mini-batch, or of all mini-batches of a segment."""
     awaited: Mapping[tuple[int, StageTask], Sequence[Transfer]] = field(default_factory=dict[Any, Any], hash=False)
     """Of an evaluation, by device and task: the device's transfers that must have arrived before the task. Each is
     received earlier in the total order, so waiting for it cannot deadlock."""

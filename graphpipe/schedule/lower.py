@@ -1,7 +1,7 @@
 """Lowers a schedule to the actions of every device: tasks, transfers and reductions in an order without deadlock."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
@@ -11,7 +11,7 @@ from graphpipe.schedule.credits import Credits
 from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
 from graphpipe.schedule.merge import check_all_start
 from graphpipe.schedule.schedule import Schedule, StageTask
-from graphpipe.schedule.task_numbers import Flow, TaskNumbers
+from graphpipe.schedule.task_numbers import Flow, TaskNumbers, update_waits
 
 DeviceAction = tuple[int, Action]
 """A device and one of its actions."""
@@ -33,13 +33,14 @@ def lower(
     logical clock gives the total order: a task stands at its start, its transfers stand at its end. If a backward is
     split, its gradients leave after the input half. The `Reduce` of a stage comes after the last backward or weight
     gradient of all its replicas. Stages that share parameters sum their gradients at the end, in the order of
-    `Plan.tied_gradients`, so that these sums do not delay a task.
+    `Plan.tied_gradients`, so that these sums do not delay a task. In a segment, both sums belong to a mini-batch, and
+    come before its updates.
 
     Args:
         plan: a sound plan.
-        schedule: a sound schedule of the plan.
-        batch_size: samples of the mini-batch. None takes the plan's. Evaluation may take any other. Then the last
-            micro-batch may be short, and a replica without samples skips it.
+        schedule: a sound schedule of the plan, or of a segment of several mini-batches.
+        batch_size: samples of all mini-batches. None takes the plan's times their number. Evaluation may take any
+            other. Then the last micro-batch may be short, and a replica without samples skips it.
         forward_only: for evaluation: do the forwards of all micro-batches, and no backwards. A stage is only so far
             ahead of its consumers as its credits allow (`Credits`).
         gradient_edges: positions in `plan.edges` along which gradients go back. None takes those that the plan's graph
@@ -48,10 +49,11 @@ def lower(
     Raises:
         InvalidInput: training with another batch size than the plan's, or the schedule deadlocks.
     """
-    size = plan.batch_size if batch_size is None else batch_size
-    if size < 1 or (size != plan.batch_size and not forward_only):
+    planned = plan.batch_size * schedule.mini_batches
+    size = planned if batch_size is None else batch_size
+    if size < 1 or (size != planned and not forward_only):
         raise InvalidInput(
-            f"is {size}, the plan was made for {plan.batch_size}",
+            f"is {size}, the plan was made for {planned}",
             where="batch_size",
             remedy="Train with the plan's batch size (drop the last, smaller batch) or plan again.",
         )
@@ -60,11 +62,12 @@ def lower(
     flows = list(numbers.flows(frozenset() if forward_only else gradient_edges))
     clock, credit = LogicalClock(numbers.ticks(tasks)), Credits(plan, numbers) if forward_only else None
     waits = [(flow.source, flow.target) for flow in flows]
+    waits += update_waits(plan, tasks) if schedule.updates else ()
     clock.run(chains, waits if credit is None else [*waits, *credit.flows()])
     check_all_start(plan, clock, chains, tasks)
     transfers = _transfers(flows, clock, tasks, _joint_edges(plan, gradient_edges))
     order = _total_order(plan, clock, tasks, transfers)
-    if not forward_only:
+    if not forward_only and not schedule.updates:
         shared = enumerate(plan.tied_gradients)
         order += [(device, ReduceTied(number)) for number, tied in shared for device in tied.devices]
     devices: list[list[Action]] = [[] for _ in plan.cluster.devices]
@@ -133,10 +136,11 @@ def _transfers(
 def _total_order(
     plan: Plan, clock: LogicalClock, tasks: dict[int, StageTask], transfers: dict[int, list[Transfer]]
 ) -> list[DeviceAction]:
-    # At equal times transfers come before task starts, because a task that starts may need the transfer.
-    starts = [(start, 1, number) for number, start in clock.starts.items()]
-    ends = [(start + clock.ticks[number], 0, number) for number, start in clock.starts.items()]
-    left = Counter(task.stage for task in tasks.values() if task.kind in _LAST)
+    # At equal times transfers come before task starts, because a task that starts may need the transfer. An update
+    # takes no logical time. It comes between them: after the sums that it needs, before tasks that read its weights.
+    starts = [(start, 1 if tasks[number].kind == "U" else 2, number) for number, start in clock.starts.items()]
+    ends = [(time + clock.ticks[number], 0, number) for time, turn, number in starts if turn == 2]
+    sums = _Sums(plan, tasks.values())
     order: list[DeviceAction] = []
     for _, starting, number in sorted(starts + ends):
         task = tasks[number]
@@ -145,10 +149,33 @@ def _total_order(
             continue
         order += _messages(transfers.get(number, ()))
         if task.kind in _LAST:
-            left[task.stage] -= 1
-            if not left[task.stage] and plan.stages[task.stage].degree > 1:
-                order += [(device, Reduce(task.stage)) for device in plan.stages[task.stage].devices]
+            order += sums.after(task)
     return order
+
+
+class _Sums:
+    """Finds the sums of gradients that follow a task: those for which no gradient is missing any more."""
+
+    def __init__(self, plan: Plan, tasks: Collection[StageTask]) -> None:
+        self._plan = plan
+        self._counts = [plan.micro_batches(stage) for stage in range(len(plan.stages))]
+        self._left = Counter(self._key(task) for task in tasks if task.kind in _LAST)
+        # Without updates, the sums of shared gradients come at the very end.
+        self._tied = plan.tied_gradients if any(task.kind == "U" for task in tasks) else ()
+
+    def after(self, task: StageTask) -> Iterator[DeviceAction]:
+        stage, mini_batch = key = self._key(task)
+        self._left[key] -= 1
+        if self._left[key]:
+            return
+        if self._plan.stages[stage].degree > 1:
+            yield from ((device, Reduce(stage, mini_batch)) for device in self._plan.stages[stage].devices)
+        for number, tied in enumerate(self._tied):
+            if stage in tied.stages and not any(self._left[each, mini_batch] for each in tied.stages):
+                yield from ((device, ReduceTied(number, mini_batch)) for device in tied.devices)
+
+    def _key(self, task: StageTask) -> tuple[int, int]:
+        return task.stage, task.micro_batch // self._counts[task.stage]
 
 
 def _messages(transfers: Sequence[Transfer]) -> Iterator[DeviceAction]:

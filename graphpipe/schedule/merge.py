@@ -6,10 +6,10 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
 from graphpipe.schedule.schedule import Schedule, StageTask
-from graphpipe.schedule.task_numbers import TaskNumbers
+from graphpipe.schedule.task_numbers import TaskNumbers, update_waits
 
 
-def merge(name: str, plan: Plan, orders: Sequence[Sequence[StageTask]]) -> Schedule:
+def merge(name: str, plan: Plan, orders: Sequence[Sequence[StageTask]], mini_batches: int = 1) -> Schedule:
     """Return the schedule in which every stage keeps its order of tasks.
 
     A device that hosts one stage takes that stage's order. A device that hosts several interleaves their orders by a
@@ -20,6 +20,7 @@ def merge(name: str, plan: Plan, orders: Sequence[Sequence[StageTask]]) -> Sched
         name: of the schedule.
         plan: the devices and sharding of its stages decide which task waits for which.
         orders: the tasks of each stage, by stage.
+        mini_batches: of the orders, if they are those of a segment.
 
     Raises:
         InvalidInput: no interleaving exists, because a stage may not have enough samples in flight.
@@ -28,13 +29,13 @@ def merge(name: str, plan: Plan, orders: Sequence[Sequence[StageTask]]) -> Sched
     if all(len(stages) <= 1 for stages in hosted.values()):
         devices = [tuple(orders[stages[0]]) if stages else () for stages in hosted.values()]
         return Schedule(name=name, devices=tuple(devices))
-    return Schedule(name=name, devices=_interleave(plan, orders, hosted))
+    return Schedule(name=name, devices=_interleave(plan, orders, hosted, mini_batches))
 
 
 def _interleave(
-    plan: Plan, orders: Sequence[Sequence[StageTask]], hosted: dict[int, list[int]]
+    plan: Plan, orders: Sequence[Sequence[StageTask]], hosted: dict[int, list[int]], mini_batches: int
 ) -> tuple[tuple[StageTask, ...], ...]:
-    numbers = TaskNumbers(plan, plan.batch_size)
+    numbers = TaskNumbers(plan, mini_batches * plan.batch_size)
     tasks = {numbers.number(task, d): task for d, stages in hosted.items() for s in stages for task in orders[s]}
     chains = [
         TaskChain(device=device, tasks=[numbers.number(task, device) for task in orders[stage]])
@@ -42,7 +43,7 @@ def _interleave(
         for stage in stages
     ]
     clock = LogicalClock(numbers.ticks(tasks))
-    clock.run(chains, ((flow.source, flow.target) for flow in numbers.flows(None)))
+    clock.run(chains, [*((flow.source, flow.target) for flow in numbers.flows(None)), *update_waits(plan, tasks)])
     check_all_start(plan, clock, chains, tasks)
     devices: dict[int, list[StageTask]] = {device: [] for device in hosted}
     for number in clock.starts:

@@ -6,20 +6,24 @@ from typing import Literal
 
 from graphpipe.errors import InvalidInput
 
-Kind = Literal["F", "B", "I", "W"]
-_TASK = re.compile(r"^([FBIW])(\d+)\.(\d+)$")
+Kind = Literal["F", "B", "I", "W", "U"]
+_TASK = re.compile(r"^([FBIWU])(\d+)\.(\d+)$")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageTask:
-    """Forward, backward, or the input- and weight-gradient halves of a backward, of one micro-batch at one stage."""
+    """Forward, backward, or the input- and weight-gradient halves of a backward, of one micro-batch at one stage.
+
+    In a segment of several mini-batches, the update of a stage's weights (`U`) is a task too.
+    """
 
     kind: Kind
     stage: int
     micro_batch: int
+    """Counted on through the mini-batches of a segment. Of an update: the mini-batch's number in the segment."""
 
     def __str__(self) -> str:
-        """Return the text form, such as `F2.5`: the forward of micro-batch 5 at stage 2."""
+        """Return the text form: `F2.5` is stage 2's forward of micro-batch 5, `U2.0` its update after mini-batch 0."""
         return f"{self.kind}{self.stage}.{self.micro_batch}"
 
     @staticmethod
@@ -32,14 +36,18 @@ class StageTask:
         match = _TASK.match(text)
         if match is None:
             raise InvalidInput(
-                f"'{text}' is not a task", remedy="A task reads F2.5: kind F, B, I or W, stage, micro-batch."
+                f"'{text}' is not a task", remedy="A task reads F2.5: kind F, B, I, W or U, stage, micro-batch."
             )
         return StageTask(match[1], int(match[2]), int(match[3]))  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """An ordered list of tasks per device. All replicas of a stage do the same tasks of that stage."""
+    """An ordered list of tasks per device. All replicas of a stage do the same tasks of that stage.
+
+    Without updates, it is one mini-batch, and every stage updates its weights at the end. With updates, it is a
+    segment: one mini-batch or more, and every stage updates its weights once per mini-batch.
+    """
 
     name: str
     devices: tuple[tuple[StageTask, ...], ...]
@@ -49,6 +57,16 @@ class Schedule:
         lines = [f"schedule {self.name}"]
         lines += [" ".join([f"{number}:", *map(str, tasks)]) for number, tasks in enumerate(self.devices)]
         return "\n".join(lines) + "\n"
+
+    @property
+    def mini_batches(self) -> int:
+        """How many mini-batches the schedule computes."""
+        return 1 + max((task.micro_batch for tasks in self.devices for task in tasks if task.kind == "U"), default=0)
+
+    @property
+    def updates(self) -> bool:
+        """Whether updates are tasks, as in a segment."""
+        return any(task.kind == "U" for tasks in self.devices for task in tasks)
 
     @property
     def split_stages(self) -> frozenset[int]:

@@ -29,6 +29,9 @@ class Scheduler:
     """`auto` simulates it and takes it where it makes the step shortest."""
     considers: frozenset[str] = frozenset()
     """Names of schedules that it compares itself, and returns where they are better: `auto` need not try them too."""
+    endless: bool = False
+    """Its order can go on across mini-batches without a flush: 1F1B's, with bursts or a split backward if it declares
+    them. Plans with another weight policy than `flush` need such a schedule."""
     flushes: bool = True
     """The pipeline drains at the end of every mini-batch, and all stages update their weights then."""
     weight_versions: int = 1

@@ -34,8 +34,8 @@ class TaskNumbers:
     """Numbers 0, 1, ... for every task of every replica: all backwards, then all forwards, then all weight gradients.
 
     Within each third, tasks are ordered by stage, then replica, then micro-batch. An input gradient has the number of
-    the backward that it is half of, because it waits for the same messages and sends the same messages. No task waits
-    for a weight gradient.
+    the backward that it is half of, because it waits for the same messages and sends the same messages. Only updates
+    wait for weight gradients. The updates come last, by stage, replica and mini-batch.
     """
 
     plan: Plan
@@ -55,6 +55,11 @@ class TaskNumbers:
         return tuple(firsts)
 
     @property
+    def updates(self) -> int:
+        """Updates of each replica: the mini-batches of a segment."""
+        return self.batch_size // self.plan.batch_size
+
+    @property
     def third(self) -> int:
         """The count of backwards. A forward's number is its backward's plus this, a weight gradient's plus 2 x this."""
         return self.firsts[-1]
@@ -62,6 +67,9 @@ class TaskNumbers:
     def number(self, task: StageTask, device: int) -> int:
         """Return the number of a task on one of the devices that host its stage."""
         replica = self.plan.stages[task.stage].devices.index(device)
+        if task.kind == "U":
+            place = sum(stage.degree for stage in self.plan.stages[: task.stage]) + replica
+            return 3 * self.third + place * self.updates + task.micro_batch
         backward = self.firsts[task.stage] + replica * self.counts[task.stage] + task.micro_batch
         return backward + self.third * {"B": 0, "I": 0, "F": 1, "W": 2}[task.kind]
 
@@ -85,17 +93,18 @@ class TaskNumbers:
 
     @cached_property
     def samples(self) -> list[int]:
-        """Samples of each task, by number."""
+        """Samples of each task, by number; an update has none."""
         third = [0] * self.third
         for pieces in self.all_pieces:
             for samples, backward in pieces:
                 third[backward] = len(samples)
-        return third * 3
+        return third * 3 + [0] * (self.updates * sum(stage.degree for stage in self.plan.stages))
 
     def ticks(self, tasks: Mapping[int, StageTask]) -> list[int]:
         """Return the logical duration of each task, by number. It is 0 without samples, and for other numbers."""
         ticks = [0] * len(self.samples)
         for number, task in tasks.items():
+            # An update takes no logical time: it has no samples.
             whole = {"F": FORWARD_TICKS, "B": BACKWARD_TICKS}.get(task.kind, BACKWARD_TICKS // 2)
             ticks[number] = whole * self.samples[number]
         return ticks
@@ -109,6 +118,28 @@ class TaskNumbers:
                 yield Flow(position, False, here + third, there + third, samples)
                 if gradient:
                     yield Flow(position, True, there, here, samples)
+
+
+def update_waits(plan: Plan, tasks: Mapping[int, StageTask]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of numbers: the last weight gradient of a mini-batch on a replica, and an update that waits for it.
+
+    An update waits until gradients are summed over the stage's replicas, and over the stages that share parameters.
+
+    Args:
+        plan: which stages share parameters.
+        tasks: of all devices, by number.
+    """
+    lasts: dict[tuple[int, int], list[int]] = {}
+    counts = [plan.micro_batches(stage) for stage in range(len(plan.stages))]
+    for number, task in tasks.items():
+        mini_batch, inside = divmod(task.micro_batch, counts[task.stage])
+        if task.kind in ("B", "W") and inside == counts[task.stage] - 1:
+            lasts.setdefault((task.stage, mini_batch), []).append(number)
+    for number, task in tasks.items():
+        if task.kind == "U":
+            tied = (each.stages for each in plan.tied_gradients if task.stage in each.stages)
+            for stage in {task.stage}.union(*tied):
+                yield from ((last, number) for last in lasts[stage, task.micro_batch])
 
 
 def _overlaps(left: list[Piece], right: list[Piece]) -> Iterator[tuple[SampleRange, int, int]]:

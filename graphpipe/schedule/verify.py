@@ -20,6 +20,8 @@ def verify(plan: Plan, schedule: Schedule) -> None:
        after the one that it needs (condition C4 of GraphPipe). A whole backward is both gradients.
     3. A stage never has more samples in flight, from forward to weight gradient, than it allows.
     4. The devices do not deadlock.
+    5. In a segment of several mini-batches, every stage updates its weights once per mini-batch, after the weight
+       gradients of that mini-batch and before those of the next.
 
     Raises:
         InvalidInput: a check fails. The error names the device and the task.
@@ -35,7 +37,7 @@ def verify(plan: Plan, schedule: Schedule) -> None:
         hosted = tuple(number for number, stage in enumerate(plan.stages) if device in stage.devices)
         if sound.get(hosted) == tasks:  # The same tasks as another replica's.
             continue
-        _check_complete(plan, hosted, tasks, where)
+        _check_complete(plan, schedule, hosted, tasks, where)
         for stage in hosted:
             _check_whole(plan, stage, tasks, where)
             _check_order(plan, stage, [task for task in tasks if task.stage == stage], where)
@@ -43,14 +45,18 @@ def verify(plan: Plan, schedule: Schedule) -> None:
     _check_progress(plan, schedule)
 
 
-def _check_complete(plan: Plan, hosted: tuple[int, ...], tasks: tuple[StageTask, ...], where: str) -> None:
+def _check_complete(
+    plan: Plan, schedule: Schedule, hosted: tuple[int, ...], tasks: tuple[StageTask, ...], where: str
+) -> None:
     times = Counter(tasks)
     expected = {
         task
         for stage in hosted
-        for index in range(plan.batch_size // plan.stages[stage].micro_batch)
+        for index in range(schedule.mini_batches * plan.batch_size // plan.stages[stage].micro_batch)
         for task in _expected(stage, index, times)
     }
+    if schedule.updates:
+        expected |= {StageTask("U", stage, turn) for stage in hosted for turn in range(schedule.mini_batches)}
     for task in tasks:
         whole = StageTask("B", task.stage, task.micro_batch)
         if task.kind in ("I", "W") and whole in times:
@@ -89,7 +95,17 @@ def _check_order(plan: Plan, stage: int, tasks: list[StageTask], where: str) -> 
     allowed = plan.stages[stage].in_flight
     # The next micro-batch of each kind. A whole backward B counts as both I and W.
     following = {"F": 0, "I": 0, "W": 0}
+    updates = any(task.kind == "U" for task in tasks)
+    updated, count = 0, plan.batch_size // plan.stages[stage].micro_batch
     for task in tasks:
+        if task.kind == "U":
+            if task.micro_batch != updated or following["W"] != (updated + 1) * count:
+                what = f"{task} does not come between the weight gradients of its mini-batch and those of the next"
+                raise InvalidInput(what, where=where)
+            updated += 1
+            continue
+        if updates and task.kind in ("B", "W") and task.micro_batch // count != updated:
+            raise InvalidInput(f"{task} comes before U{stage}.{updated}", where=where)
         for kind in ("I", "W") if task.kind == "B" else (task.kind,):
             if task.micro_batch != following[kind]:
                 raise InvalidInput(f"{task} comes before {task.kind}{stage}.{following[kind]}", where=where)
@@ -118,13 +134,17 @@ class _Progress:
     """How many forwards and backwards (or input halves) each replica of each stage has done."""
 
     plan: Plan
+    samples: int
+    """Of all mini-batches."""
     done: dict[tuple[str, int, int], int]
 
     def may_start(self, task: StageTask, device: int) -> bool:
         """Return whether all samples that the task reads have been computed."""
         plan, stage = self.plan, self.plan.stages[task.stage]
+        if task.kind == "U":
+            return all(self._gradients_done(other, task.micro_batch) for other in self._summed_with(task.stage))
         here = sample_range(
-            plan.batch_size, stage.micro_batch, stage.degree, task.micro_batch, stage.devices.index(device)
+            self.samples, stage.micro_batch, stage.degree, task.micro_batch, stage.devices.index(device)
         )
         if task.kind == "F":
             return all(self._holds("F", other, here) for other in plan.predecessors[task.stage])
@@ -133,9 +153,23 @@ class _Progress:
 
     def count(self, task: StageTask, device: int) -> None:
         """Count a task as done."""
-        if task.kind != "W":
-            kind = "F" if task.kind == "F" else "B"
-            self.done[kind, task.stage, self.plan.stages[task.stage].devices.index(device)] += 1
+        replica = self.plan.stages[task.stage].devices.index(device)
+        kinds = {"F": ("F",), "B": ("B", "W"), "I": ("B",), "W": ("W",), "U": ()}[task.kind]
+        for kind in kinds:
+            self.done[kind, task.stage, replica] += 1
+
+    def _summed_with(self, stage: int) -> set[int]:
+        own = {name for op in self.plan.stages[stage].ops for name in self.plan.graph[op].parameters}
+        return {
+            number
+            for number, other in enumerate(self.plan.stages)
+            if number == stage or any(own.intersection(self.plan.graph[op].parameters) for op in other.ops)
+        }
+
+    def _gradients_done(self, stage: int, mini_batch: int) -> bool:
+        it = self.plan.stages[stage]
+        wanted = (mini_batch + 1) * self.plan.batch_size // it.micro_batch
+        return all(self.done["W", stage, replica] >= wanted for replica in range(it.degree))
 
     def _holds(self, kind: str, stage: int, samples: SampleRange) -> bool:
         # One probe in each replica's share that overlaps these samples.
@@ -150,7 +184,8 @@ class _Progress:
 
 def _check_progress(plan: Plan, schedule: Schedule) -> None:
     replicas = [(stage, replica) for stage, it in enumerate(plan.stages) for replica in range(it.degree)]
-    progress = _Progress(plan, {(kind, *replica): 0 for kind in ("F", "B") for replica in replicas})
+    done = {(kind, *replica): 0 for kind in ("F", "B", "W") for replica in replicas}
+    progress = _Progress(plan, schedule.mini_batches * plan.batch_size, done)
     at = [0] * len(schedule.devices)
     while _sweep(schedule, progress, at):
         pass

@@ -25,22 +25,24 @@ def verify_lowered(
        gradients of these stages are all computed before their sum goes back.
     3. Two devices list the messages between them, in both directions, in the same order, so that a transport without
        tags can match them.
-    4. The gradients of a stage are summed once, after its last backward.
+    4. The gradients of a stage are summed once per mini-batch: after its last backward in the mini-batch, and in a
+       segment before its update.
     5. There is no deadlock, even if every message and every sum blocks all its devices until the last one takes part.
 
     Raises:
         AssertionError: a check fails. The message names the device.
     """
-    assert lowered.batch_size == plan.batch_size, f"lowered for {lowered.batch_size} samples, not {plan.batch_size}"
+    total = schedule.mini_batches * plan.batch_size
+    assert lowered.batch_size == total, f"lowered for {lowered.batch_size} samples, not {total}"
     for device, listed in enumerate(lowered.devices):
         tasks = tuple(action.task for action in listed if isinstance(action, Compute))
         assert tasks == schedule.devices[device], f"device {device} does other tasks than its schedule lists"
         _check_place(device, listed)
         _check_left_out(device, listed)
-        _check_sums(plan, device, listed)
+        _check_sums(plan, schedule, device, listed)
     back = plan.gradient_edges if gradient_edges is None else gradient_edges
     whole = {task for tasks in schedule.devices for task in tasks if task.kind == "B"}
-    _check_transfers(lowered, {it for edge in range(len(plan.edges)) for it in _needed(plan, edge, back, whole)})
+    _check_transfers(lowered, {it for edge in range(len(plan.edges)) for it in _needed(plan, edge, back, whole, total)})
     _check_pairs(lowered)
     stuck = find_deadlock(plan, lowered)
     assert not stuck, f"if every message waits for both its ends, devices wait forever: {stuck}"
@@ -78,20 +80,31 @@ def _check_left_out(device: int, listed: tuple[Action, ...]) -> None:
             assert right, f"device {device} sends {it} and edge {edge} in the wrong order"
 
 
-def _check_sums(plan: Plan, device: int, listed: tuple[Action, ...]) -> None:
+def _check_sums(plan: Plan, schedule: Schedule, device: int, listed: tuple[Action, ...]) -> None:
     hosted = {number for number, stage in enumerate(plan.stages) if device in stage.devices}
-    wanted: dict[Action, set[int]] = {Reduce(stage): {stage} for stage in hosted if plan.stages[stage].degree > 1}
+    turns = range(schedule.mini_batches)
+    wanted: dict[Reduce | ReduceTied, set[int]] = {
+        Reduce(stage, turn): {stage} for stage in hosted if plan.stages[stage].degree > 1 for turn in turns
+    }
     wanted |= {
-        ReduceTied(number): hosted & {*tied.stages}
+        ReduceTied(number, turn): hosted & {*tied.stages}
         for number, tied in enumerate(plan.tied_gradients)
         if device in tied.devices
+        for turn in turns
     }
     found = [action for action in listed if isinstance(action, Reduce | ReduceTied)]
     assert sorted(map(str, found)) == sorted(map(str, wanted)), f"device {device} sums {found}, not {[*wanted]}"
     for action in found:
-        late = [it.task for it in listed[listed.index(action) :] if isinstance(it, Compute)]
-        adding = [task for task in late if task.kind != "F" and task.stage in wanted[action]]
-        assert not adding, f"device {device} does {adding[0]} after {action}"
+        place = listed.index(action)
+        added = {stage: (action.mini_batch + 1) * plan.batch_size // plan.stages[stage].micro_batch for stage in hosted}
+        for task in (it.task for it in listed[place:] if isinstance(it, Compute) and it.task.stage in wanted[action]):
+            adding = task.kind in ("B", "I", "W") and task.micro_batch < added[task.stage]
+            assert not adding, f"device {device} does {task} after {action}"
+        for task in (it.task for it in listed[:place] if isinstance(it, Compute) and it.task.stage in wanted[action]):
+            late = task.kind == "U" and task.micro_batch >= action.mini_batch
+            assert not late, f"device {device} sums gradients ({action}) after the update that needs them, {task}"
+            mixed = task.kind in ("B", "W") and task.micro_batch >= added[task.stage]
+            assert not mixed, f"device {device} does {task} of the next mini-batch before {action}"
 
 
 def _check_transfers(lowered: LoweredSchedule, needed: set[Transfer]) -> None:
@@ -116,12 +129,12 @@ def _check_pairs(lowered: LoweredSchedule) -> None:
         assert transfers == between[other, one], f"devices {one} and {other} list their messages in different orders"
 
 
-def _needed(plan: Plan, edge: int, back: Collection[int], whole: set[StageTask]) -> Iterator[Transfer]:
+def _needed(plan: Plan, edge: int, back: Collection[int], whole: set[StageTask], total: int) -> Iterator[Transfer]:
     """Yield every transfer along an edge, derived from the owners of each sample at both ends."""
     source, target, there_too = plan.edges[edge].source, plan.edges[edge].target, _brought(plan, edge)
-    owners = [(_owner(plan, source, sample), _owner(plan, target, sample)) for sample in range(plan.batch_size)]
-    begins = [at for at in range(plan.batch_size) if not at or owners[at] != owners[at - 1]]
-    for begin, end in zip(begins, [*begins[1:], plan.batch_size], strict=True):
+    owners = [(_owner(plan, source, sample), _owner(plan, target, sample)) for sample in range(total)]
+    begins = [at for at in range(total) if not at or owners[at] != owners[at - 1]]
+    for begin, end in zip(begins, [*begins[1:], total], strict=True):
         (here, first), (there, second) = owners[begin]
         samples = SampleRange(begin, end)
         forward = StageTask("F", source, first), StageTask("F", target, second)

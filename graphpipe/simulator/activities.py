@@ -47,6 +47,8 @@ def seconds_of(kind: Kind, seconds: TaskSeconds, costs: CostTable) -> float:
             return seconds.input_gradient
         case "W":
             return seconds.weight_gradient + costs.task_overhead_seconds
+        case "U":
+            raise AssertionError("an update is not a task of a micro-batch")
 
 
 @dataclass(slots=True)
@@ -77,12 +79,17 @@ class Activities:
     """The transfers of outputs, by edge, target device and samples, if the plan has joint edges."""
 
     def add_all(self, lowered: LoweredSchedule) -> None:
-        """Add the gathers of sharded weights, every action of the total order, then the optimizer steps."""
+        """Add the gathers of sharded weights, every action of the total order, then the optimizer steps.
+
+        In a segment, the optimizer steps are tasks of the total order.
+        """
         self._compare_inputs(lowered)
         for stage in range(len(self.plan.stages)):
             self._gather(stage)
         for device, action in lowered.order:
-            if isinstance(action, Compute):
+            if isinstance(action, Compute) and action.task.kind == "U":
+                self._update_stage(device, action.task)
+            elif isinstance(action, Compute):
                 self._compute(device, action.task)
             elif isinstance(action, Send):
                 self._transfer(action.transfer)
@@ -93,8 +100,9 @@ class Activities:
             ):
                 self._reduce_tied(action)
         self._sum_scalars()
-        for device in self.plan.used_devices:
-            self._update(device)
+        if not any(isinstance(action, Compute) and action.task.kind == "U" for _, action in lowered.order):
+            for device in self.plan.used_devices:
+                self._update(device)
 
     def _compare_inputs(self, lowered: LoweredSchedule) -> None:
         # Ranks that exchange messages first compare their inputs. This takes time only if devices handle messages.
@@ -215,6 +223,11 @@ class Activities:
             self._reduced.setdefault(device, []).append(number)
             if not overlap:
                 self._last[device] = number
+
+    def _update_stage(self, device: int, task: StageTask) -> None:
+        seconds = self.plan.optimizer_seconds(task.stage)
+        number = self._add((device, task), seconds, self._ended(device), self.plan.cluster.devices[device].node)
+        self._last[device] = number
 
     def _update(self, device: int) -> None:
         hosted = [number for number, stage in enumerate(self.plan.stages) if device in stage.devices]

@@ -47,6 +47,8 @@ def _records(plan: Plan, what: SimulatedWork) -> list[Record]:
     if isinstance(what, MessageHandling | WeightGather):
         return []
     device, task = what
+    if task.kind == "U":
+        return [(device, "optimizer", task.stage, task.micro_batch, -1, 0.0)]
     return [(device, task.kind, task.stage, task.micro_batch, -1, 0.0)]
 
 

@@ -34,7 +34,7 @@ class Span:
     kind: SpanKind
     stage: int
     micro_batch: int
-    """-1 for the whole mini-batch (reduce, optimizer)."""
+    """-1 for the whole mini-batch (reduce, optimizer). In a segment, an optimizer step has its mini-batch's number."""
     start_seconds: float
     end_seconds: float
     peer: int = -1

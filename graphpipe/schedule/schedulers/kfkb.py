@@ -52,4 +52,4 @@ def order(plan: Plan, stage: int, burst: int) -> list[StageTask]:
     return tasks
 
 
-SCHEDULER = Scheduler(name=NAME, build=build, uses_bursts=True)
+SCHEDULER = Scheduler(name=NAME, build=build, uses_bursts=True, endless=True)

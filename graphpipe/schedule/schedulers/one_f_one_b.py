@@ -31,4 +31,4 @@ def build(plan: Plan) -> Schedule:
     return merge(NAME, plan, [kfkb.order(plan, stage, burst=1) for stage in range(len(plan.stages))])
 
 
-SCHEDULER = Scheduler(name=NAME, build=build)
+SCHEDULER = Scheduler(name=NAME, build=build, endless=True)

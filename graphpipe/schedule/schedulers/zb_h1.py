@@ -73,4 +73,6 @@ def _order(stage: int, work: StageWork, delay: int) -> list[StageTask]:
     return order
 
 
-SCHEDULER = Scheduler(name=NAME, build=build, splits_backward=True, uses_spare_memory=True, tried_by_auto=True)
+SCHEDULER = Scheduler(
+    name=NAME, build=build, splits_backward=True, uses_spare_memory=True, tried_by_auto=True, endless=True
+)

@@ -1,0 +1,71 @@
+"""How many versions of its weights each stage keeps, and how late its gradients are, from samples in flight."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from graphpipe.plans import Plan
+from graphpipe.plans.in_flight import in_flight_samples
+from graphpipe.plans.stage import Predictor, WeightPolicy
+
+
+def delays(plan: Plan) -> tuple[int, ...]:
+    """Return, by stage, the most updates between the weights that a micro-batch reads and those that it updates.
+
+    With w micro-batches ahead of the first backward and m micro-batches in a mini-batch, a forward misses the updates
+    of at most ceil(w / m) mini-batches before its own. Under `vertical-sync` every stage is as late as the latest.
+    Under `predict` the prediction bridges the delay.
+    """
+    if plan.weights == "flush":
+        return (0,) * len(plan.stages)
+    if plan.weights == "double-buffer":
+        return (1,) * len(plan.stages)
+    ahead = (stage.in_flight // stage.micro_batch - 1 for stage in plan.stages)
+    found = [-(-warm_up // plan.micro_batches(stage)) for stage, warm_up in enumerate(ahead)]
+    return (max(found),) * len(found) if plan.weights == "vertical-sync" else tuple(found)
+
+
+def planned_versions(plan: Plan) -> tuple[int, ...]:
+    """Return, by stage, the most versions of its weights that are needed at once.
+
+    PipeDream's stage s keeps w_s + 1 versions if a mini-batch is one micro-batch. In general it is one more than the
+    delay. Stages that predict need a copy to return to: two versions at most.
+    """
+    if plan.weights == "predict":
+        spectrain, last = plan.predictor == "spectrain", plan.depth - 1
+        back = [spectrain and last - after > 1 for after in plan.stages_after]  # it also predicts for the backward
+        return tuple(2 if delay or late else 1 for delay, late in zip(delays(plan), back, strict=True))
+    return tuple(1 + delay for delay in delays(plan))
+
+
+def with_policy(plan: Plan, weights: WeightPolicy, predictor: Predictor = "") -> Plan:
+    """Return a plan under a weight policy, with the samples in flight and the versions that it needs.
+
+    Args:
+        plan: any sound plan.
+        weights: the policy.
+        predictor: of the policy `predict`.
+    """
+    found = replace(plan, weights=weights, predictor=predictor, prediction=None)
+    found = _with(found, in_flight_of(found), [1] * len(plan.stages))
+    return _with(found, [stage.in_flight for stage in found.stages], planned_versions(found))
+
+
+def in_flight_of(plan: Plan) -> Sequence[int]:
+    """Return the samples in flight that 1F1B needs under the plan's weight policy, by stage.
+
+    Without a flush, they may be more than a mini-batch. With a double buffer, they are at most one micro-batch more:
+    otherwise a mini-batch would begin before the version exists that it reads.
+    """
+    sizes, bursts = [stage.micro_batch for stage in plan.stages], [stage.burst for stage in plan.stages]
+    if plan.weights == "flush":
+        return in_flight_samples(plan.batch_size, sizes, bursts, plan.successors)
+    found = in_flight_samples(inf, sizes, bursts, plan.successors)
+    if plan.weights != "double-buffer":
+        return found
+    return [min(count, plan.batch_size + size) for count, size in zip(found, sizes, strict=True)]
+
+
+def _with(plan: Plan, in_flight: Sequence[int], versions: Sequence[int]) -> Plan:
+    pairs = zip(plan.stages, in_flight, versions, strict=True)
+    return replace(plan, stages=tuple(replace(stage, in_flight=n, versions=v) for stage, n, v in pairs))
