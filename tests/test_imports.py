@@ -32,7 +32,8 @@ ROOMS = (
     *("planners/problem", "planners/baselines", "planners/improve", "planners/search", "planners"),
     "planners/lower_bound",
     "profiler",
-    *("run/device", "run/comm", "run/faults", "run/weights", "run/stage", "run/step", "run"),
+    *("run/device", "run/comm", "run/faults", "run/weights", "run/versions"),
+    *("run/stage", "run/step", "run/segments", "run"),
     *("run/checkpoint", "run/rehearse"),
     *("api", "launch"),  # api: the public functions that join rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),

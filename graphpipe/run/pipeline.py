@@ -1,7 +1,6 @@
 """The pipeline: trains a split model, one mini-batch per `step`, on one rank or on one rank per device."""
 
-import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from traceback import clear_frames
 from types import TracebackType
@@ -20,11 +19,14 @@ from graphpipe.run.device.precision import LossScale
 from graphpipe.run.faults.out_of_memory import reporting_out_of_memory
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.pipeline_parts import build_parts
+from graphpipe.run.pipeline_warnings import warn_of_idle_ranks, warn_of_whole_backwards
+from graphpipe.run.segments.train_segment import TrainSegment
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.mini_batch import MiniBatch, check_alike
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.recorder import CurrentWork
+from graphpipe.run.step.train_step import TrainStep
 from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.parameter_slices import publish_slices
 from graphpipe.run.weights.weight_update import OptimizerFactory
@@ -69,7 +71,8 @@ class Pipeline:
         with self.world.closing_on_error():
             self._parts = build_parts(self.world, plan, model, loss_fn, optimizer, self.options)
         self._worker = self._parts.worker
-        self._warn_of_idle_ranks()
+        if self.world.rank == 0:
+            warn_of_idle_ranks(self._worker.placement, self.world.size)
 
     def step(self, inputs: Inputs, targets: Any = None) -> float:
         """Train on one mini-batch, and return its mean loss, the same on every rank.
@@ -85,13 +88,37 @@ class Pipeline:
             OutOfMemory: on this rank.
             PeerLost, PeerStalled: another rank is gone.
         """
+        training = self._parts.training
+        if isinstance(training, TrainSegment):
+            return self._train(training, [(inputs, targets)])[0]
         batch = self._batch(inputs, targets, training=True)
         with self._closing_on_error():
-            loss = self._parts.training.run(batch, self.steps + 1)
+            loss = training.run(batch, self.steps + 1)
         self.steps += 1
         if self.steps == 1:
-            self._warn_of_whole_backwards()
+            warn_of_whole_backwards(self.backwards())
         return loss
+
+    def segment(self, batches: Iterable[tuple[Inputs, Any]]) -> list[float]:
+        """Train on mini-batches without a flush in between, and return the mean loss of each.
+
+        Which weights they see is the plan's weight policy. Under the policy `flush` each of them is a `step`.
+
+        Args:
+            batches: inputs and targets of each mini-batch, as for `step`, all of the same shapes.
+
+        Raises:
+            InvalidInput: as `step`, or the shapes differ.
+            NonFiniteLoss: of a loss or gradient, on every rank. Under `flush`, the mini-batches before it have changed
+                the weights. Under other policies the state is that before the segment. Without
+                `PipelineOptions.rollback` it is lost, and the pipeline is closed.
+            OutOfMemory: on this rank.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        training = self._parts.training
+        if isinstance(training, TrainStep):
+            return [self.step(inputs, targets) for inputs, targets in batches]
+        return self._train(training, [*batches])
 
     def evaluate(self, inputs: Inputs, targets: Any = None, *, gather: bool = True) -> tuple[float | None, Any]:
         """Compute outputs, and the mean loss if there are targets, in evaluation mode; no weight or mode changes.
@@ -228,8 +255,9 @@ class Pipeline:
         for sync in self._worker.syncs.values():
             sync.adopt()
         self.steps = steps
-        if self._parts.training.loss_scale is not None and loss_scale is not None:
-            self._parts.training.loss_scale = loss_scale
+        training = self._parts.training
+        if isinstance(training, TrainStep) and training.loss_scale is not None and loss_scale is not None:
+            training.loss_scale = loss_scale
 
     def close(self) -> None:
         """Leave the other ranks once all of them are ready to leave; all ranks call this."""
@@ -249,36 +277,37 @@ class Pipeline:
         else:
             self._abandon(error)
 
+    def _train(self, training: TrainSegment, given: Sequence[tuple[Inputs, Any]]) -> list[float]:
+        batches: list[MiniBatch] = []
+        for inputs, targets in given:
+            first = batches[0] if batches else None
+            batches.append(self._batch(inputs, targets, training=True, step=self.steps + len(batches), like=first))
+        if not batches:
+            return []
+        with self._closing_on_error(always=not self.options.rollback):
+            losses = training.run(batches, self.steps + 1)
+        began, self.steps = self.steps, self.steps + len(losses)
+        if not began:
+            warn_of_whole_backwards(self.backwards())
+        return losses
+
     def _publish_slices(self) -> None:
         # Stages train copies of the slices of split layers. All other parameters of stages here are the user's own.
         if self._model is not None:
             publish_slices(self._model, self._parts.programs)
 
-    def _warn_of_idle_ranks(self) -> None:
-        idle = self._worker.placement.idle
-        if idle and self.world.rank == 0:
-            numbers = ", ".join(map(str, idle))
-            warnings.warn(
-                f"rank{'s' * (len(idle) > 1)} {numbers} of {self.world.size} only wait{'s' * (len(idle) == 1)} for the "
-                f"others: the plan uses {len(self.plan.used_devices)} devices",
-                stacklevel=3,
-            )
-
-    def _warn_of_whole_backwards(self) -> None:
-        for name, how in self.backwards().items():
-            if how != "split":  # then the prediction is of another schedule
-                warnings.warn(
-                    f"the plan splits the backward of stage '{name}', which was done {how}. "
-                    "gp.choose_backwards(plan, model) finds such stages beforehand, and predicts with them",
-                    stacklevel=3,
-                )
-
-    def _batch(self, inputs: Inputs, targets: Any, *, training: bool) -> MiniBatch:
+    def _batch(
+        self, inputs: Inputs, targets: Any, *, training: bool, step: int | None = None, like: MiniBatch | None = None
+    ) -> MiniBatch:
+        step = self.steps if step is None else step
         if not self._open:
             raise InvalidInput("the pipeline is closed", remedy="Build a new one; an error on any rank closes it.")
         batches = self._parts.batches
         try:
-            return batches.check(inputs, targets, step=self.steps, training=training, loss_factor=self.loss_scale)
+            found = batches.check(inputs, targets, step=step, training=training, loss_factor=self.loss_scale)
+            if like is not None:
+                check_alike(found, like)
+            return found
         except InvalidInput as error:
             with self._closing_on_error():
                 batches.report_invalid(error)
@@ -296,14 +325,12 @@ class Pipeline:
         self._open = False
 
     @contextmanager
-    def _closing_on_error(self) -> Generator[None]:
+    def _closing_on_error(self, *, always: bool = False) -> Generator[None]:
         # With several ranks an error on any rank ends the pipeline on all; a single rank can step again.
         try:
             with reporting_out_of_memory(self.monitor):
                 yield
-        except NonFiniteLoss:
-            raise
         except BaseException as error:
-            if self.world.size > 1:
+            if always or (self.world.size > 1 and not isinstance(error, NonFiniteLoss)):
                 self._abandon(error)
             raise

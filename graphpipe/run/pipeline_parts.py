@@ -16,6 +16,9 @@ from graphpipe.run.comm.warm_up_pairs import communicating_pairs
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.precision import initial_scale
 from graphpipe.run.faults.status_reporter import StatusReporter
+from graphpipe.run.segments.build_updates import build_updates
+from graphpipe.run.segments.check_policy import check_policy
+from graphpipe.run.segments.train_segment import TrainSegment
 from graphpipe.run.stage.edge_values import EdgeSpecs, gradient_edges
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.stage_replica import StageReplica
@@ -34,6 +37,7 @@ from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.verify_lowered import verify_lowered
 
 
@@ -46,7 +50,8 @@ class PipelineParts:
     worker: Worker[StageReplica]
     batches: BatchPreparer
     sums: ScalarSum
-    training: TrainStep
+    training: TrainStep | TrainSegment
+    """A step at a time, or a segment at a time if the plan's weight policy does not flush."""
     evaluation: Evaluation
 
 
@@ -73,9 +78,11 @@ def build_parts(
         PeerLost, PeerStalled: another rank is gone.
     """
     syncs = StageSyncs.of(plan, options.engine, shard_optimizer=options.shard_optimizer)
+    if plan.weights != "flush":
+        check_policy(plan, syncs, options)
     shapes = ProgramsByShape(plan, model, options.precision, world.device, options.captured)
     programs, specs = shapes.first.programs, shapes.first.specs
-    tasks = build_schedule(plan)
+    tasks = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, 1)
     lowered = lower(plan, tasks, gradient_edges=gradient_edges(specs))
     verify_lowered(plan, tasks, lowered, gradient_edges(specs))
     placement = Placement.of(plan, world.size)
@@ -85,19 +92,6 @@ def build_parts(
     batches = BatchPreparer(plan=plan, shapes=shapes, worker=worker, neighbours=ranks, options=options)
     output_stage = [program.is_output for program in programs].index(True)
     sums = ScalarSum(world, summary_length(plan, output_stage), root=placement.ranks(0)[0])
-    groups = optimizer_groups(worker, sharded=syncs.zero1)
-    training = TrainStep(
-        plan=plan,
-        lowered=lowered,
-        output_stage=output_stage,
-        worker=worker,
-        batches=batches,
-        sums=sums,
-        loss_fn=loss_fn,
-        update=WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm),
-        check_finite=options.check_finite,
-        loss_scale=initial_scale(options.precision),
-    )
     evaluation = Evaluation(
         plan=plan,
         schedule=tasks,
@@ -107,8 +101,49 @@ def build_parts(
         sums=sums,
         loss_fn=loss_fn,
     )
+    if plan.weights == "flush":
+        groups = optimizer_groups(worker, sharded=syncs.zero1)
+        update = WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm)
+        training = _train_step(evaluation, lowered, update, options)
+    else:
+        training = _train_segment(evaluation, gradient_edges(specs), optimizer, options)
     return PipelineParts(
         programs=programs, worker=worker, batches=batches, sums=sums, training=training, evaluation=evaluation
+    )
+
+
+def _train_step(
+    like: Evaluation, lowered: LoweredSchedule, update: WeightUpdate, options: PipelineOptions
+) -> TrainStep:
+    return TrainStep(
+        plan=like.plan,
+        lowered=lowered,
+        output_stage=like.output_stage,
+        worker=like.worker,
+        batches=like.batches,
+        sums=like.sums,
+        loss_fn=like.loss_fn,
+        update=update,
+        check_finite=options.check_finite,
+        loss_scale=initial_scale(options.precision),
+    )
+
+
+def _train_segment(
+    like: Evaluation, edges: frozenset[int], optimizer: OptimizerFactory | None, options: PipelineOptions
+) -> TrainSegment:
+    update, stage_updates = build_updates(like.plan, like.worker, optimizer, options)
+    return TrainSegment(
+        plan=like.plan,
+        gradient_edges=edges,
+        output_stage=like.output_stage,
+        worker=like.worker,
+        batches=like.batches,
+        sums=like.sums,
+        loss_fn=like.loss_fn,
+        update=update,
+        stage_updates=stage_updates,
+        rolls_back=options.rollback,
     )
 
 

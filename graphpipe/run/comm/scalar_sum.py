@@ -29,21 +29,26 @@ class ScalarSum:
     """How many numbers each rank adds."""
     root: int
     """The rank that sums: ideally the one that ends last, as a rank of the first stage does."""
+    _times: int = 1
     _arriving: dict[int, tuple[Tensor, dist.Work]] = field(default_factory=dict[int, tuple[Tensor, dist.Work]])
     """Pending receives, by rank."""
     _leaving: list[tuple[Tensor, dist.Work]] = field(default_factory=list[tuple[Tensor, dist.Work]])
 
-    def expect(self) -> None:
+    def expect(self, times: int = 1) -> None:
         """Post the receives, before the work whose numbers are summed.
+
+        Args:
+            times: `add_up` will get so many times `count` numbers.
 
         Raises:
             PeerLost, PeerStalled: another rank is gone.
         """
+        self._times = times
         if not self._by_messages:
             return
         with self.world.waiting_for(None):
             for rank in self._others if self.world.rank == self.root else [self.root]:
-                tensor = torch.empty(self.count, dtype=torch.float64)
+                tensor = torch.empty(self.count * times, dtype=torch.float64)
                 self._arriving[rank] = tensor, self.world.p2p.receive(tensor, rank, _TAG)
 
     def add_up(self, own: list[float]) -> list[float]:
@@ -52,7 +57,7 @@ class ScalarSum:
         Raises:
             PeerLost, PeerStalled: another rank is gone.
         """
-        assert len(own) == self.count
+        assert len(own) == self.count * self._times
         if self.world.size == 1:
             return own
         tensor = torch.tensor(own, dtype=torch.float64, device=self.world.device)

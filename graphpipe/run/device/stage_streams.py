@@ -9,12 +9,13 @@ So stages on one GPU run side by side, and so do messages and tasks. A receive b
 tasks that were queued before it.
 """
 
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from graphpipe.plans import Plan
 from graphpipe.run.device.stream import Stream, current_stream, new_stream
@@ -73,6 +74,31 @@ class StageStreams:
         finally:
             for stream in self._all:
                 self.main.wait(stream.mark())
+
+    @contextmanager
+    def updating(self, stage: int, device: int, used: Mapping[int, Collection[Tensor]]) -> Generator[None]:
+        """Enter the stream of a replica to update the weights of all replicas of its stage in this process.
+
+        The update waits for the tasks of all of them and for the sum of their gradients, and their next tasks wait for
+        the update.
+
+        Args:
+            stage: its position.
+            device: of the replica.
+            used: by device: weights and gradients that the tasks and the update read. Their memory may be freed.
+        """
+        own, others = self.stage(stage, device), {each: self.stage(stage, each) for each in used}
+        own.wait(self.main.mark())
+        for each, stream in others.items():
+            own.wait(stream.mark())
+            own.hold(used[each])
+            stream.hold(used[each])
+        with own.entered():
+            yield
+        done = own.mark()
+        for stream in others.values():
+            if stream is not own:
+                stream.wait(done)
 
     def join(self, streams: Iterable[Stream]) -> None:
         """Let later operations of the caller wait for these streams."""

@@ -25,6 +25,7 @@ from graphpipe.run.comm.rendezvous_store import loopback_interface
 from graphpipe.run.comm.world import join
 from graphpipe.run.rehearse.emulated_replica import SecondsByTask, emulated_specs, emulated_worker, sleep
 from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.segment import Segment
 from graphpipe.run.step.build_worker import open_groups
 from graphpipe.run.step.recorder import assemble
 from graphpipe.schedule import Schedule
@@ -174,7 +175,7 @@ def _steps(job: RehearsalJob, rank: int, size: int) -> list[dict[str, Any]]:
         for replica in worker.replicas.values():
             replica.seconds = seconds
         worker.recorder.begin_at_once(MARGIN_SECONDS)
-        worker.run(lowered, _batch(plan, step), None)
+        worker.run(lowered, Segment.of(_batch(plan, step)), None)
         for device in devices:
             first = min(stage for stage, it in enumerate(plan.stages) if device in it.devices)
             with worker.recorder.span(device, "optimizer", first):

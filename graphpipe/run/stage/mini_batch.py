@@ -37,6 +37,11 @@ class MiniBatch:
     keeps_outputs: bool = False
     """Whether an evaluation keeps the model's outputs."""
 
+    @property
+    def step(self) -> int:
+        """The number of the step, from 1."""
+        return self.key[-1] + 1
+
     def input_rows(self, names: Sequence[str], rows: SampleRange, device: torch.device) -> dict[str, Tensor]:
         """Return the given samples of the named inputs on `device`."""
         return {name: _cut(self.inputs[name], rows, device) for name in names}
@@ -75,6 +80,23 @@ def check_rows(inputs: Mapping[str, Tensor], targets: object) -> int:
     if size and all(each.ndim and each.shape[0] == size for each in (*inputs.values(), *given)):
         return size
     _refuse_rows(inputs, given)
+
+
+def check_alike(batch: MiniBatch, first: MiniBatch) -> None:
+    """Check that the inputs of a mini-batch have the shapes and dtypes of those of another one.
+
+    Raises:
+        InvalidInput: they differ.
+    """
+    for name, given in batch.inputs.items():
+        like = first.inputs[name]
+        if given.shape != like.shape or given.dtype != like.dtype:
+            raise InvalidInput(
+                f"is {given.dtype}{[*given.shape]}, in the first mini-batch of the segment it is "
+                f"{like.dtype}{[*like.shape]}",
+                where=f"input '{name}', mini-batch {batch.step - first.step} of the segment",
+                remedy="Pad the samples, or begin a new segment.",
+            )
 
 
 def _refuse_rows(inputs: Mapping[str, Tensor], targets: Sequence[Tensor]) -> NoReturn:

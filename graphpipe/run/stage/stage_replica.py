@@ -1,6 +1,6 @@
 """One replica of a stage: runs the tasks of its micro-batches, and keeps the state between them."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
 from graphpipe.run.stage.recompute import Recomputation
 from graphpipe.run.stage.releasable_tensors import ReleasableTensors
 from graphpipe.run.stage.split_backward import WeightHalf
+from graphpipe.run.versions.stage_weights import StageWeights
 from graphpipe.run.weights.replica_sync import ReplicaSync
 from graphpipe.schedule import StageTask
 
@@ -73,13 +74,17 @@ class StageReplica:
     """Losses (0-d) of this step's micro-batches, each with its share of the mini-batch."""
     sums: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
     """By micro-batch of this step: the sum of each output (0-d). It is not finite if any element is not."""
-    seeds: list[int] = field(default_factory=list[int])
-    """Seeds of this step's random numbers, one per micro-batch. Empty before the first task."""
+    seeds: dict[tuple[int, ...], list[int]] = field(default_factory=dict[tuple[int, ...], list[int]])
+    """Seeds of random numbers, one per micro-batch, by the key of the mini-batch. Made at its first task."""
     results: list[tuple[SampleRange, Any]] = field(default_factory=list[tuple[SampleRange, Any]])
     """The model's outputs, with their samples (only in an evaluation that keeps them)."""
     releases: dict[int, bool] = field(default_factory=dict[int, bool])
     """Whether the input half may release tensors (see `ReleasableTensors`), by the number of tensors that the forward
     saved. Each number is tried once."""
+    weights: StageWeights | None = None
+    """Which weights each task reads; None under a policy that flushes, where all tasks read the parameters."""
+    update: Callable[[int], None] | None = None
+    """Updates the weights after a mini-batch of a segment; None under a policy that flushes."""
     whole: str | None = None
     """Why the last backward of a split stage ran whole. Empty if it was split, None before the first backward."""
 
@@ -98,11 +103,19 @@ class StageReplica:
         self.results = []
         self.losses.clear()
         self.sums.clear()
-        self.seeds = []
+        self.seeds.clear()
 
     def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
         """Run a task on the given samples, and keep the values that it has to send."""
         self.outgoing = {}  # frees the last task's values, because messages keep what they still send
+        if self.weights is None or not batch.training:
+            self._do(task, rows, batch, loss_fn)
+        else:
+            with self.weights.reading(task):
+                self._do(task, rows, batch, loss_fn)
+        self.outgoing_task = task
+
+    def _do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
         match task.kind:
             case "F":
                 self.outgoing = self._forward(task, rows, batch, loss_fn)
@@ -112,7 +125,9 @@ class StageReplica:
                 self.outgoing = self._input_half(task)
             case "W":
                 self._weight_half(task)
-        self.outgoing_task = task
+            case "U":
+                assert self.update is not None, "updates are tasks only in a segment"
+                self.update(task.micro_batch)
 
     def _forward(
         self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None
@@ -179,9 +194,9 @@ class StageReplica:
             # The stage may write into its inputs, and the backward needs them again.
             values = {name: value.clone() for name, value in values.items()}
         # Random numbers depend only on the task.
-        if not self.seeds:
-            self.seeds = self._seeds(task.stage, batch)
-        seed(self.device, self.seeds[task.micro_batch])
+        if batch.key not in self.seeds:
+            self.seeds[batch.key] = self._seeds(task.stage, batch)
+        seed(self.device, self.seeds[batch.key][rows.start // batch.micro_batches[task.stage]])
         if self.precision == "fp32":
             return self._run(values, rows, batch, loss_fn)
         with autocast_context(self.precision, self.device):

@@ -69,8 +69,12 @@ class BatchPreparer:
         except InvalidInput:
             raise error from None
 
-    def prepare(self, batch: MiniBatch) -> MiniBatch:
+    def prepare(self, batch: MiniBatch, count: int = 1) -> MiniBatch:
         """Fit this rank's replicas to the mini-batch's shapes, and return it with the values that cross the edges.
+
+        Args:
+            batch: the mini-batch, or the first of a segment.
+            count: mini-batches of the segment.
 
         Raises:
             InvalidInput: another rank was given another mini-batch, or the stages cannot be built for these shapes.
@@ -79,7 +83,7 @@ class BatchPreparer:
         worker = self.worker
         worker.monitor.enter("agree", peer=ALL_PEERS)
         fitted = self.shapes.known(batch.inputs)
-        comparison = None if worker.world.size == 1 else self._compare(batch, fitted)
+        comparison = None if worker.world.size == 1 else self._compare(batch, fitted, count)
         if fitted is None:
             fitted = self.shapes.fit(batch.inputs)
         if fitted is not self.fitted:
@@ -91,12 +95,13 @@ class BatchPreparer:
         worker.messages.comparison = comparison
         return batch if batch.specs is fitted.specs else replace(batch, specs=fitted.specs)
 
-    def _compare(self, batch: MiniBatch, fitted: ShapedPrograms | None) -> BatchComparison:
+    def _compare(self, batch: MiniBatch, fitted: ShapedPrograms | None, count: int) -> BatchComparison:
         inputs = describe(batch.inputs) if fitted is None else fitted.inputs
         *_, step = batch.key
         # Ranks with different data differ from the first step on. Comparing values at every step would cost time.
         values = f" (values {fingerprint(batch)})" if batch.training and step == 0 else ""
-        said = f"was given {batch.size} samples{values} of {format_inputs(inputs)}"
+        samples = f"{batch.size} samples" if count == 1 else f"{count} mini-batches of {batch.size} samples"
+        said = f"was given {samples}{values} of {format_inputs(inputs)}"
         comparison = BatchComparison.begin(self.worker.world, self.neighbours, said)
         if fitted is None or not batch.training:
             comparison.settle()

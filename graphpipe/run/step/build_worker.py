@@ -11,6 +11,7 @@ from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
+from graphpipe.run.faults.rank_status import ALL_PEERS
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.receive_buffers import ReceiveBuffers
 from graphpipe.run.stage.recompute import Recomputation, set_up_regions
@@ -162,6 +163,15 @@ def align_buffers(worker: Worker[StageReplica], stage: int) -> None:
         broadcast_tensors(worker.world, module.buffers(), ranks[0], ranks)
     for follower in held[1:]:
         copy_state(module, follower.module)
+
+
+def align_all_buffers(worker: Worker[StageReplica]) -> None:
+    """Do so for all stages with several replicas."""
+    replicated = [number for number, stage in enumerate(worker.placement.plan.stages) if stage.degree > 1]
+    if replicated:
+        worker.monitor.enter("buffers", peer=ALL_PEERS)
+    for stage in replicated:
+        align_buffers(worker, stage)
 
 
 def open_groups(plan: Plan, placement: Placement, world: World) -> None:

@@ -14,6 +14,7 @@ from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.segment import Segment
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.gather_outputs import gather_outputs
@@ -67,7 +68,7 @@ class Evaluation:
             if loss_fn is not None:
                 self.sums.expect()
             with preserve_rng_state(worker.world.device):
-                worker.run(forward.lowered, batch, loss_fn)
+                worker.run(forward.lowered, Segment.of(batch), loss_fn)
             return self._results(with_loss=loss_fn is not None, gather=gather)
 
     def _schedule(self, samples: int) -> ForwardSchedule:

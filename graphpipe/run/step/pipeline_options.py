@@ -45,6 +45,10 @@ class PipelineOptions:
     check_finite: bool = True
     """Check every stage's outputs, and its gradients before the update, for NaN and infinity, so that the error names
     the first stage and micro-batch. If False, a step is refused only if its loss is not finite."""
+    rollback: bool = True
+    """Keep a copy of weights and optimizer state, in the host's memory, while a segment runs, so that a segment which
+    fails changes nothing. If False, such a segment closes the pipeline. It concerns only plans whose weight policy does
+    not flush."""
     record: bool = False
     """Record when everything happens, for `Pipeline.trace`; costs a barrier per step."""
     debug: bool = False

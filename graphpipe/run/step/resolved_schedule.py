@@ -23,8 +23,10 @@ class ResolvedTask(Generic[AnyReplica]):
     phase: str
     """The task, as `StatusReporter` names it."""
     replica: AnyReplica
+    mini_batch: int
+    """Its mini-batch in the segment."""
     rows: SampleRange
-    """Its samples, at least one."""
+    """Its samples in that mini-batch, at least one."""
     stream: Stream
     """The stream of its stage."""
     taken: Sequence[Transfer]

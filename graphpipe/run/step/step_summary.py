@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.model.torch_private import flat_vector, norms
 from graphpipe.plans import Plan
+from graphpipe.run.comm.rank_placement import ReplicaSlot
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.weights.sharded_tensors import local_parts
@@ -47,40 +49,93 @@ def summary_length(plan: Plan, output_stage: int) -> int:
     return degrees[output_stage] + 2 * sum(degrees)
 
 
+class ReplicaSummary(NamedTuple):
+    """What one replica has to say of a mini-batch."""
+
+    slot: ReplicaSlot
+    loss: float
+    """The part of the mini-batch's loss that it has computed."""
+    first_bad: float
+    """Its first micro-batch with an output that was NaN or infinite; infinity if all were finite."""
+    squared_norm: float = 0.0
+    """Of its gradients, or of the shards that it counts."""
+
+
 def summarise_step(
     numbers: ScalarSum, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
 ) -> StepSummary:
-    """Sum up the step over all ranks; every rank must call this.
+    """Sum up the step over all ranks; every rank must call this."""
+    own = [
+        ReplicaSummary(
+            replica.slot,
+            *losses_and_first_bads(replica, 1)[0],
+            total_norm(counted_gradients(plan, replica)) ** 2 if with_norms else 0.0,
+        )
+        for replica in replicas
+    ]
+    return sum_up(numbers, plan, [own], output_stage)[0]
+
+
+def sum_up(
+    numbers: ScalarSum, plan: Plan, mini_batches: Sequence[Sequence[ReplicaSummary]], output_stage: int
+) -> list[StepSummary]:
+    """Sum up mini-batches over all ranks; every rank must call this.
 
     Every number has its own position in one vector, and only one rank contributes to a position. So the sum over ranks
     is exact, and the losses are added in replica order wherever the replicas run.
+
+    Args:
+        numbers: expects so many mini-batches.
+        plan: that was run.
+        mini_batches: by mini-batch: of this rank's replicas.
+        output_stage: that computes the loss.
     """
-    degrees = [stage.degree for stage in plan.stages]
-    degree, replicas_in_all = degrees[output_stage], sum(degrees)
-    first_place = [degree + sum(degrees[:stage]) for stage in range(len(degrees))]
-    given = [0.0] * summary_length(plan, output_stage)
-    for replica in replicas:
-        slot = replica.slot
-        place = first_place[slot.stage] + slot.replica
-        loss, given[replicas_in_all + place] = _loss_and_first_bad(replica)
-        if slot.stage == output_stage:
-            given[slot.replica] = loss
-        if with_norms:
-            given[place] = total_norm(_counted(plan, replica)) ** 2
+    places = _Places.of(plan, output_stage)
+    given = [number for own in mini_batches for number in places.write(own)]
     sums = numbers.add_up(given)
-    rest = iter(sums[degree:])
-    squared_norms = [sum(islice(rest, replicas)) for replicas in degrees]
-    firsts = [min(islice(rest, replicas)) for replicas in degrees]
-    return StepSummary(
-        loss=sum(sums[:degree]),
-        first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
-        squared_norms=tuple(squared_norms),
-    )
+    count = summary_length(plan, output_stage)
+    return [places.read(sums[start : start + count]) for start in range(0, len(sums), count)]
 
 
-def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
-    # Every gradient, or shard of one, counts once: a shard where it is, a whole gradient on replica 0. Tied parameters
-    # count with the first stage that has them.
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the numbers of one mini-batch stand: losses of the output stage's replicas, then norms, then first bad
+    micro-batches of all replicas."""
+
+    degrees: list[int]
+    output_stage: int
+
+    @staticmethod
+    def of(plan: Plan, output_stage: int) -> "_Places":
+        return _Places([stage.degree for stage in plan.stages], output_stage)
+
+    def write(self, own: Sequence[ReplicaSummary]) -> list[float]:
+        degree, in_all = self.degrees[self.output_stage], sum(self.degrees)
+        given = [0.0] * (degree + 2 * in_all)
+        for each in own:
+            place = degree + sum(self.degrees[: each.slot.stage]) + each.slot.replica
+            given[place], given[in_all + place] = each.squared_norm, each.first_bad
+            if each.slot.stage == self.output_stage:
+                given[each.slot.replica] = each.loss
+        return given
+
+    def read(self, sums: list[float]) -> StepSummary:
+        degree = self.degrees[self.output_stage]
+        rest = iter(sums[degree:])
+        squared_norms = [sum(islice(rest, replicas)) for replicas in self.degrees]
+        firsts = [min(islice(rest, replicas)) for replicas in self.degrees]
+        return StepSummary(
+            loss=sum(sums[:degree]),
+            first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
+            squared_norms=tuple(squared_norms),
+        )
+
+
+def counted_gradients(plan: Plan, replica: StageReplica) -> list[Tensor]:
+    """Return the gradients of a replica that count in the norm: a shard where it is, a whole gradient on replica 0.
+
+    Tied parameters count with the first stage that has them.
+    """
     stage = replica.slot.stage
     elsewhere = {name for each in plan.tied_gradients if stage in each.stages[1:] for name in each.parameters}
     parameters = replica.parameters
@@ -93,44 +148,62 @@ def _counted(plan: Plan, replica: StageReplica) -> list[Tensor]:
 
 def total_norm(gradients: list[Tensor]) -> float:
     """Return the 2-norm of all gradients together; it is not finite if any element is not."""
-    if not gradients:
-        return 0.0
+    return float(norm_of(gradients)) if gradients else 0.0
+
+
+def norm_of(gradients: list[Tensor]) -> Tensor:
+    """Return the same for at least one gradient, as a 0-d tensor, without waiting for a GPU."""
     # The rows of an index that occurs twice are summed first, as an optimizer does.
     gradients = [each.coalesce().values() if each.is_sparse else each for each in gradients]
     if sum([each.numel() for each in gradients]) <= _FEW:
-        return float(torch.linalg.vector_norm(flat_vector(gradients)))
-    return float(torch.linalg.vector_norm(torch.stack(norms(gradients))))
+        return torch.linalg.vector_norm(flat_vector(gradients))
+    return torch.linalg.vector_norm(torch.stack(norms(gradients)))
 
 
-def _loss_and_first_bad(replica: StageReplica) -> tuple[float, float]:
-    """Return the part of the mini-batch's loss that the replica has computed, and its first bad micro-batch.
+def losses_and_first_bads(replica: StageReplica, mini_batches: int) -> list[tuple[float, float]]:
+    """Return, by mini-batch, the part of its loss that a replica has computed, and the first bad micro-batch.
 
-    The micro-batch is infinity if all were finite. A GPU is waited for only once.
+    The micro-batch is counted from the start of the mini-batch, and infinity if all were finite. A GPU is waited for
+    only once.
+
+    Args:
+        replica: after a step, or after a segment.
+        mini_batches: of the segment.
     """
     losses = [loss for loss, _ in replica.losses]
-    seen = [(number, each) for number, sums in replica.sums.items() for each in sums]
-    if not (losses or seen):
-        return 0.0, math.inf
-    values: list[float] = torch.stack([*losses, *(each for _, each in seen)]).tolist()
-    loss = sum(value * share for value, (_, share) in zip(values, replica.losses, strict=False))
-    sums = zip(seen, values[len(losses) :], strict=True)
-    return loss, min((number for (number, _), value in sums if not math.isfinite(value)), default=math.inf)
+    seen = [(number, one) for number, sums in replica.sums.items() for one in sums]
+    found, firsts = [0.0] * mini_batches, [math.inf] * mini_batches
+    if losses or seen:
+        each = max(len(losses), len(replica.sums)) // mini_batches
+        values: list[float] = torch.stack([*losses, *(one for _, one in seen)]).tolist()
+        for position, (value, (_, share)) in enumerate(zip(values, replica.losses, strict=False)):
+            found[position // each] += value * share
+        for (number, _), value in zip(seen, values[len(losses) :], strict=True):
+            if not math.isfinite(value):
+                mini_batch, inside = divmod(number, each)
+                firsts[mini_batch] = min(firsts[mini_batch], inside)
+    return [*zip(found, firsts, strict=True)]
 
 
-def check_finite(result: StepSummary, plan: Plan, step: int) -> None:
+def check_finite(
+    result: StepSummary,
+    plan: Plan,
+    step: int,
+    remedy: str = "No weight was changed. Look at this mini-batch, or lower the learning rate.",
+) -> None:
     """Refuse a step that computed NaN or infinity.
 
     Args:
         result: of the step.
         plan: that was run.
         step: from 1.
+        remedy: what the reader can do.
 
     Raises:
         NonFiniteLoss: names the step, the first stage in topological order with a non-finite output and its first
             such micro-batch; or, if all outputs are finite, the last stage with a non-finite gradient, which
             backwards reach first.
     """
-    remedy = "No weight was changed. Look at this mini-batch, or lower the learning rate."
     names = [stage.name for stage in plan.stages]
     if not math.isfinite(result.loss):
         bad = [(name, first) for name, first in zip(names, result.first_bad, strict=True) if first is not None]

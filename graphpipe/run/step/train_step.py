@@ -9,12 +9,12 @@ from graphpipe.plans import Plan
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.device.precision import LossScale
 from graphpipe.run.device.rng import preserve_rng_state
-from graphpipe.run.faults.rank_status import ALL_PEERS
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.segment import Segment
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.batch_preparer import BatchPreparer
-from graphpipe.run.step.build_worker import align_buffers
+from graphpipe.run.step.build_worker import align_all_buffers
 from graphpipe.run.step.step_summary import StepSummary, check_finite, summarise_step
 from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.weight_update import WeightUpdate
@@ -64,7 +64,7 @@ class TrainStep:
         if not overflown:
             check_finite(summary, self.plan, step)
         self._update(summary, overflown=overflown)
-        self._align_buffers()
+        align_all_buffers(self.worker)
         recorder.end(self._devices)
         monitor.end_step()
         return summary.loss
@@ -74,7 +74,7 @@ class TrainStep:
         self.update.clear()
         self.sums.expect()
         with preserve_rng_state(worker.world.device):
-            worker.run(self.lowered, batch, self.loss_fn)
+            worker.run(self.lowered, Segment.of(batch), self.loss_fn)
         if self.loss_scale is not None:
             self.update.scale_gradients(1 / self.loss_scale.factor)
         with_norms = self.update.clip_norm is not None or self.check_finite or self.loss_scale is not None
@@ -90,13 +90,6 @@ class TrainStep:
                     self.update.step(summary.gradient_norm)
         if self.loss_scale is not None:
             self.loss_scale = self.loss_scale.after(finite=not overflown)
-
-    def _align_buffers(self) -> None:
-        replicated = [number for number, stage in enumerate(self.plan.stages) if stage.degree > 1]
-        if replicated:
-            self.worker.monitor.enter("buffers", peer=ALL_PEERS)
-        for stage in replicated:
-            align_buffers(self.worker, stage)
 
     @property
     def _devices(self) -> tuple[int, ...]:

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from graphpipe.model.torch_private import profiling
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run.comm.messages import RankMessages
-from graphpipe.run.comm.rank_placement import Placement, ReplicaSlot
+from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.device.stream import HostStream, Stream
@@ -19,8 +19,9 @@ from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.edge_values import check_message
 from graphpipe.run.stage.joint_messages import HeldGradients, all_values, copy_left_out, hand_on, sent_values
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.mini_batch import MiniBatch
-from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
+from graphpipe.run.stage.receive_buffers import NamedTensors
+from graphpipe.run.stage.replica import Replica
+from graphpipe.run.stage.segment import Segment
 from graphpipe.run.step.recorder import CurrentWork, Recorder
 from graphpipe.run.step.resolved_schedule import ResolvedSchedule, ResolvedTask
 from graphpipe.run.weights.replica_sync import ReplicaSync
@@ -41,35 +42,6 @@ from graphpipe.schedule.early_receives import EARLY_BYTES, EarlyReceives
 
 _KEPT = 4
 """Schedules that are kept ready to run."""
-
-
-class Replica(Protocol):
-    """A replica of a stage, as the worker uses it. It computes, or emulates computing."""
-
-    received: ReceiveBuffers
-    """The values that it has received."""
-    outgoing: dict[int, NamedTensors]
-    """The values that its last task sends, by edge."""
-    outgoing_task: StageTask | None
-    """Its last task."""
-
-    @property
-    def slot(self) -> ReplicaSlot:
-        """Which replica of which stage it is."""
-        ...
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """Parameters whose gradients are reduced, in the same order in every replica of a stage."""
-        ...
-
-    def begin(self) -> None:
-        """Discard the state of the last step."""
-        ...
-
-    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
-        """Run a task for these samples."""
-        ...
 
 
 AnyReplica = TypeVar("AnyReplica", bound=Replica)
@@ -104,35 +76,35 @@ class Worker(Generic[AnyReplica]):
     recorded: bool = True
     """Whether the recorder or torch's profiler records the tasks of this step."""
 
-    def run(self, lowered: LoweredSchedule, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
-        """Run this rank's part of one mini-batch, and wait until its last message is sent."""
+    def run(self, lowered: LoweredSchedule, segment: Segment, loss_fn: LossFunction | None) -> None:
+        """Run this rank's part of a segment, and wait until its last message is sent."""
         for replica in self.replicas.values():
             replica.begin()
         self.messages.sending.clear()
         self.held.held.clear()
         for sync in self.syncs.values():
             sync.begin()
-        resolved = self._resolve(lowered, batch)
+        resolved = self._resolve(lowered, segment)
         self.recorded = self.recorder.on or profiling()
         with self.streams.forked():
-            self._run_all(resolved, batch, loss_fn)
+            self._run_all(resolved, segment, loss_fn)
         for sync in self.syncs.values():
             sync.end()
         self.monitor.enter("summary", peer=ALL_PEERS)
         self.messages.drain()
 
-    def _run_all(self, resolved: ResolvedSchedule[AnyReplica], batch: MiniBatch, loss_fn: LossFunction | None) -> None:
-        early = self._early_receives(batch)
+    def _run_all(self, resolved: ResolvedSchedule[AnyReplica], segment: Segment, loss_fn: LossFunction | None) -> None:
+        early = self._early_receives(segment)
         for task in resolved.first_tasks:
-            self._compute(task, batch, loss_fn, early)
+            self._compute(task, segment, loss_fn, early)
         self.messages.finish_comparison()
         rest = resolved.rest
         early.start(action.transfer for _, action in rest if isinstance(action, Receive) and self._is_remote(action))
         for device, action in rest:
-            self._run_action(device, action, batch, loss_fn, early)
+            self._run_action(device, action, segment, loss_fn, early)
         assert not self.held.held, "a gradient was held, and not sent with another"
 
-    def _resolve(self, lowered: LoweredSchedule, batch: MiniBatch) -> ResolvedSchedule[AnyReplica]:
+    def _resolve(self, lowered: LoweredSchedule, segment: Segment) -> ResolvedSchedule[AnyReplica]:
         found = self.resolved.get(id(lowered))
         if found is None or found.lowered is not lowered:
             acknowledged = find_acknowledged_sends(lowered, self.placement.rank_of, self.world.rank)
@@ -140,8 +112,9 @@ class Worker(Generic[AnyReplica]):
             for device, action in self.own_actions(lowered):
                 if not isinstance(action, Compute):
                     own.append((device, action))
-                elif rows := self._rows(action.task, device, batch):
-                    own.append((device, self._resolve_task(action.task, device, rows, acknowledged)))
+                elif rows := self._rows(action.task, device, segment):
+                    place = segment.locate(rows)
+                    own.append((device, self._resolve_task(action.task, device, place, acknowledged)))
             first = [each for _, each in takewhile(lambda pair: isinstance(pair[1], ResolvedTask), own)]
             tasks = cast("list[ResolvedTask[AnyReplica]]", first)
             found = self.resolved[id(lowered)] = ResolvedSchedule(lowered, tasks, own[len(first) :])
@@ -150,14 +123,16 @@ class Worker(Generic[AnyReplica]):
         return found
 
     def _resolve_task(
-        self, task: StageTask, device: int, rows: SampleRange, acknowledged: AcknowledgedSends
+        self, task: StageTask, device: int, place: tuple[int, SampleRange], acknowledged: AcknowledgedSends
     ) -> ResolvedTask[AnyReplica]:
+        mini_batch, rows = place
         return ResolvedTask(
             device=device,
             task=task,
-            doing=CurrentWork(task.kind, task.stage, task.micro_batch),
-            phase="forward" if task.kind == "F" else "backward",
+            doing=CurrentWork("optimizer" if task.kind == "U" else task.kind, task.stage, task.micro_batch),
+            phase={"F": "forward", "U": "optimizer"}.get(task.kind, "backward"),
             replica=self.replicas[task.stage, device],
+            mini_batch=mini_batch,
             rows=rows,
             stream=self.streams.stage(task.stage, device),
             taken=acknowledged.get((device, task), ()),
@@ -183,15 +158,15 @@ class Worker(Generic[AnyReplica]):
         self,
         device: int,
         action: ResolvedTask[AnyReplica] | Action,
-        batch: MiniBatch,
+        segment: Segment,
         loss_fn: LossFunction | None,
         early: EarlyReceives,
     ) -> None:
         match action:
             case ResolvedTask():
-                self._compute(action, batch, loss_fn, early)
+                self._compute(action, segment, loss_fn, early)
             case Send(transfer):
-                self._send(transfer, batch)
+                self._send(transfer, segment)
             case Receive(transfer):
                 early.reach(transfer)
             case Reduce(stage):
@@ -209,18 +184,33 @@ class Worker(Generic[AnyReplica]):
                 raise AssertionError("tasks were resolved")
 
     def _compute(
-        self, turn: ResolvedTask[AnyReplica], batch: MiniBatch, loss_fn: LossFunction | None, early: EarlyReceives
+        self, turn: ResolvedTask[AnyReplica], segment: Segment, loss_fn: LossFunction | None, early: EarlyReceives
     ) -> None:
         if isinstance(turn.stream, HostStream):  # entering its context would only cost time
-            self._run_task(turn, batch, loss_fn, early)
+            self._run_task(turn, segment, loss_fn, early)
             return
-        with turn.stream.entered():
-            self._run_task(turn, batch, loss_fn, early)
+        if turn.task.kind == "U":
+            entered = self.streams.updating(turn.task.stage, turn.device, self._weights(turn.task.stage))
+        else:
+            entered = turn.stream.entered()
+        with entered:
+            self._run_task(turn, segment, loss_fn, early)
+
+    def _weights(self, stage: int) -> dict[int, list[Tensor]]:
+        # By device: the weights and gradients of the replicas of a stage.
+        return {
+            device: [each for p in replica.parameters for each in (p.data, p.grad) if each is not None]
+            for (number, device), replica in self.replicas.items()
+            if number == stage
+        }
 
     def _run_task(
-        self, turn: ResolvedTask[AnyReplica], batch: MiniBatch, loss_fn: LossFunction | None, early: EarlyReceives
+        self, turn: ResolvedTask[AnyReplica], segment: Segment, loss_fn: LossFunction | None, early: EarlyReceives
     ) -> None:
         task, replica, recorder = turn.task, turn.replica, self.recorder
+        batch = segment.mini_batches[turn.mini_batch]
+        if len(segment.mini_batches) > 1:
+            self.monitor.begin_step(batch.step)
         if replica.received.by_task:
             self._wait_for_values(turn, early)
         if turn.taken:
@@ -249,23 +239,23 @@ class Worker(Generic[AnyReplica]):
                 hand_on(message, turn.stream)
         received.enter(task, turn.stream)
 
-    def _send(self, transfer: Transfer, batch: MiniBatch) -> None:
+    def _send(self, transfer: Transfer, segment: Segment) -> None:
         source = self.replicas[transfer.source_task.stage, transfer.source_device]
         assert source.outgoing_task == transfer.source_task, "a transfer must directly follow the task that made it"
         stream = self.streams.edge(transfer.edge, transfer.direction)
         stream.wait(self.streams.stage(transfer.source_task.stage, transfer.source_device).mark())
         with stream.entered():
-            self._copy_or_send(transfer, source.outgoing[transfer.edge], batch, stream)
+            self._copy_or_send(transfer, source.outgoing[transfer.edge], segment, stream)
 
-    def _copy_or_send(self, transfer: Transfer, outgoing: NamedTensors, batch: MiniBatch, stream: Stream) -> None:
-        window = _window(transfer.samples, self._rows(transfer.source_task, transfer.source_device, batch))
+    def _copy_or_send(self, transfer: Transfer, outgoing: NamedTensors, segment: Segment, stream: Stream) -> None:
+        window = _window(transfer.samples, self._rows(transfer.source_task, transfer.source_device, segment))
         peer = self.placement.rank_of[transfer.target_device]
         here = peer == self.world.rank
-        buffers = self._buffers(transfer, batch) if here else {}
+        buffers = self._buffers(transfer, segment) if here else {}
         copied = here and transfer.direction == "forward"
-        sent = all_values(transfer, batch.specs) if copied else sent_values(transfer, batch.specs)
+        sent = all_values(transfer, segment.specs) if copied else sent_values(transfer, segment.specs)
         if transfer.without and transfer.direction == "backward":
-            self.held.hold(transfer, {name: each[window] for name, each in outgoing.items()}, batch.specs, stream)
+            self.held.hold(transfer, {name: each[window] for name, each in outgoing.items()}, segment.specs, stream)
         for spec in sent:
             rows = outgoing[spec.name][window]
             stream.hold([rows])
@@ -283,26 +273,26 @@ class Worker(Generic[AnyReplica]):
             received = self.replicas[transfer.target_task.stage, transfer.target_device].received
             received.note(transfer.target_task, stream.mark())
 
-    def _early_receives(self, batch: MiniBatch) -> EarlyReceives:
+    def _early_receives(self, segment: Segment) -> EarlyReceives:
         return EarlyReceives(
-            begin=lambda transfer: self._receive(transfer, batch),
-            size_of=lambda transfer: _bytes(transfer, batch),
+            begin=lambda transfer: self._receive(transfer, segment),
+            size_of=lambda transfer: _bytes(transfer, segment),
             room=None if self.world.in_order else EARLY_BYTES,
         )
 
     def _is_remote(self, action: Receive) -> bool:
         return self.placement.rank_of[action.transfer.source_device] != self.world.rank
 
-    def _receive(self, transfer: Transfer, batch: MiniBatch) -> int:
+    def _receive(self, transfer: Transfer, segment: Segment) -> int:
         peer = self.placement.rank_of[transfer.source_device]
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
         with self.streams.edge(transfer.edge, transfer.direction).entered():
-            buffers = self._buffers(transfer, batch)
+            buffers = self._buffers(transfer, segment)
             joint = transfer.direction == "forward" and bool(self.placement.plan.joint_edges.outputs)
-            sent = {spec.name for spec in sent_values(transfer, batch.specs)}
+            sent = {spec.name for spec in sent_values(transfer, segment.specs)}
             for name, rows in buffers.items():
                 if name not in sent:
-                    self._copy_left_out(transfer, name, rows, batch)
+                    self._copy_left_out(transfer, name, rows, segment)
                     continue
                 message = self.messages.receive(rows, peer)
                 target.received.expect(transfer.target_task, message)
@@ -310,17 +300,19 @@ class Worker(Generic[AnyReplica]):
                     target.received.lend(transfer.target_task, (transfer.edge, name, transfer.samples.start), message)
         return sum(rows.nbytes for name, rows in buffers.items() if name in sent)
 
-    def _copy_left_out(self, transfer: Transfer, name: str, rows: Tensor, batch: MiniBatch) -> None:
+    def _copy_left_out(self, transfer: Transfer, name: str, rows: Tensor, segment: Segment) -> None:
         stage_of = [edge.target for edge in self.placement.plan.edges]
         device = transfer.target_device
-        copy_left_out(transfer, name, rows, batch.specs, stage_of, lambda stage: self.replicas[stage, device].received)
+        copy_left_out(
+            transfer, name, rows, segment.specs, stage_of, lambda stage: self.replicas[stage, device].received
+        )
 
-    def _buffers(self, transfer: Transfer, batch: MiniBatch) -> dict[str, Tensor]:
+    def _buffers(self, transfer: Transfer, segment: Segment) -> dict[str, Tensor]:
         # The rows of the target's buffers that this transfer fills, in the order of its values.
         target = self.replicas[transfer.target_task.stage, transfer.target_device]
-        all_rows = self._rows(transfer.target_task, transfer.target_device, batch)
+        all_rows = self._rows(transfer.target_task, transfer.target_device, segment)
         forward = transfer.direction == "forward"
-        values = all_values(transfer, batch.specs) if forward else sent_values(transfer, batch.specs)
+        values = all_values(transfer, segment.specs) if forward else sent_values(transfer, segment.specs)
         buffers = target.received.buffers(transfer.target_task, transfer.edge, values, len(all_rows))
         return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
 
@@ -329,18 +321,21 @@ class Worker(Generic[AnyReplica]):
         wanted = {*stages}
         self.streams.join({self.streams.stage(*slot) for slot in self.replicas if slot[0] in wanted})
 
-    def _rows(self, task: StageTask, device: int, batch: MiniBatch) -> SampleRange:
+    def _rows(self, task: StageTask, device: int, segment: Segment) -> SampleRange:
+        if task.kind == "U":
+            each = segment.mini_batches[0].size
+            return SampleRange(task.micro_batch * each, (task.micro_batch + 1) * each)
         devices = self.placement.plan.stages[task.stage].devices
-        size, replica = batch.micro_batches[task.stage], devices.index(device)
-        return sample_range(batch.size, size, len(devices), task.micro_batch, replica)
+        size, replica = segment.micro_batches[task.stage], devices.index(device)
+        return sample_range(segment.size, size, len(devices), task.micro_batch, replica)
 
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas, except those of parameters tied to other stages."""
         self.syncs[stage].reduce()
 
 
-def _bytes(transfer: Transfer, batch: MiniBatch) -> int:
-    return sum(spec.bytes_per_sample for spec in sent_values(transfer, batch.specs)) * len(transfer.samples)
+def _bytes(transfer: Transfer, segment: Segment) -> int:
+    return sum(spec.bytes_per_sample for spec in sent_values(transfer, segment.specs)) * len(transfer.samples)
 
 
 def _window(samples: SampleRange, within: SampleRange) -> slice:

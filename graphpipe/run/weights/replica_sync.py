@@ -30,6 +30,9 @@ class SyncTraits:
     """It works where a backward is split into an input half and a weight half (zero-bubble schedules)."""
     reduces_in_backward: bool = False
     """Ranks wait for each other inside the last backward of a mini-batch, not in `reduce`."""
+    overlaps_mini_batches: bool = False
+    """It works where mini-batches follow each other without a flush: `reduce` is called after the last backward of each
+    mini-batch, while forwards of the next one have run, and `begin` and `end` only around several mini-batches."""
     local_replicas: bool = False
     """It can synchronise replicas that are in one process. If it cannot, `allreduce` does so in its place."""
 

@@ -10,7 +10,7 @@ from graphpipe.run.weights.replica_sync import ReplicaSync, SyncTraits
 class AllReduce(ReplicaSync):
     """Replicas on ranks of their own, or all in this process."""
 
-    traits: ClassVar = SyncTraits(local_replicas=True)
+    traits: ClassVar = SyncTraits(local_replicas=True, overlaps_mini_batches=True)
 
     def reduce(self) -> None:
         """Sum the gradients."""

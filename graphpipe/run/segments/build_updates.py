@@ -1,0 +1,66 @@
+"""Gives each stage of a rank an optimizer of its own, and each replica the weights that its tasks read."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from graphpipe.plans import Plan
+from graphpipe.run.segments.stage_update import StageUpdate
+from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.step.pipeline_options import PipelineOptions
+from graphpipe.run.step.worker import Worker
+from graphpipe.run.versions.directions import check_predictable, predict
+from graphpipe.run.versions.predicted_weights import Predict, PredictedWeights
+from graphpipe.run.versions.stage_weights import StageWeights
+from graphpipe.run.versions.stored_versions import StoredVersions
+from graphpipe.run.weights.weight_update import OptimizerFactory, OptimizerGroup, ScheduledOptimizer, WeightUpdate
+
+
+def build_updates(
+    plan: Plan, worker: Worker[StageReplica], optimizer: OptimizerFactory | None, options: PipelineOptions
+) -> tuple[WeightUpdate, dict[int, StageUpdate]]:
+    """Return the optimizers of a rank, one per stage, and the updates of its stages, which its replicas then run.
+
+    Args:
+        plan: to be run, under another weight policy than `flush`.
+        worker: of this rank.
+        optimizer: of the pipeline.
+        options: of the pipeline.
+
+    Raises:
+        InvalidInput: the plan predicts weights, and this optimizer's updates cannot be predicted.
+    """
+    groups: list[OptimizerGroup] = []
+    optimizers: list[ScheduledOptimizer] = []
+    updates: dict[int, StageUpdate] = {}
+    for leader in worker.leaders():
+        stage, scheduled = leader.slot.stage, None
+        trained = [each for each in leader.parameters if each.requires_grad]
+        if trained:
+            groups.append(OptimizerGroup(parameters=trained))
+        if trained and optimizer is not None:
+            scheduled = ScheduledOptimizer.of(groups[-1], optimizer, options.lr_scheduler)
+            optimizers.append(scheduled)
+        updates[stage] = _stage_update(plan, worker.of_stage(stage), scheduled, with_norms=options.check_finite)
+    return WeightUpdate(groups=groups, optimizers=optimizers, clip_norm=None), updates
+
+
+def _stage_update(
+    plan: Plan, replicas: Sequence[StageReplica], scheduled: ScheduledOptimizer | None, *, with_norms: bool
+) -> StageUpdate:
+    predicts = _predictor(replicas[0], scheduled) if plan.weights == "predict" else None
+    weights: list[StageWeights] = [
+        StoredVersions(replica.parameters) if predicts is None else PredictedWeights(replica.parameters, predicts)
+        for replica in replicas
+    ]
+    update = StageUpdate(plan=plan, replicas=replicas, weights=weights, optimizer=scheduled, with_norms=with_norms)
+    for replica, own in zip(replicas, weights, strict=True):
+        replica.weights, replica.update = own, update.run
+    return update
+
+
+def _predictor(leader: StageReplica, scheduled: ScheduledOptimizer | None) -> Predict:
+    trained = [each for each in leader.parameters if each.requires_grad]
+    if scheduled is None:
+        return lambda horizon: [each.detach().clone() for each in trained]
+    check_predictable(scheduled.optimizer)
+    return partial(predict, scheduled.optimizer, trained)

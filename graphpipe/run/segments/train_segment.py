@@ -1,0 +1,157 @@
+"""One segment on this rank: several mini-batches without a flush, then the pipeline drains.
+
+prepare | forwards, backwards, reductions and updates, as the schedule mixes them | scalar sum | buffers of replicas
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from graphpipe.plans import Plan
+from graphpipe.run.comm.scalar_sum import ScalarSum
+from graphpipe.run.comm.warm_up_pairs import communicating_pairs
+from graphpipe.run.device.rng import preserve_rng_state
+from graphpipe.run.segments.drained_state import DrainedState
+from graphpipe.run.segments.stage_update import StageUpdate
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.segment import Segment
+from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.step.batch_preparer import BatchPreparer
+from graphpipe.run.step.build_worker import align_all_buffers
+from graphpipe.run.step.step_summary import (
+    ReplicaSummary,
+    StepSummary,
+    check_finite,
+    losses_and_first_bads,
+    sum_up,
+)
+from graphpipe.run.step.worker import Worker
+from graphpipe.run.weights.weight_update import WeightUpdate
+from graphpipe.schedule import LoweredSchedule
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.segments.segment import build_segment
+from graphpipe.schedule.segments.weight_versions import WeightReads, weight_reads
+from graphpipe.schedule.verify_lowered import verify_lowered
+
+_RESTORED = "The weights are those before the segment. Look at this mini-batch, or lower the learning rate."
+_SPOILT = "The segment has changed the weights. Go on from a checkpoint, or keep them with rollback=True."
+_KEPT = 4
+"""Lengths of segments whose schedules are kept: usually two, because the last segment is shorter."""
+
+
+class SegmentSchedule(NamedTuple):
+    """How to run segments of one length."""
+
+    lowered: LoweredSchedule
+    reads: WeightReads
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainSegment:
+    """Trains on one segment at a time; all ranks call `run` alike."""
+
+    plan: Plan
+    gradient_edges: frozenset[int]
+    output_stage: int
+    worker: Worker[StageReplica]
+    batches: BatchPreparer
+    sums: ScalarSum
+    loss_fn: LossFunction
+    update: WeightUpdate
+    """The optimizers of all stages here."""
+    stage_updates: dict[int, StageUpdate]
+    """By stage."""
+    rolls_back: bool
+    """Keep a copy of the state before each segment."""
+    schedules: dict[int, SegmentSchedule] = field(default_factory=dict[int, SegmentSchedule])
+    """By mini-batches: the schedules of the last segments."""
+    loss_scale: None = None
+    """Losses are not scaled."""
+
+    @property
+    def loss_factor(self) -> float:
+        """What losses are multiplied by."""
+        return 1.0
+
+    def run(self, batches: Sequence[MiniBatch], step: int) -> list[float]:
+        """Train on mini-batches, and return the mean loss of each, the same on every rank.
+
+        Args:
+            batches: at least one.
+            step: number of the first, from 1.
+
+        Raises:
+            InvalidInput: another rank was given other mini-batches, or their shapes differ.
+            NonFiniteLoss: of a loss or gradient, on every rank, after the segment. The weights are those before it, if
+                it keeps a copy of them.
+            PeerLost, PeerStalled: another rank is gone.
+        """
+        worker, schedule = self.worker, self._schedule(len(batches))
+        worker.monitor.begin_step(step)
+        segment = Segment.of(*self._prepare(batches))
+        worker.messages.open(communicating_pairs(schedule.lowered, worker.placement))
+        before = self._state() if self.rolls_back else None
+        worker.recorder.begin()
+        try:
+            summaries = self._compute(segment, schedule)
+            for number, summary in enumerate(summaries):
+                check_finite(summary, self.plan, step + number, _RESTORED if before is not None else _SPOILT)
+        except BaseException:
+            self._end(before)
+            raise
+        align_all_buffers(worker)
+        worker.recorder.end(worker.placement.devices(worker.world.rank))
+        for each in segment.mini_batches:
+            worker.monitor.begin_step(each.step)
+            worker.monitor.end_step()
+        return [summary.loss for summary in summaries]
+
+    def _schedule(self, mini_batches: int) -> SegmentSchedule:
+        found = self.schedules.pop(mini_batches, None)
+        if found is None:
+            tasks = build_segment(self.plan, mini_batches)
+            lowered = lower(self.plan, tasks, gradient_edges=self.gradient_edges)
+            verify_lowered(self.plan, tasks, lowered, self.gradient_edges)
+            found = SegmentSchedule(lowered, weight_reads(self.plan, tasks))
+        self.schedules[mini_batches] = found
+        while len(self.schedules) > _KEPT:
+            del self.schedules[next(iter(self.schedules))]
+        return found
+
+    def _prepare(self, batches: Sequence[MiniBatch]) -> list[MiniBatch]:
+        first = self.batches.prepare(batches[0], count=len(batches))
+        return [first, *(replace(each, specs=first.specs) for each in batches[1:])]
+
+    def _state(self) -> DrainedState:
+        return DrainedState.of([*self.worker.replicas.values()], self.update.optimizers)
+
+    def _compute(self, segment: Segment, schedule: SegmentSchedule) -> list[StepSummary]:
+        worker, count = self.worker, len(segment.mini_batches)
+        for stage, update in self.stage_updates.items():
+            update.begin({task: read for task, read in schedule.reads.items() if task.stage == stage}, count)
+        self.sums.expect(count)
+        with preserve_rng_state(worker.world.device):
+            worker.run(schedule.lowered, segment, self.loss_fn)
+        for update in self.stage_updates.values():
+            update.end()
+        own = [self._own_summaries(stage, count) for stage in self.stage_updates]
+        by_mini_batch = [[each for replicas in own for each in replicas[number]] for number in range(count)]
+        return sum_up(self.sums, self.plan, by_mini_batch, self.output_stage)
+
+    def _own_summaries(self, stage: int, count: int) -> list[list[ReplicaSummary]]:
+        # By mini-batch, of the replicas of a stage. The leader counts the gradients for all of them.
+        update = self.stage_updates[stage]
+        found: list[list[ReplicaSummary]] = [[] for _ in range(count)]
+        norms = [float(norm) ** 2 for norm in update.norms]
+        for number, replica in enumerate(update.replicas):
+            for mini_batch, (loss, bad) in enumerate(losses_and_first_bads(replica, count)):
+                norm = 0.0 if number else norms[mini_batch]
+                found[mini_batch].append(ReplicaSummary(replica.slot, loss, bad, norm))
+        return found
+
+    def _end(self, before: DrainedState | None) -> None:
+        for update in self.stage_updates.values():
+            update.end()
+        if before is not None:
+            before.restore()

@@ -1,0 +1,42 @@
+"""What the worker needs of a replica of a stage, which computes or emulates computing."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import nn
+
+from graphpipe.plans.sharding import SampleRange
+from graphpipe.run.comm.rank_placement import ReplicaSlot
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
+from graphpipe.schedule import StageTask
+
+
+class Replica(Protocol):
+    """A replica of a stage, as the worker uses it. It computes, or emulates computing."""
+
+    received: ReceiveBuffers
+    """The values that it has received."""
+    outgoing: dict[int, NamedTensors]
+    """The values that its last task sends, by edge."""
+    outgoing_task: StageTask | None
+    """Its last task."""
+
+    @property
+    def slot(self) -> ReplicaSlot:
+        """Which replica of which stage it is."""
+        ...
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Parameters whose gradients are reduced, in the same order in every replica of a stage."""
+        ...
+
+    def begin(self) -> None:
+        """Discard the state of the last step."""
+        ...
+
+    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
+        """Run a task for these samples of a mini-batch."""
+        ...
