@@ -39,15 +39,26 @@ class ReceiveBuffers:
     device: torch.device
     by_task: dict[StageTask, TaskBuffers] = field(default_factory=dict[StageTask, TaskBuffers])
 
-    def buffers(self, task: StageTask, edge: int, specs: Iterable[ValueSpec], rows: int) -> NamedTensors:
-        """Return the buffers, of `rows` samples each, for the values that `task` receives along `edge`."""
-        found = self.by_task.setdefault(task, TaskBuffers())
-        if edge not in found.edges:
-            found.edges[edge] = {
-                spec.name: torch.empty((rows, *spec.sample_shape), dtype=spec.dtype, device=self.device)
-                for spec in specs
-            }
-        return found.edges[edge]
+    def buffers(
+        self, task: StageTask, edge: int, specs: Iterable[ValueSpec], rows: int, *, zero: bool = False
+    ) -> NamedTensors:
+        """Return the buffers, of `rows` samples each, for values that `task` receives along `edge`.
+
+        Args:
+            task: that receives.
+            edge: position in `Plan.edges`.
+            specs: the values.
+            rows: samples of the task.
+            zero: begin with zeros, because some messages may leave the values out.
+        """
+        found = self.by_task.setdefault(task, TaskBuffers()).edges.setdefault(edge, {})
+        make = torch.zeros if zero else torch.empty
+        wanted: NamedTensors = {}
+        for spec in specs:
+            if spec.name not in found:
+                found[spec.name] = make((rows, *spec.sample_shape), dtype=spec.dtype, device=self.device)
+            wanted[spec.name] = found[spec.name]
+        return wanted
 
     def expect(self, task: StageTask, message: PendingMessage) -> None:
         """Record that `task` must wait for this message."""

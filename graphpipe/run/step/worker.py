@@ -313,7 +313,9 @@ class Worker(Generic[AnyReplica]):
         all_rows = self._rows(transfer.target_task, transfer.target_device, segment)
         forward = transfer.direction == "forward"
         values = all_values(transfer, segment.specs) if forward else sent_values(transfer, segment.specs)
-        buffers = target.received.buffers(transfer.target_task, transfer.edge, values, len(all_rows))
+        # Replicas on the target's device send the gradients of joint values, others add them to those on other edges.
+        zero = not forward and transfer.edge in self.placement.plan.joint_edges.gradients
+        buffers = target.received.buffers(transfer.target_task, transfer.edge, values, len(all_rows), zero=zero)
         return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
 
     def _join_streams(self, stages: Iterable[int]) -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_plans import hand_split, plan_of
 from run_ranks import run_ranks, values
 from run_skips import CUTS, capture_of, late, late_plan, skip_plan, train_alone, train_late, train_skips
+from run_versions import batch_of, loss_fn, model_of
 
 from graphpipe.plans import Plan
 from graphpipe.plans.verify import verify
+from graphpipe.run import Pipeline
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
@@ -114,3 +117,23 @@ def test_a_stage_that_runs_before_the_one_its_value_came_for(schedule: str, tmp_
         assert rank["losses"] == single["losses"]
         for name, gradient in rank["gradients"].items():
             assert torch.equal(gradient, single["gradients"][name]), name
+
+
+def test_readers_with_a_replica_on_the_device_of_their_source() -> None:
+    """`b` and `d` read `a` on devices 0 and 1, and `a` is on device 0.
+
+    Only device 1 sums the gradients of both before it sends them. Rows that device 0 was to send for `d` were once read
+    without having been written.
+    """
+    model = model_of("diamond")
+    lines = [([name], on, 4) for name, on in zip("abcd", ([0], [0, 1], [1], [0, 1]), strict=True)]
+    inputs, targets = batch_of(0)
+    plan = plan_of(model, inputs, lines, len(targets))
+    assert plan.joint_edges.gradients
+    loss_fn(model(**inputs), targets).backward()
+    expected = {name: each.grad for name, each in model.named_parameters()}
+    model.zero_grad()
+    with Pipeline(plan, hand_split(model, plan, inputs), loss_fn) as pipeline:
+        for _ in range(3):
+            pipeline.step(inputs, targets)
+            torch.testing.assert_close(pipeline.gradients(), expected)
