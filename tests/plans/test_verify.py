@@ -253,11 +253,7 @@ def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: in
         for ops in (names[:cut], names[cut:])
         if ops
     ]
-    plan = plan_by_hand(problem, HandPlan(stages=tuple(stages)))
-    kind = replace(KIND, memory_bytes=1.0)
-    with pytest.raises(Infeasible) as error:
-        verify(replace(plan, cluster=replace(plan.cluster, device_types=(kind,))))
-    assert f"({needed_bytes(plan)[0] - 1:.0f} bytes) short" in str(error.value)
+    check_that_both_count_the_same(plan_by_hand(problem, HandPlan(stages=tuple(stages))))
 
 
 @given(seed=st.integers(0, 10**9))
@@ -279,7 +275,11 @@ def test_verifier_and_cost_model_count_the_same_under_any_sharding(seed: int) ->
         for ops in (names[:cut], names[cut:])
         if ops
     ]
-    plan = plan_by_hand(problem, HandPlan(stages=tuple(stages)))
+    check_that_both_count_the_same(plan_by_hand(problem, HandPlan(stages=tuple(stages))))
+
+
+def check_that_both_count_the_same(plan: Plan) -> None:
+    """Let the verifier say how much memory is missing on a device of one byte, and compare with the cost model."""
     kind = replace(KIND, memory_bytes=1.0)
     with pytest.raises(Infeasible) as error:
         verify(replace(plan, cluster=replace(plan.cluster, device_types=(kind,))))

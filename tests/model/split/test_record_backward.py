@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_splits import CalledTwice, Scale
 from torch import Tensor, nn
 
 import graphpipe as gp
@@ -18,20 +19,6 @@ from graphpipe.model.zoo.blocks import Concat, Dense
 from graphpipe.plans.backward_record import BackwardRecord, whole_stages
 
 
-class Scaled(torch.autograd.Function):
-    """A function with its own backward, which uses a parameter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return grads[0] * weight, (grads[0] * x).sum(0)
-
-
 class Own(nn.Module):
     """Calls a function with its own backward."""
 
@@ -40,18 +27,7 @@ class Own(nn.Module):
         self.weight = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return Scaled.apply(x, self.weight)  # type: ignore[return-value]
-
-
-class Twice(nn.Module):
-    """Calls one layer twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(torch.tanh(self.layer(x)))
+        return Scale.apply(x, self.weight)  # type: ignore[return-value]
 
 
 class Mix(nn.Module):
@@ -75,7 +51,7 @@ def models() -> dict[str, gp.DagModule]:
     frozen["a"].requires_grad_(False)
     return {
         "own": dag({"a": nn.Linear(4, 4), "b": Own(), "c": nn.Linear(4, 4)}, a=["x"], b=["a"], c=["b"]),
-        "twice": dag({"a": nn.Linear(4, 4), "b": Twice(), "c": nn.GELU()}, a=["x"], b=["a"], c=["b"]),
+        "twice": dag({"a": nn.Linear(4, 4), "b": CalledTwice(4), "c": nn.GELU()}, a=["x"], b=["a"], c=["b"]),
         "tied": dag(tied, a=["x"], b=["a"], c=["b"], d=["c"]),
         "frozen": dag(frozen | {"mix": Mix()}, a=["x"], b=["a"], c=["y"], mix=["b", "c"]),
         # A stage of b, mix and c receives a only. What b computes from the model's input is outside its trunk, and the
@@ -103,7 +79,7 @@ def cuts(graph: Graph) -> Iterator[list[tuple[str, ...]]]:
 
 
 SEVERAL = "several operations use one parameter"
-OWN = "ScaledBackward, a function with its own backward, uses parameters beside received values"
+OWN = "ScaleBackward, a function with its own backward, uses parameters beside received values"
 
 
 @pytest.mark.parametrize(

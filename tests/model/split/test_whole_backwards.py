@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from run_splits import CalledTwice
 from torch import Tensor, nn
 
 import graphpipe as gp
@@ -11,23 +12,12 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.split.whole_backwards import whole_backwards
 
 
-class Twice(nn.Module):
-    """Calls one layer twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(torch.tanh(self.layer(x)))
-
-
 class Model(nn.Module):
     """A chain whose third part calls a layer twice."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), Twice()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), CalledTwice(8)
         self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:

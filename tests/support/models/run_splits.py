@@ -28,6 +28,17 @@ class Wrap(nn.Module):
         return self.call(self, *inputs)
 
 
+class CalledTwice(nn.Module):
+    """Calls one layer twice, so that its parameters have two uses in a backward."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
 class Scale(torch.autograd.Function):
     """A function with its own backward that takes a parameter."""
 
