@@ -4,6 +4,7 @@ Simulated, on the `summit` preset's analytic V100 model, over several mini-batch
 table is lost. Published ratios stand beside ours; the machine model was not tuned to them.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import graphpipe as gp
@@ -16,6 +17,8 @@ from graphpipe.planners.problem.partition import Problem
 
 PER_DEVICE = {"mmt": (4, 8, 16, 32), "dlrm": (32, 64, 128, 256), "candle-uno": (32, 64, 128, 256)}
 DEVICES = (4, 8, 16, 32)
+CASES = tuple((model, devices, each) for model in PER_DEVICE for devices in DEVICES for each in PER_DEVICE[model])
+"""Model, devices, and samples per device."""
 PUBLISHED = {
     "mmt": (1.12, 1.27, 1.30, 1.66),
     "dlrm": (1.21, 1.40, 1.30, 1.47),
@@ -89,20 +92,36 @@ def _difference(rows: list[dict[str, Any]], model: str, devices: int, each: int)
             f"{working[0] / working[1]:.2f}", *waits]  # fmt: skip
 
 
+def rows_of_cases(rows: Callable[[gp.Graph, str, int, int], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the rows of all cases. The function is given a case's graph, model, devices and samples per device."""
+    graphs = {model: gp.capture(*zoo(model)) for model in PER_DEVICE}
+    return [row for model, devices, each in CASES for row in rows(graphs[model], model, devices, each)]
+
+
+def finish(
+    name: str, rows: Sequence[dict[str, Any]], lines: Sequence[Sequence[object]], targets: dict[str, Any]
+) -> None:
+    """Print a benchmark's lines and targets, and write its JSON."""
+    for line in lines:
+        print(*line, sep="\t")
+    print(targets)
+    print(f"saved {save(name, rows, targets=targets, simulated=SIMULATED)}")
+
+
+def _rows(graph: gp.Graph, model: str, devices: int, each: int) -> list[dict[str, Any]]:
+    """Return the rows of a case: each planner, with the bound."""
+    bound = {"bound_samples_per_second": _bound(graph, devices, devices * each)}
+    return [bound | plan_row(graph, model, devices, devices * each, name) for name in SHOWN]
+
+
 def main() -> None:
     """Run the benchmark, write JSON, tables and picture, and print the targets."""
-    rows: list[dict[str, Any]] = []
-    for model in PER_DEVICE:
-        graph = gp.capture(*zoo(model))
-        for devices in DEVICES:
-            for each in PER_DEVICE[model]:
-                bound = {"bound_samples_per_second": _bound(graph, devices, devices * each)}
-                rows += [bound | plan_row(graph, model, devices, devices * each, name) for name in SHOWN]
-    lines = [_line(rows, m, d, each) for m in PER_DEVICE for d in DEVICES for each in PER_DEVICE[m]]
+    rows = rows_of_cases(_rows)
+    lines = [_line(rows, *case) for case in CASES]
     header = ["model", "devices", "samples/device", *SHOWN, "graphpipe / pipedream", "published / pipedream",
               "paper's ratio", "graphpipe / published", "of the bound"]  # fmt: skip
     markdown("figure6", "Figure 6: throughput", CAPTION, header, lines)
-    differences = [_difference(rows, m, d, each) for m in PER_DEVICE for d in DEVICES for each in PER_DEVICE[m]]
+    differences = [_difference(rows, *case) for case in CASES]
     markdown("figure6-differences", "Figure 6: where ours and the published ratio differ", DIFFERENCES,
              ["model", "devices", "samples/device", "graphpipe / pipedream", "paper's ratio", "graphpipe", "pipedream",
               "work", "share of time at work", "graphpipe waits", "pipedream waits", "it would have to wait"],
@@ -119,10 +138,7 @@ def main() -> None:
         "least_over_published": min(ratio for _, ratio in published),
         "best_at_32": best,
     }
-    for line in lines:
-        print(*line, sep="\t")
-    print(targets)
-    print(f"saved {save('figure6', rows, targets=targets, simulated=SIMULATED)}")
+    finish("figure6", rows, lines, targets)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ baseline with `split="auto"` shows how much of the gain is the planner's.
 from typing import Any
 
 import graphpipe as gp
-from bench.case import SIMULATED, plan_row
-from bench.figure6 import DEVICES, PER_DEVICE
-from bench.record import save
+from bench.case import plan_row
+from bench.figure6 import CASES, PER_DEVICE, finish, rows_of_cases
 from bench.tables import geometric_mean, markdown, ratio_rows
-from graphpipe.model.zoo import zoo
 
 PLANNERS = ("graphpipe", "pipedream")
 TARGETS = {("candle-uno", 32): 2.0, ("candle-uno", 128): 1.5, ("dlrm", 32): 1.9, ("dlrm", 128): 1.3}
@@ -62,22 +60,13 @@ def _targets(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Run the benchmark, write JSON and table, and print the targets."""
-    rows: list[dict[str, Any]] = []
-    for model in PER_DEVICE:
-        graph = gp.capture(*zoo(model))
-        for devices in DEVICES:
-            for each in PER_DEVICE[model]:
-                rows += _rows(graph, model, devices, each)
-    lines = [_line(rows, m, d, each) for m in PER_DEVICE for d in DEVICES for each in PER_DEVICE[m]]
+    rows = rows_of_cases(_rows)
+    lines = [_line(rows, *case) for case in CASES]
     names = [f"{name}{suffix}" for name in PLANNERS for suffix in ("", ", split")]
     ratios = ["split / not", "split / pipedream", "split / pipedream, split"]
     header = ["model", "devices", "samples/device", *names, *ratios]
     markdown("splits", "Split operators: throughput", CAPTION, header, lines)
-    targets = _targets(rows)
-    for line in lines:
-        print(*line, sep="\t")
-    print(targets)
-    print(f"saved {save('splits', rows, targets=targets, simulated=SIMULATED)}")
+    finish("splits", rows, lines, _targets(rows))
 
 
 if __name__ == "__main__":
