@@ -1,9 +1,11 @@
 """The user's own Python modules: those that are loaded, and those that their source would load later."""
 
 import ast
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -47,8 +49,15 @@ def package_version(name: str) -> str:
 def _is_users(file: str | None) -> bool:
     if file is None:
         return False
-    path = Path(file).resolve()  # the file of a task may be relative
-    return path.is_file() and not any(path.is_relative_to(folder) for folder in (*_INSTALLED, _PACKAGE))
+    # The file of a task may be relative, or a link. Thousands of modules have a few hundred folders between them.
+    path = os.path.realpath(file) if os.path.islink(file) else os.path.abspath(file)
+    return not _is_installed(os.path.dirname(path)) and os.path.isfile(path)
+
+
+@cache
+def _is_installed(folder: str) -> bool:
+    path = Path(folder).resolve()
+    return any(path.is_relative_to(known) for known in (*_INSTALLED, _PACKAGE))
 
 
 def _read(path: Path) -> bytes:

@@ -1,16 +1,18 @@
 """A model that did not change is captured once; every change of what its graph can depend on captures it again."""
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 import graphpipe as gp
 from graphpipe.model.capture.capture import Captured
-from graphpipe.model.capture_cache import capture_cache
+from graphpipe.model.capture_cache import capture_cache, user_modules
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
 from graphpipe.model.split.split import split
 from graphpipe.training.task.user_function import call_for_model
@@ -246,3 +248,26 @@ def test_the_cache_is_private_and_keeps_the_newest_entries(folder, captures, mon
 def test_a_folder_that_cannot_be_written_does_not_matter(folder, captures, monkeypatch) -> None:
     (folder / "file").write_text("")
     assert cached_capture(*load(folder, monkeypatch), folder / "file" / "cache").graph == captures[0].graph
+
+
+def test_a_module_is_the_users_wherever_its_link_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed, own = tmp_path / "installed", tmp_path / "own"
+    for each in (installed / "package", own):
+        each.mkdir(parents=True)
+        (each / "code.py").touch()
+    (installed / "linked.py").symlink_to(own / "code.py")
+    (installed / "folder").symlink_to(own)
+    monkeypatch.setattr(user_modules, "_INSTALLED", [installed])
+    monkeypatch.chdir(own)
+    files = {
+        "relative": "code.py",
+        "link": f"{installed}/linked.py",
+        "link to a folder": f"{installed}/folder/code.py",
+        "installed": f"{installed}/package/code.py",
+        "missing": f"{own}/missing.py",
+    }
+    for name, file in files.items():
+        monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
+        module.__file__ = file
+    found = {name for name in user_modules.user_modules() if name in files}
+    assert found == {"relative", "link", "link to a folder"}
