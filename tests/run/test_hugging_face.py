@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
 
-from run_hugging_face import MODELS, plan_of, run_of, save_for_ranks, train_all, train_unpartitioned
+from run_hugging_face import MODELS, Traced, plan_of, run_of, save_for_ranks, train_all, train_unpartitioned
 from run_ranks import run_ranks, values
 
 from graphpipe.errors import InvalidInput
@@ -25,23 +25,23 @@ KINDS = {"clip": "CLIPOutput", "flava": "FlavaModelOutput", "vilt": "Tensor"}
 
 
 @pytest.fixture(scope="module")
-def graphs() -> dict[str, Graph]:
-    """Return every model's graph."""
-    return {name: run_of(name).graph for name in MODELS}
+def traced() -> dict[str, Traced]:
+    """Return every model's graph and loss."""
+    return {name: run_of(name).traced for name in MODELS}
 
 
 @pytest.fixture(scope="module")
-def plain(graphs: dict[str, Graph]) -> dict[str, dict[str, Any]]:
+def plain(traced: dict[str, Traced]) -> dict[str, dict[str, Any]]:
     """Return the results of plain PyTorch for every model."""
-    return {name: train_unpartitioned(name, graph) for name, graph in graphs.items()}
+    return {name: train_unpartitioned(name, each) for name, each in traced.items()}
 
 
 @pytest.fixture(scope="module")
-def saved(graphs: dict[str, Graph], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(traced: dict[str, Traced], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what the ranks read."""
     folder = tmp_path_factory.mktemp("saved")
-    for name, graph in graphs.items():
-        save_for_ranks(name, graph, folder)
+    for name, each in traced.items():
+        save_for_ranks(name, each, folder)
     return folder
 
 
@@ -52,9 +52,9 @@ def trained(request: pytest.FixtureRequest, saved: Path) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_plans_are_pipelines_over_all_devices_and_part_what_is_tied(name: str, graphs: dict[str, Graph]) -> None:
+def test_plans_are_pipelines_over_all_devices_and_part_what_is_tied(name: str, traced: dict[str, Traced]) -> None:
     for devices in (2, 4):
-        plan = plan_of(graphs[name], devices)
+        plan = plan_of(traced[name].graph, devices)
         assert len(plan.used_devices) == devices
         assert len(plan.stages) > 1
         if name in TIED:
@@ -106,7 +106,7 @@ def halves(graph: Graph) -> tuple[str, ...]:
 
 def test_masks_and_labels_enter_at_the_stage_that_reads_them() -> None:
     run = run_of("gpt2")
-    assert halves(run.graph) == ("attention_mask",)
+    assert halves(run.traced.graph) == ("attention_mask",)
     inputs, targets = run.split(0)
     given = {**inputs, "labels": targets["labels"].clamp(0)}  # all count: then the mean of means is the mean
     graph = capture(run.model, given, arguments={"use_cache": False}, outputs=["loss"])
@@ -123,7 +123,7 @@ def test_masks_and_labels_enter_at_the_stage_that_reads_them() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
 def test_dropout_follows_the_modes_of_the_users_model(name: str) -> None:
     run = run_of(name, dropout=0.2)
-    with Pipeline(plan_of(run.graph, 2), run.module, run.loss_fn) as pipeline:
+    with Pipeline(plan_of(run.traced.graph, 2), run.module, run.loss_fn) as pipeline:
         inputs, targets = run.split(0)
         run.model.eval()
         with torch.no_grad():

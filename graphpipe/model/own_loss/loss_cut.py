@@ -10,7 +10,13 @@ from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.crossing_values import is_anchor
-from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.module_graph.module_graph import (
+    ModuleGraph,
+    device_of,
+    mode_dropout,
+    sample_count,
+    stand_in,
+)
 from graphpipe.model.own_loss.exact_losses import (
     CROSS_ENTROPY,
     argument,
@@ -22,6 +28,8 @@ from graphpipe.model.own_loss.exact_losses import (
 from graphpipe.model.torch_private import unflatten
 
 BROADCAST = torch.ops.aten.broadcast_tensors.default
+FUNCTIONS = (sample_count, device_of, stand_in, mode_dropout)
+"""Functions of our own that module graphs call."""
 IGNORED = -100
 
 
@@ -82,7 +90,7 @@ class LossCut:
 
     def formula(self) -> fx.GraphModule:
         """Return a module that computes the loss of some samples from outputs, labels and a count per cross-entropy."""
-        graph = fx.Graph()
+        graph = fx.Graph(tracer_cls=LossTracer)
         env = {node: graph.placeholder(name) for node, name in [*self.outputs.items(), *self.labels.items()]}
         counts = {node: graph.placeholder(f"count_{number}") for number, node in enumerate(self.entropies)}
         anchor = env[next(iter(self.labels))]
@@ -102,7 +110,7 @@ class LossCut:
         Raises:
             InvalidInput: the count depends on outputs.
         """
-        graph = fx.Graph()
+        graph = fx.Graph(tracer_cls=LossTracer)
         env = {node: graph.placeholder(name) for node, name in self.labels.items()}
         anchor = next(iter(env.values()))
         counts: list[fx.Node] = []
@@ -173,3 +181,10 @@ def entropy(scores: Tensor, targets: Tensor, ignored: int, smoothing: float, cou
 def count_labels(targets: Tensor, ignored: int) -> int:
     """Return how many labels count."""
     return int((targets != ignored).sum()) if not targets.is_floating_point() else len(targets)
+
+
+class LossTracer(fx.Tracer):
+    """Traces a cut loss once more, which is how torch unpickles a `GraphModule`. Its functions stay whole."""
+
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=(entropy, count_labels, *FUNCTIONS))

@@ -25,7 +25,7 @@ from graphpipe.model.torch_private import fake_mode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoss:
-    """The loss of some samples, computed from outputs and labels as in the model's forward."""
+    """The loss of some samples, computed from outputs and labels as in the model's forward. It can be pickled."""
 
     reads: tuple[str, ...]
     """The model's outputs that it reads."""

@@ -1,5 +1,6 @@
 """The loss cut out of a model equals the model's own, for a mini-batch and for the sum of its parts."""
 
+import pickle
 import sys
 from typing import Any
 
@@ -78,6 +79,8 @@ def assert_exact(module: nn.Module, given: dict[str, Tensor], labels: list[str],
     expected = torch.autograd.grad(output["loss"], leaves, retain_graph=True)
     targets = loss.targets({name: given[name] for name in labels})
     assert loss(output, targets).item() == pytest.approx(output["loss"].item(), rel=1e-6)
+    copy = pickle.loads(pickle.dumps(loss))  # another process does not have to trace the model again
+    assert torch.equal(copy(output, copy.targets({name: given[name] for name in labels})), loss(output, targets))
     parts = [
         loss({name: output[name][rows] for name in loss.reads}, {name: each[rows] for name, each in targets.items()})
         * ((rows.stop - rows.start) / BATCH)

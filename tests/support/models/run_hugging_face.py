@@ -1,9 +1,10 @@
 """Tiny Hugging Face models, made from configurations, and their training with and without a pipeline."""
 
 import copy
+import pickle
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import capture, capture_again
 from graphpipe.model.capture_file.capture_file import load_capture, save_capture
-from graphpipe.model.inputs import describe
 from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers
-from graphpipe.model.own_loss.own_loss import own_loss
+from graphpipe.model.own_loss.own_loss import OwnLoss
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline, PipelineOptions
@@ -175,6 +175,14 @@ def vilt() -> tuple[nn.Module, Callable[[int], Batch]]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What tracing a model gives. It takes seconds, and is the same for every copy of the model."""
+
+    graph: Graph
+    loss: OwnLoss | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A model in training, in a pipeline or without one."""
 
@@ -182,7 +190,7 @@ class Run:
     """As Hugging Face has it."""
     module: nn.Module
     """What the pipeline runs: the model, or a declared graph of its parts."""
-    graph: Graph
+    traced: Traced
     split: Callable[[int], tuple[Batch, Any]]
     """Inputs and targets of the mini-batch of a step."""
     loss_fn: Callable[[Any, Any], Tensor]
@@ -205,13 +213,13 @@ MODELS = {
 DECLARED = {"vilt": declare_vilt}
 
 
-def run_of(name: str, graph: Graph | None = None, **options: Any) -> Run:
-    """Return a model's run; the same one every time. With the graph, which takes a while, there is less to do."""
+def run_of(name: str, traced: Traced | None = None, **options: Any) -> Run:
+    """Return a model's run; the same one every time. The model is traced unless the result is given."""
     torch.manual_seed(0)
     model, batch = MODELS[name](**options)
     if name in DECLARED:
-        return _declared(name, model, batch, graph)
-    held = _held(model, batch(0), graph) if graph is not None else from_transformers(model, batch(0))
+        return _declared(name, model, batch, traced)
+    held = _held(model, traced) if traced else from_transformers(model, batch(0))
     loss_fn = {"clip": _contrast, "flava": _pool}.get(name, held.loss_fn)
 
     def plain_loss(step: int) -> Tensor:
@@ -221,22 +229,17 @@ def run_of(name: str, graph: Graph | None = None, **options: Any) -> Run:
     return Run(
         model=model,
         module=held.module,
-        graph=held.graph,
+        traced=Traced(graph=held.graph, loss=held.loss),
         split=lambda step: held.batch(batch(step)),
         loss_fn=loss_fn,
         plain_loss=plain_loss,
     )
 
 
-def _held(model: nn.Module, example: Batch, graph: Graph) -> TransformersModel:
-    # What from_transformers returns, of a graph that is known.
-    names = tuple(each.name for each in graph.inputs)
-    loss = None
-    if "labels" in example:
-        assert graph.origin is not None
-        inputs = (*graph.inputs, *describe({"labels": example["labels"]}))
-        loss, _ = own_loss(model, inputs, ["labels"], replace(graph.origin, outputs=()))
-    return TransformersModel(module=model, graph=graph, inputs=names, loss=loss)
+def _held(model: nn.Module, traced: Traced) -> TransformersModel:
+    # What from_transformers returns.
+    names = tuple(each.name for each in traced.graph.inputs)
+    return TransformersModel(module=model, graph=traced.graph, inputs=names, loss=traced.loss)
 
 
 def _contrast(output: Mapping[str, Tensor], targets: object) -> Tensor:
@@ -250,7 +253,7 @@ def _pool(output: Any, targets: object) -> Tensor:
     return torch.stack([part.square().mean() for part in (*parts, output.multimodal_output.pooler_output)]).sum()
 
 
-def _declared(name: str, model: Any, batch: Callable[[int], Batch], graph: Graph | None) -> Run:
+def _declared(name: str, model: Any, batch: Callable[[int], Batch], traced: Traced | None) -> Run:
     module = DECLARED[name](model)
     example = {key: each for key, each in batch(0).items() if key != "labels"}
 
@@ -264,7 +267,7 @@ def _declared(name: str, model: Any, batch: Callable[[int], Batch], graph: Graph
     return Run(
         model=model,
         module=module,
-        graph=graph or capture(module, example, method="declared"),
+        traced=traced or Traced(graph=capture(module, example, method="declared"), loss=None),
         split=split,
         loss_fn=loss_fn,
         plain_loss=lambda step: model(**batch(step)).loss,
@@ -317,13 +320,15 @@ def names_in_model(run: Run) -> dict[str, str]:
     return {name: names[id(each)] for name, each in run.module.named_parameters()}
 
 
-def save_for_ranks(name: str, graph: Graph, folder: Path) -> None:
-    """Write plans for 2 and 4 devices, and the captured model, which each rank would otherwise capture again."""
+def save_for_ranks(name: str, traced: Traced, folder: Path) -> None:
+    """Write plans for 2 and 4 devices, the captured model and its loss, which each rank would otherwise trace again."""
+    graph = traced.graph
     for devices in (2, 4):
         plan_of(graph, devices).save(folder / f"{name}.{devices}.json")
     assert graph.origin is not None
-    captured = capture_again(run_of(name, graph).module, graph.inputs, graph.origin, compare_modes=False)
+    captured = capture_again(run_of(name, traced).module, graph.inputs, graph.origin, compare_modes=False)
     assert save_capture(captured, folder / f"{name}.capture.json")
+    (folder / f"{name}.loss").write_bytes(pickle.dumps(traced.loss))
 
 
 def train(name: str, folder: Path) -> dict[str, Any]:
@@ -338,7 +343,8 @@ def train(name: str, folder: Path) -> dict[str, Any]:
     plan = Plan.load(folder / f"{name}.{torch.distributed.get_world_size()}.json")
     captured = load_capture(folder / f"{name}.capture.json", plan.graph)
     assert captured is not None
-    run = run_of(name, plan.graph)
+    loss = pickle.loads((folder / f"{name}.loss").read_bytes())
+    run = run_of(name, Traced(graph=plan.graph, loss=loss))
     names = names_in_model(run)
     run.model.train()
     with Pipeline(plan, run.module, run.loss_fn, sgd, options=PipelineOptions(captured=captured)) as pipeline:
@@ -363,9 +369,9 @@ def train_all(folder: str) -> dict[str, Any]:
     return {name: train(name, Path(folder)) for name in MODELS}
 
 
-def train_unpartitioned(name: str, graph: Graph) -> dict[str, Any]:
+def train_unpartitioned(name: str, traced: Traced) -> dict[str, Any]:
     """Train the model as it is on whole mini-batches."""
-    run = run_of(name, graph)
+    run = run_of(name, traced)
     optimizer = sgd(run.model.parameters())
     run.model.eval()
     with torch.no_grad():
