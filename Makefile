@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 .PHONY: demo test lint format docs bench zoo-graphs clean
 
 demo: $(DEMO_READY)
-	$(BIN)/graphpipe train examples/digits.toml
+	$(BIN)/graphpipe demo
 
 # Four at a time: much of a test is waiting for processes to start. A file's tests stay together, for what they share, and
 # the longest files come first (tests/conftest.py).

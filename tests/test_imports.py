@@ -35,7 +35,7 @@ ROOMS = (
     *("run/device", "run/comm", "run/faults", "run/weights", "run/versions"),
     *("run/stage", "run/step", "run/segments", "run"),
     *("run/checkpoint", "run/rehearse"),
-    *("api", "launch"),  # api: the public functions that join rooms
+    *("api", "rehearsal", "launch"),  # api and rehearsal: the public functions that join rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),
     "doctor",
     *("report/content", "report/tables", "report/figures", "report/page", "report"),

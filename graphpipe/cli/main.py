@@ -11,6 +11,7 @@ from typing import Protocol
 from graphpipe.cli import (
     compare,
     completion,
+    demo,
     doctor,
     export,
     import_graph,
@@ -38,6 +39,7 @@ class Verb(Protocol):
 
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
 VERBS: dict[str, Verb] = {
+    "demo": demo,
     "plan": plan,
     "compare": compare,
     "simulate": simulate,

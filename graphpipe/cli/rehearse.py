@@ -1,45 +1,23 @@
 """`graphpipe rehearse`: run one process per device with emulated compute, and compare with the simulator."""
 
 import argparse
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from graphpipe.api import simulate
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.cluster import Cluster
+from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
 from graphpipe.files.json_document import write_document
 from graphpipe.plans import Plan
-from graphpipe.schedule import Schedule
-from graphpipe.schedule.schedulers.registry import build_schedule
-from graphpipe.simulator import predict
-from graphpipe.simulator.step_loads import DRAWN_STEPS, draw_loads
-from graphpipe.trace import Trace
 from graphpipe.units import format_seconds, parse_bytes
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
-    """The result, with the names that `--json` prints."""
-
-    ranks: int
-    steps: int
-    scale: float
-    step_seconds_planned: float
-    """Predicted for the plan's own cluster, not scaled."""
-    step_seconds_predicted: float
-    """Predicted with this machine's links, scaled."""
-    step_seconds_measured: float
-    """Median of the timed steps."""
-    difference: float
-    """Relative difference of measured to predicted: 0.05 is 5 % longer."""
-    changes: tuple[str, ...]
-    """What was reduced to fit this machine, in sentences."""
-
+if TYPE_CHECKING:
+    from graphpipe.rehearsal import Rehearsal
 
 EXAMPLE = """\
 graphpipe plan two-tower-small --cluster local:4 --batch 32 -o plan.json
-graphpipe rehearse plan.json --steps 3"""
+graphpipe rehearse plan.json --steps 3 -o trace.json
+graphpipe report plan.json trace.json -o report.html"""
 
 
 def add(subparsers: Subparsers) -> None:
@@ -47,7 +25,9 @@ def add(subparsers: Subparsers) -> None:
     parser = add_verb(
         subparsers, "rehearse", "run a plan with real processes and messages, and emulated compute", EXAMPLE
     )
-    parser.add_argument("plan", metavar="PLAN", help="a file written by `graphpipe plan -o`")
+    parser.add_argument(
+        "plans", nargs="+", metavar="PLAN", help="files written by `graphpipe plan -o`; several get one common scale"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the trace of the step of median length")
     parser.add_argument("--summary", metavar="FILE", help="write the predicted and the measured step time")
     parser.add_argument(
@@ -60,59 +40,41 @@ def add(subparsers: Subparsers) -> None:
         "--most-bytes", default="16 KiB", metavar="BYTES", help="truncate larger messages (default: 16 KiB)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="limit for the whole rehearsal (default: 300)"
+        "--timeout", type=float, default=300.0, metavar="SECONDS", help="limit for each rehearsal (default: 300)"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rehearse the plan, show the result and save it."""
-    from graphpipe.run.rehearse.rehearse import rehearse
-    from graphpipe.run.rehearse.scaled_plan import Limits, changes, scaled_plan, smallest_feasible_scale
-
+    """Rehearse the plans one after the other, show the results and save them."""
     output = Output(args.json)
-    plan = Plan.load(args.plan)
-    order, planned = build_schedule(plan), simulate(plan)
-    limits = Limits(
-        scale=smallest_feasible_scale(planned) if args.scale is None else args.scale,
-        most_bytes=parse_bytes(args.most_bytes, "--most-bytes"),
-    )
-    scaled = scaled_plan(plan, limits, Cluster.preset("local:1").intra_node)
-    predicted = simulate(scaled, order)
-    output.show(f"rehearsing on {len(plan.used_devices)} local processes, {args.steps + 1} steps")
-    steps = _drawn_steps(scaled, order, args.steps) or [predicted]
-    measured = rehearse(scaled, order, steps, steps=args.steps, timeout_seconds=args.timeout)
-    expected = _step_seconds(scaled, predicted)
-    result = Rehearsal(
-        ranks=len(plan.used_devices),
-        steps=args.steps,
-        scale=limits.scale,
-        step_seconds_planned=_step_seconds(plan, planned),
-        step_seconds_predicted=expected,
-        step_seconds_measured=measured.step_seconds,
-        difference=measured.step_seconds / expected - 1.0,
-        changes=tuple(changes(plan, limits)),
-    )
-    if args.output:
-        measured.save(args.output)
-    if args.summary:
-        write_document(args.summary, "rehearsal", result)
-    output.show(*_lines(result))
-    output.emit(to_body(result))
+    plans = [Plan.load(path) for path in args.plans]
+    if len(plans) > 1 and (args.output or args.summary):
+        what = f"writes one file, but {len(plans)} plans are given"
+        where = "--output" if args.output else "--summary"
+        raise InvalidInput(what, where=where, remedy="Rehearse them one by one, each with --scale X.")
+    from graphpipe.rehearsal import common_scale, rehearse_plan
+    from graphpipe.run.rehearse.scaled_plan import Limits
+
+    most_bytes = parse_bytes(args.most_bytes, "--most-bytes")
+    limits = Limits(scale=common_scale(plans) if args.scale is None else args.scale, most_bytes=most_bytes)
+    results: list[Rehearsal] = []
+    for path, plan in zip(args.plans, plans, strict=True):
+        which = f"{path}: " if len(plans) > 1 else ""
+        output.show(f"{which}rehearsing on {len(plan.used_devices)} local processes, {args.steps + 1} steps")
+        result, trace = rehearse_plan(plan, limits, steps=args.steps, timeout_seconds=args.timeout)
+        results.append(result)
+        if args.output:
+            trace.save(args.output)
+        if args.summary:
+            write_document(args.summary, "rehearsal", result)
+        output.show(*_lines(result))
+    bodies = [to_body(result) for result in results]
+    output.emit(bodies[0] if len(bodies) == 1 else {"rehearsals": bodies})
     return 0
 
 
-def _drawn_steps(plan: Plan, order: Schedule, count: int) -> list[Trace]:
-    # The samples are others than those that the prediction drew. Empty if all samples are alike.
-    drawn = range(DRAWN_STEPS, DRAWN_STEPS + min(count, DRAWN_STEPS)) if plan.costs.loads else ()
-    return [simulate(plan, order, loads=draw_loads(plan, step)) for step in drawn]
-
-
-def _step_seconds(plan: Plan, predicted: Trace) -> float:
-    return predict(plan).step_seconds if plan.costs.loads else predicted.step_seconds
-
-
-def _lines(result: Rehearsal) -> list[str]:
+def _lines(result: "Rehearsal") -> list[str]:
     scale = f"{result.scale:.3g} times longer than planned" if result.scale != 1 else "as planned"
     return [
         f"step measured {format_seconds(result.step_seconds_measured)}, "

@@ -1,12 +1,15 @@
-"""`graphpipe report`: a plan, its predicted step and its run, as one HTML page or a picture."""
+"""`graphpipe report`: a plan, its predicted step and its run, or several plans, as one HTML page or a picture."""
 
 import argparse
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.cli.report_files import read_subject
+from graphpipe.cli.report_files import read_subjects
 from graphpipe.errors import InvalidInput
+from graphpipe.report.content.compared_plan import ComparedPlan
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.mermaid import mermaid
 
@@ -20,7 +23,12 @@ graphpipe report plan.json -o report.html"""
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "report", "show plans, traces and runs as one HTML page, or as a picture", EXAMPLE)
-    parser.add_argument("files", nargs="+", metavar="PLAN|TRACE|RUN", help="a plan, its traces, or the folder of a run")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="PLAN|TRACE|RUN",
+        help="a plan, its traces, or the folder of a run; several plans are compared",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="report.html, or a picture: .png or .svg")
     parser.add_argument("--compare", metavar="FILE", help="output of `graphpipe compare --json`")
     parser.add_argument("--mermaid", action="store_true", help="print the stage graph for a README")
@@ -36,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidInput(what, where="--output", remedy="The ending decides what is written.")
     if suffix is None and not args.mermaid:
         raise InvalidInput("nothing to write", remedy="Give -o report.html, -o report.png or --mermaid.")
-    subject = read_subject(args.files, args.compare)
+    subjects = read_subjects(args.files, args.compare)
+    if len(subjects) > 1:
+        return _compare(output, subjects, args.output, suffix)
+    (subject,) = subjects.values()
     shown = _write(subject, args.output, suffix) if suffix else []
     chart = _mermaid(subject) if args.mermaid else None
     if suffix:
@@ -47,8 +58,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(output: Output, subjects: Mapping[str, Subject], path: str, suffix: str | None) -> int:
+    if suffix != ".html":
+        what = f"{len(subjects)} plans are compared, and only a page shows a comparison"
+        raise InvalidInput(what, where="--output", remedy="Give -o comparison.html.")
+    compared = [ComparedPlan(name=name, subject=subject) for name, subject in subjects.items()]
+    with _drawing_libraries():
+        from graphpipe.report.page.comparison_page import write_comparison
+
+        shown = write_comparison(" against ".join(subjects), compared, path)
+    hashes = {each.name: each.subject.plan_hash for each in compared}
+    output.show(f"wrote {path}: {', '.join(shown)}")
+    output.emit({"output": path, "shows": shown, "plan_hashes": hashes})
+    return 0
+
+
 def _write(subject: Subject, path: str, suffix: str) -> list[str]:
-    try:
+    with _drawing_libraries():
         if suffix in PICTURES:
             from graphpipe.report.figures.static_figures import write_still
 
@@ -56,6 +82,13 @@ def _write(subject: Subject, path: str, suffix: str) -> list[str]:
         from graphpipe.report.page.report_page import write_html
 
         return write_html(subject, path)
+
+
+@contextmanager
+def _drawing_libraries() -> Generator[None]:
+    # Inside the block a library that is missing is an error with a remedy.
+    try:
+        yield
     except ModuleNotFoundError as error:
         remedy = "Install it: pip install 'graphpipe-torch[report]'."
         raise InvalidInput(f"{error.name}, which draws, is not installed", where="--output", remedy=remedy) from None

@@ -1,7 +1,7 @@
 """Reads the files of `graphpipe report`: plans, traces, folders of runs, comparisons of planners."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,26 +22,65 @@ if TYPE_CHECKING:
 PROGRAMS = (PACKAGE, "torch", "numpy", "plotly", "matplotlib")
 
 
-def read_subject(paths: list[str], planners: str | None) -> Subject:
-    """Return the subject of a report. If the files have no predicted step of the plan, it is simulated.
+def read_subjects(paths: list[str], planners: str | None) -> dict[str, Subject]:
+    """Return the subjects of a report by name: one for each plan. Predicted steps that no file has are simulated.
 
     Args:
-        paths: plans, traces and folders of runs, with at most one plan, one prediction and one run in all.
+        paths: plans, traces and folders of runs. A trace belongs to the plan whose hash it records.
         planners: output of `graphpipe compare --json`.
 
     Raises:
         InvalidInput: a file cannot be used, or they do not belong together.
     """
-    found: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    loose: list[tuple[str, str, Trace]] = []
     for path in paths:
-        for part, value in _run_parts(Path(path)) if Path(path).is_dir() else _file_part(path):
-            if part in found:
-                raise InvalidInput(f"a second {part}", where=path, remedy="A report is about one plan and one run.")
-            found[part] = value
-    plan: Plan | None = found.get("plan")
-    title = f"{plan.graph.name} on {plan.cluster.name}" if plan else f"A step of {Path(paths[0]).name}"
+        parts = list(_run_parts(Path(path)) if Path(path).is_dir() else _file_part(path))
+        if parts[0][0] == "plan":
+            known = {each["plan"].fingerprint for each in groups.values()}
+            if parts[0][1].fingerprint in known and not Path(path).is_dir():
+                raise InvalidInput("a second plan that equals another", where=path, remedy="Give it only once.")
+            groups[_name(path, groups)] = dict(parts)
+        else:
+            loose.append((path, *parts[0]))
+    for path, part, trace in loose:
+        _add_trace(groups, path, part, trace)
     rows = tuple(_outcomes(planners)) if planners else ()
-    subject = Subject(title=title, planners=rows, versions=versions(PROGRAMS), **found)
+    return {name: _subject(name, parts, rows) for name, parts in groups.items()}
+
+
+def read_subject(path: str) -> Subject:
+    """Return the subject of a report about one plan, or about the run in one folder."""
+    (subject,) = read_subjects([path], None).values()
+    return subject
+
+
+def _name(path: str, others: Container[str]) -> str:
+    # Plans of one name in different folders get the names of their folders too.
+    stem = Path(path).name.removesuffix(".json")
+    return stem if stem not in others else path.removesuffix(".json")
+
+
+def _add_trace(groups: dict[str, dict[str, Any]], path: str, part: str, trace: Trace) -> None:
+    own = [parts for parts in groups.values() if parts["plan"] and parts["plan"].fingerprint == trace.plan_fingerprint]
+    free = [parts for parts in own if part not in parts]
+    if own and not free:
+        raise InvalidInput(f"a second {part}", where=path, remedy="Give one prediction and one run of each plan.")
+    if free:
+        free[0][part] = trace
+    elif len(groups) == 1:
+        next(iter(groups.values())).setdefault(part, trace)  # `Subject` checks that they belong together
+    elif not groups:
+        groups[Path(path).name] = {"plan": None, part: trace}
+    else:
+        what = f"is of plan {trace.plan_fingerprint[:12]}, which is not among the given plans"
+        raise InvalidInput(what, where=path, remedy="Give its plan too.")
+
+
+def _subject(name: str, parts: dict[str, Any], planners: tuple[Outcome, ...]) -> Subject:
+    plan: Plan | None = parts["plan"]
+    title = f"{plan.graph.name} on {plan.cluster.name}" if plan else f"A step of {name}"
+    subject = Subject(title=title, planners=planners, versions=versions(PROGRAMS), **parts)
     return replace(subject, predicted=simulate(plan)) if plan and not subject.predicted else subject
 
 

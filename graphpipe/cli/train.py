@@ -89,19 +89,31 @@ def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: li
 
 
 def _train(args: argparse.Namespace, config: "TrainConfig") -> int:
-    from graphpipe.training.train import train
     from graphpipe.training.train_under_torchrun import NotPrepared
 
     output = Output(args.json)
     try:
-        finished = train(
-            config, plan=args.plan, resume=args.resume, tell=output.show, on_plan=partial(_show_plan, output)
-        )
+        finished = run_training(output, config, plan=args.plan, resume=args.resume)
     except NotPrepared:  # Rank 0 prints the error.
         return FAILED
     if finished.rank == 0:
-        _show_result(output, finished)
+        output.emit(to_body(finished.result) | {"directory": str(finished.folder)})
     return 0
+
+
+def run_training(
+    output: Output, config: "TrainConfig", *, plan: str | None = None, resume: str | None = None
+) -> "FinishedRun":
+    """Train, and show the plan before and the result after.
+
+    Raises: as `graphpipe.train`.
+    """
+    from graphpipe.training.train import train
+
+    finished = train(config, plan=plan, resume=resume, tell=output.show, on_plan=partial(_show_plan, output))
+    if finished.rank == 0:
+        _show_result(output, finished)
+    return finished
 
 
 def _show_plan(output: Output, plan: Plan) -> None:
@@ -126,4 +138,3 @@ def _show_result(output: Output, finished: "FinishedRun") -> None:
         f"({result.samples_per_second:,.1f} samples/s)",
         f"written to {folder}: {', '.join(files)}",
     )
-    output.emit(to_body(result) | {"directory": str(folder)})

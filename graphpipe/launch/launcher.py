@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
+from graphpipe.launch.await_ranks import waiting_for_ranks
 from graphpipe.launch.first_failure import first_failure
 from graphpipe.launch.kill_hung_ranks import kill_hung_ranks
 from graphpipe.launch.local_rendezvous import BACKEND
@@ -64,6 +65,7 @@ def launch(
         hold_launcher_lock(Path(logs)),
         _environment(nproc, {STATUS_FOLDER: logs, **environment}),
         kill_hung_ranks(Path(logs)),
+        waiting_for_ranks(Path(logs), nproc),
         _silenced_agent(),
         _restored_signal_handlers(),
     ):

@@ -1,7 +1,7 @@
 """The trace: the timed work of every device, predicted or measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -69,6 +69,23 @@ class Trace:
     spans: tuple[Span, ...]
     """By device, then start."""
     memory: tuple[MemorySample, ...] = ()
+    slowdown: float = 1.0
+    """How many times longer a rehearsal took than the plan says, so that the machine could keep its times. All seconds
+    of this trace are divided by it."""
+
+    def divided(self, slowdown: float) -> "Trace":
+        """Return the trace with all its seconds divided by `slowdown`."""
+        spans = (
+            replace(span, start_seconds=span.start_seconds / slowdown, end_seconds=span.end_seconds / slowdown)
+            for span in self.spans
+        )
+        return replace(
+            self,
+            step_seconds=self.step_seconds / slowdown,
+            spans=tuple(spans),
+            memory=tuple(replace(sample, seconds=sample.seconds / slowdown) for sample in self.memory),
+            slowdown=self.slowdown * slowdown,
+        )
 
     @property
     def samples_per_second(self) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from graphpipe.api import check_settings, choose_backwards, estimate, plan
+from graphpipe.api import check_settings, choose_backwards, estimate, hand_plan, plan
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostModel, CostTable, declare_loads
 from graphpipe.costs.check_units import warn_of_units
@@ -16,6 +16,7 @@ from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
 from graphpipe.model.split.split import build_stages
+from graphpipe.planners.by_hand import load_hand_plan
 from graphpipe.planners.choose_splits import parse_split
 from graphpipe.plans import Plan
 from graphpipe.profiler.profile import profile
@@ -40,6 +41,8 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         InvalidInput: the model, the costs or the settings cannot be used.
     """
     settings = config.plan
+    if settings.stages:
+        load_hand_plan(Path(config.folder) / settings.stages)  # refuses a bad file before profiling
     check_settings(  # before profiling, which takes a while
         batch_size=config.train.batch_size,
         planner=settings.planner,
@@ -65,6 +68,17 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
         InvalidInput: the settings cannot be used.
     """
     settings = config.plan
+    if settings.stages and cluster == Cluster.resolve(config.cluster):
+        by_hand = load_hand_plan(Path(config.folder) / settings.stages)
+        return hand_plan(
+            graph,
+            costs,
+            cluster,
+            batch_size=config.train.batch_size,
+            stages=by_hand.stages,
+            schedule=by_hand.schedule,
+            split=parse_split(settings.split),
+        )
     return plan(
         graph,
         costs,

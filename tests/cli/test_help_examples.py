@@ -17,11 +17,13 @@ from graphpipe.cli.main import VERBS, make_parser
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LEAVES = {
+    "demo": ["runs/graph-against-chain.html"],
     "plan": ["plan.json"],
     "simulate": ["trace.json"],
     "train": ["runs/digits-1/metrics.json"],
     "export": ["model.safetensors"],
     "profile": ["costs.json"],
+    "rehearse": ["trace.json", "report.html"],
     "report": ["report.html"],
     "import": ["graph.json"],
 }

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import Part, make_plan
 from cli_cases import Run
 
 from graphpipe.plans import Plan
+from graphpipe.simulator.simulate import simulate
+from graphpipe.trace import Trace
 
 
 @pytest.fixture
@@ -131,3 +134,35 @@ def test_a_missing_library_is_named_with_the_remedy(plan_file: Path, tmp_path: P
     mermaid = in_a_process(f"{without} sys.exit(main({[*words[:2], '--mermaid']!r}))")
     assert mermaid.returncode == 0
     assert mermaid.stdout.startswith("flowchart TD")
+
+
+def test_two_plans_are_laid_side_by_side(run: Run, graph: Path, plan_file: Path, tmp_path: Path) -> None:
+    words = ("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "--planner", "spp", "-o", tmp_path / "chain.json")
+    assert run(*words).code == 0
+    assert run("simulate", tmp_path / "chain.json", "-o", tmp_path / "chain-trace.json").code == 0
+    page = tmp_path / "both.html"
+    ran = run("report", plan_file, tmp_path / "chain-trace.json", tmp_path / "chain.json", "-o", page, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["shows"] == ["What differs", "Stages", "Timelines", "Memory"]
+    assert list(ran.json["plan_hashes"]) == [plan_file.stem, "chain"]
+    text = page.read_text()
+    assert f"<h1>{plan_file.stem} against chain</h1>" in text
+    assert "spp" in text
+    refused = run("report", plan_file, tmp_path / "chain.json", "-o", tmp_path / "both.svg")
+    assert refused.code == 2
+    assert "only a page shows a comparison. Give -o comparison.html" in refused.err
+    second = tmp_path / "chain-trace.json"
+    refused = run("report", plan_file, tmp_path / "chain.json", second, second, "-o", page)
+    assert (refused.code, "a second predicted" in refused.err) == (2, True)
+
+
+def test_the_trace_of_a_rehearsal_belongs_to_its_plan(run: Run, tmp_path: Path) -> None:
+    plan = make_plan([Part(), Part()], batch_size=2)
+    plan.save(tmp_path / "plan.json")
+    words = ("--steps", 1, "--scale", 0.02)
+    assert run("rehearse", tmp_path / "plan.json", *words, "-o", tmp_path / "trace.json").code == 0
+    ran = run("report", tmp_path / "plan.json", tmp_path / "trace.json", "-o", tmp_path / "page.html", "--json")
+    assert "Predicted against measured" in ran.json["shows"]
+    trace = Trace.load(tmp_path / "trace.json")
+    assert trace.step_seconds == pytest.approx(simulate(plan).step_seconds, rel=0.6)
+    assert "A rehearsal took 0.02 times as long as planned" in (tmp_path / "page.html").read_text()

@@ -1,11 +1,11 @@
 """The words for tasks, traces, operators and devices, shortened to fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, takewhile
 
 from graphpipe.costs import Recompute, State
 from graphpipe.plans import Plan, Stage
-from graphpipe.trace import SPAN_WORDS
+from graphpipe.trace import SPAN_WORDS, Trace
 from graphpipe.units import format_seconds
 
 KIND_WORDS = {
@@ -19,6 +19,18 @@ KIND_WORDS = {
 def source_word(source: str) -> str:
     """Return the word for a trace's source: predicted, rehearsed or measured."""
     return {"simulated": "predicted", "emulated": "rehearsed"}.get(source, source)
+
+
+def slowdown_sentences(traces: Iterable[Trace]) -> str:
+    """Return what to know about the seconds of rehearsals among these traces: nothing if none was slowed down."""
+    slowed = sorted({trace.slowdown for trace in traces} - {1.0})
+    if not slowed:
+        return ""
+    return (
+        f"A rehearsal took {' and '.join(f'{each:.3g}' for each in slowed)} times as long as planned, so that the "
+        "machine could keep the times of all tasks. Its seconds are divided by that. Compute slept. Processes and "
+        "messages were real, but large messages and sums of gradients were cut, so these took less time than planned."
+    )
 
 
 def signed_seconds(seconds: float) -> str:

@@ -1,11 +1,13 @@
 """The colours: a hue per stage, a shade of it per kind of task, other colours for everything else."""
 
+import colorsys
 from collections.abc import Sequence
 
 from graphpipe.trace import SpanKind
 
 HUES = ("4e79a7", "f28e2b", "59a14f", "b07aa1", "76b7b2", "e15759", "edc948", "9c755f", "ff9da7", "8f8fbf")
-"""One per stage. They repeat if there are more stages."""
+"""Of the first stages. More stages get computed hues, so that no colour repeats within a picture."""
+_GOLDEN = 0.61803398875
 _SHADES = {"F": 0.4, "B": -0.12, "I": 0.1, "W": -0.4}
 """How far each kind's hue is mixed with white (positive) or black (negative)."""
 _OTHERS = {"send": "8a929c", "receive": "a9b0b8", "reduce": "d37295", "optimizer": "6a5aa8"}
@@ -16,41 +18,43 @@ IDLE = {
 }
 """Idle times of a device: before its first task, between its tasks, and after its last task. The colours are half
 transparent, so that they suit a dark and a light page."""
+_FIXED = (*_OTHERS, *IDLE)
+"""The kinds whose colour is the same for every stage."""
 
 
 def code(kind: str, stage: int) -> int:
     """Return the position in `colours()` of a kind of span or idle time of a stage."""
     if kind in _SHADES:
-        return stage % len(HUES) * len(_SHADES) + list(_SHADES).index(kind)
-    return len(HUES) * len(_SHADES) + [*_OTHERS, *IDLE].index(kind)
+        return len(_FIXED) + stage * len(_SHADES) + list(_SHADES).index(kind)
+    return _FIXED.index(kind)
 
 
-def colours() -> list[str]:
-    """Return every colour, in order of `code`."""
-    tasks = [task_colour(kind, stage) for stage in range(len(HUES)) for kind in _SHADES]
-    return [*tasks, *(f"#{colour}" for colour in _OTHERS.values()), *IDLE.values()]
+def colours(stages: int) -> list[str]:
+    """Return every colour of a picture of so many stages, in order of `code`."""
+    tasks = [task_colour(kind, stage) for stage in range(stages) for kind in _SHADES]
+    return [*(f"#{colour}" for colour in _OTHERS.values()), *IDLE.values(), *tasks]
 
 
-def kinds() -> list[str]:
+def kinds(stages: int) -> list[str]:
     """Return the kind of span or idle time of every colour, in order of `code`."""
-    return [*(kind for _ in HUES for kind in _SHADES), *_OTHERS, *IDLE]
+    return [*_FIXED, *(kind for _ in range(stages) for kind in _SHADES)]
 
 
 def colour(kind: str, stage: int) -> str:
     """Return the colour of a kind of span of a stage."""
-    return colours()[code(kind, stage)]
+    return task_colour(kind, stage) if kind in _SHADES else {**_others(), **IDLE}[kind]
 
 
 def stage_colour(stage: int) -> str:
     """Return the hue of a stage, for its box."""
-    return f"#{HUES[stage % len(HUES)]}"
+    return f"#{_hue(stage)}"
 
 
 def task_colour(kind: SpanKind | str, stage: int) -> str:
     """Return the shade of a kind of task of a stage."""
     shade = _SHADES[kind]
     towards, share = (255, shade) if shade > 0 else (0, -shade)
-    parts = (round(part + (towards - part) * share) for part in _parts(HUES[stage % len(HUES)]))
+    parts = (round(part + (towards - part) * share) for part in _parts(_hue(stage)))
     return "#" + "".join(f"{part:02x}" for part in parts)
 
 
@@ -58,6 +62,19 @@ def ink(background: str) -> str:
     """Return black or white, whichever is easier to read on a background `#rrggbb`."""
     red, green, blue = _parts(background.removeprefix("#"))
     return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
+
+
+def _others() -> dict[str, str]:
+    return {kind: f"#{colour}" for kind, colour in _OTHERS.items()}
+
+
+def _hue(stage: int) -> str:
+    # Steps of the golden ratio around the circle of hues keep neighbours apart. Lightness and saturation change too.
+    if stage < len(HUES):
+        return HUES[stage]
+    lightness, saturation = 0.42 + 0.07 * (stage % 4), 0.38 + 0.11 * (stage % 3)
+    parts = colorsys.hls_to_rgb(stage * _GOLDEN % 1.0, lightness, saturation)
+    return "".join(f"{round(255 * part):02x}" for part in parts)
 
 
 def _parts(colour: str) -> Sequence[int]:

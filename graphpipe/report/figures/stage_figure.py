@@ -11,12 +11,17 @@ from graphpipe.units import format_bytes
 ROW_PIXELS, LEAST_COLUMN_PIXELS, MOST_COLUMN_PIXELS = 112, 92, 230
 
 
-def stage_figure(plan: Plan) -> Figure:
-    """Return the figure."""
+def stage_figure(plan: Plan, first: int = 0) -> Figure:
+    """Return the figure.
+
+    Args:
+        plan: whose stages are drawn.
+        first: the number of its first stage, if other figures show more stages in other colours.
+    """
     places = stage_places(plan)
     figure = go.Figure()
     for number, (x, y) in enumerate(places):
-        fill = stage_colour(number)
+        fill = stage_colour(first + number)
         figure.add_shape(type="rect", x0=x - HALF_WIDTH, x1=x + HALF_WIDTH, y0=y - HALF_HEIGHT, y1=y + HALF_HEIGHT)
         figure.update_shapes({"fillcolor": fill, "line": {"width": 0}}, selector=-1)
         name, *more = stage_lines(plan.stages[number])

@@ -10,7 +10,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.figures.palette import code, colours, ink, stage_colour
+from graphpipe.report.figures.palette import IDLE, code, colours, ink, stage_colour
 from graphpipe.report.figures.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
 from graphpipe.report.figures.timeline_rows import Columns, Row, timeline_rows
 from graphpipe.units import format_bytes
@@ -104,10 +104,10 @@ def _draw_timeline(axes: Axes, subject: Subject) -> None:
 
 def _draw_spans(axes: Axes, columns: Columns, at: list[float], heights: list[float]) -> None:
     # One artist per row and colour. Idle times stay white.
-    shades, idle = colours(), code("warm-up", 0)
+    shades, idle = colours(1 + max(columns.stage, default=0)), {code(kind, 0) for kind in IDLE}
     found: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for place, shade, start, end in zip(columns.row, columns.code, columns.start, columns.end, strict=True):
-        if shade < idle:
+        if shade not in idle:
             found.setdefault((place, shade), []).append((start, end - start))
     for (place, shade), bars in found.items():
         axes.broken_barh(bars, (at[place], 0.9 * heights[place]), facecolor=shades[shade], edgecolor="white", lw=0.2)
@@ -115,7 +115,7 @@ def _draw_spans(axes: Axes, columns: Columns, at: list[float], heights: list[flo
 
 def _label_tasks(axes: Axes, columns: Columns, at: list[float], rows: list[Row], seconds: float) -> None:
     digits = len(str(max(columns.micro_batch, default=0)))
-    shades = colours()
+    shades = colours(1 + max(columns.stage, default=0))
     for number, place in enumerate(columns.row):
         length, micro_batch = columns.end[number] - columns.start[number], columns.micro_batch[number]
         if micro_batch < 0 or rows[place].transfers or length < 0.009 * digits * seconds:

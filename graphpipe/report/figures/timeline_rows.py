@@ -6,11 +6,12 @@ rows   d0  predicted          Each device has a row of tasks and a thinner row o
            transfers          drain after its last task.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
+from graphpipe.report.content.device_groups import device_groups
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.wording import source_word
 from graphpipe.report.figures.palette import code
@@ -24,6 +25,7 @@ class Row:
     """One row of the picture."""
 
     device: str
+    """A device, or a plan and its stages if several plans are compared."""
     source: str
     """`predicted`, `rehearsed` or `measured`."""
     transfers: bool
@@ -49,53 +51,87 @@ class Columns:
     peer: list[int] = field(default_factory=list[int])
     bytes: list[float] = field(default_factory=list[float])
 
-    def add(self, row: int, kind: str, start: float, end: float, span: Span | None, samples: SampleRange) -> None:
+    def add(
+        self, row: int, kind: str, start: float, end: float, span: Span | None, step: "DrawnStep", samples: SampleRange
+    ) -> None:
         """Add a span, or an idle time."""
+        stage = span.stage + step.first_stage if span else -1
         self.row.append(row)
-        self.code.append(code(kind, span.stage if span else 0))
-        self.stage.append(span.stage if span else -1)
+        self.code.append(code(kind, max(0, stage)))
+        self.stage.append(stage)
         self.micro_batch.append(span.micro_batch if span else -1)
         self.start.append(float(f"{start:.9g}"))
         self.end.append(float(f"{end:.9g}"))
         self.first_sample.append(samples.start)
         self.samples.append(len(samples))
-        self.peer.append(span.peer if span else -1)
+        self.peer.append(span.peer + step.first_device if span and span.peer >= 0 else -1)
         self.bytes.append(round(span.bytes) if span else 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnStep:
+    """One step in a timeline."""
+
+    trace: Trace
+    plan: Plan | None
+    name: str = ""
+    """Of the plan, if several plans are compared."""
+    first_stage: int = 0
+    """The number of its first stage in the picture, which may show several plans."""
+    first_device: int = 0
+
+
 def timeline_rows(subject: Subject) -> tuple[list[Row], Columns]:
-    """Return the rows from top to bottom, and the spans in them."""
+    """Return the rows from top to bottom, device by device, and the spans in them."""
     rows: list[Row] = []
     columns = Columns()
-    by_device = [(trace, _by_device(trace)) for trace in subject.traces]
+    steps = [(DrawnStep(trace=trace, plan=subject.plan), _spans_by_device(trace)) for trace in subject.traces]
     for device in sorted({device for trace in subject.traces for device in trace.used_devices}):
-        for trace, spans in by_device:
-            _add_device(rows, columns, subject.plan, trace, device, spans.get(device, []))
+        for step, spans in steps:
+            _add_device(rows, columns, step, spans.get(device, []), step.trace.device_names[device])
     return rows, columns
 
 
-def _by_device(trace: Trace) -> dict[int, list[Span]]:
+def compared_rows(steps: Sequence[DrawnStep]) -> tuple[list[Row], Columns]:
+    """Return the rows of several plans from top to bottom, step by step: a row for one replica of each stage.
+
+    Stages on the same devices share a row, and transfers are left out.
+    """
+    rows: list[Row] = []
+    columns = Columns()
+    for step in steps:
+        assert step.plan is not None
+        spans = _spans_by_device(step.trace)
+        for group in device_groups(step.plan):
+            device = group.devices[0]
+            tasks = [span for span in spans.get(device, []) if span.kind in _TASKS]
+            _add_device(rows, columns, step, tasks, f"{step.name} {group.name}")
+    return rows, columns
+
+
+def _spans_by_device(trace: Trace) -> dict[int, list[Span]]:
+    """Return the spans of each device."""
     found: dict[int, list[Span]] = {}
     for span in trace.spans:
         found.setdefault(span.device, []).append(span)
     return found
 
 
-def _add_device(
-    rows: list[Row], columns: Columns, plan: Plan | None, trace: Trace, device: int, spans: list[Span]
-) -> None:
-    name, source = trace.device_names[device], source_word(trace.source)
+def _add_device(rows: list[Row], columns: Columns, step: DrawnStep, spans: list[Span], name: str) -> None:
+    """Add the rows of a device: its tasks and idle times, and below them its transfers, if there are any."""
+    source = source_word(step.trace.source)
     tasks = sorted((span for span in spans if span.kind in _TASKS), key=lambda span: span.start_seconds)
     others = [span for span in spans if span.kind not in _TASKS]
     rows.append(Row(device=name, source=source, transfers=False))
-    for kind, start, end in _idle(tasks, trace.step_seconds):
-        columns.add(len(rows) - 1, kind, start, end, None, _NO_SAMPLES)
+    for kind, start, end in _idle(tasks, step.trace.step_seconds):
+        columns.add(len(rows) - 1, kind, start, end, None, step, _NO_SAMPLES)
     for span in tasks:
-        columns.add(len(rows) - 1, span.kind, span.start_seconds, span.end_seconds, span, _samples(plan, span))
+        samples = _samples(step.plan, span)
+        columns.add(len(rows) - 1, span.kind, span.start_seconds, span.end_seconds, span, step, samples)
     if others:
         rows.append(Row(device=name, source=source, transfers=True))
     for span in others:
-        columns.add(len(rows) - 1, span.kind, span.start_seconds, span.end_seconds, span, _NO_SAMPLES)
+        columns.add(len(rows) - 1, span.kind, span.start_seconds, span.end_seconds, span, step, _NO_SAMPLES)
 
 
 def _idle(tasks: list[Span], step_seconds: float) -> Iterator[tuple[str, float, float]]:

@@ -1,9 +1,9 @@
 """The panels about one training step: its timeline, its prediction errors, and its memory."""
 
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.content.wording import KIND_WORDS, signed_seconds
+from graphpipe.report.content.wording import KIND_WORDS, signed_seconds, slowdown_sentences
 from graphpipe.report.figures.memory_figure import PARTS, memory_figure, stage_bytes, stage_bytes_figure
-from graphpipe.report.figures.palette import HUES, IDLE, colour, stage_colour
+from graphpipe.report.figures.palette import IDLE, colour, stage_colour
 from graphpipe.report.figures.timeline_figure import timeline_figure
 from graphpipe.report.page.html_page import figure, legend, note, table
 from graphpipe.report.page.panel import Panel
@@ -18,7 +18,7 @@ def _timeline(subject: Subject) -> str | None:
     if not subject.step_seconds:
         return None
     stages = 1 + max((span.stage for trace in subject.traces for span in trace.spans), default=0)
-    hues = [(stage_colour(stage), subject.stage_name(stage)) for stage in range(min(stages, len(HUES)))]
+    hues = [(stage_colour(stage), subject.stage_name(stage)) for stage in range(stages)]
     used = {span.kind for trace in subject.traces for span in trace.spans}
     shades = {"F": ", light", "B": ", dark", "W": ", darkest"}
     kinds = [(colour(kind, 0), KIND_WORDS[kind] + shades.get(kind, "")) for kind in KIND_WORDS if kind in used]
@@ -54,8 +54,11 @@ def _differences(subject: Subject) -> str | None:
     predicted, measured = map(format_seconds, (found.predicted_step_seconds, found.measured_step_seconds))
     error = f"{abs(found.step_error):.1%} too {'long' if found.step_error > 0 else 'short'}"
     headings = ("what", "predicted", "measured", "times", "difference in all")
-    return note(f"The step was predicted to take {predicted} and took {measured}: the prediction is {error}.") + table(
-        "Largest differences", headings, rows
+    slowed = slowdown_sentences([subject.measured])
+    return (
+        note(f"The step was predicted to take {predicted} and took {measured}: the prediction is {error}.")
+        + (note(slowed) if slowed else "")
+        + table("Largest differences", headings, rows)
     )
 
 

@@ -26,6 +26,9 @@ class PlanSettings:
 
     planner: str = "graphpipe"
     """Name of any planner. For example, `spp` makes a chain of stages."""
+    stages: str | None = None
+    """A file of hand-written stages, in the folder of the task, to use instead of a planner. When an elastic run loses
+    devices, the planner plans for those that are left."""
     costs: str = "profile"
     """`profile` measures the operators on this machine, `estimate` computes costs. Or a file of `graphpipe profile`."""
     micro_batch: int | None = None
@@ -47,6 +50,12 @@ class PlanSettings:
 
     def __post_init__(self) -> None:
         parse_loads(self.loads)
+        if self.stages and (self.micro_batch or self.mixed_micro_batches or self.schedule):
+            raise InvalidInput(
+                "hand-written stages exclude micro_batch, mixed_micro_batches and schedule",
+                where="plan.stages",
+                remedy="The file names the micro-batch of each stage, and the schedule.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from subjects import PLAN, PREDICTED, slower, whole_subject
 
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.figures.palette import code, colours, ink, kinds
+from graphpipe.report.figures.palette import code, colour, colours, ink, kinds, stage_colour
 from graphpipe.report.figures.timeline_rows import timeline_rows
 from graphpipe.trace import Span, Trace
 
@@ -27,7 +27,7 @@ def trace_of(*tasks: tuple[str, float, float]) -> Trace:
 def idle_times(trace: Trace) -> list[tuple[str, float, float]]:
     _, columns = timeline_rows(Subject(title="", predicted=trace))
     found = zip(columns.code, columns.stage, columns.start, columns.end, strict=True)
-    return [(kinds()[shade], start, end) for shade, stage, start, end in found if stage < 0]
+    return [(kinds(1)[shade], start, end) for shade, stage, start, end in found if stage < 0]
 
 
 def test_gaps_are_warm_up_then_bubbles_then_drain() -> None:
@@ -79,10 +79,15 @@ def test_a_measured_trace_without_a_prediction_is_shown() -> None:
 
 
 def test_every_code_has_a_colour_and_a_kind() -> None:
-    assert len(colours()) == len(kinds())
+    assert len(colours(14)) == len(kinds(14))
     for stage in (0, 7, 13):
         for kind in ("F", "B", "I", "W", "send", "optimizer", "bubble"):
-            assert kinds()[code(kind, stage)] == kind
-    assert code("F", 3) == code("F", 13) != code("F", 4)
-    assert len(set(colours()[:40])) == 40
+            assert kinds(14)[code(kind, stage)] == kind
+            assert colours(14)[code(kind, stage)] == colour(kind, stage)
     assert (ink("#ffffff"), ink("#101010")) == ("#000000", "#ffffff")
+
+
+def test_no_colour_repeats_among_many_stages() -> None:
+    assert len({stage_colour(stage) for stage in range(128)}) == 128
+    shades = colours(32)[-32 * 4 :]
+    assert len(set(shades)) == len(shades)

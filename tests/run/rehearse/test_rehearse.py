@@ -153,7 +153,9 @@ def test_the_verb_prints_and_saves_the_difference(tmp_path: Path, capfd: pytest.
     measured = printed["step_seconds_measured"]
     assert printed["difference"] == pytest.approx(measured / printed["step_seconds_predicted"] - 1)
     assert json.loads(files["summary"].read_text())["ranks"] == 2
-    assert Trace.load(files["trace"]).step_seconds == measured
+    trace = Trace.load(files["trace"])  # of the plan, in the plan's own seconds
+    assert trace.plan_fingerprint == Plan.load(files["plan"]).fingerprint
+    assert (trace.step_seconds, trace.slowdown) == (pytest.approx(measured / 0.02), 0.02)
     assert main(["rehearse", str(files["plan"]), "--scale", "-1"]) == 2
     assert "scale: is -1.0, must be positive and finite" in capfd.readouterr().err
 

@@ -37,7 +37,7 @@
   // In a narrow window, "predicted" and "measured" stand below the device, where rows are high enough for two lines.
   function wrapRows(axis, height) {
     if (!axis.ticktext || height / axis.ticktext.length < 34) return;
-    axis.ticktext = axis.ticktext.map((text) => text.replace(/ (predicted|measured)$/, "<br>$1"));
+    axis.ticktext = axis.ticktext.map((text) => text.replace(/ (predicted|rehearsed|measured)$/, "<br>$1"));
   }
 
   async function show(element, figure) {

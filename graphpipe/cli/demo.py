@@ -1,0 +1,164 @@
+"""`graphpipe demo`: a graph of stages against a chain, planned and rehearsed, then a real training."""
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+from graphpipe.api import plan, simulate
+from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
+from graphpipe.cli.output import Output
+from graphpipe.cli.problem import read_problem
+from graphpipe.cli.report_files import read_subject
+from graphpipe.cli.train import run_training
+from graphpipe.errors import InvalidInput
+from graphpipe.planners.baselines.pipedream import PIPEDREAM
+from graphpipe.planners.graphpipe import GRAPHPIPE
+from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.spp import SPP
+from graphpipe.plans import Plan
+from graphpipe.report.content.compared_plan import ComparedPlan
+from graphpipe.report.content.subject import Subject
+from graphpipe.trace import Trace
+from graphpipe.units import format_seconds
+from graphpipe.waiting import waiting
+
+PROBLEM = "mmt --cluster summit:2x4 --batch 32 --schedule 1f1b"
+"""Arguments of `graphpipe plan`."""
+PLANNERS = {"graph": GRAPHPIPE.name, "chain": PIPEDREAM.name}
+STRONGEST_CHAIN = SPP.name
+"""Makes chains by the search that also makes the graph."""
+STEPS = 3
+EPOCHS = 5
+"""The digits are recognised after four."""
+TRAINING = "examples/digits.toml"
+STAGES = "digits_stages.json"
+"""Beside the configuration."""
+
+EXAMPLE = "graphpipe demo --no-train"
+
+
+class Rehearsed(NamedTuple):
+    """A plan and its steps."""
+
+    plan: Plan
+    predicted: Trace
+    rehearsed: Trace
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the verb."""
+    parser = add_verb(subparsers, "demo", "show a graph of stages against a chain, then train on real data", EXAMPLE)
+    parser.add_argument("-o", "--output", default="runs", metavar="FOLDER", help="for all files (default: runs)")
+    parser.add_argument("--no-train", action="store_true", help="end after the comparison")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, then train, and print where the two pages are."""
+    output = Output(args.json)
+    if not args.no_train and not Path(TRAINING).exists():
+        what = "is not in this folder"
+        raise InvalidInput(
+            what, where=TRAINING, remedy="Run the demo in a clone of the repository, or with --no-train."
+        )
+    asked = _asked()
+    problem, _ = read_problem(asked)
+    devices = f"{len(problem.cluster.devices)} emulated {problem.cluster.device_types[0].name.upper()}"
+    output.show(f"graph against chain, {devices}: compute sleeps, processes and messages are real")
+    result = _compare(output, problem, asked.schedule, Path(args.output))
+    if not args.no_train:
+        result |= _train(output, Path(args.output))
+    output.emit(result)
+    return 0
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_problem(parser)
+    return parser.parse_args(PROBLEM.split())
+
+
+def _compare(output: Output, problem: Problem, schedule: str, folder: Path) -> dict[str, object]:
+    with waiting("planning"):
+        plans = {name: _plan(problem, schedule, planner) for name, planner in PLANNERS.items()}
+        strongest = simulate(_plan(problem, schedule, STRONGEST_CHAIN)).step_seconds
+    for name, found in plans.items():
+        stages = f"{len(found.stages)} stages, depth {found.depth}"
+        output.show(f"{name:9}  {stages}, planned by {found.planner} in {format_seconds(found.search_seconds)}")
+    scale, rehearsed = _rehearse(plans)
+    graph, chain = rehearsed["graph"], rehearsed["chain"]
+    ratios = (
+        chain.predicted.step_seconds / graph.predicted.step_seconds,
+        chain.rehearsed.step_seconds / graph.rehearsed.step_seconds,
+    )
+    page = folder / "graph-against-chain.html"
+    _write_page(f"{problem.graph.name} on {problem.cluster.name}: graph against chain", rehearsed, page)
+    output.show(
+        f"predicted  {_steps(graph.predicted, chain.predicted)}",
+        f"rehearsed  {_steps(graph.rehearsed, chain.rehearsed)} (run {scale:.3g} times slower, and divided by it)",
+        f"ratio      {ratios[0]:.2f}x predicted, {ratios[1]:.2f}x rehearsed",
+        f"Both run {schedule.upper()}. The chain is that of PipeDream's published planner. The best chain of our own "
+        f"search is predicted at {format_seconds(strongest)}: {strongest / graph.predicted.step_seconds:.2f}x.",
+        f"both plans and their steps, side by side: {page}",
+    )
+    return {"ratio_predicted": ratios[0], "ratio_rehearsed": ratios[1], "scale": scale, "comparison": str(page)}
+
+
+def _plan(problem: Problem, schedule: str, planner: str) -> Plan:
+    return plan(
+        problem.graph,
+        problem.costs,
+        problem.cluster,
+        batch_size=problem.batch_size,
+        planner=planner,
+        schedule=schedule,
+    )
+
+
+def _rehearse(plans: dict[str, Plan]) -> tuple[float, dict[str, Rehearsed]]:
+    with waiting("loading PyTorch"):
+        from graphpipe.rehearsal import common_scale, rehearse_plan
+        from graphpipe.run.rehearse.scaled_plan import Limits
+    limits = Limits(scale=common_scale(list(plans.values())))
+    return limits.scale, {
+        name: Rehearsed(found, simulate(found), rehearse_plan(found, limits, steps=STEPS)[1])
+        for name, found in plans.items()
+    }
+
+
+def _steps(graph: Trace, chain: Trace) -> str:
+    return f"graph {format_seconds(graph.step_seconds)}, chain {format_seconds(chain.step_seconds)} a step"
+
+
+def _write_page(title: str, rehearsed: dict[str, Rehearsed], path: Path) -> None:
+    with waiting("drawing both plans"):
+        from graphpipe.report.page.comparison_page import write_comparison
+
+        compared = [
+            ComparedPlan(
+                name=name,
+                subject=Subject(title=name, plan=each.plan, predicted=each.predicted, measured=each.rehearsed),
+            )
+            for name, each in rehearsed.items()
+        ]
+        write_comparison(title, compared, path)
+
+
+def _train(output: Output, folder: Path) -> dict[str, object]:
+    output.show(
+        "",
+        f"training on real scans of digits, on local processes, {EPOCHS} epochs. The stages are given in "
+        f"{Path(TRAINING).parent / STAGES}: two towers at the same time. On few shared cores the planner itself would "
+        "choose data parallelism.",
+    )
+    from graphpipe.training.config.from_toml import read_config
+
+    overrides = [f"plan.stages={STAGES}", f"train.epochs={EPOCHS}", f"run.directory={folder}"]
+    finished = run_training(output, read_config(TRAINING, overrides))
+    page = finished.folder.path / "report.html"
+    with waiting("drawing the report"):
+        from graphpipe.report.page.report_page import write_html
+
+        write_html(read_subject(str(finished.folder)), page)
+    output.show(f"the report of the training: {page}")
+    return {"accuracy": finished.result.accuracy, "report": str(page)}

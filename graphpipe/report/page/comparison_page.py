@@ -1,0 +1,150 @@
+"""Several plans side by side, as one HTML file: what differs, stage graphs, timelines on one time axis, memory."""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from graphpipe.files.text_file import write_text
+from graphpipe.report.content.compared_plan import ComparedPlan, device_peaks, properties, throughputs
+from graphpipe.report.content.wording import KIND_WORDS, slowdown_sentences, source_word
+from graphpipe.report.figures.compared_memory_figure import compared_memory_figure
+from graphpipe.report.figures.palette import IDLE, colour
+from graphpipe.report.figures.stage_figure import stage_figure
+from graphpipe.report.figures.timeline_figure import compared_timeline_figure
+from graphpipe.report.figures.timeline_rows import DrawnStep
+from graphpipe.report.page.html_page import PageSection, figure, html_page, legend, note, table
+from graphpipe.trace import Trace
+from graphpipe.units import format_bytes, format_seconds
+
+
+def write_comparison(title: str, compared: Sequence[ComparedPlan], path: str | Path) -> list[str]:
+    """Write the page. Return the titles of its sections.
+
+    Args:
+        title: of the page.
+        compared: two plans or more. The first is compared with each of the others.
+        path: of the HTML file.
+
+    Raises:
+        InvalidInput: the file cannot be written.
+    """
+    sections = [
+        PageSection(name="what-differs", title="What differs", body=_differences(compared)),
+        PageSection(name="stages", title="Stages", body=_stages(compared)),
+        PageSection(name="timelines", title="Timelines", body=_timelines(compared)),
+        PageSection(name="memory", title="Memory", body=_memory(compared)),
+    ]
+    write_text(path, html_page(title, _cards(compared), sections))
+    return [section.title for section in sections]
+
+
+def _cards(compared: Sequence[ComparedPlan]) -> str:
+    first, *others = compared
+    facts: list[tuple[str, str]] = []
+    for each in compared:
+        facts += [(f"{each.name}: step, predicted", format_seconds(each.predicted.step_seconds))]
+        if run := each.subject.measured:
+            facts += [(f"{each.name}: step, {source_word(run.source)}", format_seconds(run.step_seconds))]
+    for word, rates in throughputs(compared):
+        for other, rate in zip(others, rates[1:], strict=True):
+            facts += [(f"{first.name} against {other.name}, {word}", f"{rates[0] / rate:.2f}x" if rate else "-")]
+    cards = (f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts)
+    return f'<dl class="cards">{"".join(cards)}</dl>'
+
+
+def _differences(compared: Sequence[ComparedPlan]) -> str:
+    found = [properties(each) for each in compared]
+    names = list(dict.fromkeys(name for each in found for name in each))
+    rows = [[name, *(each.get(name, "-") for each in found)] for name in names]
+    different = [row for row in rows if len(set(row[1:])) > 1]
+    same = ", ".join(f"{name} {values[0]}" for name, *values in rows if len(set(values)) == 1)
+    body = table("Differences", ("what", *(each.name for each in compared)), different) if different else ""
+    return body + (note(f"The same in all plans: {same}.") if same else "") + _rehearsals(compared)
+
+
+def _rehearsals(compared: Sequence[ComparedPlan]) -> str:
+    slowed = slowdown_sentences(trace for each in compared for trace in each.subject.traces)
+    return note(slowed) if slowed else ""
+
+
+def _stages(compared: Sequence[ComparedPlan]) -> str:
+    return (
+        note(
+            "Each box is a stage, and data flows down. Stages that no arrows join, directly or over others, run at the "
+            "same time. A stage of a chain waits for the stage before it."
+        )
+        + '<div class="side">'
+        + "".join(
+            f"<div><h3>{html.escape(each.name)}: {len(each.plan.stages)} stages, depth {each.plan.depth}</h3>"
+            + figure(f"stage-graph-{number}", f"The stages of {each.name}", stage_figure(each.plan, first))
+            + "</div>"
+            for number, (each, first) in enumerate(zip(compared, _firsts(compared), strict=True))
+        )
+        + "</div>"
+    )
+
+
+def _timelines(compared: Sequence[ComparedPlan]) -> str:
+    others = [(shade, KIND_WORDS[kind]) for kind, shade in IDLE.items()]
+    others += [(colour("optimizer", 0), KIND_WORDS["optimizer"])]
+    return (
+        note(
+            "All steps have one time axis. Each stage has a row, which shows one replica. Its colour is that of "
+            "its box: forwards are light, backwards are dark, numbers are micro-batches. Red marks a bubble, in which "
+            "the device waits between two tasks."
+        )
+        + legend(others)
+        + figure(
+            "timeline-figure",
+            "One training step of each plan, a row per stage",
+            compared_timeline_figure(_drawn_steps(compared)),
+        )
+    )
+
+
+def _drawn_steps(compared: Sequence[ComparedPlan]) -> list[DrawnStep]:
+    # The predicted steps of all plans come first, then those that ran.
+    return [
+        DrawnStep(
+            trace=trace,
+            plan=each.plan,
+            name=each.name,
+            first_stage=first,
+            first_device=sum(len(before.plan.cluster.devices) for before in compared[:number]),
+        )
+        for select in (_predicted, _run)
+        for number, (each, first) in enumerate(zip(compared, _firsts(compared), strict=True))
+        if (trace := select(each)) is not None
+    ]
+
+
+def _predicted(compared: ComparedPlan) -> Trace | None:
+    return compared.predicted
+
+
+def _run(compared: ComparedPlan) -> Trace | None:
+    return compared.subject.measured
+
+
+def _firsts(compared: Sequence[ComparedPlan]) -> list[int]:
+    # Stages of all plans are numbered in one sequence, so that each has its own colour.
+    return [sum(len(each.plan.stages) for each in compared[:at]) for at in range(len(compared))]
+
+
+def _memory(compared: Sequence[ComparedPlan]) -> str:
+    peaks = device_peaks(compared)
+    rows = [
+        [
+            each.plan,
+            each.name,
+            format_bytes(each.bytes),
+            format_bytes(each.capacity),
+            f"{each.bytes / each.capacity:.0%}",
+        ]
+        for each in peaks
+    ]
+    return (
+        note("The simulated peak of one device of each stage. A red mark shows the capacity of the device.")
+        + figure("memory-figure", "Peak memory by plan and stage", compared_memory_figure(peaks))
+        + table("Peak memory", ("plan", "stages", "peak", "capacity", "share"), rows, words=2)
+    )

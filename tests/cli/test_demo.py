@@ -1,0 +1,52 @@
+"""The demo compares a graph with a chain, then trains stages that form a graph, and writes a page about each."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_cases import CONFIG, TASK, Run
+
+from graphpipe.cli import demo
+from graphpipe.plans import Plan
+
+TINY = {
+    "graphpipe": "stages",
+    "schema_version": 1,
+    "stages": [
+        {"name": "left", "ops": ["a"], "devices": [0], "micro_batch": 8},
+        {"name": "right", "ops": ["b"], "devices": [1], "micro_batch": 8},
+        {"name": "sum", "ops": ["sum"], "devices": [0], "micro_batch": 16},
+    ],
+}
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_the_demo_compares_and_trains(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.py").write_text(TASK)
+    Path("tiny.toml").write_text(CONFIG)
+    Path("digits_stages.json").write_text(json.dumps(TINY))
+    monkeypatch.setattr(demo, "TRAINING", "tiny.toml")
+    monkeypatch.setattr(demo, "STEPS", 1)
+    ran = run("demo", "-o", "out", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.err.startswith("graph against chain, 8 emulated V100: compute sleeps, processes and messages are real\n")
+    assert ran.json["ratio_predicted"] == pytest.approx(1.286, abs=0.01)  # see `graphpipe compare` with --schedule 1f1b
+    assert 1.1 < ran.json["ratio_rehearsed"] < 1.6  # other work slows down the rehearsal
+    assert "ratio      1.29x predicted" in ran.err
+    page = Path(ran.json["comparison"]).read_text(encoding="utf-8")
+    assert "graph: 5 stages, depth 2" in page
+    assert "chain: 8 stages, depth 8" in page
+    assert ran.json["accuracy"] is not None
+    trained = Path(ran.json["report"])
+    assert "Predicted against measured" in trained.read_text(encoding="utf-8")
+    assert [stage.name for stage in Plan.load(trained.parent / "plan.json").stages] == ["left", "right", "sum"]
+
+
+def test_outside_of_a_clone_the_demo_names_the_remedy(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run("demo")
+    assert ran.code == 2
+    assert "examples/digits.toml: is not in this folder. Run the demo in a clone" in ran.err
