@@ -6,6 +6,7 @@ from functools import cached_property
 
 from graphpipe.costs.op_bytes import OpBytes
 from graphpipe.costs.recompute_regions import Recompute, regions
+from graphpipe.graph import Read
 
 
 # No slots: what operators read is cached.
@@ -41,16 +42,21 @@ class ActivationBytes:
     def _saved_with_regions(self, inside: tuple[str, ...], recompute: Recompute) -> float:
         region_of = {name: number for number, region in enumerate(regions(inside, recompute)) for name in region}
         saved = dict(zip(inside, self.each.saved[self.each.positions(inside)].tolist(), strict=True))
-        kept = {name: 0.0 if name in region_of else saved[name] for name in inside}
-        for edge in self.each.graph.edges:
-            source, target = edge.source, edge.target
-            if source in region_of and region_of.get(target) != region_of[source]:
+        read: dict[tuple[str, str], float] = {}
+        needed: dict[tuple[str, str], float] = {}
+        for source, target, value, count in self.each.graph.reads:
+            if source in saved and region_of.get(target) != region_of.get(source):
                 plain = target in saved and target not in region_of
-                held = min(saved[source], edge.bytes_per_sample) if plain else edge.bytes_per_sample
-                kept[source] = max(kept[source], held)
-            elif source in saved and source not in region_of and target in region_of:
-                kept[source] = max(kept[source], edge.bytes_per_sample)
-        return sum(kept.values())
+                read[value] = max(read.get(value, 0.0), count)
+                needed[value] = max(needed.get(value, 0.0), 0.0 if plain else count)
+        outputs = {name: [0.0, 0.0] for name in inside}
+        for value, count in read.items():
+            outputs[value[0]][0] += count
+            outputs[value[0]][1] += needed[value]
+        return sum(
+            max(0.0 if name in region_of else saved[name], needs, min(saved[name], reads))
+            for name, (reads, needs) in outputs.items()
+        )
 
     def received(self, ops: Iterable[str]) -> float:
         """Return what a stage receives from others. An output that several of its operators read counts once."""
@@ -58,19 +64,19 @@ class ActivationBytes:
         return self.each.once(("received", inside), lambda: self._received(inside))
 
     def _received(self, inside: tuple[str, ...]) -> float:
-        stage, received = frozenset(inside), dict[str, float]()
+        stage, received = frozenset(inside), dict[tuple[str, str], float]()
         for name in inside:
-            for source, count in self._reads[name]:
+            for source, _, value, count in self._reads[name]:
                 if source not in stage:
-                    received[source] = max(received.get(source, 0.0), count)
+                    received[value] = max(received.get(value, 0.0), count)
         return sum(received.values())
 
     @cached_property
-    def _reads(self) -> dict[str, list[tuple[str, float]]]:
-        """By operator: the operators that it reads, with the bytes per sample."""
-        found: dict[str, list[tuple[str, float]]] = {op.name: [] for op in self.each.graph.ops}
-        for edge in self.each.graph.edges:
-            found[edge.target].append((edge.source, edge.bytes_per_sample))
+    def _reads(self) -> dict[str, list[Read]]:
+        """By operator: what it reads."""
+        found: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
+        for read in self.each.graph.reads:
+            found[read.target].append(read)
         return found
 
     def recomputed(self, ops: Iterable[str], recompute: Recompute) -> float:

@@ -124,10 +124,13 @@ class OpBytes:
     @cached_property
     def returned_gradient(self) -> dict[str, float]:
         """By operator: bytes per sample of the gradient of those outputs that other operators read."""
+        largest: dict[tuple[str, str], float] = {}
+        for read in self.graph.reads:
+            if read.source in self.graph.differentiable:
+                largest[read.value] = max(largest.get(read.value, 0.0), read.bytes_per_sample)
         found = {op.name: 0.0 for op in self.graph.ops}
-        for edge in self.graph.edges:
-            if edge.source in self.graph.differentiable:
-                found[edge.source] = max(found[edge.source], edge.bytes_per_sample)
+        for (source, _), count in largest.items():
+            found[source] += count
         return found
 
     @cached_property

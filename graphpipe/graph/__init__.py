@@ -3,7 +3,7 @@
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.graph.import_piper import read_piper
 from graphpipe.graph.op_split import OpSplit, SplitBranch
-from graphpipe.graph.operator import Edge, Input, Measured, Op, Origin, Shared, Work
+from graphpipe.graph.operator import Edge, EdgeValue, Input, Measured, Op, Origin, Read, Shared, Work
 from graphpipe.graph.operator_graph import Graph
 from graphpipe.graph.parameter_slice import ParameterSlice, parameter_of
 from graphpipe.graph.series_parallel import decompose
@@ -12,6 +12,7 @@ from graphpipe.graph.tree import Leaf, Parallel, Series
 
 __all__ = [
     "Edge",
+    "EdgeValue",
     "Graph",
     "Input",
     "Leaf",
@@ -21,6 +22,7 @@ __all__ = [
     "Origin",
     "Parallel",
     "ParameterSlice",
+    "Read",
     "Series",
     "Shared",
     "SplitBranch",

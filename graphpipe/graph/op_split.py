@@ -8,6 +8,7 @@ branch 2 -+                            branch 2 -> part 2 -+
 value -> linear or embedding           value --+-> part 1 -+-> concatenate   by outputs
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -32,6 +33,8 @@ class SplitBranch:
     """Exclusive."""
     bytes_per_sample: float
     """Of the input."""
+    value: str = ""
+    """Its name, if the source sends several values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,11 @@ class OpSplit:
         (whole,) = self.branches
         stops = [whole.stop * number // parts for number in range(parts + 1)]
         branches = (replace(whole, start=start, stop=stop) for start, stop in pairwise(stops))
+        return replace(self, branches=tuple(branches))
+
+    def naming(self, sources: Collection[str]) -> "OpSplit":
+        """Return this split with the names of values only from these operators: those that send several values."""
+        branches = (each if each.source in sources else replace(each, value="") for each in self.branches)
         return replace(self, branches=tuple(branches))
 
     def cuts_like(self, other: "OpSplit") -> bool:

@@ -1,6 +1,7 @@
 """The values that a graph consists of: operators, edges, shared parameters and inputs."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pydantic import ConfigDict
 
@@ -60,6 +61,27 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeValue:
+    """One of several values that an operator sends."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    """Unique among the values of its operator."""
+    bytes_per_sample: float
+
+
+class Read(NamedTuple):
+    """A value that `target` reads."""
+
+    source: str
+    target: str
+    value: tuple[str, str]
+    """The source and the name of the value. The name is empty if the edge does not list its values."""
+    bytes_per_sample: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
     """`source`'s output is read by `target`."""
 
@@ -68,6 +90,18 @@ class Edge:
     source: str
     target: str
     bytes_per_sample: float = 0.0
+    values: tuple[EdgeValue, ...] = ()
+    """What `target` reads, if `source` sends several values. If this is empty, all readers of `source` read the same
+    output, and a stage that reads it several times needs the largest of their bytes."""
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """What `target` reads, value by value."""
+        if not self.values:
+            return (Read(self.source, self.target, (self.source, ""), self.bytes_per_sample),)
+        return tuple(
+            Read(self.source, self.target, (self.source, each.name), each.bytes_per_sample) for each in self.values
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

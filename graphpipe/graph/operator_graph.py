@@ -12,7 +12,10 @@ from pydantic import ConfigDict
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
-from graphpipe.graph.operator import Edge, Input, Op, Origin, Shared
+from graphpipe.graph.operator import Edge, Input, Op, Origin, Read, Shared
+
+_FOLLOWS = {"ops": "splits", "edges": "values"}
+"""What fingerprints leave out."""
 
 
 # No slots: the derived look-ups below are cached properties.
@@ -55,6 +58,11 @@ class Graph:
     def predecessors(self) -> dict[str, tuple[str, ...]]:
         """Names of the operators whose outputs each operator reads, in edge order."""
         return _neighbours(self, forward=False)
+
+    @cached_property
+    def reads(self) -> tuple[Read, ...]:
+        """The values of all edges, in edge order. A stage needs each value once, however many operators read it."""
+        return tuple(read for edge in self.edges for read in edge.reads)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -113,12 +121,21 @@ class Graph:
 def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a graph as fingerprints use it.
 
-    What can be split follows from the rest of the model. Graphs of schema version 1 did not say it, nor what was split.
+    What can be split follows from the rest of the model, and so do the values on edges. Graphs of schema version 1 did
+    not say these, nor what was split.
     """
-    found = graph | {"ops": [{field: value for field, value in op.items() if field != "splits"} for op in graph["ops"]]}
+    found = graph | {key: [_without(each, left_out) for each in graph[key]] for key, left_out in _FOLLOWS.items()}
     if graph.get("origin"):
-        found["origin"] = {field: value for field, value in graph["origin"].items() if field != "split_ops" or value}
+        splits = [
+            split | {"branches": [_without(branch, "value") for branch in split["branches"]]}
+            for split in graph["origin"].get("split_ops", ())
+        ]
+        found["origin"] = _without(graph["origin"], "split_ops") | ({"split_ops": splits} if splits else {})
     return found
+
+
+def _without(body: dict[str, Any], left_out: str) -> dict[str, Any]:
+    return {field: value for field, value in body.items() if field != left_out}
 
 
 def _neighbours(graph: Graph, *, forward: bool) -> dict[str, tuple[str, ...]]:
@@ -158,6 +175,7 @@ def _check_graph(graph: Graph) -> None:
         _check_costs(op)
     for edge in graph.edges:
         _check_amount(edge.bytes_per_sample, f"edge {edge.source} -> {edge.target}, bytes_per_sample")
+    _check_values(graph)
     _check_shared(graph)
     if len(graph.order) < len(graph.ops):
         cycle = " -> ".join(_find_cycle(graph))
@@ -179,6 +197,27 @@ def _check_names(graph: Graph) -> None:
             raise InvalidInput(
                 f"edge {source} -> {target} is listed {count} times", where=where, remedy="List it once."
             )
+
+
+def _check_values(graph: Graph) -> None:
+    sizes: dict[tuple[str, str], float] = {}
+    listed: dict[str, bool] = {}
+    for edge in graph.edges:
+        where = f"edge {edge.source} -> {edge.target}"
+        if listed.setdefault(edge.source, bool(edge.values)) != bool(edge.values):
+            remedy = "List the values of every edge from this operator, or of none."
+            raise InvalidInput("lists values, or another edge of its source does", where=where, remedy=remedy)
+        for read in edge.reads:
+            _check_amount(read.bytes_per_sample, f"{where}, value '{read.value[1]}'")
+            if edge.values and sizes.setdefault(read.value, read.bytes_per_sample) != read.bytes_per_sample:
+                both = f"{read.bytes_per_sample:g} bytes per sample here and {sizes[read.value]:g} on another edge"
+                raise InvalidInput(f"value '{read.value[1]}' has {both}", where=where)
+        total = sum(each.bytes_per_sample for each in edge.values)
+        if len({each.name for each in edge.values}) < len(edge.values):
+            raise InvalidInput("lists a value twice", where=where)
+        if edge.values and not math.isclose(total, edge.bytes_per_sample, rel_tol=1e-6):
+            what = f"has {edge.bytes_per_sample:g} bytes per sample, but its values have {total:g}"
+            raise InvalidInput(what, where=where)
 
 
 def _check_shared(graph: Graph) -> None:

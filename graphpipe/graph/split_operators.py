@@ -148,6 +148,16 @@ def _edges(edge: Edge, split: OpSplit) -> list[Edge]:
     if edge.target != split.op:
         return [edge]
     found = [(part, each) for part, each in zip(split.parts, split.branches, strict=True) if each.source == edge.source]
+    taken = {each.value for _, each in found}
+    to_parts = [
+        replace(
+            edge,
+            target=part,
+            bytes_per_sample=each.bytes_per_sample,
+            values=tuple(value for value in edge.values if value.name == each.value),
+        )
+        for part, each in found
+    ]
     left = edge.bytes_per_sample - max((each.bytes_per_sample for _, each in found), default=0.0)
-    to_parts = [replace(edge, target=part, bytes_per_sample=each.bytes_per_sample) for part, each in found]
-    return [*to_parts, *([replace(edge, bytes_per_sample=left)] if left > 0 or not found else [])]
+    rest = tuple(value for value in edge.values if value.name not in taken)
+    return [*to_parts, *([replace(edge, bytes_per_sample=left, values=rest)] if left > 0 or not found else [])]

@@ -78,8 +78,8 @@ def _check_amounts(part: Op, split: OpSplit, number: int, where: str) -> None:
 
 def _check_edges(graph: Graph, split: OpSplit, number: int, where: str) -> None:
     name, branch = split.parts[number], split.branches[number]
-    sources = [] if branch.source is None else [(branch.source, branch.bytes_per_sample)]
-    found = [(edge.source, edge.bytes_per_sample) for edge in graph.edges if edge.target == name]
+    sources = [] if branch.source is None else [((branch.source, branch.value), branch.bytes_per_sample)]
+    found = [(read.value, read.bytes_per_sample) for read in graph.reads if read.target == name]
     inputs = () if branch.model_input is None else (branch.model_input,)
     if found != sources or graph[name].model_inputs != inputs:
         raise InvalidInput(f"part {number} must read only '{branch.source or branch.model_input}'", where=where)

@@ -47,7 +47,7 @@ def joint_edges(
     """
     if len({(stage.devices, stage.micro_batch) for stage in stages}) == len(stages):
         return JointEdges(outputs={}, gradients={})
-    values = whole_outputs(graph, stages, edges)
+    values = whole_values(graph, stages, edges)
     outputs: dict[int, tuple[int, ...]] = {}
     gradients: dict[int, tuple[int, ...]] = {}
     after = _reached(edges, gradient_edges)
@@ -68,23 +68,25 @@ def joint_edges(
     return JointEdges(outputs=outputs, gradients=gradients)
 
 
-def whole_outputs(graph: Graph, stages: Sequence[Stage], edges: Sequence[StageEdge]) -> list[dict[str, float]]:
-    """Return, by edge, the operators whose whole output it carries, with the bytes per sample.
+def whole_values(
+    graph: Graph, stages: Sequence[Stage], edges: Sequence[StageEdge]
+) -> list[dict[tuple[str, str], float]]:
+    """Return, by edge, the values that it carries, with the bytes per sample. A key has the operator and the name.
 
-    Of an operator with several outputs, a graph does not record which of them a reader takes if it takes only some.
+    Where the graph does not list the values of an operator, an edge has its output if it carries the whole of it.
     """
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage.ops}
     position = {(edge.source, edge.target): number for number, edge in enumerate(edges)}
-    counts: list[dict[str, float]] = [{} for _ in edges]
-    for edge in graph.edges:
-        number = position.get((stage_of[edge.source], stage_of[edge.target]))
+    counts: list[dict[tuple[str, str], float]] = [{} for _ in edges]
+    for source, target, value, count in graph.reads:
+        number = position.get((stage_of[source], stage_of[target]))
         if number is not None:
-            counts[number][edge.source] = max(counts[number].get(edge.source, 0.0), edge.bytes_per_sample)
-    whole = {op.name: op.output_bytes_per_sample * (1 - _RELATIVE) for op in graph.ops}
+            counts[number][value] = max(counts[number].get(value, 0.0), count)
+    whole = {(op.name, ""): op.output_bytes_per_sample * (1 - _RELATIVE) for op in graph.ops}
     # The edges of a rehearsal may carry less than those of its graph.
     scales = [edge.bytes_per_sample / (sum(count.values()) or 1.0) for edge, count in zip(edges, counts, strict=True)]
     return [
-        {name: each * scale for name, each in count.items() if 0 < whole[name] <= each}
+        {value: each * scale for value, each in count.items() if 0 < whole.get(value, each) <= each}
         for count, scale in zip(counts, scales, strict=True)
     ]
 

@@ -14,7 +14,7 @@ from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph import Graph
 from graphpipe.graph.operator_graph import fingerprinted
-from graphpipe.plans.joint_edges import NONE, JointEdges, joint_edges, whole_outputs
+from graphpipe.plans.joint_edges import NONE, JointEdges, joint_edges, whole_values
 from graphpipe.plans.older_plans import with_current_fields, with_version_1_fields
 from graphpipe.plans.one_way_pairs import one_way_pairs
 from graphpipe.plans.prediction import Prediction
@@ -86,17 +86,17 @@ class Plan:
         return joint_edges(self.graph, self.stages, self.edges, self.gradient_edges)
 
     @cached_property
-    def whole_outputs(self) -> list[dict[str, float]]:
-        """By edge: the operators whose whole output it carries, with the bytes per sample."""
-        return whole_outputs(self.graph, self.stages, self.edges)
+    def whole_values(self) -> list[dict[tuple[str, str], float]]:
+        """By edge: the values that it carries, by operator and name, with the bytes per sample."""
+        return whole_values(self.graph, self.stages, self.edges)
 
     def sent_bytes(self, edge: int, without: tuple[int, ...] = NONE) -> float:
         """Return the bytes per sample that the messages of an edge carry, without values that other edges carry too."""
         count = self.edges[edge].bytes_per_sample
         if not without or not count:
             return count
-        own = self.whole_outputs[edge]
-        other = {name for each in without for name in self.whole_outputs[each]}
+        own = self.whole_values[edge]
+        other = {name for each in without for name in self.whole_values[each]}
         return max(0.0, count - sum(own[name] for name in own.keys() & other))
 
     @cached_property

@@ -184,7 +184,7 @@ def _check_edges(plan: PlanFields, stage_of: dict[str, int]) -> None:
     for (source, target), count in listed.items():
         if count > 1:
             raise InvalidInput(f"is listed {count} times", where=f"stage edge {source} -> {target}")
-    sent: dict[tuple[int, int], dict[str, float]] = {}
+    sent: dict[tuple[int, int], dict[tuple[str, str], float]] = {}
     for edge in plan.graph.edges:
         source, target = stage_of[edge.source], stage_of[edge.target]
         if source == target:
@@ -193,7 +193,8 @@ def _check_edges(plan: PlanFields, stage_of: dict[str, int]) -> None:
             names = f"'{plan.stages[source].name}' -> '{plan.stages[target].name}'"
             raise InvalidInput(f"stage edge {names} is missing: operator '{edge.source}' feeds '{edge.target}'")
         outputs = sent.setdefault((source, target), {})
-        outputs[edge.source] = max(outputs.get(edge.source, 0.0), edge.bytes_per_sample)
+        for *_, value, count in edge.reads:
+            outputs[value] = max(outputs.get(value, 0.0), count)
     for edge in plan.edges:
         expected = sum(sent.get((edge.source, edge.target), {}).values())
         if abs(edge.bytes_per_sample - expected) > RELATIVE * max(1.0, expected):

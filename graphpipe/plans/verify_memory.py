@@ -40,10 +40,11 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     """Return the bytes on each device with all samples in flight, and the bytes held only while a task runs."""
     inside = set(stage.ops)
     saved = sum(_saved_bytes(plan, op) for op in stage.ops)
-    received: dict[str, float] = {}
+    received: dict[tuple[str, str], float] = {}
     for edge in plan.graph.edges:
         if edge.target in inside and edge.source not in inside:
-            received[edge.source] = max(received.get(edge.source, 0.0), edge.bytes_per_sample)
+            for *_, value, count in edge.reads:
+                received[value] = max(received.get(value, 0.0), count)
     recomputed = 0.0
     if stage.recompute == "full":
         saved, recomputed = 0.0, saved
@@ -107,12 +108,13 @@ def _most_load(plan: PlanFields, op: str) -> float:
 
 def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> float:
     """Return the most bytes that one operator holds in its forward, or in its backward with the arriving gradient."""
-    arrives = dict.fromkeys(inside, 0.0)
+    arrives: dict[str, dict[tuple[str, str], float]] = {op: {} for op in inside}
     for edge in plan.graph.edges:
         if edge.source in inside and edge.source in plan.graph.differentiable:
-            arrives[edge.source] = max(arrives[edge.source], edge.bytes_per_sample)
+            each = arrives[edge.source]
+            each |= {value: max(each.get(value, 0.0), count) for *_, value, count in edge.reads}
     each = (
-        max(held.forward(computed), held.backward(computed) + arrives[op] * samples)
+        max(held.forward(computed), held.backward(computed) + sum(arrives[op].values()) * samples)
         for op in inside
         for computed in (samples * _most_load(plan, op),)
         for held in _temporaries(plan, op)
@@ -123,18 +125,19 @@ def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> floa
 def _kept_bytes(plan: PlanFields, op: str, inside: set[str], recompute: tuple[str, ...]) -> float:
     """Return the bytes per sample that an operator keeps in a stage that recomputes some submodules."""
     saved, home = _saved_bytes(plan, op), submodule(op, recompute)
-    kept = [0.0 if home else saved]
+    needed: dict[tuple[str, str], float] = {}  # for the gradient of another stage, or for a recomputation
+    read: dict[tuple[str, str], float] = {}  # also by those who save it themselves
     for edge in plan.graph.edges:
         if edge.source != op:
             continue
         there = submodule(edge.target, recompute) if edge.target in inside else ""
-        if home and (edge.target not in inside or (there and there != home)):
-            kept.append(edge.bytes_per_sample)  # needed for the gradient of another stage, or for a recomputation
-        elif home and not there:
-            kept.append(min(saved, edge.bytes_per_sample))  # saved by its reader
-        elif there and not home:
-            kept.append(edge.bytes_per_sample)
-    return max(kept)
+        if home and (edge.target not in inside or there != home):
+            into = (read,) if edge.target in inside and not there else (read, needed)
+        else:
+            into = (read, needed) if there and not home else ()
+        for values in into:
+            values |= {value: max(values.get(value, 0.0), count) for *_, value, count in edge.reads}
+    return max(0.0 if home else saved, sum(needed.values()), min(saved, sum(read.values())))
 
 
 def _saved_under(plan: PlanFields, name: str, inside: set[str]) -> float:

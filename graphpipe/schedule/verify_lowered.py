@@ -158,10 +158,13 @@ def _brought(plan: Plan, edge: int) -> list[int]:
     return found
 
 
-def _read_whole(plan: Plan, source: Stage, target: Stage) -> set[str]:
+def _read_whole(plan: Plan, source: Stage, target: Stage) -> set[tuple[str, str]]:
     whole = {op.name: op.output_bytes_per_sample for op in plan.graph.ops if op.name in source.ops}
     read = [edge for edge in plan.graph.edges if edge.source in whole and edge.target in target.ops]
-    return {it.source for it in read if 0 < whole[it.source] <= it.bytes_per_sample * (1 + RELATIVE)}
+    listed = {value for it in read if it.values for *_, value, count in it.reads if count}
+    return listed | {
+        (it.source, "") for it in read if not it.values and 0 < whole[it.source] <= it.bytes_per_sample * (1 + RELATIVE)
+    }
 
 
 def _leads(plan: Plan, back: Collection[int], start: int, end: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Edge, Graph, Input, Measured, Op, Origin, Shared, Work
+from graphpipe.graph import Edge, EdgeValue, Graph, Input, Measured, Op, Origin, Shared, Work
 
 A, B, C = Op(name="a"), Op(name="b"), Op(name="c")
 
@@ -117,6 +117,44 @@ def test_impossible_edge_bytes_and_samples_are_refused() -> None:
         Graph(name="g", ops=(A, B), edges=(Edge(source="a", target="b", bytes_per_sample=math.nan),))
     with pytest.raises(InvalidInput, match=r"op a, measured\.samples: is 0, must be at least 1"):
         graph(Op(name="a", measured=Measured(forward_seconds=1, backward_seconds=1, samples=0)))
+
+
+def values(**counts: float) -> tuple[EdgeValue, ...]:
+    return tuple(EdgeValue(name=name, bytes_per_sample=count) for name, count in counts.items())
+
+
+def reading(*edges: tuple[str, float, tuple[EdgeValue, ...]]) -> Graph:
+    """Return a graph in which operators read values of `a`."""
+    readers = tuple(Edge(source="a", target=to, bytes_per_sample=count, values=each) for to, count, each in edges)
+    return Graph(name="g", ops=(A, B, C), edges=readers)
+
+
+def test_edges_list_the_values_of_operators_that_send_several() -> None:
+    two = reading(("b", 3.0, values(x=3.0)), ("c", 8.0, values(x=3.0, y=5.0)))
+    assert [(read.target, read.value, read.bytes_per_sample) for read in two.reads] == [
+        ("b", ("a", "x"), 3.0),
+        ("c", ("a", "x"), 3.0),
+        ("c", ("a", "y"), 5.0),
+    ]
+    plain = reading(("b", 3.0, ()), ("c", 8.0, ()))
+    assert [(read.value, read.bytes_per_sample) for read in plain.reads] == [(("a", ""), 3.0), (("a", ""), 8.0)]
+    assert two.fingerprint == plain.fingerprint  # plans that were saved before values had names stay valid
+
+
+@pytest.mark.parametrize(
+    ("edges", "sentence"),
+    [
+        ([("b", 3.0, values(x=3.0)), ("c", 3.0, ())], "edge a -> c: lists values, or another edge of its source does"),
+        ([("b", 4.0, values(x=3.0))], "edge a -> b: has 4 bytes per sample, but its values have 3"),
+        ([("b", 3.0, values(x=3.0)), ("c", 4.0, values(x=4.0))], "value 'x' has 4 bytes per sample here and 3 on"),
+        ([("b", 6.0, (*values(x=3.0), *values(x=3.0)))], "edge a -> b: lists a value twice"),
+        ([("b", math.nan, values(x=math.nan))], "bytes_per_sample: is nan"),
+        ([("b", 1.0, values(x=-1.0, y=2.0))], "edge a -> b, value 'x': is -1.0"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(edges: list[tuple[str, float, tuple[EdgeValue, ...]]], sentence):
+    with pytest.raises(InvalidInput, match=sentence):
+        reading(*edges)
 
 
 def test_a_file_with_a_cycle_or_an_unknown_field_names_file_and_fault(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """Operators and edges of a captured graph, from groups of nodes."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from graphpipe.graph import Edge, Op, Shared, Work
+from graphpipe.graph import Edge, EdgeValue, Op, Shared, Work
 from graphpipe.model.capture.crossing_values import CrossingValues, duplicated_inputs, is_anchor
 from graphpipe.model.capture.groups import Groups
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
@@ -59,11 +59,19 @@ def build_ops(
         _op(model, name, group, whole_batch, saved[name], [value for value in sent if where[value] == name])
         for name, group in zip(names, groups, strict=True)
     ]
+    several = {name for name, count in Counter(where[value] for value in sent).items() if count > 1}
     edges = [
-        Edge(source=source, target=target, bytes_per_sample=sum(model.readings[v].bytes_per_sample for v in values))
-        for (source, target), values in crossing.items()
+        _edge(model, source, target, values, listed=source in several) for (source, target), values in crossing.items()
     ]
     return tuple(ops), tuple(edges)
+
+
+def _edge(model: MeasuredModel, source: str, target: str, values: Iterable[fx.Node], *, listed: bool) -> Edge:
+    counts = {value.name: model.readings[value].bytes_per_sample for value in values}
+    named = [EdgeValue(name=name, bytes_per_sample=count) for name, count in counts.items()]
+    return Edge(
+        source=source, target=target, bytes_per_sample=sum(counts.values()), values=tuple(named if listed else ())
+    )
 
 
 def group_names(model: MeasuredModel, groups: Groups) -> tuple[str, ...]:

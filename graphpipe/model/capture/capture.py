@@ -192,7 +192,10 @@ def _captured(
             raise InvalidInput(what, where="whole_batch", remedy=nearest(name, known))
     ops = tuple(replace(op, whole_batch=op.whole_batch or op.name in whole_batch) for op in ops)
     splits = [find(measured, groups, ops) for find in (find_input_splits, find_output_splits)]
-    ops = tuple(replace(op, splits=tuple(found[op.name] for found in splits if op.name in found)) for op in ops)
+    listed = {edge.source for edge in edges if edge.values}
+    ops = tuple(
+        replace(op, splits=tuple(found[op.name].naming(listed) for found in splits if op.name in found)) for op in ops
+    )
     shared = shared_parameters(module, ops)
     return Captured(
         graph=Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin, shared=shared),

@@ -1,12 +1,13 @@
 """The downsets of a graph, with the bytes that each of them reads and holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
-from graphpipe.graph import Edge, Graph
+from graphpipe.graph import Graph, Read
 from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.stage_cuts import StageCut
 from graphpipe.planners.problem.partition import Part, Problem
@@ -20,14 +21,14 @@ class Reads:
     """The outputs that one downset reads from outside, and their readers."""
 
     operators: Indices
-    """The reading operators, grouped by source."""
+    """The reading operators, grouped by value."""
     counts: Array
     """Bytes per sample."""
     firsts: Indices
-    """Position of the first reader of each source."""
+    """Position of the first reader of each value."""
 
     def bytes_read(self, readers: NDArray[np.bool_]) -> Array:
-        """Return the bytes per sample that each set of operators reads; a source counts once.
+        """Return the bytes per sample that each set of operators reads; a value counts once.
 
         Args:
             readers: [sets, operators].
@@ -92,17 +93,20 @@ class DownsetTable:
 
 
 def _all_reads(graph: Graph, downsets: Downsets) -> tuple[Reads, ...]:
-    edges = sorted(graph.edges, key=lambda edge: graph.index[edge.source])
-    source, target = _ends(graph, edges)
-    counts = np.array([edge.bytes_per_sample for edge in edges])
+    reads = sorted(graph.reads, key=lambda read: (graph.index[read.source], read.value[1]))
+    source, target = _ends(graph, reads)
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(read.value for read in reads))}
+    value = np.array([numbers[read.value] for read in reads], dtype=np.intp)
+    counts = np.array([read.bytes_per_sample for read in reads])
     found: list[Reads] = []
     for members in downsets.members:
         cut = np.flatnonzero(members[target] & ~members[source])
-        firsts = np.flatnonzero(np.diff(source[cut], prepend=-1))
+        firsts = np.flatnonzero(np.diff(value[cut], prepend=-1))
         found.append(Reads(target[cut], counts[cut], firsts))
     return tuple(found)
 
 
-def _ends(graph: Graph, edges: list[Edge]) -> tuple[Indices, Indices]:
-    source = np.array([graph.index[edge.source] for edge in edges], dtype=np.intp)
-    return source, np.array([graph.index[edge.target] for edge in edges], dtype=np.intp)
+def _ends(graph: Graph, reads: Sequence[Read]) -> tuple[Indices, Indices]:
+    ends = [(graph.index[each.source], graph.index[each.target]) for each in reads]
+    found = np.array(ends, dtype=np.intp).reshape(-1, 2)
+    return found[:, 0], found[:, 1]

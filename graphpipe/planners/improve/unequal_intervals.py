@@ -205,14 +205,13 @@ def _sums(values: NDArray[np.float64]) -> list[float]:
 def _cut_bytes(graph: Graph, order: Sequence[str]) -> NDArray[np.float64]:
     """Return the bytes per sample that cross before operator 0, 1, ... of an order; 0 after the last."""
     position = {name: at for at, name in enumerate(order)}
-    count: dict[int, float] = {}
-    last: dict[int, int] = {}
-    for edge in graph.edges:
-        source = position[edge.source]
-        count[source] = max(count.get(source, 0.0), edge.bytes_per_sample)
-        last[source] = max(last.get(source, 0), position[edge.target])
+    count: dict[tuple[str, str], float] = {}
+    last: dict[tuple[str, str], int] = {}
+    for _, target, value, each in graph.reads:
+        count[value] = max(count.get(value, 0.0), each)
+        last[value] = max(last.get(value, 0), position[target])
     change = np.zeros(len(order) + 1)
-    for source, reader in last.items():
-        change[source + 1] += count[source]
-        change[reader + 1] -= count[source]
+    for value, reader in last.items():
+        change[position[value[0]] + 1] += count[value]
+        change[reader + 1] -= count[value]
     return np.maximum(np.cumsum(change), 0.0)

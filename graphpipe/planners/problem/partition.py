@@ -142,14 +142,14 @@ def is_chain(plan: Plan) -> bool:
 
 
 def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int], float]:
-    """Return bytes per sample between stages; an output that a stage reads several times counts once."""
+    """Return bytes per sample between stages; a value that a stage reads several times counts once."""
     stage_of = {name: position for position, part in enumerate(parts) for name in part.ops}
-    sent: dict[tuple[int, int, str], float] = {}
-    for edge in graph.edges:
-        source, target = stage_of[edge.source], stage_of[edge.target]
+    sent: dict[tuple[int, int, tuple[str, str]], float] = {}
+    for read in graph.reads:
+        source, target = stage_of[read.source], stage_of[read.target]
         if source != target:
-            key = (source, target, edge.source)
-            sent[key] = max(sent.get(key, 0.0), edge.bytes_per_sample)
+            key = (source, target, read.value)
+            sent[key] = max(sent.get(key, 0.0), read.bytes_per_sample)
     crossing: dict[tuple[int, int], float] = {}
     for (source, target, _), count in sent.items():
         crossing[source, target] = crossing.get((source, target), 0.0) + count

@@ -5,6 +5,9 @@ from itertools import pairwise
 from graphpipe.graph import Graph
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series
 
+_Reads = dict[str, dict[str, list[tuple[str, float]]]]
+"""By operator and by name of the value that it sends: its readers, with the bytes per sample."""
+
 
 def mirrored(tree: Series) -> Series:
     """Return the tree of the graph with every edge reversed."""
@@ -46,25 +49,26 @@ def cut_bytes(tree: Series, graph: Graph, *, reverse: bool = False) -> dict[int,
     """Return bytes per sample over each cut of each series, by `id` of the series.
 
     Entry i of a series with n parts counts what the operators before part i send to part i or later. Entry n counts
-    what leaves the series. An output with several readers counts once over each cut.
+    what leaves the series. A value with several readers counts once over each cut.
 
     Args:
         tree: of the graph, or of the reversed graph.
         graph: the graph itself.
         reverse: True for the reversed graph.
     """
-    reads: dict[str, list[tuple[str, float]]] = {op.name: [] for op in graph.ops}
-    for edge in graph.edges:
-        source, target = (edge.target, edge.source) if reverse else (edge.source, edge.target)
-        reads[source].append((target, edge.bytes_per_sample))
+    reads: _Reads = {op.name: {} for op in graph.ops}
+    if reverse:
+        for edge in graph.edges:
+            reads[edge.target].setdefault("", []).append((edge.source, edge.bytes_per_sample))
+    else:
+        for source, target, (_, value), count in graph.reads:
+            reads[source].setdefault(value, []).append((target, count))
     cuts: dict[int, tuple[float, ...]] = {}
     _collect(tree, reads, cuts)
     return cuts
 
 
-def _collect(
-    series: Series, reads: dict[str, list[tuple[str, float]]], cuts: dict[int, tuple[float, ...]]
-) -> list[str]:
+def _collect(series: Series, reads: _Reads, cuts: dict[int, tuple[float, ...]]) -> list[str]:
     """Fill `cuts` for a series and all series in it; return the operators of the series."""
     part_of: dict[str, int] = {}
     for position, part in enumerate(series.parts):
@@ -73,9 +77,9 @@ def _collect(
     end = len(series.parts)
     steps = [0.0] * (end + 2)
     for op, position in part_of.items():
-        if reads[op]:
-            last = max(part_of.get(target, end + 1) for target, _ in reads[op])
-            count = max(amount for _, amount in reads[op])
+        for readers in reads[op].values():
+            last = max(part_of.get(target, end + 1) for target, _ in readers)
+            count = max(amount for _, amount in readers)
             if last > position:
                 steps[position + 1] += count
                 steps[min(last + 1, end + 1)] -= count

@@ -132,7 +132,8 @@ def _spec(plan: Plan, edge: int) -> ValueSpec:
 
 
 def _specs_by_value(plan: Plan, edge: int) -> tuple[ValueSpec, ...]:
-    values, total = plan.whole_outputs[edge], plan.edges[edge].bytes_per_sample
+    values = {" ".join(value).strip(): count for value, count in plan.whole_values[edge].items()}
+    total = plan.edges[edge].bytes_per_sample
     rest = total - sum(values.values())
     named = {**values, f"edge {edge}": rest} if rest > 0 else values
     back = edge in plan.gradient_edges

@@ -10,7 +10,19 @@ import pytest
 import torch
 from run_plans import hand_split, plan_of
 from run_ranks import run_ranks, values
-from run_skips import CUTS, capture_of, late, late_plan, skip_plan, train_alone, train_late, train_skips
+from run_skips import (
+    CUTS,
+    TWO_VALUES,
+    capture_of,
+    late,
+    late_plan,
+    skip_plan,
+    train_alone,
+    train_late,
+    train_skips,
+    train_two_values,
+    two_values_plan,
+)
 from run_versions import batch_of, loss_fn, model_of
 
 from graphpipe.plans import Plan
@@ -137,3 +149,19 @@ def test_readers_with_a_replica_on_the_device_of_their_source() -> None:
         for _ in range(3):
             pipeline.step(inputs, targets)
             torch.testing.assert_close(pipeline.gradients(), expected)
+
+
+def test_readers_of_different_values_of_an_operator_need_all_of_them(tmp_path: Path) -> None:
+    # A stage whose operators read 24 and 48 bytes of two values was planned to receive 48 bytes of each sample.
+    plans = {cut: two_values_plan(cut) for cut in TWO_VALUES}
+    assert [edge.bytes_per_sample for edge in plans["one stage"].edges] == [24 + 48]
+    assert [edge.bytes_per_sample for edge in plans["two stages"].edges] == [24 + 48, 24 + 48, 12 + 12]
+    # Both stages need both values. Those of the later one are on its device already, and all gradients go back at once.
+    assert plans["two stages"].joint_edges.outputs == plans["two stages"].joint_edges.gradients == {1: (0,)}
+    single = train_two_values()
+    for rank, found in enumerate(values(run_ranks(train_two_values, 2, tmp_path))):
+        for cut, (loss, gradients, received) in found.items():
+            verify(plans[cut])
+            assert loss == single[cut][0]
+            assert all(torch.equal(each, single[cut][1][name]) for name, each in gradients.items()), (cut, rank)
+            assert received == sent_bytes(plans[cut]) == 8 * (24 + 48) * 2, cut

@@ -12,13 +12,16 @@ from run_plans import StageLine, hand_split, plan_for, plan_of
 from run_splits import in_halves
 from torch import Tensor, nn
 
+from graphpipe.api import estimate, hand_plan
+from graphpipe.cluster import Cluster
 from graphpipe.graph import Graph
 from graphpipe.model import DagModule
-from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture.capture import Captured, capture, capture_nodes
 from graphpipe.model.capture_file.capture_file import load_capture, save_capture
 from graphpipe.model.split.split import split
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.model.zoo.zoo_model import ZooModel
+from graphpipe.planners.by_hand import HandStage
 from graphpipe.planners.problem.partition import Part, crossing_bytes
 from graphpipe.plans import Plan, StageEdge
 from graphpipe.run import Pipeline, PipelineOptions
@@ -187,3 +190,58 @@ def train_late(schedule: str) -> dict[str, Any]:
         losses = [pipeline.step({"x": x}, targets) for _ in range(2)]
         gradients = {name: gradient.clone() for name, gradient in pipeline.gradients().items() if gradient is not None}
     return {"losses": losses, "gradients": gradients}
+
+
+class Two(nn.Module):
+    """Computes two values from what it reads, the second of them twice as wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(5, 6), nn.Linear(5, 12)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.narrow(x), self.wide(x)
+
+
+class TwoValues(nn.Module):
+    """Three heads, of which each reads other values of one trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = Two()
+        self.first, self.second, self.third = nn.Linear(6, 3), nn.Linear(12, 3), nn.Bilinear(6, 12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow, wide = self.trunk(x)
+        return self.first(narrow) + self.second(wide) + self.third(narrow, wide)
+
+
+TWO_VALUES = {
+    "one stage": [("trunk",), ("first", "second", "third", "output")],
+    "two stages": [("trunk",), ("first", "second"), ("third", "output")],
+}
+"""The stages, of which all but the first are on device 1."""
+
+
+def two_values_plan(cut: str) -> Plan:
+    """Return a plan of `TwoValues` for two devices."""
+    graph, cluster = capture(TwoValues(), torch.zeros(BATCH, 5), opaque=["trunk"]), Cluster.preset("local:2")
+    stages = [
+        HandStage(ops=ops, devices=(min(number, 1),), micro_batch=2) for number, ops in enumerate(TWO_VALUES[cut])
+    ]
+    return hand_plan(graph, estimate(graph, cluster), cluster, batch_size=BATCH, stages=stages)
+
+
+def train_two_values() -> dict[str, tuple[float, dict[str, Tensor], float]]:
+    """Train one step of each cut. Return losses, gradients, and the bytes that all ranks received."""
+    found: dict[str, tuple[float, dict[str, Tensor], float]] = {}
+    for cut in TWO_VALUES:
+        torch.manual_seed(0)
+        model, x, targets = TwoValues(), torch.randn(BATCH, 5), torch.arange(BATCH) % 3
+        options = PipelineOptions(debug=True, record=True)
+        with Pipeline(two_values_plan(cut), model, cross_entropy, momentum, options=options) as pipeline:
+            loss = pipeline.step(x, targets)
+            received = sum(span.bytes for span in pipeline.trace().spans if span.kind == "receive")
+            gradients = {name: each.clone() for name, each in pipeline.gradients().items() if each is not None}
+        found[cut] = loss, gradients, received
+    return found

@@ -72,6 +72,7 @@ class Layers:
             start=start,
             stop=stop,
             bytes_per_sample=self.model.readings[value].bytes_per_sample,
+            value=value.name,
         )
 
     def parameters(self, layer: nn.Module) -> LayerParameters:
