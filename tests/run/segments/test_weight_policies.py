@@ -1,13 +1,16 @@
 """Training without a flush: every policy equals a reference with explicit versions of the whole model, bit for bit."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from run_versions import CUTS, OPTIMIZERS, train_reference, train_segments
+from run_ranks import run_ranks, values
+from run_versions import CUTS, OPTIMIZERS, train_cases, train_reference, train_segments
 
-from graphpipe.plans.stage import WeightPolicy
+from graphpipe.plans.stage import Predictor, WeightPolicy
 
+PREDICTORS: tuple[Predictor, ...] = ("pipeoptim", "spectrain", "xpipe")
 STORED: tuple[WeightPolicy, ...] = ("stash", "vertical-sync", "double-buffer")
 
 
@@ -31,3 +34,39 @@ def test_every_optimizer_and_schedule_on_a_chain(policy: WeightPolicy, optimizer
     expected = train_reference("chain", policy, optimizer)
     for schedule in ("1f1b", "zb-h1"):
         assert_same(train_segments("chain", policy, optimizer=optimizer, schedule=schedule), expected)
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("cut", ["chain", "diamond", "replicas"])
+def test_predictions_equal_the_reference(cut: str, predictor: Predictor) -> None:
+    for optimizer, schedule in (("sgd", "1f1b"), ("adam", "zb-h1"), ("adamw", "1f1b")):
+        found = train_segments(cut, "predict", predictor, optimizer=optimizer, schedule=schedule)
+        assert_same(found, train_reference(cut, "predict", optimizer, predictor))
+
+
+CASES: dict[int, list[tuple[str, WeightPolicy, Predictor, str, str]]] = {
+    2: [
+        ("chain on two", "stash", "", "adamw", "zb-h1"),
+        ("replicas", "stash", "", "sgd", "1f1b"),
+        ("replicas", "vertical-sync", "", "adam", "zb-h1"),
+        ("replicas", "double-buffer", "", "adamw", "1f1b"),
+        ("replicas", "predict", "spectrain", "sgd", "1f1b"),
+    ],
+    4: [
+        ("chain", "stash", "", "adam", "1f1b"),
+        ("diamond", "stash", "", "adamw", "zb-h1"),
+        ("diamond", "double-buffer", "", "adam", "1f1b"),
+        ("replicas apart", "stash", "", "adam", "1f1b"),
+        ("replicas apart", "vertical-sync", "", "sgd", "zb-h1"),
+        ("diamond", "predict", "pipeoptim", "adam", "zb-h1"),
+    ],
+}
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_ranks_equal_the_reference(ranks: int, tmp_path: Path) -> None:
+    outcomes = values(run_ranks(train_cases, ranks, tmp_path / "ranks", CASES[ranks]))
+    for number, (cut, policy, predictor, optimizer, _) in enumerate(CASES[ranks]):
+        expected = train_reference(cut, policy, optimizer, predictor)
+        for outcome in outcomes:
+            assert_same(outcome[number], expected)

@@ -4,6 +4,7 @@ The reference shares no code with the runtime. It computes one micro-batch after
 its weights that the policy's formula gives, and appends a version to every stage's list after each mini-batch.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from run_plans import hand_split, plan_of
 from run_splits import in_halves
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from graphpipe.model import DagModule
 from graphpipe.plans import Plan
@@ -27,6 +29,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1),
 }
 CUTS: dict[str, tuple[str, list[list[int]]]] = {
+    "norm": ("norm", [[0], [1], [2], [3]]),
+    "checkpointed": ("checkpointed", [[0], [1], [2], [3]]),
     "chain": ("chain", [[0], [1], [2], [3]]),
     "chain on two": ("chain", [[0], [0], [1], [1]]),
     "diamond": ("diamond", [[0], [1], [2], [3]]),
@@ -50,6 +54,28 @@ class Joined(nn.Module):
         return self.score(total)
 
 
+class Checkpointed(nn.Module):
+    """Computes its layers a second time in the backward."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.layers, x, use_reentrant=False)
+
+
+class Shift(nn.Module):
+    """Adds a parameter, whose gradient does not depend on any weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
 def model_of(kind: str) -> DagModule:
     """Return a chain of four, or a diamond whose stem the head reads too."""
     torch.manual_seed(0)
@@ -60,6 +86,12 @@ def model_of(kind: str) -> DagModule:
         "d": Joined(),
     }
     feeds = {"a": ["x"], "b": ["a"], "c": ["b"], "d": ["c"]}
+    if kind == "norm":
+        layers["b"] = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
+    if kind == "checkpointed":
+        layers |= {name: Checkpointed(layers[name]) for name in "bc"}
+    if kind == "shifts":
+        layers = {name: Shift() for name in "abcd"}
     if kind == "diamond":
         feeds = {"a": ["x"], "b": ["a"], "c": ["a"], "d": ["a", "b", "c"]}
     return DagModule(layers, inputs=feeds)
@@ -116,6 +148,14 @@ def train_segments(
     return {"losses": losses, "weights": {name: each.clone() for name, each in model.state_dict().items()}}
 
 
+def train_cases(cases: Sequence[tuple[str, WeightPolicy, Predictor, str, str]]) -> list[dict[str, Any]]:
+    """Train each (cut, policy, predictor, optimizer, schedule) on the present ranks."""
+    return [
+        train_segments(cut, policy, predictor, optimizer=optimizer, schedule=schedule)
+        for cut, policy, predictor, optimizer, schedule in cases
+    ]
+
+
 @dataclass
 class Reference:
     """Trains a model by explicit versions of every stage's weights."""
@@ -124,9 +164,12 @@ class Reference:
     degrees: list[int]
     optimizer: str
     policy: str
-    split: bool = False
+    predictor: str = ""
+    mini_batches: int = 0
     versions: list[list[dict[str, Tensor]]] = field(default_factory=list)
     """By stage, by version since the segment began."""
+    steps: list[list[dict[str, Tensor]]] = field(default_factory=list)
+    """The same for what the last update subtracted; empty before the first one."""
 
     def __post_init__(self) -> None:
         self.names = [*self.model.feeds]
@@ -137,6 +180,27 @@ class Reference:
     def _after(self, name: str) -> int:
         # The stages on the longest path behind a stage.
         return max((1 + self._after(other) for other, feeds in self.model.feeds.items() if name in feeds), default=0)
+
+    def weights(self, stage: int, micro_batch: int, *, backward: bool = False) -> dict[str, Tensor]:
+        """Return the weights that a stage reads for a micro-batch."""
+        version, ahead = self.version(stage, micro_batch), 0
+        if self.policy == "predict":
+            version, ahead = self.predicted(stage, micro_batch, backward=backward)
+        weights, step = self.versions[stage][version], self.steps[stage][version]
+        if not ahead or not step:
+            return weights
+        return {name: weights[name] - step[name] * (self.optimizers[stage].defaults["lr"] * ahead) for name in weights}
+
+    def predicted(self, stage: int, micro_batch: int, *, backward: bool) -> tuple[int, int]:
+        """Return the version that a prediction begins with, and by how many updates it is ahead."""
+        each = BATCH // SIZE
+        target = mini_batch = micro_batch // each
+        if self.predictor == "spectrain":
+            before = max(self.after) - self.after[stage]
+            target = min((micro_batch + before // 2) // each, self.mini_batches - 1)
+        first = mini_batch * each if self.predictor == "xpipe" else micro_batch
+        version = mini_batch if backward else max(0, first - self.after[stage]) // each
+        return version, max(0, target - version)
 
     def version(self, stage: int, micro_batch: int) -> int:
         """PipeDream's formulas, for mini-batches of several micro-batches."""
@@ -154,7 +218,9 @@ class Reference:
 
     def segment(self, batches: Sequence[tuple[dict[str, Tensor], Tensor]]) -> list[float]:
         """Train on mini-batches without a flush; return their losses."""
+        self.mini_batches = len(batches)
         self.versions = [[_copy(stage)] for stage in self.stages]
+        self.steps = [[self._step(stage)] for stage in range(len(self.stages))]
         losses: list[float] = []
         for number, (inputs, targets) in enumerate(batches):
             sums: list[list[dict[str, Tensor]]] = [[{} for _ in range(degree)] for degree in self.degrees]
@@ -174,6 +240,20 @@ class Reference:
                 parameter.grad = parameter.grad + other[name]
         self.optimizers[stage].step()
         self.versions[stage].append(_copy(self.stages[stage]))
+        self.steps[stage].append(self._step(stage))
+
+    def _step(self, stage: int) -> dict[str, Tensor]:
+        state = self.optimizers[stage].state
+        named = {name: state[each] for name, each in self.stages[stage].named_parameters() if each in state}
+        if self.optimizer == "sgd":
+            return {name: each["momentum_buffer"].clone() for name, each in named.items()}
+        (one, two), eps = self.optimizers[stage].defaults["betas"], self.optimizers[stage].defaults["eps"]
+        found: dict[str, Tensor] = {}
+        for name, each in named.items():
+            count = each["step"].item()
+            root = each["exp_avg_sq"].sqrt() / math.sqrt(1 - two**count) + eps
+            found[name] = each["exp_avg"] / root / (1 - one**count)
+        return found
 
     def _micro_batch(self, number: int, x: Tensor, targets: Tensor, sums: list[list[dict[str, Tensor]]]) -> float:
         values: dict[str, Tensor] = {"x": x}
@@ -185,6 +265,10 @@ class Reference:
         arrived: dict[str, list[Tensor]] = {}
         for stage in reversed(range(len(self.stages))):
             run = runs[stage]
+            if self.policy == "predict":  # What the graph has saved changes unseen.
+                for weights in run.weights:
+                    for name, weight in self.weights(stage, number, backward=True).items():
+                        weights[name].data.copy_(weight)
             for replica, rows in enumerate(_parts(self.degrees[stage], SIZE)):
                 if stage == len(self.stages) - 1:
                     share = torch.full((), len(run.outputs[replica]) / BATCH)
@@ -205,8 +289,7 @@ class Reference:
     def _forward(self, stage: int, number: int, values: dict[str, Tensor]) -> "_Run":
         name, run = self.names[stage], _Run()
         for rows in _parts(self.degrees[stage], SIZE):
-            version = self.versions[stage][self.version(stage, number)]
-            weights = {key: each.clone().requires_grad_() for key, each in version.items()}
+            weights = {key: each.clone().requires_grad_() for key, each in self.weights(stage, number).items()}
             # The mini-batch itself is not copied: other alignments in memory round differently.
             inputs = {feed: values[feed][rows] for feed in self.model.feeds[name]}
             for feed in inputs.keys() - {"x"}:
@@ -245,10 +328,12 @@ def _in_order(gradients: list[Tensor]) -> Tensor:
     return total
 
 
-def train_reference(cut: str, policy: str, optimizer: str = "adam", segments: Sequence[int] = (5, 2)) -> dict[str, Any]:
+def train_reference(
+    cut: str, policy: str, optimizer: str = "adam", predictor: str = "", segments: Sequence[int] = (5, 2)
+) -> dict[str, Any]:
     """Train with the reference; return what `train_segments` returns."""
     kind, devices = CUTS[cut]
-    reference = Reference(model_of(kind), [len(on) for on in devices], optimizer, policy)
+    reference = Reference(model_of(kind), [len(on) for on in devices], optimizer, policy, predictor)
     losses: list[float] = []
     for length in segments:
         losses += reference.segment([batch_of(len(losses) + step) for step in range(length)])
