@@ -1,6 +1,8 @@
 """GraphPipe plans and runs pipeline-parallel training of PyTorch models whose stages form a graph."""
 
+import warnings
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,6 +63,22 @@ _HOMES = {
     "simulate": "graphpipe.api",
     "train": "graphpipe.training.train",
 }
+
+
+def _warn_of_namesake() -> None:
+    # An older project on the index has our import name. Whichever is installed last overwrites files of the other.
+    try:
+        distribution("graphpipe")
+    except PackageNotFoundError:
+        return
+    warnings.warn(
+        "another distribution, 'graphpipe', brings a package of the same name as graphpipe-torch: `graphpipe doctor` "
+        "says how to repair this",
+        stacklevel=3,
+    )
+
+
+_warn_of_namesake()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from graphpipe.cli import (
     profile,
     rehearse,
     report,
+    show,
     simulate,
     train,
 )
@@ -26,6 +27,7 @@ from graphpipe.cli.arguments import Subparsers
 from graphpipe.cli.waiting_bar import waiting_bar
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
 from graphpipe.user_frames import describe_error, user_place
+from graphpipe.versions import version_line
 from graphpipe.waiting import shown_by
 
 
@@ -40,6 +42,7 @@ class Verb(Protocol):
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
 VERBS: dict[str, Verb] = {
     "demo": demo,
+    "show": show,
     "plan": plan,
     "compare": compare,
     "simulate": simulate,
@@ -95,6 +98,9 @@ def _run(given: list[str]) -> int:
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         raise InvalidInput(f"unknown verb '{given[0]}'", remedy=nearest(given[0], list(VERBS)))
     parser = make_parser()
+    if not given:
+        parser.print_help()
+        return 0
     try:
         parsed, rest = parser.parse_known_args(given)
         # argparse takes positional arguments only in one piece, but `train CONFIG --json key=value` is valid too.
@@ -117,6 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Plan, simulate and run pipeline-parallel training of PyTorch models whose stages form a graph.",
         epilog="Exit codes: 0 done, 2 invalid input, 3 infeasible, 4 failed run.",
     )
+    parser.add_argument("--version", action="version", version=version_line())
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in VERBS.values():
         verb.add(subparsers)

@@ -89,6 +89,11 @@ def preset_fields(spec: str) -> ClusterFields:
     )
 
 
+def preset_forms() -> list[str]:
+    """Return an example of every preset."""
+    return ["local:4", *(f"{name}:2x4" for name in _MACHINES)]
+
+
 def _sizes(spec: str, size: str, pattern: str, form: str) -> list[int]:
     match = re.fullmatch(pattern, size)
     if match is None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from graphpipe.doctor.finding import Finding
 from graphpipe.host_memory import available_host_bytes
 from graphpipe.units import format_bytes, format_seconds
+from graphpipe.versions import PACKAGE, owners
 
+IMPORT_NAME = "graphpipe"
 OLDEST_PYTHON = (3, 11)
 RANK_BYTES = 256 * 2**20
 """Memory of a rank without a model, which is mostly torch; measured on a CPU."""
@@ -31,6 +33,7 @@ def check_machine(ranks: int = 1) -> list[Finding]:
     """
     return [
         check_python(sys.version_info[:3]),
+        check_import_name(owners(IMPORT_NAME)),
         check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, ranks),
         check_memory(available_host_bytes(), ranks),
         check_shared_memory(Path("/dev/shm")),
@@ -47,6 +50,16 @@ def check_python(version: Sequence[int]) -> Finding:
         remedy = f"Install Python {oldest} or newer."
         return Finding(name="python", status="problem", what=f"{found}, needs {oldest}", remedy=remedy)
     return Finding(name="python", status="fine", what=found)
+
+
+def check_import_name(distributions: Sequence[str]) -> Finding:
+    """Check that no other distribution brings a package of our name. Its files would overwrite ours, or ours its."""
+    others = [name for name in distributions if name != PACKAGE]
+    if not others:
+        return Finding(name="package", status="fine", what=f"only {PACKAGE} brings '{IMPORT_NAME}'")
+    remedy = f"pip uninstall {' '.join(others)} && pip install --force-reinstall --no-deps {PACKAGE}"
+    what = f"{', '.join(others)} brings a package '{IMPORT_NAME}' too"
+    return Finding(name="package", status="problem", what=what, remedy=remedy)
 
 
 def check_cores(cores: int, ranks: int) -> Finding:

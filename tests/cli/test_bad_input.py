@@ -62,7 +62,7 @@ def test_one_sentence_names_the_mistake(run: Run, graph: Path, words: tuple[str,
 
 
 @pytest.mark.parametrize(
-    "words", [("plan",), ("plan", "m", "--cluster", "local:2", "--batch", "many"), ("simulate", "p", "--odd"), ()]
+    "words", [("plan",), ("plan", "m", "--cluster", "local:2", "--batch", "many"), ("simulate", "p", "--odd")]
 )
 def test_arguments_that_argparse_refuses_exit_with_2(run: Run, words: tuple[str, ...]) -> None:
     ran = run(*words)

@@ -1,6 +1,8 @@
 """`graphpipe doctor` checks the machine, and names a remedy for every shortage."""
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from graphpipe.doctor import check_machine as module
 from graphpipe.doctor.check_machine import (
     check_clock,
     check_cores,
+    check_import_name,
     check_machine,
     check_memory,
     check_python,
@@ -32,7 +35,7 @@ def check_finding(finding: Finding, status: str, *parts: str) -> None:
 def test_this_machine_passes_every_check() -> None:
     found = check_machine()
     assert [finding.name for finding in found] == [
-        *("python", "cores", "memory", "shared memory", "temporary files", "clock")
+        *("python", "package", "cores", "memory", "shared memory", "temporary files", "clock")
     ]
     assert not [finding for finding in found if finding.status == "problem"]
 
@@ -92,3 +95,22 @@ def test_a_containers_memory_limit_counts(tmp_path: Path, monkeypatch: pytest.Mo
     assert available_host_bytes() == 650_000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_host_bytes() > 1e6
+
+
+def test_another_distribution_with_our_package_is_a_problem() -> None:
+    # An older, abandoned project of this name is on the index. Whichever is installed last overwrites the other.
+    assert check_import_name(["graphpipe-torch"]).status == "fine"
+    both = check_import_name(["graphpipe", "graphpipe-torch"])
+    assert (both.status, both.what) == ("problem", "graphpipe brings a package 'graphpipe' too")
+    assert both.remedy.startswith("pip uninstall graphpipe && ")
+
+
+def test_the_first_import_warns_of_the_other_distribution(tmp_path: Path) -> None:
+    metadata = tmp_path / "graphpipe-0.0.1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: graphpipe\nVersion: 0.0.1\n")
+    program = f"import sys; sys.path.append({str(tmp_path)!r}); import graphpipe"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "another distribution, 'graphpipe'" in ran.stderr
+    ran = subprocess.run([sys.executable, "-c", "import graphpipe"], capture_output=True, text=True, check=True)
+    assert ran.stderr == ""

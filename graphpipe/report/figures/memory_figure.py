@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import plotly.graph_objects as go
 
@@ -15,6 +16,8 @@ from graphpipe.units import byte_unit, format_bytes
 
 MOST_POINTS = 2_000
 """The most points of one device's curve."""
+FAR = 12.0
+"""A capacity this many times above the bars would make them too short to read."""
 _ByDevice = Mapping[int, Sequence[MemorySample]]
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "recomputed", "temporaries")
 _RARE = ("recomputed", "temporaries")
@@ -29,7 +32,7 @@ class StageBytes:
     gradients: float
     optimizer: float
     activations: float
-    """Tensors that its operators keep for the backward, for all samples in flight."""
+    """Tensors that its operators keep for the backward, for the samples that it holds at the same time."""
     buffers: float
     """Tensors received from other stages, kept until the backward."""
     recomputed: float
@@ -38,15 +41,22 @@ class StageBytes:
     """Memory that an operator needs only while it runs. 0 if the costs were not profiled."""
 
 
-def stage_bytes(plan: Plan, stage: int) -> StageBytes:
-    """Return the bytes of a stage by kind, from the plan's cost model."""
+def stage_bytes(plan: Plan, stage: int, predicted: Trace | None = None) -> StageBytes:
+    """Return the bytes of one device of a stage by kind, from the plan's cost model.
+
+    Args:
+        plan: whose stage it is.
+        stage: its number.
+        predicted: the step, which shows how many samples the device holds at the same time. None: as many as the plan
+            allows in flight, of which the schedule may use fewer.
+    """
     model, it = plan.cost_model, plan.stages[stage]
     weights = model.parameter_bytes.weights(it.ops)
     weights *= 1 + 1 / it.degree if it.state == "all" and it.degree > 1 else 1  # a shard, and the gathered weights
     trainable = model.parameter_bytes.gradients(it.ops)
     memory = stage_memory(model, it)
     beside = max(0.0, memory.state - weights)
-    samples = it.in_flight / it.degree
+    samples = it.in_flight / it.degree if predicted is None else most_samples(plan, stage, predicted)
     return StageBytes(
         weights=weights,
         gradients=min(trainable, beside),
@@ -97,9 +107,28 @@ def memory_figure(subject: Subject) -> Figure:
     return Figure(figure=figure, height=340)
 
 
-def stage_bytes_figure(plan: Plan) -> Figure:
-    """Return a bar per stage: the bytes of one of its devices by kind."""
-    bars = [stage_bytes(plan, stage) for stage in range(len(plan.stages))]
+def most_samples(plan: Plan, stage: int, predicted: Trace) -> float:
+    """Return the most samples that one device of a stage holds at the same time in a step.
+
+    The first half of a split backward frees the part of a sample that the second half does not need.
+    """
+    here, kept = plan.stages[stage], plan.costs.kept_for_weight_gradient
+    freed = {"F": 0.0, "B": 1.0, "I": 1.0 - kept, "W": kept}
+    changes: list[tuple[float, float]] = []
+    for span in predicted.spans:
+        if span.stage == stage and span.device == here.devices[0] and span.kind in freed:
+            changes.append((span.start_seconds, 1.0) if span.kind == "F" else (span.end_seconds, -freed[span.kind]))
+    # What a task frees is free before the next one starts.
+    held = accumulate((change for _, change in sorted(changes)), initial=0.0)
+    return max(held) * here.micro_batch / here.degree
+
+
+def stage_bytes_figure(plan: Plan, predicted: Trace | None = None) -> Figure:
+    """Return a bar per stage: the bytes of one of its devices by kind, and marks at its capacity.
+
+    A capacity far above all bars is left out.
+    """
+    bars = [stage_bytes(plan, stage, predicted) for stage in range(len(plan.stages))]
     names = [stage.name for stage in plan.stages]
     unit, size = byte_unit(max(sum(getattr(bar, part) for part in PARTS) for bar in bars))
     figure = go.Figure()
@@ -115,6 +144,18 @@ def stage_bytes_figure(plan: Plan) -> Figure:
             marker={"color": f"#{HUES[number]}"},
             hovertext=[f"{part}: {format_bytes(amount)}" for amount in amounts],
             hovertemplate="%{y}, %{hovertext}<extra></extra>",
+        )
+    capacities = [plan.cluster.type_of(stage.devices[0]).memory_bytes for stage in plan.stages]
+    most = max(sum(getattr(bar, part) for part in PARTS) for bar in bars)
+    near = [(name, capacity) for name, capacity in zip(names, capacities, strict=True) if capacity <= FAR * most]
+    if near:
+        figure.add_scatter(
+            y=[name for name, _ in near],
+            x=[capacity / size for _, capacity in near],
+            mode="markers",
+            marker={"symbol": "line-ns", "size": 15, "line": {"width": 3, "color": "#d62728"}},
+            name="capacity",
+            hovertemplate=f"capacity: %{{x:.3g}} {unit}<extra></extra>",
         )
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
     figure.update_xaxes(title=f"{unit} per device", rangemode="tozero")

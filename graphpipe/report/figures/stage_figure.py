@@ -8,7 +8,7 @@ from graphpipe.report.figures.palette import ink, stage_colour
 from graphpipe.report.figures.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
 from graphpipe.units import format_bytes
 
-ROW_PIXELS, LEAST_COLUMN_PIXELS, MOST_COLUMN_PIXELS = 112, 92, 230
+ROW_PIXELS, LEAST_COLUMN_PIXELS, MOST_COLUMN_PIXELS = 150, 140, 230
 
 
 def stage_figure(plan: Plan, first: int = 0) -> Figure:
@@ -24,7 +24,7 @@ def stage_figure(plan: Plan, first: int = 0) -> Figure:
         fill = stage_colour(first + number)
         figure.add_shape(type="rect", x0=x - HALF_WIDTH, x1=x + HALF_WIDTH, y0=y - HALF_HEIGHT, y1=y + HALF_HEIGHT)
         figure.update_shapes({"fillcolor": fill, "line": {"width": 0}}, selector=-1)
-        name, *more = stage_lines(plan.stages[number])
+        name, *more = stage_lines(plan, number)
         text = "<br>".join([f"<b>{name}</b>", *more])
         figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"color": ink(fill), "size": 11})
     for edge in plan.edges:

@@ -31,7 +31,7 @@ def write_still(subject: Subject, path: str | Path) -> list[str]:
     parts: list[tuple[str, float]] = []
     if subject.plan:
         depth = 1 + max(y for _, y in stage_places(subject.plan))
-        parts.append(("stage graph", 0.95 * depth))
+        parts.append(("stage graph", 1.2 * depth))
     if subject.step_seconds:
         rows = sum(not row.transfers for row in timeline_rows(subject)[0])
         parts.append(("timeline", 0.7 + min(8.0, 0.28 * rows)))
@@ -76,7 +76,7 @@ def _draw_stages(axes: Axes, plan: Plan) -> None:
         fill = stage_colour(number)
         corner = (x - HALF_WIDTH, y - HALF_HEIGHT)
         axes.add_patch(Rectangle(corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, color=fill, linewidth=0))
-        text = "\n".join(stage_lines(plan.stages[number]))
+        text = "\n".join(stage_lines(plan, number))
         axes.text(x, y, text, fontsize=6.5, ha="center", va="center", color=ink(fill))
     across, down = [x for x, _ in places], [y for _, y in places]
     axes.set(xlim=(min(across) - 0.6, max(across) + 0.6), ylim=(max(down) + 0.4, -0.4))

@@ -1,12 +1,20 @@
 """The panels about one training step: its timeline, its prediction errors, and its memory."""
 
+from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.wording import KIND_WORDS, signed_seconds, slowdown_sentences
-from graphpipe.report.figures.memory_figure import PARTS, memory_figure, stage_bytes, stage_bytes_figure
+from graphpipe.report.figures.memory_figure import (
+    PARTS,
+    memory_figure,
+    most_samples,
+    stage_bytes,
+    stage_bytes_figure,
+)
 from graphpipe.report.figures.palette import IDLE, colour, stage_colour
 from graphpipe.report.figures.timeline_figure import timeline_figure
 from graphpipe.report.page.html_page import figure, legend, note, table
 from graphpipe.report.page.panel import Panel
+from graphpipe.trace import Trace
 from graphpipe.trace.compare import compare
 from graphpipe.units import format_bytes, format_seconds
 
@@ -70,20 +78,41 @@ def _memory(subject: Subject) -> str | None:
             "Memory of each device during the step. A limit far above all curves is not visible until you double-click."
         )
         if subject.measured and subject.measured.memory:
-            text += " On a GPU, a measured peak is of its memory. On a CPU, it is of the whole process, with PyTorch."
+            text += (
+                " Predicted bytes are those of tensors. On a GPU, a measured peak is that of its memory. On a CPU, it "
+                "is that of the whole process, with Python and PyTorch, so it cannot be compared with the prediction."
+            )
         body += note(text) + figure("memory-figure", "Memory of each device over time", memory_figure(subject))
     if plan := subject.plan:
-        shares = [stage_bytes(plan, number) for number in range(len(plan.stages))]
-        rows = [
-            [stage.name, *(format_bytes(getattr(share, part)) for part in PARTS)]
-            for stage, share in zip(plan.stages, shares, strict=True)
-        ]
-        body += figure(
-            "stage-bytes", "Memory of each stage by kind. The table below has the same data.", stage_bytes_figure(plan)
-        )
-        body += table("Memory by kind, on one device of each stage", ("stage", *PARTS), rows)
-        body += note("With all samples of the stage in flight. Buffers are tensors received from other stages.")
+        body += _stage_memory(plan, subject.predicted)
     return body or None
+
+
+def _stage_memory(plan: Plan, predicted: Trace | None) -> str:
+    shares = [stage_bytes(plan, number, predicted) for number in range(len(plan.stages))]
+    rows: list[list[str]] = []
+    for number, (stage, share) in enumerate(zip(plan.stages, shares, strict=True)):
+        samples = stage.in_flight / stage.degree if predicted is None else most_samples(plan, number, predicted)
+        capacity = plan.cluster.type_of(stage.devices[0]).memory_bytes
+        parts = [getattr(share, part) for part in PARTS]
+        rows.append([stage.name, f"{samples:g}", *map(format_bytes, (*parts, sum(parts), capacity))])
+    whose = "at the simulated peak" if predicted else "with as many samples in flight as the plan allows"
+    return (
+        figure(
+            "stage-bytes",
+            "Memory of each stage by kind. The table below has the same data.",
+            stage_bytes_figure(plan, predicted),
+        )
+        + table(
+            f"Memory by kind, on one device of each stage, {whose}",
+            ("stage", "samples held", *PARTS, "in all", "capacity"),
+            rows,
+        )
+        + note(
+            "Buffers are tensors received from other stages. A device with several stages adds up their bytes, though "
+            "their peaks may be at different times."
+        )
+    )
 
 
 TIMELINE = Panel(name="timeline", title="Timeline", build=_timeline)

@@ -15,17 +15,19 @@ from graphpipe.report.figures.memory_figure import (
     MOST_POINTS,
     PARTS,
     memory_figure,
+    most_samples,
     stage_bytes,
     stage_bytes_figure,
     thin,
 )
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import MemorySample
 
 
 def bar_names(plan: Plan) -> list[str]:
     """Return the names of the bars of the stages' bytes, in order."""
     bars: list[Any] = [*stage_bytes_figure(plan).figure.data]
-    return [bar.name for bar in bars]
+    return [bar.name for bar in bars if bar.type == "bar"]
 
 
 def test_parts_add_up_to_the_cost_models_bytes() -> None:
@@ -45,6 +47,35 @@ def test_parts_equal_values_computed_by_hand() -> None:
     assert (parts.activations, parts.buffers) == (12.0, 0.0)
     # s2 receives 4 bytes per sample from s0. Each of its two replicas holds one of the 2 samples in flight.
     assert stage_bytes(PLAN, 2).buffers == 4.0
+
+
+def test_bars_show_the_simulated_peak_though_the_plan_allows_more() -> None:
+    # A report once showed 9.1 GiB for stages that may hold 512 samples, where the simulated step holds far fewer.
+    plan = replace(PLAN, stages=tuple(replace(stage, in_flight=16) for stage in PLAN.stages))
+    predicted = simulate(plan)
+    for number, stage in enumerate(plan.stages):
+        bar = stage_bytes(plan, number, predicted)
+        peak = predicted.peak_bytes[stage.devices[0]]
+        assert sum(getattr(bar, part) for part in PARTS) == pytest.approx(peak)
+    assert most_samples(plan, 0, predicted) == 8.0 < plan.stages[0].in_flight
+
+
+def test_the_held_part_of_a_split_backward_counts_until_its_second_half() -> None:
+    plan = replace(PLAN, schedule="zb-h1")
+    predicted = simulate(plan)
+    bar = stage_bytes(plan, 0, predicted)
+    assert sum(getattr(bar, part) for part in PARTS) == pytest.approx(predicted.peak_bytes[0])
+
+
+def test_a_capacity_is_drawn_unless_it_is_far_above() -> None:
+    def names(limit: float) -> list[str]:
+        (kind,) = PLAN.cluster.device_types
+        cluster = replace(PLAN.cluster, device_types=(replace(kind, memory_bytes=limit),))
+        traces: list[Any] = [*stage_bytes_figure(replace(PLAN, cluster=cluster)).figure.data]
+        return [trace.name for trace in traces]
+
+    assert "capacity" in names(400.0)
+    assert "capacity" not in names(1e9)
 
 
 def test_recomputed_tensors_are_a_separate_part() -> None:

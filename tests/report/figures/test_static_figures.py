@@ -19,7 +19,7 @@ def test_svg_contains_the_stages_and_the_micro_batches(tmp_path: Path) -> None:
     assert write_still(subject, tmp_path / "a.svg") == ["stage graph", "timeline"]
     text = (tmp_path / "a.svg").read_text()
     ElementTree.fromstring(text)
-    for word in ("s0", "2 devices", "4 B", "seconds"):
+    for word in ("s0", "2 devices, micro 2 × 1", "4 B", "seconds"):
         assert f"<!-- {word} -->" in text  # what the letters' outlines say
     write_still(subject, tmp_path / "b.svg")
     assert (tmp_path / "b.svg").read_text() == text
@@ -54,5 +54,5 @@ def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 def test_mermaid_has_a_box_per_stage_and_an_arrow_per_edge() -> None:
     lines = mermaid(PLAN).splitlines()
     assert lines[0] == "flowchart TD"
-    assert '    stage2["s2<br>2 devices<br>micro 2 × 1"]' in lines
+    assert '    stage2["s2<br>F 1.00 s, B 2.00 s<br>2 devices, micro 2 × 1"]' in lines
     assert [line.strip() for line in lines if "-->" in line] == ["stage0 -->|4 B| stage2", "stage1 -->|0 B| stage2"]

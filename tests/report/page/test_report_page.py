@@ -98,7 +98,7 @@ def test_figures_are_json_with_finite_numbers(tmp_path: Path) -> None:
     assert all("NaN" not in body for _, body in scripts)
     labels = [one["text"] for one in figures["stage-graph"]["layout"]["annotations"]]
     assert "4 B" in labels
-    assert "<b>s2</b><br>2 devices<br>micro 2 × 1" in labels
+    assert "<b>s2</b><br>F 1.00 s, B 2.00 s<br>2 devices, micro 2 × 1" in labels
 
 
 def test_a_trace_without_a_plan_is_shown_as_timeline_and_memory(tmp_path: Path) -> None:
