@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import ConfigDict
 
@@ -14,7 +15,7 @@ from graphpipe.cluster.device import Device, DeviceType, Link, PairLink
 from graphpipe.cluster.link_levels import LinkLevels
 from graphpipe.cluster.presets import preset_fields
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_body import fingerprint
+from graphpipe.files.json_body import digest, to_body
 
 
 # No slots: the derived look-ups below are cached properties.
@@ -37,6 +38,8 @@ class Cluster:
     pair_links: tuple[PairLink, ...] = ()
     overlap: bool = True
     """True if transfers run while the device computes. False if a device waits for them."""
+    duplex: bool = False
+    """If devices wait for transfers: whether two devices that send to each other do so at the same time."""
     cores_per_node: int | None = None
     """Tasks that a node runs at full speed at once, if CPU processes share cores. None: each device has its own."""
 
@@ -54,8 +57,8 @@ class Cluster:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the canonical JSON of this cluster."""
-        return fingerprint(self)
+        """SHA-256 of the canonical JSON of this cluster, without fields of later versions that have their default."""
+        return digest(without_default_duplex(to_body(self)))
 
     @cached_property
     def _pairs(self) -> dict[frozenset[int], Link]:
@@ -175,6 +178,11 @@ class Cluster:
             InvalidInput: as `load` and `preset` do.
         """
         return Cluster.load(text) if text.endswith(".toml") else Cluster.preset(text)
+
+
+def without_default_duplex(cluster: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a cluster as fingerprints use it: clusters of schema version 1 did not say `duplex`."""
+    return {field: value for field, value in cluster.items() if field != "duplex" or value}
 
 
 def _check(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 name = "two kinds"
 overlap = true                      # optional: transfers run while a device computes
+duplex = false                      # optional: if not, two devices send to each other at the same time
 cores_per_node = 8                  # optional: when the devices are processes that share a node's cores
 
 [intra_node]
@@ -60,7 +61,9 @@ def file_fields(path: str | Path) -> ClusterFields:
             wrong type or out of range (the key is named).
     """
     root = Section(read_toml(path)[1], str(path))
-    root.only("name", "overlap", "cores_per_node", "intra_node", "inter_node", "device_types", "nodes", "pair_links")
+    root.only(
+        "name", "overlap", "duplex", "cores_per_node", "intra_node", "inter_node", "device_types", "nodes", "pair_links"
+    )
     types = root.section("device_types")
     nodes = root.sections("nodes")
     needs_inter = "inter_node" in root.table or len(nodes) > 1 or any("count" in node.table for node in nodes)
@@ -72,6 +75,7 @@ def file_fields(path: str | Path) -> ClusterFields:
         inter_node=_link(root.section("inter_node" if needs_inter else "intra_node")),
         pair_links=tuple(_pair_link(pair) for pair in root.sections("pair_links")),
         overlap=root.flag("overlap", True),
+        duplex=root.flag("duplex", False),
         cores_per_node=root.count("cores_per_node") if "cores_per_node" in root.table else None,
     )
 

@@ -77,4 +77,5 @@ class ClusterFields(TypedDict):
     inter_node: Link
     pair_links: NotRequired[tuple[PairLink, ...]]
     overlap: NotRequired[bool]
+    duplex: NotRequired[bool]
     cores_per_node: NotRequired[int | None]

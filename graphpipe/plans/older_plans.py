@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
+from graphpipe.cluster.cluster import without_default_duplex
 from graphpipe.costs.cost_table import without_default_loads
 from graphpipe.graph.operator_graph import fingerprinted
 
@@ -24,7 +25,8 @@ def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a plan as fingerprints of schema version 1 use it.
 
     Every stage had a backend then, replicas did not shard anything, and the pipeline drained after every mini-batch.
-    Costs did not have any loads, and graphs did not say what can be split.
+    Costs did not have any loads, graphs did not say what can be split, and clusters not whether messages against each
+    other go at the same time.
     """
     for stage in _stages(plan):
         stage["backend"] = "eager"
@@ -34,7 +36,9 @@ def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
             del stage["versions"]
     if plan["weights"] == "flush":
         plan = {name: value for name, value in plan.items() if name not in ("weights", "predictor")}
-    return plan | {"costs": without_default_loads(plan["costs"]), "graph": fingerprinted(plan["graph"])}
+    cluster = without_default_duplex(plan["cluster"])
+    costs, graph = without_default_loads(plan["costs"]), fingerprinted(plan["graph"])
+    return plan | {"cluster": cluster, "costs": costs, "graph": graph}
 
 
 def _stages(plan: object) -> Iterator[dict[str, Any]]:

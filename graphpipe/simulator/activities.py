@@ -190,11 +190,23 @@ class Activities:
             number = self._add(transfer, seconds, self._last_of(source) + busy)
             self._channels[source, target] = number
         else:
-            number = self._add(transfer, seconds, self._last_of(source, target))
-            self._last[source] = self._last[target] = number
+            number = self._occupy_both(transfer, seconds)
         self._received.setdefault((target, transfer.target_task), []).append(number)
         if self.plan.joint_edges.outputs and transfer.direction == "forward":
             self._outputs[transfer.edge, target, transfer.samples] = number
+
+    def _occupy_both(self, transfer: Transfer, seconds: float) -> int:
+        """Add a transfer that the devices at both ends wait for. Two transfers against each other start together."""
+        source, target = transfer.source_device, transfer.target_device
+        needs, last = self._last_of(source, target), self._last.get(source)
+        if self.plan.cluster.duplex and last is not None and last == self._last.get(target):
+            other = self.what[last]
+            if isinstance(other, Transfer) and (other.source_device, other.target_device) == (target, source):
+                needs = list(self.found[last].needs)
+                if seconds < self.found[last].seconds:  # The devices are free when the longer one is done.
+                    return self._add(transfer, seconds, needs)
+        self._last[source] = self._last[target] = number = self._add(transfer, seconds, needs)
+        return number
 
     def _await_others(self, transfer: Transfer) -> None:
         # The target task also waits for the transfers that carry what this one leaves out.

@@ -25,8 +25,9 @@ def simulate(
 
     A device runs one task at a time, in the schedule's order. Transfers from one device to another run one at a time.
     If the cluster overlaps, a transfer starts as soon as its values are produced, and transfers and reductions run in
-    parallel with the tasks. If not, they occupy the devices at both ends. Tasks on a node with fewer cores than running
-    tasks share the cores equally. The optimizer steps once all gradients of the device are reduced.
+    parallel with the tasks. If not, they occupy the devices at both ends; if it is duplex, two devices that send to
+    each other do so at the same time. Tasks on a node with fewer cores than running tasks share the cores equally. The
+    optimizer steps once all gradients of the device are reduced.
 
     If the plan's costs declare loads, steps differ. Then several steps are drawn. The one whose length is nearest to
     their mean is returned.

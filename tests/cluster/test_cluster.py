@@ -8,7 +8,7 @@ import pytest
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link, PairLink
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_body import from_body, to_body
+from graphpipe.files.json_body import digest, from_body, to_body
 
 NEAR = Link(latency_seconds=1.0, bandwidth_bytes_per_second=100.0)
 FAR = Link(latency_seconds=10.0, bandwidth_bytes_per_second=10.0)
@@ -54,6 +54,12 @@ def test_a_cluster_restored_from_json_has_the_same_fingerprint() -> None:
     again = from_body(Cluster, to_body(CLUSTER), "here")
     assert again == CLUSTER
     assert again.fingerprint == CLUSTER.fingerprint != replace(CLUSTER, overlap=False).fingerprint
+    assert CLUSTER.fingerprint != replace(CLUSTER, duplex=True).fingerprint
+
+
+def test_the_default_of_a_newer_field_is_left_out_of_the_fingerprint() -> None:
+    older = {field: value for field, value in to_body(CLUSTER).items() if field != "duplex"}
+    assert digest(older) == CLUSTER.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,11 @@ def test_everything_is_read_in_base_units(tmp_path: Path) -> None:
     )
 
 
+def test_duplex_is_read_and_may_be_left_out(tmp_path: Path) -> None:
+    assert load(tmp_path, TEXT.replace("overlap = false", "overlap = false\nduplex = true")).duplex
+    assert not load(tmp_path, TEXT).duplex
+
+
 def test_launch_and_saturation_have_documented_defaults(tmp_path: Path) -> None:
     small = load(tmp_path, TEXT).types["small"]
     assert (small.launch_seconds, small.half_peak_flops) == (5e-6, pytest.approx(64e6))

@@ -157,6 +157,25 @@ def test_without_overlap_a_transfer_occupies_both_ends():
     assert trace.step_seconds == 37 + 10 + 2
 
 
+@pytest.mark.parametrize(("duplex", "step"), [(False, 72), (True, 62)])
+def test_on_a_duplex_cluster_transfers_against_each_other_run_together(duplex: bool, step: float):
+    plan = make_plan([Part(), Part()], chain(2, bytes_per_sample=10), batch_size=3, overlap=False)
+    trace = simulate(replace(plan, cluster=replace(plan.cluster, duplex=duplex)))
+    # As above until 34. F2 is done at 37, and so is B1: its gradient and the output of F2 pass each other.
+    assert times(trace, 1, "B")[:2] == [("B0", 22, 24), ("B1", 35, 37)]
+    sent = [(span.device, span.start_seconds, span.end_seconds) for span in trace.spans if span.kind == "send"]
+    assert {each[1:] for each in sent if 37 <= each[1] < 50} == ({(37, 47)} if duplex else {(37, 47), (47, 57)})
+    assert trace.step_seconds == step
+
+
+def test_the_longer_of_two_transfers_against_each_other_frees_the_devices():
+    slow = [Part(), Part(forward=2.0, backward=2.0)]
+    plan = make_plan(slow, [(0, 1, 10.0)], batch_size=3, overlap=False)
+    assert simulate(replace(plan, cluster=replace(plan.cluster, duplex=True))).step_seconds <= (
+        simulate(plan).step_seconds
+    )
+
+
 def test_stages_of_one_device_pass_values_without_cost():
     parts = [Part(devices=(0,)), Part(devices=(0,))]
     trace = simulate(make_plan(parts, chain(2, bytes_per_sample=1000), batch_size=4))
