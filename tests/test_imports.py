@@ -31,7 +31,7 @@ ROOMS = (
     "simulator",
     *("planners/problem", "planners/baselines", "planners/improve", "planners/search", "planners"),
     "planners/lower_bound",
-    "profiler",
+    *("profiler", "importers"),
     *("run/device", "run/comm", "run/faults", "run/weights", "run/versions"),
     *("run/stage", "run/step", "run/segments", "run"),
     *("run/checkpoint", "run/rehearse"),

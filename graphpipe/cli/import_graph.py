@@ -1,13 +1,19 @@
-"""`graphpipe import`: read another tool's profile as a graph."""
+"""`graphpipe import`: read another tool's profile as a graph, or its profiles and plans as plans."""
 
 import argparse
+from pathlib import Path
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
+from graphpipe.errors import InvalidInput
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.graph.import_piper import read_piper
+from graphpipe.units import parse_bytes
 
 READERS = {"pipedream": read_pipedream, "piper": read_piper}
+"""Formats of a profile, which becomes a graph."""
+FOLDERS = ("aceso",)
+"""Formats of a folder, which becomes plans."""
 
 EXAMPLE = """\
 costs="forward_compute_time=2.0, backward_compute_time=4.0, activation_size=4096.0, parameter_size=65536.0"
@@ -19,20 +25,63 @@ graphpipe plan graph.json --cluster local:2 --batch 64"""
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "import", "read another tool's profile as a graph", EXAMPLE)
-    parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--format", required=True, choices=sorted(READERS))
-    parser.add_argument("--samples", type=int, metavar="N", help="samples in the profiled batch")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write the graph")
+    parser = add_verb(subparsers, "import", "read another tool's profiles and plans", EXAMPLE)
+    parser.add_argument("file", metavar="FILE", help="a profile; for aceso, the folder of profiles and plans")
+    parser.add_argument("--format", required=True, choices=sorted((*READERS, *FOLDERS)))
+    parser.add_argument("--samples", type=int, metavar="N", help="samples in the profiled batch (pipedream, piper)")
+    parser.add_argument("--plan", metavar="NAME", help="only this plan (aceso; default: all)")
+    parser.add_argument("--node-gpus", type=int, metavar="N", help="GPUs of a node (aceso; default: 8)")
+    parser.add_argument("--memory", metavar="BYTES", help="of a GPU, such as 24GB (aceso; default: enough)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="where to write the graph; for aceso, the folder for graph, costs, cluster and plan",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the profile and write the graph."""
+    """Read the files and write what they describe."""
+    _check_options(args)
     output = Output(args.json)
+    if args.format in FOLDERS:
+        return _import_folder(args, output)
     read = READERS[args.format]
     graph = read(args.file) if args.samples is None else read(args.file, samples=args.samples)
     graph.save(args.output)
     output.show(f"{args.output}: graph '{graph.name}', {len(graph.ops)} operators, {len(graph.edges)} edges")
     output.emit({"name": graph.name, "operators": len(graph.ops), "edges": len(graph.edges), "file": args.output})
+    return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    folder = args.format in FOLDERS
+    given = {"--samples": args.samples} if folder else {"--plan": args.plan, "--node-gpus": args.node_gpus}
+    for option, value in (given | ({} if folder else {"--memory": args.memory})).items():
+        if value is not None:
+            raise InvalidInput(f"does not go with --format {args.format}", where=option, remedy="Leave it out.")
+
+
+def _import_folder(args: argparse.Namespace, output: Output) -> int:
+    from graphpipe.importers.aceso_files import AcesoFiles
+    from graphpipe.importers.read_aceso import NODE_GPUS, read_aceso
+    from graphpipe.importers.write_plan_parts import write_plan_parts
+
+    gpus = NODE_GPUS if args.node_gpus is None else args.node_gpus
+    memory = parse_bytes(args.memory, "--memory") if args.memory is not None else None
+    for option, value in (("--node-gpus", gpus), ("--memory", memory)):
+        if value is not None and value <= 0:
+            raise InvalidInput(f"is {value:g}, must be positive", where=option)
+    names = [args.plan] if args.plan else sorted(AcesoFiles.find(args.file).plans)
+    written: list[dict[str, object]] = []
+    for name in names:
+        plan = read_aceso(args.file, name, node_gpus=gpus, memory_bytes=memory)
+        folder = Path(args.output) / name
+        paths = write_plan_parts(plan, folder)
+        sizes = f"{len(plan.graph.ops)} operators, {len(plan.stages)} stages, {len(plan.used_devices)} devices"
+        output.show(f"{folder}: {sizes}")
+        written.append({"name": name, "files": list(map(str, paths)), "stages": len(plan.stages)})
+    output.emit({"plans": written})
     return 0

@@ -7,8 +7,8 @@ import numpy as np
 from graphpipe.costs.op_cost import Curve
 
 
-def fit_curve(seconds: Mapping[int, float]) -> Curve:
-    """Return the line `fixed + slope * samples`, both at least 0, nearest to measured seconds by number of samples.
+def fit_curve(seconds: Mapping[int, float] | Mapping[float, float]) -> Curve:
+    """Return the line `fixed + slope * samples`, both at least 0, nearest to measured seconds by samples (or bytes).
 
     The fit minimises the squared relative error, so that a small batch counts as much as a large one. A single
     measurement gives a line through the origin. If all measurements are 0, the curve is empty.

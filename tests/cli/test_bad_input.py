@@ -54,6 +54,11 @@ def check(ran: Ran, code: int, *parts: str) -> None:
         (("simulate", "missing.json"), ("missing.json", "No such file")),
         (("simulate", "GRAPH"), ("is a graphpipe graph file, not a plan file",)),
         (("import", "missing.txt", "--format", "pipedream", "-o", "x.json"), ("missing.txt", "No such file")),
+        (("import", "missing", "--format", "aceso", "-o", "x"), ("missing", "No such file", "profiles")),
+        (("import", "p", "--format", "aceso", "--samples", "1", "-o", "x"), ("--samples", "does not go with", "aceso")),
+        (("import", "p", "--format", "piper", "--plan", "a", "-o", "x"), ("--plan", "does not go with", "piper")),
+        (("import", "p", "--format", "aceso", "--memory", "much", "-o", "x"), ("--memory", "'much' is not a number")),
+        (("import", "p", "--format", "aceso", "--node-gpus", "0", "-o", "x"), ("--node-gpus", "is 0")),
         (("train", "missing.toml"), ("missing.toml", "No such file")),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import parallel_work
 import pytest
+from aceso_folder import PLAN, write_folder
 from cli_cases import STAGES, Run
 from rich.console import Console
 
@@ -186,6 +187,17 @@ def test_import_reads_a_pipedream_profile(run: Run, tmp_path: Path) -> None:
     assert ran.json["operators"] == len(Graph.load(tmp_path / "vgg16.json").ops)
     planned = run("plan", tmp_path / "vgg16.json", "--cluster", "summit:1x4", "--batch", 64, "--json")
     assert planned.json["stages"] >= 1
+
+
+def test_import_reads_a_folder_of_aceso(run: Run, tmp_path: Path) -> None:
+    ran = run("import", write_folder(tmp_path / "in"), "--format", "aceso", "-o", tmp_path / "out", "--json")
+    assert ran.code == 0
+    (plan,) = ran.json["plans"]
+    assert (plan["name"], plan["stages"]) == (PLAN, 2)
+    assert run("simulate", tmp_path / "out" / PLAN / "plan.json").code == 0
+    graph, costs, cluster, _ = plan["files"]
+    planned = run("plan", graph, "--costs", costs, "--cluster", cluster, "--batch", 8, "--json")
+    assert planned.code == 0
 
 
 def test_profile_measures_a_function_of_the_users(run: Run, config: Path, tmp_path: Path) -> None:

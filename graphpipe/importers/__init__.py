@@ -1,0 +1,1 @@
+"""Import of other systems' profiles, plans and clusters as one plan."""
