@@ -5,7 +5,7 @@ from importlib import import_module
 
 NAMES = (
     *("planning", "figure6", "splits", "table1", "sweeps", "profiles", "bounds", "scaling", "counts"),
-    *("runtime", "prediction", "loads", "rehearsal", "hosts", "start", "families", "gpu"),
+    *("runtime", "prediction", "measured", "zero_bubble", "loads", "rehearsal", "hosts", "start", "families", "gpu"),
 )
 
 
