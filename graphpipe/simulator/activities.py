@@ -69,6 +69,8 @@ class Activities:
     """The last task of each stage on each device."""
     _channels: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """The last transfer from one device to another."""
+    _exchanged: set[int] = field(default_factory=set[int])
+    """The transfers that go at the same time as one against them."""
     _reduced: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """The reductions that involve each device."""
     _received: dict[tuple[int, StageTask], list[int]] = field(default_factory=dict[tuple[int, StageTask], list[int]])
@@ -199,10 +201,12 @@ class Activities:
         """Add a transfer that the devices at both ends wait for. Two transfers against each other start together."""
         source, target = transfer.source_device, transfer.target_device
         needs, last = self._last_of(source, target), self._last.get(source)
-        if self.plan.cluster.duplex and last is not None and last == self._last.get(target):
+        if self.plan.cluster.duplex and last == self._last.get(target) and last is not None:
             other = self.what[last]
-            if isinstance(other, Transfer) and (other.source_device, other.target_device) == (target, source):
+            against = isinstance(other, Transfer) and (other.source_device, other.target_device) == (target, source)
+            if against and last not in self._exchanged:
                 needs = list(self.found[last].needs)
+                self._exchanged |= {last, len(self.found)}
                 if seconds < self.found[last].seconds:  # The devices are free when the longer one is done.
                     return self._add(transfer, seconds, needs)
         self._last[source] = self._last[target] = number = self._add(transfer, seconds, needs)
