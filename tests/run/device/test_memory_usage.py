@@ -1,5 +1,6 @@
 """The simulator's memory of a rank equals what torch allocates in a real step."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from run_ranks import run_ranks, values
 from graphpipe.api import hand_plan, plan, simulate
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, State
-from graphpipe.graph import Graph
-from graphpipe.model.capture.capture import capture
+from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture_file.capture_file import save_capture
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans import Plan
@@ -23,15 +24,14 @@ BATCH = 32
 ONCE = Effort(repeats=1, most=1, seconds=0.0)
 
 
-def measured_costs(name: str, cluster: Cluster) -> tuple[Graph, CostTable]:
-    """Return a model's graph, and its operators' memory and seconds measured here, once."""
+@cache
+def measured(name: str) -> tuple[Captured, CostTable]:
+    """Return a captured model, and its operators' memory and seconds measured here, once."""
     zoo = zoo_model(name)
-    graph = capture(zoo.module, zoo.example_inputs)
+    captured = capture_nodes(zoo.module, zoo.example_inputs)
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), BATCH)
-    sizes = (4, 8, BATCH)
-    return graph, profile(
-        zoo.module, inputs, cluster, graph=graph, loss_fn=zoo.loss_fn, targets=targets, batch_sizes=sizes, effort=ONCE
-    )
+    given = {"loss_fn": zoo.loss_fn, "targets": targets, "batch_sizes": (4, 8, BATCH), "effort": ONCE}
+    return captured, profile(zoo.module, inputs, Cluster.resolve("local:4"), captured=captured, **given)
 
 
 def assert_as_predicted(made: Plan, name: str, folder: Path, allowed: float) -> None:
@@ -44,28 +44,28 @@ def measured_peaks(made: Plan, name: str, folder: Path) -> list[float]:
     """Train, and return the peak of every rank."""
     folder.mkdir(exist_ok=True)
     made.save(folder / "plan.json")
-    ranks = len(made.used_devices)
-    return values(run_ranks(peak_of_a_step, ranks, folder / "ranks", name, str(folder / "plan.json"), str(folder)))
+    assert save_capture(measured(name)[0], folder / "capture.json")
+    return values(run_ranks(peak_of_a_step, len(made.used_devices), folder / "ranks", name, str(folder)))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_measured_memory_is_as_predicted(schedule: str, tmp_path: Path) -> None:
     cluster = Cluster.resolve("local:2")
-    graph, costs = measured_costs("gpt-small", cluster)
+    captured, costs = measured("gpt-small")
     stages = [HandStage(ops=ops, devices=(at,), micro_batch=8) for at, ops in enumerate(CUTS)]
-    by_hand = hand_plan(graph, costs, cluster, batch_size=BATCH, stages=stages, schedule=schedule)
+    by_hand = hand_plan(captured.graph, costs, cluster, batch_size=BATCH, stages=stages, schedule=schedule)
     assert_as_predicted(by_hand, "gpt-small", tmp_path, 0.05)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_measured_memory_of_sharded_state_is_as_predicted(ranks: int, tmp_path: Path) -> None:
     cluster = Cluster.resolve(f"local:{ranks}")
-    graph, costs = measured_costs("gpt-small", cluster)
+    captured, costs = measured("gpt-small")
     states: tuple[State, ...] = ("whole", "optimizer", "all")
     peaks: list[float] = []
     for state in states:
         stage = HandStage(ops=("*",), devices=tuple(range(ranks)), micro_batch=8, state=state)
-        by_hand = hand_plan(graph, costs, cluster, batch_size=BATCH, stages=[stage])
+        by_hand = hand_plan(captured.graph, costs, cluster, batch_size=BATCH, stages=[stage])
         found = measured_peaks(by_hand, "gpt-small", tmp_path / state)
         peaks.append(max(simulate(by_hand).peak_bytes))
         # With `all`, gloo sometimes keeps the buffer of the gathered weights for longer on a rank.
@@ -78,6 +78,6 @@ def test_measured_memory_of_sharded_state_is_as_predicted(ranks: int, tmp_path: 
 )
 def test_memory_of_planned_stages_is_as_predicted(name: str, ranks: int, tmp_path: Path) -> None:
     cluster = Cluster.resolve(f"local:{ranks}")
-    graph, costs = measured_costs(name, cluster)
-    planned = plan(graph, costs, cluster, batch_size=BATCH, micro_batch=8)
+    captured, costs = measured(name)
+    planned = plan(captured.graph, costs, cluster, batch_size=BATCH, micro_batch=8)
     assert_as_predicted(planned, name, tmp_path, 0.10)

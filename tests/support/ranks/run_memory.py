@@ -6,18 +6,25 @@ import torch
 
 from bench.engines import adamw
 from bench.prediction_rank import peak_bytes
+from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 
 
-def peak_of_a_step(name: str, plan_file: str, folder: str) -> float:
-    """Return the peak bytes of the step after the one that creates the optimizer state."""
+def peak_of_a_step(name: str, folder: str) -> float:
+    """Return the peak bytes of the step after the one that creates the optimizer state.
+
+    Args:
+        name: of the model.
+        folder: of its plan and its capture.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    plan, zoo = Plan.load(plan_file), zoo_model(name)
+    plan, zoo = Plan.load(Path(folder) / "plan.json"), zoo_model(name)
+    options = PipelineOptions(captured=load_capture(Path(folder) / "capture.json", plan.graph))
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), plan.batch_size)
-    with Pipeline(plan, zoo.module, zoo.loss_fn, adamw) as pipeline:
+    with Pipeline(plan, zoo.module, zoo.loss_fn, adamw, options=options) as pipeline:
         pipeline.step(inputs, targets)
         rank = pipeline.world.rank
         return peak_bytes(pipeline, inputs, targets, Path(folder) / f"memory-{rank}.json")
