@@ -26,6 +26,7 @@ from importlib import import_module
 from runpy import run_module, run_path
 
 GRACE_SECONDS = 5.0
+_NO_CLIENT = -1
 _TRANSFORMERS = ("bart", "clip", "flava", "gpt2", "llava", "mixtral", "t5", "vilt", "vit")
 SHARED = (
     *("graphpipe.training.train", "graphpipe.model.zoo"),
@@ -106,15 +107,28 @@ def _attend(connection: socket.socket) -> None:
         return _become(files, **json.loads(text))
     for file in files:
         os.close(file)  # A reader of the command's output sees its end only after every copy is closed.
-    if ended not in select.select([ended, connection], [], [])[0]:  # The client has ended.
+    while (status := _status(child, ended, connection, None)) is None:
+        pass
+    if status == _NO_CLIENT:
         os.kill(child, signal.SIGTERM)
-        if not select.select([ended], [], [], GRACE_SECONDS)[0]:
+        if _status(child, ended, None, GRACE_SECONDS) is None:
             os.kill(child, signal.SIGKILL)
         os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = os.waitstatus_to_exitcode(status)
     with suppress(BrokenPipeError):  # The client has ended in the meantime.
         connection.sendall(struct.pack("!i", code))
     os._exit(0)
+
+
+def _status(child: int, woken: socket.socket, client: socket.socket | None, seconds: float | None) -> int | None:
+    """Wait, and return the status of a child that has ended, or `_NO_CLIENT`. None: it was only stopped, or is late."""
+    found = select.select([each for each in (woken, client) if each], [], [], seconds)[0]
+    if client in found:
+        return _NO_CLIENT
+    if woken in found:
+        woken.recv(1 << 10)
+    pid, status = os.waitpid(child, os.WNOHANG)  # SIGCHLD also comes when a child is stopped.
+    return status if pid else None
 
 
 def _become(files: list[int], environment: dict[str, str], folder: str, command: list[str]) -> None:
