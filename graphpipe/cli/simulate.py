@@ -9,6 +9,7 @@ from graphpipe.costs.check_units import warn_of_units
 from graphpipe.files.json_body import to_body
 from graphpipe.plans import Plan, Prediction
 from graphpipe.report import summarise, summary_lines
+from graphpipe.report.content.explanation import explain, explanation_lines
 from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.simulator import predict
 from graphpipe.trace import save_chrome
@@ -25,6 +26,9 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="write the trace")
     parser.add_argument("--chrome", metavar="FILE", help="write the trace for ui.perfetto.dev")
     parser.add_argument("--timeline", action="store_true", help="draw the step")
+    parser.add_argument(
+        "--explain", action="store_true", help="name the critical path and the bottleneck, and simulate what would help"
+    )
     parser.set_defaults(run=run)
 
 
@@ -47,5 +51,8 @@ def run(args: argparse.Namespace) -> int:
     output.show(*summary_lines(summary))
     if args.timeline:
         output.show(timeline(trace, output.width))
-    output.emit(to_body(summary))
+    found = explain(plan, trace) if args.explain else None
+    if found:
+        output.show(*explanation_lines(found, trace.step_seconds))
+    output.emit(to_body(summary) | ({"explanation": to_body(found)} if found else {}))
     return 0

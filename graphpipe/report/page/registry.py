@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plugins import load_plugins
-from graphpipe.report.page import plan_panels, run_panels, step_panels
+from graphpipe.report.page import explanation_panel, plan_panels, run_panels, step_panels
 from graphpipe.report.page.panel import Panel
 
 ENTRY_POINTS = "graphpipe.panels"
@@ -15,6 +15,7 @@ ENTRY_POINTS = "graphpipe.panels"
 _PANELS = (
     plan_panels.STAGES,
     step_panels.TIMELINE,
+    explanation_panel.EXPLANATION,
     step_panels.DIFFERENCES,
     step_panels.MEMORY,
     run_panels.TRAINING,

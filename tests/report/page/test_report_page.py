@@ -14,7 +14,16 @@ from graphpipe.report.content.subject import Subject
 from graphpipe.report.page.report_page import write_html
 
 EVERY_PANEL = [
-    *("Stages", "Timeline", "Predicted against measured", "Memory", "Training", "Planners", "Model"),
+    *(
+        "Stages",
+        "Timeline",
+        "Why it takes this long",
+        "Predicted against measured",
+        "Memory",
+        "Training",
+        "Planners",
+        "Model",
+    ),
     "Where this comes from",
 ]
 VOID = {"meta", "link", "br", "input"}

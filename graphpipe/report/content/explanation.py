@@ -1,0 +1,149 @@
+"""Why a step takes as long as it does: the critical path, the bottleneck, the gap to the bound, and what would help."""
+
+from dataclasses import dataclass
+
+from graphpipe.planners.lower_bound.lower_bound import gap_percent
+from graphpipe.plans import Plan, Prediction
+from graphpipe.report.content.device_groups import device_groups
+from graphpipe.report.content.what_if import Outlook, outlooks
+from graphpipe.schedule import Reduce, ReduceTied, Transfer
+from graphpipe.simulator.activities import MessageHandling, OptimizerStep, SimulatedWork, WeightGather
+from graphpipe.simulator.critical_work import critical_work
+from graphpipe.trace import SPAN_WORDS, Trace
+from graphpipe.units import format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathShare:
+    """The seconds that one kind of work of one stage contributes to the critical path."""
+
+    work: str
+    seconds: float
+    count: int
+    """How many pieces of this work are on the path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShare:
+    """How a device that hosts some stages spends a step. The shares add up to 1."""
+
+    name: str
+    computing: float
+    warm_up: float
+    """Until its first task."""
+    between: float
+    """Waiting between tasks, for messages and reductions too."""
+    drain: float
+    """After its last task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a reader wants to know of a predicted step."""
+
+    path: tuple[PathShare, ...]
+    """Most seconds first. They add up to the step."""
+    groups: tuple[GroupShare, ...]
+    bottleneck: str
+    """The stages of the devices that compute for the longest time."""
+    gap_percent: float
+    """By how many percent the step exceeds a lower bound on every plan's step."""
+    outlooks: tuple[Outlook, ...]
+    """Changes that were simulated, the best first."""
+
+
+def explain(plan: Plan, predicted: Trace) -> Explanation:
+    """Return the explanation of a plan's predicted step. The changes are simulated, which takes a while.
+
+    Raises:
+        InvalidInput: the plan's schedule deadlocks or is unknown.
+    """
+    groups = _group_shares(plan, predicted)
+    busiest = max(groups, key=lambda each: each.computing)
+    prediction = Prediction(
+        step_seconds=predicted.step_seconds,
+        bubble_fraction=predicted.bubble_fraction,
+        peak_bytes=predicted.peak_bytes,
+    )
+    number = next(each.stages[0] for each in device_groups(plan) if each.name == busiest.name)
+    return Explanation(
+        path=_path_shares(plan),
+        groups=tuple(groups),
+        bottleneck=busiest.name,
+        gap_percent=gap_percent(plan, prediction),
+        outlooks=tuple(outlooks(plan, bottleneck=number)),
+    )
+
+
+def explanation_lines(found: Explanation, step_seconds: float) -> list[str]:
+    """Return the explanation in sentences."""
+    path = ", ".join(f"{each.work} {each.seconds / step_seconds:.0%}" for each in found.path[:4])
+    busiest = next(each for each in found.groups if each.name == found.bottleneck)
+    better = [each for each in found.outlooks if each.gain > _WORTH]
+    worse = [each.change for each in found.outlooks if each.gain <= _WORTH]
+    lines = [
+        f"critical path: {path}",
+        f"bottleneck: {found.bottleneck}, which computes {busiest.computing:.0%} of the step",
+        f"gap: the step is at most {found.gap_percent:.1f} % above a lower bound on every plan's step",
+        *(f"would help: {each.change}: {_result(each)}" for each in better),
+    ]
+    return lines + ([f"simulated without a gain: {', '.join(worse)}"] if worse else [])
+
+
+def _result(outlook: Outlook) -> str:
+    return f"step {format_seconds(outlook.step_seconds)}, {outlook.gain:+.1%} samples/s"
+
+
+_WORTH = 0.005
+"""Smaller gains are not worth a change."""
+
+
+def _path_shares(plan: Plan) -> tuple[PathShare, ...]:
+    seconds: dict[str, list[float]] = {}
+    for what, when in critical_work(plan):
+        seconds.setdefault(_work_name(plan, what), []).append(when.end - when.start)
+    shares = [PathShare(work=name, seconds=sum(each), count=len(each)) for name, each in seconds.items()]
+    return tuple(sorted(shares, key=lambda share: -share.seconds))
+
+
+def _work_name(plan: Plan, what: SimulatedWork) -> str:
+    match what:
+        case Transfer():
+            edge = plan.edges[what.edge]
+            return f"messages between {plan.stages[edge.source].name} and {plan.stages[edge.target].name}"
+        case MessageHandling():
+            return "handling of messages"
+        case Reduce():
+            return f"sum of gradients of {plan.stages[what.stage].name}"
+        case ReduceTied():
+            return "sum of shared gradients"
+        case WeightGather():
+            return f"gather of weights of {plan.stages[what.stage].name}"
+        case OptimizerStep():
+            return "optimizer"
+        case (_, task):
+            word = "update" if task.kind == "U" else SPAN_WORDS[task.kind]
+            return f"{word} of {plan.stages[task.stage].name}"
+
+
+def _group_shares(plan: Plan, predicted: Trace) -> list[GroupShare]:
+    shares: list[GroupShare] = []
+    step = predicted.step_seconds or 1.0
+    for group in device_groups(plan):
+        tasks = [
+            (span.start_seconds, span.end_seconds)
+            for span in predicted.spans
+            if span.device == group.devices[0] and span.kind in ("F", "B", "I", "W", "optimizer")
+        ]
+        first, last = min(start for start, _ in tasks), max(end for _, end in tasks)
+        computing = sum(end - start for start, end in tasks)
+        shares.append(
+            GroupShare(
+                name=group.name,
+                computing=computing / step,
+                warm_up=first / step,
+                between=max(0.0, last - first - computing) / step,
+                drain=(step - last) / step,
+            )
+        )
+    return shares

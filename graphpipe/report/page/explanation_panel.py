@@ -1,0 +1,52 @@
+"""The panel that explains a predicted step."""
+
+from graphpipe.report.content.explanation import Explanation, explain
+from graphpipe.report.content.subject import Subject
+from graphpipe.report.page.html_page import note, table
+from graphpipe.report.page.panel import Panel
+from graphpipe.units import format_seconds
+
+
+def _explanation(subject: Subject) -> str | None:
+    """Return the critical path, the bottleneck, the shares of waiting, and what would help."""
+    plan, predicted = subject.plan, subject.predicted
+    if plan is None or predicted is None or not predicted.step_seconds or not predicted.spans:
+        return None
+    found = explain(plan, predicted)
+    return (
+        note(
+            f"The devices of {found.bottleneck} compute for the longest time. The step is at most "
+            f"{found.gap_percent:.1f} % above a lower bound on every plan's step on these devices. Only a change of "
+            "what is on the critical path can shorten the step."
+        )
+        + _path(found, predicted.step_seconds)
+        + _groups(found)
+        + _outlooks(found)
+    )
+
+
+def _path(found: Explanation, step: float) -> str:
+    rows = [
+        [each.work, str(each.count), format_seconds(each.seconds), f"{each.seconds / step:.0%}" if step else "-"]
+        for each in found.path
+    ]
+    return table("The critical path, from start to end without a gap", ("work", "times", "in all", "of the step"), rows)
+
+
+def _groups(found: Explanation) -> str:
+    rows = [
+        [each.name, *(f"{share:.0%}" for share in (each.computing, each.warm_up, each.between, each.drain))]
+        for each in found.groups
+    ]
+    headings = ("stages", "computing", "waits: warm-up", "waits: between tasks", "waits: drain")
+    return table("How one device of each stage spends the step", headings, rows)
+
+
+def _outlooks(found: Explanation) -> str:
+    if not found.outlooks:
+        return ""
+    rows = [[each.change, format_seconds(each.step_seconds), f"{each.gain:+.1%}"] for each in found.outlooks]
+    return table("What would help: each change was simulated", ("with", "step", "samples/s"), rows)
+
+
+EXPLANATION = Panel(name="explanation", title="Why it takes this long", build=_explanation)

@@ -1,0 +1,60 @@
+"""Explanations agree with arithmetic by hand, and every suggestion with a simulation of its own."""
+
+from dataclasses import replace
+
+import pytest
+from builders import Part, make_plan
+
+from graphpipe.api import simulate
+from graphpipe.report.content.explanation import explain, explanation_lines
+from graphpipe.simulator import step_seconds
+
+# A chain of two stages. A sample takes 1 s forward and 2 s backward in the first, 2 s and 4 s in the second.
+SLOWER_END = make_plan([Part(), Part(forward=2.0, backward=4.0)], batch_size=4)
+
+
+def test_the_path_adds_up_to_the_step_and_the_bottleneck_is_the_slower_stage() -> None:
+    predicted = simulate(SLOWER_END)
+    found = explain(SLOWER_END, predicted)
+    assert sum(each.seconds for each in found.path) == pytest.approx(predicted.step_seconds)
+    # The first forward of s0, then s1 without a pause, then the last backward of s0: 1 + 4 * 6 + 2.
+    assert predicted.step_seconds == 27.0
+    shares = {each.work: (each.count, each.seconds) for each in found.path}
+    assert shares == {
+        "forward of s0": (1, 1.0),
+        "forward of s1": (4, 8.0),
+        "backward of s1": (4, 16.0),
+        "backward of s0": (1, 2.0),
+    }
+    assert found.bottleneck == "s1"
+    second = next(each for each in found.groups if each.name == "s1")
+    assert (second.computing, second.warm_up, second.drain) == pytest.approx((24 / 27, 1 / 27, 2 / 27))
+    for each in found.groups:
+        assert each.computing + each.warm_up + each.between + each.drain == pytest.approx(1.0)
+
+
+def test_every_outlook_is_simulated() -> None:
+    found = {each.change: each for each in explain(SLOWER_END, simulate(SLOWER_END)).outlooks}
+    # A mini-batch of 8: 1 + 8 * 6 + 2 = 51 s.
+    doubled = found["twice the mini-batch"]
+    assert (doubled.step_seconds, doubled.gain) == (51.0, pytest.approx(8 / 51 / (4 / 27) - 1))
+    other = found["schedule gpipe"]
+    assert other.step_seconds == step_seconds(replace(SLOWER_END, schedule="gpipe"))
+    assert "twice as many devices for s1" not in found  # one sample cannot be divided
+
+
+def test_more_devices_help_the_bottleneck() -> None:
+    plan = make_plan([Part(micro_batch=2), Part(micro_batch=2, forward=2.0, backward=4.0)], batch_size=8)
+    found = {each.change: each for each in explain(plan, simulate(plan)).outlooks}
+    wider = make_plan([Part(micro_batch=2), Part(micro_batch=2, degree=2, forward=2.0, backward=4.0)], batch_size=8)
+    assert found["twice as many devices for s1"].step_seconds == pytest.approx(simulate(wider).step_seconds)
+    assert found["twice as many devices for s1"].gain > 0.5
+
+
+def test_lines_name_path_bottleneck_gap_and_what_would_help() -> None:
+    predicted = simulate(SLOWER_END)
+    lines = explanation_lines(explain(SLOWER_END, predicted), predicted.step_seconds)
+    assert lines[0] == "critical path: backward of s1 59%, forward of s1 30%, backward of s0 7%, forward of s0 4%"
+    assert lines[1] == "bottleneck: s1, which computes 89% of the step"
+    assert lines[2].startswith("gap: the step is at most ")
+    assert any(line.startswith("would help: twice the mini-batch: step 51.0 s, +5.9% samples/s") for line in lines)
