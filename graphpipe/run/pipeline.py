@@ -156,7 +156,7 @@ class Pipeline:
         self._publish_slices()
 
     def trace(self) -> Trace:
-        """Return what all ranks did in the last step, if it was recorded; all ranks call this.
+        """Return what all ranks did in the last step or segment, if it was recorded; all ranks call this.
 
         Raises:
             InvalidInput: nothing was recorded.

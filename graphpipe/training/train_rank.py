@@ -4,9 +4,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from graphpipe.errors import InvalidInput
@@ -31,9 +32,10 @@ from graphpipe.training.run_folder.metrics_log import StepMetrics, read_metrics_
 from graphpipe.training.run_folder.recoveries import note_recovery, read_recoveries
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.train_result import TrainResult
+from graphpipe.training.segment_ends import segment_ends
 from graphpipe.training.task.count_steps import count_steps
 from graphpipe.training.task.data_reader import DataReader
-from graphpipe.training.task.task import Task, load_task
+from graphpipe.training.task.task import Batch, Task, load_task
 from graphpipe.training.telemetry.banner import readiness, show_banner
 from graphpipe.training.telemetry.telemetry import Telemetry, open_telemetry
 
@@ -128,7 +130,8 @@ def train_rank(
         if main:
             show_banner(ready)
         leave = LeaveRequest(world, folder) if elastic else None
-        with open_telemetry(config, pipeline, folder, steps, history, pipeline.steps) as telemetry:
+        ends = [*segment_ends(config.train, pipeline.steps, steps, flushes=_flushes(plan))]
+        with open_telemetry(config, pipeline, folder, steps, history, pipeline.steps, len(ends)) as telemetry:
             traces = _steps(config, pipeline, reader, checkpoints, telemetry, history, leave)
             checkpoints.wait()
             if pipeline.steps < steps:
@@ -156,6 +159,7 @@ def _options(config: TrainConfig, steps: int, plan: Plan, folder: RunFolder) -> 
         timeout_seconds=config.run.timeout_seconds,
         faults=parse_faults(config.train.faults),
         fault_log=folder.faults,
+        rollback=False,  # a segment that fails ends the run, which continues from its checkpoint
     )
 
 
@@ -182,22 +186,34 @@ def _steps(
 ) -> list[Trace]:
     """Train to the last step or to a request to leave. Append to the history, and return the last steps' traces."""
     traces: list[Trace] = []
-    every = config.train.checkpoint_every
-    for number, (inputs, targets) in zip(range(pipeline.steps + 1, telemetry.steps + 1), reader, strict=False):
-        pipeline.recording = number > telemetry.steps - TRACED
-        start = time.perf_counter()
-        loss = pipeline.step(inputs, targets)
-        history.append(StepMetrics(step=number, loss=loss, seconds=time.perf_counter() - start))
-        telemetry.step(history[-1])
+    every, batches = config.train.checkpoint_every, iter(reader)
+    for end in segment_ends(config.train, pipeline.steps, telemetry.steps, flushes=_flushes(pipeline.plan)):
+        pipeline.recording = end > telemetry.steps - TRACED
+        for each in _segment(pipeline, batches, end):
+            history.append(each)
+            telemetry.step(each, drained=each.step == end)
         if pipeline.recording:
             traces.append(pipeline.trace())
-        if every is not None and (number % every == 0 or number == telemetry.steps):
+        if every is not None and (end % every == 0 or end == telemetry.steps):
             start = time.perf_counter()
             checkpoints.save(reader.position)
             telemetry.checkpoint(time.perf_counter() - start)
-            if number < telemetry.steps and leave is not None and leave.asked():
+            if end < telemetry.steps and leave is not None and leave.asked():
                 break
     return traces
+
+
+def _segment(pipeline: Pipeline, batches: Iterator[Batch], end: int) -> list[StepMetrics]:
+    """Train to a step, and return the steps; those of a segment took equally long."""
+    first, given = pipeline.steps + 1, [*islice(batches, end - pipeline.steps)]
+    start = time.perf_counter()
+    losses = pipeline.segment(given)
+    seconds = (time.perf_counter() - start) / len(losses)
+    return [StepMetrics(step=step, loss=loss, seconds=seconds) for step, loss in enumerate(losses, first)]
+
+
+def _flushes(plan: Plan) -> bool:
+    return plan.weights == "flush"
 
 
 def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | None]:

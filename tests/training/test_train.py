@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,16 @@ from cli_cases import Run
 from safetensors.torch import load_file
 
 import graphpipe as gp
+from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans import Plan
+from graphpipe.run.faults.injector import InjectedError
 from graphpipe.run.step.recorder import Recorder
+from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.trace import Trace
 from graphpipe.training.config.from_toml import read_config
+from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.run_folder import RunFolder
+from graphpipe.training.segment_ends import segment_ends
 from graphpipe.training.task.task import load_task
 from graphpipe.training.train_rank import TRACED, train_rank
 
@@ -142,3 +148,33 @@ def test_a_training_splits_the_layers_that_its_configuration_names() -> None:
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_segments_end_at_checkpoints_and_a_resumed_run_has_the_same_ones(config: Path) -> None:
+    """A run that fails in the middle of a segment goes on from its last drain, bit for bit."""
+    overrides = ["train.steps=14", "train.checkpoint_every=6", "train.segment_steps=4", "optimizer.name=adam"]
+    settings = read_config(config, overrides)
+    task = load_task(settings.task, settings.folder, 0)
+    graph, cluster = gp.capture(task.module, task.example_inputs), gp.Cluster.preset("local:2")
+    assert [*segment_ends(settings.train, 0, 14, flushes=False)] == [4, 6, 8, 12, 14]
+    assert [*segment_ends(settings.train, 6, 14, flushes=False)] == [8, 12, 14]
+    assert [*segment_ends(settings.train, 0, 3, flushes=True)] == [1, 2, 3]
+    size = settings.train.batch_size
+    stages = [HandStage(ops=ops, devices=(at,), micro_batch=size // 2) for at, ops in enumerate((("[ab]",), ("sum*",)))]
+    plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=size, stages=stages)
+    plan = with_policy(plan, "stash")
+    assert max(stage.versions for stage in plan.stages) > 1
+    found: list[list[float]] = []
+    for name, faults in (("whole", ""), ("failed", "raise@rank0:step10:phase=backward")):
+        folder = RunFolder(Path(name))
+        folder.path.mkdir()
+        given = settings if not faults else replace(settings, train=replace(settings.train, faults=(faults,)))
+        if faults:
+            with pytest.raises(InjectedError):
+                train_rank(given, load_task(settings.task, settings.folder, 0), plan, folder)
+            assert len(read_metrics_log(folder.metrics_log)) == 8
+        fresh = load_task(settings.task, settings.folder, 0)
+        assert train_rank(given, fresh, plan, folder, resume=bool(faults)) is not None
+        found.append([step.loss for step in read_metrics_log(folder.metrics_log)])
+    assert found[0] == found[1]
+    assert len(found[0]) == 14

@@ -10,6 +10,7 @@ from graphpipe.schedule import Compute, Receive, Reduce, ReduceTied, Send
 from graphpipe.schedule.actions import Action
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.segment import build_segment
 
 
 def check_faults(
@@ -61,7 +62,8 @@ def phases_by_rank(plan: Plan, ranks: int) -> list[set[str]]:
     """Return the phases that each rank reaches in a step. Every rank has an optimizer and writes checkpoints."""
     placement = Placement.of(plan, ranks)
     phases = [{"optimizer", "checkpoint"} for _ in range(ranks)]
-    for device, action in lower(plan, build_schedule(plan)).order:
+    schedule = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, 1)
+    for device, action in lower(plan, schedule).order:
         if phase := _phase(action, placement):
             phases[placement.rank_of[device]].add(phase)
     return phases
@@ -70,7 +72,7 @@ def phases_by_rank(plan: Plan, ranks: int) -> list[set[str]]:
 def _phase(action: Action, placement: Placement) -> str:
     match action:
         case Compute(task):
-            return "forward" if task.kind == "F" else "backward"
+            return {"F": "forward", "U": "optimizer"}.get(task.kind, "backward")
         case Send(transfer) | Receive(transfer):
             ends = {placement.rank_of[end] for end in (transfer.source_device, transfer.target_device)}
             phase = "send" if isinstance(action, Send) else "receive"

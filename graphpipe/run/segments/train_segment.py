@@ -92,6 +92,7 @@ class TrainSegment:
         segment = Segment.of(*self._prepare(batches))
         worker.messages.open(communicating_pairs(schedule.lowered, worker.placement))
         before = self._state() if self.rolls_back else None
+        worker.recorder.mini_batches = len(batches)
         worker.recorder.begin()
         try:
             summaries = self._compute(segment, schedule)

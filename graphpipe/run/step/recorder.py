@@ -42,6 +42,8 @@ class Recorder:
     noted: "list[Recording]" = field(default_factory=lambda: list[Recording]())
     """The recordings of this step. They become spans once the seconds of their moments are known."""
     step_seconds: float = 0.0
+    mini_batches: int = 1
+    """Of the last step or segment."""
     stages: tuple[str, ...] = ()
     """The names of the stages. If empty, torch's profiler shows their numbers."""
     doing: CurrentWork | None = None
@@ -128,7 +130,7 @@ class Recorder:
 
     def gather(self, plan: Plan) -> Trace:
         """Return the trace of all ranks; every rank must call this."""
-        return assemble(plan, self.world.exchange(self.own()), "measured")
+        return assemble(plan, self.world.exchange(self.own()), "measured", self.mini_batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +197,15 @@ class Recording:
         )
 
 
-def assemble(plan: Plan, ranks: Sequence[Mapping[str, Any]], source: Literal["measured", "emulated"]) -> Trace:
-    """Return the trace of one step, from what each rank recorded (see `Recorder.own`)."""
+def assemble(
+    plan: Plan, ranks: Sequence[Mapping[str, Any]], source: Literal["measured", "emulated"], mini_batches: int = 1
+) -> Trace:
+    """Return the trace of one step or segment, from what each rank recorded (see `Recorder.own`)."""
     spans = [from_body(Span, body, "trace") for rank in ranks for body in rank["spans"]]
     return Trace(
         source=source,
         plan_fingerprint=plan.fingerprint,
-        batch_size=plan.batch_size,
+        batch_size=plan.batch_size * mini_batches,
         device_names=tuple(device.name for device in plan.cluster.devices),
         used_devices=plan.used_devices,
         step_seconds=max(rank["seconds"] for rank in ranks),

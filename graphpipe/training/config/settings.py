@@ -86,6 +86,9 @@ class TrainSettings:
     """Steps between checkpoints. One more is made after the last step. By default no checkpoints are made."""
     keep: int = 2
     """Number of checkpoints to keep."""
+    segment_steps: int = 32
+    """Steps after which the pipeline drains, if the plan's weight policy does not flush. It also drains for a
+    checkpoint. The mini-batches of all these steps are in memory at once."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Loggers of loss, throughput and memory, besides metrics.jsonl. Each needs the extra of the same name."""
     faults: tuple[str, ...] = ()
@@ -96,6 +99,7 @@ class TrainSettings:
         if self.steps is None and self.epochs is None:
             raise InvalidInput("neither steps nor epochs is given", where="train", remedy="Give one, or both.")
         _at_least_one("train.keep", self.keep)
+        _at_least_one("train.segment_steps", self.segment_steps)
         counts = {"steps": self.steps, "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
         for name, number in counts.items():
             _at_least_one(f"train.{name}", 1 if number is None else number)

@@ -34,7 +34,7 @@ class Telemetry:
     events: EventLog
     progress: TrainProgress
     profiler_step: Callable[[], None]
-    """Called after every step, for torch's profiler."""
+    """Called after every step or segment, for torch's profiler."""
     log: TextIO | None
     loggers: tuple[MetricLogger, ...]
     done: int
@@ -63,8 +63,13 @@ class Telemetry:
         )
         self._memory()
 
-    def step(self, step: StepMetrics) -> None:
-        """Report a step."""
+    def step(self, step: StepMetrics, *, drained: bool = True) -> None:
+        """Report a step.
+
+        Args:
+            step: that was done.
+            drained: the pipeline has drained after it.
+        """
         self.done = step.step
         speed = self.batch_size / step.seconds
         self.progress.advance(step.loss, speed)
@@ -76,7 +81,8 @@ class Telemetry:
         self._log(
             metrics | {"memory/rank0_held_bytes": memory.held_bytes, "memory/rank0_peak_bytes": memory.peak_bytes}
         )
-        self.profiler_step()
+        if drained:
+            self.profiler_step()
 
     def checkpoint(self, seconds: float) -> None:
         """Report a checkpoint, and how long training waited for it."""
@@ -106,7 +112,13 @@ class Telemetry:
 
 @contextmanager
 def open_telemetry(
-    config: TrainConfig, pipeline: Pipeline, folder: RunFolder, steps: int, history: Sequence[StepMetrics], done: int
+    config: TrainConfig,
+    pipeline: Pipeline,
+    folder: RunFolder,
+    steps: int,
+    history: Sequence[StepMetrics],
+    done: int,
+    drains: int,
 ) -> Generator[Telemetry]:
     """Open everything that this rank reports to. An error that ends the block is reported too.
 
@@ -117,6 +129,7 @@ def open_telemetry(
         steps: number of steps of the whole training.
         history: the steps that the metrics log begins with.
         done: number of steps done already.
+        drains: how often the pipeline will drain until the last step.
 
     Raises:
         InvalidInput: a file cannot be written, or a logger's package is not installed.
@@ -131,7 +144,7 @@ def open_telemetry(
             events=enter(open_event_log(folder, rank)),
             log=enter(open_metrics_log(folder.metrics_log, history)) if main else None,
             loggers=enter(open_loggers(config.train.loggers, folder, to_body(config), done + 1)) if main else (),
-            profiler_step=enter(torch_profile(folder, rank, config.run.profile_steps, steps - done)),
+            profiler_step=enter(torch_profile(folder, rank, config.run.profile_steps, drains)),
             progress=enter(TrainProgress(steps, shown=main, done=done)),
             done=done,
         )

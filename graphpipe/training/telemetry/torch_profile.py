@@ -22,7 +22,8 @@ def torch_profile(folder: RunFolder, rank: int, wanted: int, left: int) -> Gener
         folder: of the run.
         rank: this one.
         wanted: number of steps to record. 0 records nothing. If there are enough steps, one step is skipped before
-            them and one warms up the profiler.
+            them and one warms up the profiler. Where the pipeline does not drain after a step, a whole segment counts
+            as one.
         left: number of steps until the end of training.
 
     Yields:

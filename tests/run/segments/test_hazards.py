@@ -250,3 +250,17 @@ def test_mini_batches_of_other_shapes_are_refused() -> None:
 def batch_of_size(samples: int) -> tuple[dict[str, Tensor], Tensor]:
     inputs, targets = batch_of(0)
     return {name: each[:samples] for name, each in inputs.items()}, targets[:samples]
+
+
+def test_the_trace_of_a_segment() -> None:
+    pipeline, _ = pipeline_under("diamond", "stash", record=True)
+    pipeline.segment([batch_of(step) for step in range(3)])
+    trace = pipeline.trace()
+    assert trace.batch_size == 24
+    spans = [(span.kind, span.stage, span.micro_batch) for span in trace.spans if span.kind in ("F", "B", "optimizer")]
+    assert sorted(spans) == sorted(
+        (kind, stage, number)
+        for stage in range(4)
+        for kind, count in (("F", 6), ("B", 6), ("optimizer", 3))
+        for number in range(count)
+    )
