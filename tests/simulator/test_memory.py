@@ -98,6 +98,15 @@ def test_halves_of_a_backward_free_what_they_keep() -> None:
     assert held(plan, 1, text) == [(0, 4), (2, 4 + 10 + 5), (3, 4 + 10 + 30), (4, 2 + 5 + 4 + 30), (5, 0)]
 
 
+def test_halves_free_unequal_shares_in_their_order() -> None:
+    # With equal halves, a wrong line that swapped kept and freed share was not found.
+    plan = two_stages(batch_size=1)
+    plan = replace(plan, costs=replace(plan.costs, kept_for_weight_gradient=0.25))
+    text = "schedule hand\n0: F0.0 B0.0\n1: F1.0 I1.0 W1.0\n"
+    # Of the 4 received and the 10 saved, a quarter is kept for W, from 4 to 5 s.
+    assert held(plan, 1, text) == [(0, 4), (2, 4 + 10 + 5), (3, 4 + 10 + 30), (4, 1 + 2.5 + 4 + 30), (5, 0)]
+
+
 @settings(max_examples=40, deadline=None)
 @given(plans())
 def test_profiled_memory_starts_and_ends_with_the_state_and_never_falls_below_it(plan: Plan) -> None:

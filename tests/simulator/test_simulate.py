@@ -7,7 +7,7 @@ from builders import Part, chain, make_plan, plans, share
 from hypothesis import given, settings
 
 from graphpipe.cluster import Link
-from graphpipe.costs import State
+from graphpipe.costs import Curve, State
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import needed_bytes
@@ -174,6 +174,33 @@ def test_the_longer_of_two_transfers_against_each_other_frees_the_devices():
     assert simulate(replace(plan, cluster=replace(plan.cluster, duplex=True))).step_seconds <= (
         simulate(plan).step_seconds
     )
+
+
+def test_the_optimizer_step_of_a_device_updates_all_its_stages():
+    parts = [Part(devices=(0,), parameter_bytes=10), Part(devices=(1,), parameter_bytes=3)]
+    parts += [Part(devices=(0,), parameter_bytes=20)]
+    trace = simulate(make_plan(parts, batch_size=1, optimizer_seconds_per_parameter_byte=1.0))
+    steps = {span.device: span.end_seconds - span.start_seconds for span in trace.spans if span.kind == "optimizer"}
+    assert steps == {0: 10 + 20, 1: 3}
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_an_all_reduce_waits_for_the_slowest_replica(slow: int):
+    plan = make_plan([Part(degree=2, micro_batch=2, parameter_bytes=4)], batch_size=4)
+    kind, (here, there) = plan.cluster.device_types[0], plan.cluster.devices
+    devices = [replace(here, type="slow"), there] if slow == 0 else [here, replace(there, type="slow")]
+    types = (kind, replace(kind, name="slow"))
+    rows = [replace(row, device_type="slow", forward=Curve(lines=((0.0, 5.0),))) for row in plan.costs.rows]
+    plan = replace(
+        plan,
+        cluster=replace(plan.cluster, devices=tuple(devices), device_types=types),
+        costs=replace(plan.costs, rows=(*plan.costs.rows, *rows)),
+    )
+    trace = simulate(plan)
+    # Two micro-batches, one sample each: 3 s on the fast device, 7 s on the slow one. Then 4 bytes over two devices.
+    starts = {span.start_seconds for span in trace.spans if span.kind == "reduce"}
+    assert starts == {2 * 7}
+    assert trace.step_seconds == 2 * 7 + 4
 
 
 def test_stages_of_one_device_pass_values_without_cost():

@@ -1,0 +1,40 @@
+"""More samples in flight, against sums by hand."""
+
+from dataclasses import replace
+
+from builders import Part, make_plan
+
+from graphpipe.planners.raise_in_flight import with_room, with_slack
+from graphpipe.plans import Plan
+
+
+def in_flight(plan: Plan) -> list[int]:
+    return [stage.in_flight for stage in plan.stages]
+
+
+def with_memory(plan: Plan, count: float) -> Plan:
+    types = tuple(replace(kind, memory_bytes=count) for kind in plan.cluster.device_types)
+    return replace(plan, cluster=replace(plan.cluster, device_types=types))
+
+
+def test_slack_is_one_micro_batch_for_every_following_stage() -> None:
+    assert in_flight(make_plan([Part()] * 3, batch_size=8)) == [3, 2, 1]
+    assert in_flight(with_slack(make_plan([Part()] * 3, batch_size=8))) == [3 + 2, 2 + 1, 1]
+    halves = make_plan([Part(micro_batch=2), Part(micro_batch=2), Part(micro_batch=2)], batch_size=16)
+    assert in_flight(with_slack(halves)) == [6 + 4, 4 + 2, 2]
+
+
+def test_slack_follows_the_longest_way_out() -> None:
+    edges = [(0, 1, 0.0), (1, 2, 0.0), (0, 2, 0.0), (2, 3, 0.0)]
+    plan = make_plan([Part()] * 4, edges, batch_size=16)
+    added = [more - less for more, less in zip(in_flight(with_slack(plan)), in_flight(plan), strict=True)]
+    assert added == [3, 2, 1, 0]
+
+
+def test_slack_and_room_end_at_the_mini_batch_and_at_the_memory() -> None:
+    plan = make_plan([Part(saved_bytes=10.0)] * 3, batch_size=4)
+    assert in_flight(with_slack(plan)) == [4, 3, 1]
+    assert in_flight(with_room(plan)) == [4, 4, 4]
+    assert in_flight(with_slack(with_memory(plan, 39.0))) == [3, 3, 1]
+    assert in_flight(with_room(with_memory(plan, 30.0))) == [3, 3, 3]
+    assert in_flight(with_room(plan, limit_bytes=20.0)) == [3, 2, 2]  # never fewer than before
