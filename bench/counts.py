@@ -18,14 +18,14 @@ from bench.tables import markdown
 from bench.vision_models import vision_graph
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.model.zoo import zoo
-from graphpipe.planners.registry import PLANNERS
+from graphpipe.planners.registry import planner_names
 
 ZOO = {"mmt": 16, "dlrm": 128, "candle-uno": 128, "case-study": 16, "gpt": 16, "two-tower": 16, "unet": 16}
 """Samples of a mini-batch per device."""
 VISION = {"resnet18": 16, "squeezenet": 16}
 PROFILES = {"gnmt": 32, "vgg16": 32, "resnet50": 32, "inception_v3": 32}
 DEVICES = range(1, 33)
-BASELINES = tuple(name for name in PLANNERS if name != "graphpipe")
+BASELINES = tuple(name for name in planner_names(trains=True) if name != "graphpipe")
 SCHEDULES = ("1f1b", "auto")
 LIMIT_SECONDS = 60.0
 """Of all baselines of one case together."""

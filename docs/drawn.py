@@ -48,7 +48,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         elif name == "interleaved":  # Planners give every device one stage.
             plan = _two_stages_on_each_device()
         else:
-            plan = gp.plan(graph, costs, cluster, batch_size=32, **{word: name})
+            inference = name in ("edgepipe", "forward-only")
+            chosen = {} if name == "forward-only" else {word: name}
+            plan = gp.plan(graph, costs, cluster, batch_size=32, inference=inference, **chosen)
         picture = f"pictures/{word}-{name}.svg"
         files.append(File.generated(config, picture, content=_drawn(plan)))
     files.append(File.generated(config, "pictures/tutorial.svg", content=_drawn(_tutorial())))

@@ -17,12 +17,14 @@ from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, check_choice, scheduled
 from graphpipe.planners.choose_splits import AUTO as AUTO_SPLIT
 from graphpipe.planners.choose_splits import SplitChoice, plan_with_splits
-from graphpipe.planners.problem.options import Objective, Options
+from graphpipe.planners.problem.options import InferenceObjective, Objective, Options
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.registry import DEFAULT, find_planner
+from graphpipe.planners.registry import DEFAULT, find_planner, planner_names
 from graphpipe.plans.backward_record import BackwardRecord, whole_stages
+from graphpipe.plans.estimates import period_seconds
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.verify import verify
+from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
 from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.simulator import predict, step_seconds
 from graphpipe.simulator.critical_path import applies
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from graphpipe.model.capture.capture import Captured
 
 _OBJECTIVES = ("step", "bottleneck")
+_INFERENCE_OBJECTIVES = ("throughput", "latency")
 
 __all__ = ["choose_backwards", "estimate", "hand_plan", "plan", "simulate"]
 
@@ -45,10 +48,11 @@ def plan(
     planner: str = DEFAULT,
     micro_batch: int | None = None,
     mixed_micro_batches: bool = False,
-    objective: Objective = "step",
+    objective: Objective | InferenceObjective | None = None,
     schedule: str | None = None,
     loads: Loads | None = None,
     split: SplitChoice = "none",
+    inference: bool = False,
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -66,6 +70,8 @@ def plan(
         mixed_micro_batches: let every stage have its own micro-batch size (kFkB schedule).
         objective: `step` ranks by simulated step time, including warm-up, drain, communication and update.
             `bottleneck`, the published objective, ranks by the slowest stage, and only micro-batch sizes by step time.
+            For inference, `throughput` ranks by the busiest device or link of a full pipeline, and `latency` by the
+            time from an empty pipeline to the last answer of a mini-batch. None: `step` or `throughput`.
         schedule: a scheduler's name, such as `1f1b` or `zb-h1`, or `auto` for the one with the shortest step. `auto`
             may use all the available memory. GraphPipe's own planners improve their plans under the schedule, and give
             stages different micro-batch sizes if that is faster. Planners that choose a schedule themselves keep it
@@ -77,6 +83,7 @@ def plan(
         split: operators to split, so that their parts can be in different stages (docs/splits.md). `none`, the names
             of operators (`NAME:4` splits by outputs in 4 parts), or `auto` for those whose split shortens the step of
             this planner's plan.
+        inference: plan for `InferencePipeline`: only forwards, without gradients and optimizer state.
 
     Raises:
         Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.
@@ -85,10 +92,7 @@ def plan(
             sizes do not run under.
     """
     problem = _problem(graph, costs, cluster, batch_size, loads)
-    if objective not in _OBJECTIVES:
-        raise InvalidInput(
-            f"unknown objective '{objective}'", where="objective", remedy=nearest(objective, [*_OBJECTIVES])
-        )
+    _check_objective(objective, inference=inference)
     check_settings(
         batch_size=batch_size,
         planner=planner,
@@ -96,10 +100,18 @@ def plan(
         mixed_micro_batches=mixed_micro_batches,
         schedule=schedule,
     )
-    schedule = schedule or default_schedule(planner, cluster, objective, mixed_micro_batches=mixed_micro_batches)
+    if inference:
+        if schedule is not None or mixed_micro_batches or split == AUTO_SPLIT:
+            what = "inference has only forwards and equal micro-batches, and splits only operators that are named"
+            raise InvalidInput(what, where="inference", remedy="Leave out the schedule, mixed sizes and split 'auto'.")
+        return _inference_plan(replace(problem, trains=False), planner, objective == "latency", micro_batch, split)
+    ranked: Objective = "bottleneck" if objective == "bottleneck" else "step"
+    if not find_planner(planner).trains:
+        raise InvalidInput(f"planner '{planner}' plans only inference", where="planner", remedy="Plan for inference.")
+    schedule = schedule or default_schedule(planner, cluster, ranked, mixed_micro_batches=mixed_micro_batches)
     choose = BestCandidate(choice=schedule, evaluate=step_seconds, micro_batch=micro_batch, quick=applies)
     options = Options(
-        objective=objective,
+        objective=ranked,
         evaluate=step_seconds,
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
@@ -115,6 +127,30 @@ def plan(
     start = time.perf_counter()
     with _collection_paused():
         found = plan_with_splits(problem, split, find, step_seconds)
+        return _checked(replace(found, search_seconds=time.perf_counter() - start))
+
+
+def _check_objective(objective: str | None, *, inference: bool) -> None:
+    known, others = _OBJECTIVES, _INFERENCE_OBJECTIVES
+    if inference:
+        known, others = others, known
+    if objective not in (None, *known):
+        of = f"Of {'inference' if inference else 'training'} it is {' or '.join(known)}."
+        remedy = of if objective in others else nearest(str(objective), [*known])
+        raise InvalidInput(f"unknown objective '{objective}'", where="objective", remedy=remedy)
+
+
+def _inference_plan(problem: Problem, planner: str, latency: bool, micro_batch: int | None, split: SplitChoice) -> Plan:
+    if not find_planner(planner).infers:
+        names = " or ".join(planner_names(trains=False))
+        raise InvalidInput(f"planner '{planner}' plans only training", where="planner", remedy=f"Choose {names}.")
+    evaluate = step_seconds if latency else period_seconds
+    options = Options(
+        inference_objective="latency" if latency else "throughput", evaluate=evaluate, micro_batch=micro_batch
+    )
+    start = time.perf_counter()
+    with _collection_paused():
+        found = plan_with_splits(problem, split, lambda each: find_planner(planner).plan(each, options), evaluate)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
 
 
@@ -166,6 +202,7 @@ def hand_plan(
     schedule: str = "1f1b",
     loads: Loads | None = None,
     split: SplitChoice = "none",
+    inference: bool = False,
 ) -> Plan:
     """Return the plan of stages written by hand, verified, scheduled and predicted.
 
@@ -178,6 +215,7 @@ def hand_plan(
         schedule: a scheduler's name, such as `1f1b` or `kfkb`.
         loads: as in `plan`.
         split: as in `plan`. Stages name the parts of an operator, such as `top.linear.part*`. `auto` cannot be chosen.
+        inference: only forwards, whatever the schedule says.
 
     Raises:
         InvalidInput: a constraint is violated, or an operator cannot be split.
@@ -187,7 +225,8 @@ def hand_plan(
     if split == AUTO_SPLIT:
         remedy = "Name the operators, because the stages name their parts."
         raise InvalidInput("'auto' does not work with hand-written stages", where="split", remedy=remedy)
-    by_hand = HandPlan(stages=tuple(stages), schedule=schedule)
+    problem = replace(problem, trains=not inference)
+    by_hand = HandPlan(stages=tuple(stages), schedule=FORWARD_ONLY if inference else schedule)
     return _checked(plan_with_splits(problem, split, lambda each: plan_by_hand(each, by_hand), step_seconds))
 
 

@@ -48,9 +48,9 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--micro-batch", type=int, metavar="N", help="only this micro-batch size (default: search)")
     parser.add_argument(
         "--objective",
-        default="step",
-        choices=("step", "bottleneck"),
-        help="what to minimise: the whole step (default), or only the slowest stage, as published",
+        choices=("step", "bottleneck", "throughput", "latency"),
+        help="what to minimise: the whole step (default), or only the slowest stage, as published; with --inference "
+        "what to improve: throughput (default) or latency",
     )
     parser.add_argument(
         "--schedule",

@@ -18,7 +18,7 @@ from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput
 from graphpipe.files.json_body import to_body
 from graphpipe.planners.choose_splits import parse_split
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.registry import all_planners, find_planner
+from graphpipe.planners.registry import find_planner, planner_names
 from graphpipe.report import Outcome, Summary, compare_table, summarise
 from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.trace import Trace
@@ -58,7 +58,11 @@ def run(args: argparse.Namespace) -> int:
     output = Output(args.json)
     if not args.timeout > 0:
         raise InvalidInput(f"is {args.timeout}, must be positive", where="--timeout")
-    names = list(all_planners()) if args.planners is None else [name.strip() for name in args.planners.split(",")]
+    names = (
+        list(planner_names(trains=True))
+        if args.planners is None
+        else [name.strip() for name in args.planners.split(",")]
+    )
     for name in names:
         find_planner(name)
     problem, _ = read_problem(args)

@@ -6,6 +6,7 @@ from pathlib import Path
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.errors import InvalidInput
+from graphpipe.files.text_file import write_text
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.graph.import_piper import read_piper
 from graphpipe.units import parse_bytes
@@ -14,6 +15,8 @@ READERS = {"pipedream": read_pipedream, "piper": read_piper}
 """Formats of a profile, which becomes a graph."""
 FOLDERS = ("aceso",)
 """Formats of a folder, which becomes plans."""
+PIPEEDGE = "pipeedge"
+"""The format of a folder of profiles, which becomes a graph, its costs and a cluster."""
 
 EXAMPLE = """\
 costs="forward_compute_time=2.0, backward_compute_time=4.0, activation_size=4096.0, parameter_size=65536.0"
@@ -26,18 +29,25 @@ graphpipe plan graph.json --cluster local:2 --batch 64"""
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "import", "read another tool's profiles and plans", EXAMPLE)
-    parser.add_argument("file", metavar="FILE", help="a profile; for aceso, the folder of profiles and plans")
-    parser.add_argument("--format", required=True, choices=sorted((*READERS, *FOLDERS)))
-    parser.add_argument("--samples", type=int, metavar="N", help="samples in the profiled batch (pipedream, piper)")
+    parser.add_argument("file", metavar="FILE", help="a profile; for aceso and pipeedge, the folder of profiles")
+    parser.add_argument("--format", required=True, choices=sorted((*READERS, *FOLDERS, PIPEEDGE)))
+    parser.add_argument("--samples", type=int, metavar="N", help="samples in the profiled batch (not aceso)")
     parser.add_argument("--plan", metavar="NAME", help="only this plan (aceso; default: all)")
     parser.add_argument("--node-gpus", type=int, metavar="N", help="GPUs of a node (aceso; default: 8)")
     parser.add_argument("--memory", metavar="BYTES", help="of a GPU, such as 24GB (aceso; default: enough)")
+    parser.add_argument("--model", metavar="NAME", help="the model to read (pipeedge; default: the only one)")
+    parser.add_argument(
+        "--hosts",
+        metavar="TYPE=N,...",
+        help="hosts by device type (pipeedge; default: as devices.yml lists them)",
+    )
     parser.add_argument(
         "-o",
         "--output",
         required=True,
         metavar="FILE",
-        help="where to write the graph; for aceso, the folder for graph, costs, cluster and plan",
+        help="where to write the graph; for aceso, the folder for graph, costs, cluster and plan; pipeedge writes "
+        ".costs.json and .cluster.toml beside the graph",
     )
     parser.set_defaults(run=run)
 
@@ -48,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     output = Output(args.json)
     if args.format in FOLDERS:
         return _import_folder(args, output)
+    if args.format == PIPEEDGE:
+        return _import_pipeedge(args, output)
     read = READERS[args.format]
     graph = read(args.file) if args.samples is None else read(args.file, samples=args.samples)
     graph.save(args.output)
@@ -57,9 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    folder = args.format in FOLDERS
-    given = {"--samples": args.samples} if folder else {"--plan": args.plan, "--node-gpus": args.node_gpus}
-    for option, value in (given | ({} if folder else {"--memory": args.memory})).items():
+    aceso = {"--plan": args.plan, "--node-gpus": args.node_gpus, "--memory": args.memory}
+    pipeedge = {"--model": args.model, "--hosts": args.hosts}
+    surplus = (pipeedge | {"--samples": args.samples}) if args.format in FOLDERS else aceso
+    for option, value in (surplus if args.format == PIPEEDGE else surplus | pipeedge).items():
         if value is not None:
             raise InvalidInput(f"does not go with --format {args.format}", where=option, remedy="Leave it out.")
 
@@ -85,3 +98,31 @@ def _import_folder(args: argparse.Namespace, output: Output) -> int:
         written.append({"name": name, "files": list(map(str, paths)), "stages": len(plan.stages)})
     output.emit({"plans": written})
     return 0
+
+
+def _import_pipeedge(args: argparse.Namespace, output: Output) -> int:
+    from graphpipe.importers.read_pipeedge import read_pipeedge
+    from graphpipe.importers.write_plan_parts import cluster_toml
+
+    hosts = None if args.hosts is None else dict(map(_host_count, args.hosts.split(",")))
+    found = read_pipeedge(args.file, model=args.model, hosts=hosts, samples=args.samples)
+    graph, base = found.graph, str(Path(args.output).with_suffix(""))
+    costs, cluster = f"{base}.costs.json", f"{base}.cluster.toml"
+    graph.save(args.output)
+    found.costs.save(costs)
+    write_text(cluster, cluster_toml(found.cluster))
+    output.show(
+        f"{args.output}: graph '{graph.name}', {len(graph.ops)} operators, {len(graph.edges)} edges",
+        f"{costs}: seconds on {len(found.cluster.device_types)} device types",
+        f"{cluster}: {len(found.cluster.devices)} devices",
+    )
+    files = {"file": args.output, "costs_file": costs, "cluster_file": cluster}
+    output.emit({"name": graph.name, "operators": len(graph.ops), "edges": len(graph.edges)} | files)
+    return 0
+
+
+def _host_count(text: str) -> tuple[str, int]:
+    kind, _, count = text.rpartition("=")
+    if not kind or not count.isdigit():
+        raise InvalidInput(f"'{text}' is not TYPE=N", where="--hosts", remedy="Write board=4,server=2.")
+    return kind.strip(), int(count)

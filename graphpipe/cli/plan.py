@@ -9,7 +9,7 @@ from graphpipe.cli.problem import read_problem
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
 from graphpipe.planners.by_hand import HandPlan, load_hand_plan
-from graphpipe.planners.choose_splits import SplitChoice, parse_split
+from graphpipe.planners.choose_splits import parse_split
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, PLANNERS
 from graphpipe.plans import Plan
@@ -26,6 +26,7 @@ def add(subparsers: Subparsers) -> None:
     add_problem(parser)
     parser.add_argument("--planner", help=f"{', '.join(PLANNERS)} (default {DEFAULT})")
     parser.add_argument("--stages", metavar="FILE", help="use these hand-written stages instead of a planner")
+    parser.add_argument("--inference", action="store_true", help="plan only forwards, for `graphpipe infer`")
     parser.add_argument("--timeline", action="store_true", help="draw the predicted step")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan")
     parser.set_defaults(run=run)
@@ -58,13 +59,15 @@ def make_plan(args: argparse.Namespace) -> Plan:
         raise InvalidInput(what, where="--stages", remedy="Leave those out, or --stages.")
     by_hand = load_hand_plan(args.stages) if args.stages else None
     problem, model = read_problem(args)
-    found = _by_hand(problem, by_hand, parse_split(args.split)) if by_hand is not None else _by_planner(problem, args)
+    found = _by_hand(problem, by_hand, args) if by_hand is not None else _by_planner(problem, args)
+    if args.inference:
+        return found
     if model.backward is not None:
         return choose_recorded_backwards(found, model.backward)
     return found if model.module is None else choose_backwards(found, model.module, captured=model.captured)
 
 
-def _by_hand(problem: Problem, by_hand: HandPlan, split: SplitChoice) -> Plan:
+def _by_hand(problem: Problem, by_hand: HandPlan, args: argparse.Namespace) -> Plan:
     return hand_plan(
         problem.graph,
         problem.costs,
@@ -72,7 +75,8 @@ def _by_hand(problem: Problem, by_hand: HandPlan, split: SplitChoice) -> Plan:
         batch_size=problem.batch_size,
         stages=by_hand.stages,
         schedule=by_hand.schedule,
-        split=split,
+        split=parse_split(args.split),
+        inference=args.inference,
     )
 
 
@@ -88,4 +92,5 @@ def _by_planner(problem: Problem, args: argparse.Namespace) -> Plan:
         objective=args.objective,
         schedule=args.schedule,
         split=parse_split(args.split),
+        inference=args.inference,
     )

@@ -26,6 +26,8 @@ class ActivationBytes:
           reads them, or by an operator outside the regions that saves them (up to what was saved inside).
         - An operator outside the regions keeps what it saves, and at least those of its outputs that a region reads.
 
+        For inference, these are the outputs that the stage keeps until its consumers or the caller have taken them.
+
         Not counted are model inputs (rows of the mini-batch), what the loss function saves (unless it was profiled),
         random states (5 kB of a region with dropout) and copies of buffers that a forward changes.
         """
@@ -33,6 +35,8 @@ class ActivationBytes:
         return self.each.once(("saved", inside, recompute), lambda: self._saved(inside, recompute))
 
     def _saved(self, inside: tuple[str, ...], recompute: Recompute) -> float:
+        if not self.each.trains:
+            return sum(self.each.graph[name].output_bytes_per_sample for name in self._sending(inside))
         if recompute == "full":
             return 0.0
         if recompute == "none":
@@ -70,6 +74,33 @@ class ActivationBytes:
                 if source not in stage:
                     received[value] = max(received.get(value, 0.0), count)
         return sum(received.values())
+
+    def working(self, ops: Iterable[str]) -> float:
+        """Return the most bytes per sample that a forward without gradients holds of its operators' outputs.
+
+        An output is held from its operator to its last reader in the stage.
+        """
+        inside = tuple(dict.fromkeys(ops))
+        return self.each.once(("working", inside), lambda: self._working(inside))
+
+    def _working(self, inside: tuple[str, ...]) -> float:
+        graph, stage = self.each.graph, frozenset(inside)
+        left = {name: {other for other in graph.successors[name] if other in stage} for name in inside}
+        held, most = dict[str, float](), 0.0
+        for name in (name for name in graph.order if name in stage):
+            held[name] = graph[name].output_bytes_per_sample
+            most = max(most, sum(held.values()))
+            for each in (name, *graph.predecessors[name]):
+                if each in held:
+                    left[each].discard(name)
+                    if not left[each]:
+                        del held[each]
+        return most
+
+    def _sending(self, inside: tuple[str, ...]) -> list[str]:
+        """Return the operators whose output another stage reads, or that compute an output of the model."""
+        stage, after = frozenset(inside), self.each.graph.successors
+        return [name for name in inside if not after[name] or not stage.issuperset(after[name])]
 
     @cached_property
     def _reads(self) -> dict[str, list[Read]]:

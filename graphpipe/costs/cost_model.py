@@ -34,16 +34,18 @@ class CostModel:
     graph: Graph
     table: CostTable
     cluster: Cluster
+    trains: bool = True
+    """False for inference: no operator has a gradient or optimizer state, or saves anything for a backward."""
 
     @staticmethod
-    def of(graph: Graph, table: CostTable, cluster: Cluster) -> "CostModel":
+    def of(graph: Graph, table: CostTable, cluster: Cluster, *, trains: bool = True) -> "CostModel":
         """Return the model of these values. All plans of a search share it, so each cost is computed once.
 
         The table keeps the models made from it. A model keeps its graph and cluster alive, so their ids are unique.
         """
-        key = id(graph), id(cluster)
+        key = id(graph), id(cluster), trains
         if not isinstance(known := table.look_ups.get(key), CostModel):
-            known = table.look_ups[key] = CostModel(graph, table, cluster)
+            known = table.look_ups[key] = CostModel(graph, table, cluster, trains)
         return known
 
     def __post_init__(self) -> None:
@@ -54,7 +56,8 @@ class CostModel:
     @cached_property
     def op_bytes(self) -> OpBytes:
         """Bytes of every operator."""
-        return OpBytes(self.graph, self.table, tuple(sorted({device.type for device in self.cluster.devices})))
+        types = tuple(sorted({device.type for device in self.cluster.devices}))
+        return OpBytes(self.graph, self.table, types, self.trains)
 
     @cached_property
     def parameter_bytes(self) -> ParameterBytes:
@@ -86,12 +89,13 @@ class CostModel:
         key = ops, samples, recompute, state, degree
         if (known := self._stage_memory.get(key)) is None:
             activations = self.activation_bytes
+            temporary = float(self.op_bytes.temporary(samples)[self.positions(ops)].max())
             known = self._stage_memory[key] = StageMemory(
                 state=self.parameter_bytes.held(ops, state, degree),
                 saved=activations.saved(ops, recompute),
                 received=activations.received(ops),
                 recomputed=activations.recomputed(ops, recompute) * samples,
-                temporary=float(self.op_bytes.temporary(samples)[self.positions(ops)].max()),
+                temporary=temporary + (0.0 if self.trains else activations.working(ops) * samples),
             )
         return known
 
@@ -131,6 +135,8 @@ class CostModel:
                 Curves.of([row.weight_gradient for row in rows]),
             )
         forward, input_gradient, weight_gradient = curves
+        if not self.trains:
+            return forward(work), np.zeros_like(work), np.zeros_like(work)
         return forward(work), input_gradient(work), weight_gradient(work)
 
     @cached_property
@@ -211,6 +217,8 @@ class CostModel:
         forward, input_gradient, weight_gradient = (
             self.seconds(device_type, samples) if loads is None else self._evaluate(device_type, samples, loads)
         )
+        if not self.trains:
+            return TaskSeconds(forward=float(forward[at].sum()) + overhead, input_gradient=0.0, weight_gradient=0.0)
         recomputed = self._recompute_seconds(ops, forward, recompute)
         return TaskSeconds(
             forward=float(forward[at].sum()) + overhead,

@@ -70,8 +70,8 @@ class CostTable:
         return {(row.op, row.device_type): row for row in self.rows}
 
     @cached_property
-    def look_ups(self) -> dict[tuple[int, int], object]:
-        """The cost models made from this table, by the ids of graph and cluster (see `CostModel.of`)."""
+    def look_ups(self) -> dict[tuple[int, int, bool], object]:
+        """The cost models made from this table, by ids of graph and cluster, and `trains` (see `CostModel.of`)."""
         return {}
 
     @cached_property

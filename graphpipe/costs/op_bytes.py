@@ -31,6 +31,8 @@ class OpBytes:
     table: CostTable
     device_types: tuple[str, ...]
     """The types of the cluster's devices, in order of their names."""
+    trains: bool = True
+    """False for inference: no parameter has a gradient, and no operator saves anything for a backward."""
 
     def positions(self, ops: Iterable[str]) -> NDArray[np.intp]:
         """Return the positions of the operators in `graph.ops`."""
@@ -59,7 +61,7 @@ class OpBytes:
     @cached_property
     def trainable(self) -> Array:
         """Bytes of parameters that have a gradient to synchronise."""
-        return np.array([op.parameter_bytes if op.trainable else 0.0 for op in self.graph.ops])
+        return np.array([op.parameter_bytes if self.trains and op.trainable else 0.0 for op in self.graph.ops])
 
     @cached_property
     def least_trainable(self) -> Array:
@@ -68,7 +70,7 @@ class OpBytes:
         The sum over any operators is a lower bound on the gradients of a stage that holds them.
         """
         found = self.trainable.copy()
-        for each in (each for each in self.graph.shared if each.trainable):
+        for each in (each for each in self.graph.shared if self.trains and each.trainable):
             found[self.positions(self.graph.holders[each.name][1:])] -= each.bytes
         return found
 
@@ -111,6 +113,8 @@ class OpBytes:
 
         At the operator that computes the model's result, what the loss function keeps is included.
         """
+        if not self.trains:
+            return np.zeros(len(self.graph.ops))
         loss = [max((row.loss_bytes_per_sample for row in rows), default=0.0) for rows in self.temporaries]
         each = np.array([op.work.saved_bytes_per_sample for op in self.graph.ops]) + np.array(loss)
         return each * np.array([self.largest_load[op.name] for op in self.graph.ops])
@@ -162,4 +166,6 @@ class OpBytes:
 
     def _largest(self, op: str, held: Temporaries, samples: float) -> float:
         computed = samples * self.largest_load[op]
+        if not self.trains:
+            return held.forward(computed)
         return max(held.forward(computed), held.backward(computed) + self.returned_gradient[op] * samples)

@@ -35,6 +35,8 @@ class ParameterBytes:
 
     def _gradients(self, inside: Collection[str], without: Collection[str]) -> float:
         graph = self.each.graph
+        if not self.each.trains:
+            return 0.0
         total = float(self.each.trainable[self.each.positions(inside)].sum()) - self.repeated(inside)
         excluded = (each for each in graph.shared if each.trainable and each.name in without)
         return total - sum(each.bytes for each in excluded if any(op in inside for op in graph.holders[each.name]))
@@ -45,7 +47,8 @@ class ParameterBytes:
         return self.each.once(("state", inside), lambda: self._state(dict.fromkeys(inside)))
 
     def _state(self, inside: Collection[str]) -> float:
-        repeated = self.repeated(inside) * self.each.table.state_bytes_per_parameter_byte
+        copies = self.each.table.state_bytes_per_parameter_byte if self.each.trains else 1.0
+        repeated = self.repeated(inside) * copies
         return float(self.each.state[self.each.positions(inside)].sum()) - repeated
 
     def held(self, ops: Iterable[str], state: State, degree: int) -> float:

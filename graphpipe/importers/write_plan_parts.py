@@ -46,6 +46,9 @@ def cluster_toml(cluster: Cluster) -> str:
     for node, held in nodes.items():
         counts = ", ".join(f"{kind} = {count}" for kind, count in held.items())
         lines += ["", "[[nodes]]", f'name = "{_escaped(node)}"', f"devices = {{ {counts} }}"]
+    for pair in cluster.pair_links:
+        ends = [f'first = "{_escaped(pair.first)}"', f'second = "{_escaped(pair.second)}"']
+        lines += ["", "[[pair_links]]", *ends, *_link(pair.link)]
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ AS_PLANNED = "1f1b"
 
 def schedule_choices() -> tuple[str, ...]:
     """Return what a caller may ask for: `auto`, or the name of a scheduler that does not need bursts."""
-    return (AUTO, *(name for name, each in all_schedulers().items() if not each.uses_bursts))
+    return (AUTO, *(name for name, each in all_schedulers().items() if each.trains and not each.uses_bursts))
 
 
 def check_choice(name: str) -> None:

@@ -7,6 +7,7 @@ from graphpipe.planners.improve.device_types import typed_plans
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.memory_reliefs import with_reliefs
 from graphpipe.planners.improve.mixed_micro_batches import with_mixed_micro_batches
+from graphpipe.planners.inference.graph_plans import plan_inference
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
@@ -37,9 +38,13 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
 
     With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.
 
+    A problem of inference has its own search (`inference.graph_plans`).
+
     Raises:
         Infeasible: nothing fits in memory.
     """
+    if not problem.trains:
+        return plan_inference(problem, options, planner="graphpipe")
     best = with_reliefs(problem, options, "graphpipe", _searched)
     return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
 
@@ -60,4 +65,11 @@ def _searched(problem: Problem, options: Options) -> Plan:
     return exchanged(options.best(candidates), options)
 
 
-GRAPHPIPE = Planner(name="graphpipe", plan=plan_graphpipe, pipeline="graph", recomputes=True, default_schedule="auto")
+GRAPHPIPE = Planner(
+    name="graphpipe",
+    plan=plan_graphpipe,
+    pipeline="graph",
+    infers=True,
+    recomputes=True,
+    default_schedule="auto",
+)

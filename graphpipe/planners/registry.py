@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.planners.baselines.dapple import DAPPLE
+from graphpipe.planners.baselines.edgepipe import EDGEPIPE
 from graphpipe.planners.baselines.gpipe import GPIPE
 from graphpipe.planners.baselines.pipedream import PIPEDREAM
 from graphpipe.planners.baselines.pipedream_2bw import PIPEDREAM_2BW
@@ -18,7 +19,7 @@ from graphpipe.plugins import load_plugins
 ENTRY_POINTS = "graphpipe.planners"
 """Entry-point group through which an installed package registers a `Planner` for every process."""
 
-_BY_NAME = {each.name: each for each in (GRAPHPIPE, SPP, PIPEDREAM, PIPER, GPIPE, DAPPLE, PIPEDREAM_2BW)}
+_BY_NAME = {each.name: each for each in (GRAPHPIPE, SPP, PIPEDREAM, PIPER, GPIPE, DAPPLE, PIPEDREAM_2BW, EDGEPIPE)}
 PLANNERS: Mapping[str, Planner] = MappingProxyType(_BY_NAME)
 """All planners registered so far."""
 DEFAULT = GRAPHPIPE.name
@@ -49,6 +50,11 @@ def all_planners() -> Mapping[str, Planner]:
     """
     _register_installed()
     return PLANNERS
+
+
+def planner_names(*, trains: bool) -> tuple[str, ...]:
+    """Return the names of all planners that plan training, or of those that plan inference."""
+    return tuple(name for name, each in all_planners().items() if (each.trains if trains else each.infers))
 
 
 def find_planner(name: str) -> Planner:

@@ -122,3 +122,40 @@ def _hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[in
                 seconds = plan.cost_model.fastest_transfer_seconds(sent, source.devices, target.devices) if sent else 0
             back[edge.target].append((edge.source, seconds))
     return feeding, back
+
+
+def period_seconds(plan: Plan) -> float:
+    """Return the seconds per mini-batch of a full pipeline: those of its busiest device, node or link.
+
+    A device computes its stages and handles their messages. If transfers do not overlap computation, they take both of
+    their devices too. A node whose devices share cores is busy with all of their work. Only one transfer at a time goes
+    from one device to another.
+    """
+    devices = dict.fromkeys(plan.used_devices, 0.0)
+    links: dict[tuple[int, int], float] = {}
+    for number, stage in enumerate(plan.stages):
+        for device in stage.devices:
+            seconds = plan.cost_model.task_seconds(stage.ops, device, stage.micro_batch / stage.degree).forward
+            devices[device] += plan.micro_batches(number) * seconds
+    for position, edge in enumerate(plan.edges):
+        source, target = plan.stages[edge.source], plan.stages[edge.target]
+        count = plan.sent_bytes(position, plan.joint_edges.without(position, backward=False))
+        # Every pair of replicas exchanges its share of the samples, in as many messages as the smaller micro-batches.
+        messages = plan.batch_size / min(source.micro_batch, target.micro_batch)
+        share = count * min(source.micro_batch, target.micro_batch) / max(source.degree, target.degree)
+        for one in source.devices:
+            for other in target.devices:
+                if one == other or not count:
+                    continue
+                sent = (
+                    messages * plan.cost_model.transfer_seconds(share, one, other) / min(source.degree, target.degree)
+                )
+                links[one, other] = links.get((one, other), 0.0) + sent
+                for end in (one, other):
+                    devices[end] += messages * plan.cost_model.message_seconds(one, other)
+                    devices[end] += 0.0 if plan.cluster.overlap else sent
+    nodes: dict[str, float] = {}
+    for device, busy in devices.items():
+        node = plan.cluster.devices[device].node
+        nodes[node] = nodes.get(node, 0.0) + busy / (plan.cluster.cores_per_node or float("inf"))
+    return max(*devices.values(), *nodes.values(), *links.values(), 0.0)

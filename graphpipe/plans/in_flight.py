@@ -28,3 +28,23 @@ def in_flight_samples(
         whole = -(-need // micro_batches[stage]) * micro_batches[stage]
         found[stage] = int(min(whole, batch_size))
     return tuple(found)
+
+
+def forward_in_flight(
+    batch_size: int, micro_batches: Sequence[int], edges: Sequence[tuple[int, int]]
+) -> tuple[int, ...]:
+    """Return the samples in flight of every stage of a plan that does not train. Stages are in topological order.
+
+    Between two stages that follow each other, one micro-batch is computed, one is sent, and one waits to be read. An
+    edge that passes over other stages holds one more micro-batch for each of them. A stage has the samples that its
+    largest edge needs, rounded up to whole micro-batches, and at most the mini-batch.
+    """
+    level = [0] * len(micro_batches)
+    for source, target in sorted(edges, key=lambda edge: edge[1]):
+        level[target] = max(level[target], level[source] + 1)
+    found = list(micro_batches)
+    for source, target in edges:
+        need = (level[target] - level[source] + 2) * max(micro_batches[source], micro_batches[target])
+        for end in (source, target):
+            found[end] = max(found[end], need)
+    return tuple(min(-(-need // size) * size, batch_size) for need, size in zip(found, micro_batches, strict=True))

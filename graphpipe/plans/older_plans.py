@@ -25,8 +25,8 @@ def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a plan as fingerprints of schema version 1 use it.
 
     Every stage had a backend then, replicas did not shard anything, and the pipeline drained after every mini-batch.
-    Costs did not have any loads, graphs did not say what can be split, and clusters not whether messages against each
-    other go at the same time.
+    Every plan trained. Costs did not have any loads, graphs did not say what can be split, and clusters not whether
+    messages against each other go at the same time.
     """
     for stage in _stages(plan):
         stage["backend"] = "eager"
@@ -36,6 +36,8 @@ def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
             del stage["versions"]
     if plan["weights"] == "flush":
         plan = {name: value for name, value in plan.items() if name not in ("weights", "predictor")}
+    if plan["trains"]:
+        plan = {field: value for field, value in plan.items() if field != "trains"}
     cluster = without_default_duplex(plan["cluster"])
     costs, graph = without_default_loads(plan["costs"]), fingerprinted(plan["graph"])
     return plan | {"cluster": cluster, "costs": costs, "graph": graph}

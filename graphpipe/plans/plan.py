@@ -50,11 +50,13 @@ class Plan:
     planner: str = "hand"
     search_seconds: float = 0.0
     prediction: Prediction | None = None
+    trains: bool = True
+    """False for inference: only forwards, and no gradients, optimizer state or saved tensors in any figure."""
 
     @cached_property
     def cost_model(self) -> CostModel:
         """The look-up of every cost of this plan."""
-        return CostModel.of(self.graph, self.costs, self.cluster)
+        return CostModel.of(self.graph, self.costs, self.cluster, trains=self.trains)
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
@@ -78,6 +80,8 @@ class Plan:
 
         An edge without values only orders the stages of a sequential pipeline. It also orders their backwards.
         """
+        if not self.trains:
+            return frozenset()
         frozen = one_way_pairs(self.graph, [stage.ops for stage in self.stages])
         return frozenset(n for n, edge in enumerate(self.edges) if (edge.source, edge.target) not in frozen)
 
@@ -119,6 +123,8 @@ class Plan:
     @cached_property
     def tied_gradients(self) -> tuple[TiedGradients, ...]:
         """The gradients of parameters that several stages share."""
+        if not self.trains:
+            return ()
         return tied_gradients_of(self.graph, [(stage.ops, stage.devices) for stage in self.stages])
 
     def tied_parameters(self, stage: int) -> frozenset[str]:

@@ -28,7 +28,8 @@ class Stage:
     micro_batch: int
     """Samples of one micro-batch over all replicas. Each replica computes micro_batch / degree of them."""
     in_flight: int
-    """Largest number of samples, over all replicas, whose forward has started and whose backward has not ended."""
+    """Largest number of samples, over all replicas, whose forward has started and whose backward has not ended. Without
+    training: that have left one stage and not begun at the next, on every edge of the stage."""
     burst: int = 1
     """k of kFkB: micro-batches forwarded, then backwarded, in a row."""
     recompute: Recompute = "none"
@@ -100,4 +101,9 @@ class PlanFields(Protocol):
     @property
     def predictor(self) -> Predictor:
         """How weights are predicted."""
+        ...
+
+    @property
+    def trains(self) -> bool:
+        """False for inference."""
         ...

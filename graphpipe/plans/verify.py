@@ -36,6 +36,7 @@ def verify(plan: PlanFields) -> None:
     _check_tied(plan, stage_of)
     _check_whole_batch(plan, stage_of)
     _check_recompute(plan)
+    _check_inference(plan)
     check_memory(plan)
 
 
@@ -268,3 +269,26 @@ def _check_regions(plan: PlanFields, home: dict[str, str], where: str) -> None:
             where=where,
             remedy="Name a submodule that holds all of them, or smaller ones.",
         ) from None
+
+
+def _check_inference(plan: PlanFields) -> None:
+    """The stages of a plan that does not train ask for nothing that only training has."""
+    if plan.trains:
+        return
+    if plan.weights != "flush":
+        remedy = "Leave the policy out."
+        raise InvalidInput(f"is '{plan.weights}', but the plan does not train", where="weights", remedy=remedy)
+    for stage in plan.stages:
+        for field, plain in (
+            ("recompute", "none"),
+            ("state", "whole"),
+            ("backward", "auto"),
+            ("burst", 1),
+            ("versions", 1),
+        ):
+            if (found := getattr(stage, field)) != plain:
+                raise InvalidInput(
+                    f"{field} is {found!r}, but the plan does not train, which needs {plain!r}",
+                    where=f"stage '{stage.name}'",
+                    remedy="Plan again for inference.",
+                )

@@ -18,7 +18,7 @@ def check_memory(plan: PlanFields) -> None:
     needs: dict[int, list[tuple[float, str]]] = {}
     transient: dict[int, float] = {}
     for stage in plan.stages:
-        need, once = _stage_bytes(plan, stage)
+        need, once = _stage_bytes(plan, stage) if plan.trains else _inference_bytes(plan, stage)
         for device in stage.devices:
             needs.setdefault(device, []).append((need, stage.name))
             transient[device] = max(transient.get(device, 0.0), once)
@@ -54,6 +54,54 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     replica = stage.micro_batch / stage.degree
     once = replica * recomputed + _temporary_bytes(plan, inside, replica)
     return _state_bytes(plan, stage) + stage.in_flight / stage.degree * (saved + sum(received.values())), once
+
+
+def _inference_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
+    """Return the bytes on each device with all samples in flight, and the bytes held only while a task runs.
+
+    A stage holds one copy of its weights. Every sample in flight holds what the stage receives and what it sends, or
+    gives to the caller. A running task holds the values between its operators, and the temporaries of one of them.
+    """
+    inside = set(stage.ops)
+    weights, seen = 0.0, set[str]()
+    shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
+    read_by: dict[str, set[str]] = {op: set() for op in inside}
+    received: dict[str, float] = {}
+    for edge in plan.graph.edges:
+        if edge.source in inside:
+            read_by[edge.source].add(edge.target)
+        elif edge.target in inside:
+            received[edge.source] = max(received.get(edge.source, 0.0), edge.bytes_per_sample)
+    kept = 0.0
+    for op in plan.graph.ops:
+        if op.name in inside:
+            weights += op.parameter_bytes - sum(shared[name] for name in seen & set(op.parameters) & shared.keys())
+            seen.update(op.parameters)
+            if not read_by[op.name] or read_by[op.name] - inside:
+                kept += op.output_bytes_per_sample
+    samples = stage.micro_batch / stage.degree
+    per_sample = kept + sum(received.values())
+    once = _between(plan, inside, read_by) * samples + _forward_temporaries(plan, inside, samples)
+    return weights + stage.in_flight / stage.degree * per_sample, once
+
+
+def _between(plan: PlanFields, inside: set[str], read_by: dict[str, set[str]]) -> float:
+    """Return the most bytes per sample of outputs that a reader in the stage still needs, over its operators in order.
+
+    The output of the operator itself is always there.
+    """
+    at = {name: position for position, name in enumerate(name for name in plan.graph.order if name in inside)}
+    until = {name: max([at[name], *(at[reader] for reader in read_by[name] & inside)]) for name in at}
+    return max(
+        sum(plan.graph[name].output_bytes_per_sample for name in at if at[name] <= now <= until[name])
+        for now in range(len(at))
+    )
+
+
+def _forward_temporaries(plan: PlanFields, inside: set[str], samples: float) -> float:
+    """Return the most bytes that one operator holds in its forward."""
+    each = (held.forward(samples * _most_load(plan, op)) for op in inside for held in _temporaries(plan, op))
+    return max(each, default=0.0)
 
 
 def _state_bytes(plan: PlanFields, stage: Stage) -> float:

@@ -6,6 +6,8 @@
 In training the backwards say how far a stage may go. An evaluation has none, so a stage takes the samples in flight of
 1F1B instead (`plans.in_flight`). Under 1F1B a backward follows the forwards of all consumers, so every order that 1F1B
 allows is allowed here, and no stage waits forever.
+
+A plan that does not train says itself how many samples each stage has memory for. An edge takes the fewer of its ends.
 """
 
 from collections import deque
@@ -25,13 +27,13 @@ class Credits:
     def __init__(self, plan: Plan, numbers: TaskNumbers) -> None:
         sizes = [stage.micro_batch for stage in plan.stages]
         self._plan, self._numbers, self._sizes = plan, numbers, sizes
-        self._ahead = in_flight_samples(numbers.batch_size, sizes, [1] * len(sizes), plan.successors)
+        self._ahead = _samples_ahead(plan, numbers.batch_size)
 
     def consumed(self, edge: int, micro_batch: int) -> int:
         """Return the consumer's micro-batch that comes before this one of the producer; negative if there is none."""
         ends = self._plan.edges[edge]
         end = min((micro_batch + 1) * self._sizes[ends.source], self._numbers.batch_size)
-        return (end - self._ahead[ends.source] - 1) // self._sizes[ends.target]
+        return (end - self._ahead[edge] - 1) // self._sizes[ends.target]
 
     def flows(self) -> Iterator[tuple[int, int]]:
         """Yield the pairs of numbers of forwards: of a consumer, and of its producer, which starts after it."""
@@ -70,3 +72,13 @@ class Credits:
         for device in self._plan.stages[stage].devices:
             each = (self._numbers.number(StageTask("F", stage, at), device) for at in range(last, done, -1))
             yield from [number for number in each if self._numbers.samples[number]][:1]
+
+
+def _samples_ahead(plan: Plan, batch_size: int) -> list[int]:
+    """Return, by edge, how many samples its source may have begun that its target has not."""
+    if not plan.trains:
+        planned = [(plan.stages[edge.source], plan.stages[edge.target]) for edge in plan.edges]
+        return [min(source.in_flight, target.in_flight) for source, target in planned]
+    sizes = [stage.micro_batch for stage in plan.stages]
+    found = in_flight_samples(batch_size, sizes, [1] * len(sizes), plan.successors)
+    return [found[edge.source] for edge in plan.edges]

@@ -42,13 +42,14 @@ def lower(
         batch_size: samples of all mini-batches. None takes the plan's times their number. Evaluation may take any
             other. Then the last micro-batch may be short, and a replica without samples skips it.
         forward_only: for evaluation: do the forwards of all micro-batches, and no backwards. A stage is only so far
-            ahead of its consumers as its credits allow (`Credits`).
+            ahead of its consumers as its credits allow (`Credits`). A plan that does not train is always lowered so.
         gradient_edges: positions in `plan.edges` along which gradients go back. None takes those that the plan's graph
             gives.
 
     Raises:
         InvalidInput: training with another batch size than the plan's, or the schedule deadlocks.
     """
+    forward_only = forward_only or not plan.trains
     planned = plan.batch_size * schedule.mini_batches
     size = planned if batch_size is None else batch_size
     if size < 1 or (size != planned and not forward_only):

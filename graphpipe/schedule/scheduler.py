@@ -32,6 +32,8 @@ class Scheduler:
     endless: bool = False
     """Its order can go on across mini-batches without a flush: 1F1B's, with bursts or a split backward if it declares
     them. Plans with another weight policy than `flush` need such a schedule."""
+    trains: bool = True
+    """False: it has only forwards, for plans that do not train. Such a plan cannot have another schedule."""
     flushes: bool = True
     """The pipeline drains at the end of every mini-batch, and all stages update their weights then."""
     weight_versions: int = 1

@@ -23,6 +23,8 @@ def verify(plan: Plan, schedule: Schedule) -> None:
     5. In a segment of several mini-batches, every stage updates its weights once per mini-batch, after the weight
        gradients of that mini-batch and before those of the next.
 
+    A plan that does not train has only forwards. How far they may run ahead is said by credits (`schedule.credits`).
+
     Raises:
         InvalidInput: a check fails. The error names the device and the task.
     """
@@ -53,7 +55,7 @@ def _check_complete(
         task
         for stage in hosted
         for index in range(schedule.mini_batches * plan.batch_size // plan.stages[stage].micro_batch)
-        for task in _expected(stage, index, times)
+        for task in _expected(stage, index, times, trains=plan.trains)
     }
     if schedule.updates:
         expected |= {StageTask("U", stage, turn) for stage in hosted for turn in range(schedule.mini_batches)}
@@ -69,7 +71,9 @@ def _check_complete(
         raise InvalidInput(f"does not list {missing[0]} ({len(missing)} tasks are missing)", where=where)
 
 
-def _expected(stage: int, index: int, listed: Counter[StageTask]) -> tuple[StageTask, ...]:
+def _expected(stage: int, index: int, listed: Counter[StageTask], *, trains: bool) -> tuple[StageTask, ...]:
+    if not trains:
+        return (StageTask("F", stage, index),)
     forward, whole = StageTask("F", stage, index), StageTask("B", stage, index)
     halves = StageTask("I", stage, index), StageTask("W", stage, index)
     return (forward, *halves) if any(half in listed for half in halves) else (forward, whole)
@@ -113,7 +117,7 @@ def _check_order(plan: Plan, stage: int, tasks: list[StageTask], where: str) -> 
         for kind, earlier in (("I", "F"), ("W", "I")):
             if following[kind] > following[earlier]:
                 raise InvalidInput(f"{task} comes before {earlier}{stage}.{task.micro_batch}", where=where)
-        samples = _held_samples(plan, stage, following)
+        samples = _held_samples(plan, stage, following) if plan.trains else 0
         if samples > allowed + _ROUNDING:
             raise InvalidInput(
                 f"with {task}, {samples:g} samples are in flight at stage '{plan.stages[stage].name}', "

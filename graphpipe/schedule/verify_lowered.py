@@ -84,7 +84,10 @@ def _check_sums(plan: Plan, schedule: Schedule, device: int, listed: tuple[Actio
     hosted = {number for number, stage in enumerate(plan.stages) if device in stage.devices}
     turns = range(schedule.mini_batches)
     wanted: dict[Reduce | ReduceTied, set[int]] = {
-        Reduce(stage, turn): {stage} for stage in hosted if plan.stages[stage].degree > 1 for turn in turns
+        Reduce(stage, turn): {stage}
+        for stage in hosted
+        if plan.trains and plan.stages[stage].degree > 1
+        for turn in turns
     }
     wanted |= {
         ReduceTied(number, turn): hosted & {*tied.stages}

@@ -1,5 +1,6 @@
 """A lowered schedule and the costs of its plan, as activities for the engine."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphpipe.costs import CostTable, TaskSeconds
@@ -77,6 +78,12 @@ class Activities:
     """The transfers that a task on a device waits for."""
     _arrived_seconds: dict[tuple[int, StageTask], float] = field(default_factory=dict[tuple[int, StageTask], float])
     """The seconds of work that these transfers cost the device."""
+    _awaited: Mapping[tuple[int, StageTask], Sequence[Transfer]] = field(
+        default_factory=dict[tuple[int, StageTask], Sequence[Transfer]]
+    )
+    """Without training: the transfers of a device that must have arrived before a task of it."""
+    _sent: dict[Transfer, int] = field(default_factory=dict[Transfer, int])
+    """The transfers that tasks may wait for in this way."""
     _outputs: dict[tuple[int, int, SampleRange], int] = field(default_factory=dict[tuple[int, int, SampleRange], int])
     """The transfers of outputs, by edge, target device and samples, if the plan has joint edges."""
 
@@ -85,7 +92,9 @@ class Activities:
 
         In a segment, the optimizer steps are tasks of the total order.
         """
-        self._compare_inputs(lowered)
+        if self.plan.trains:
+            self._compare_inputs(lowered)
+        self._awaited = lowered.awaited
         for stage in range(len(self.plan.stages)):
             self._gather(stage)
         for device, action in lowered.order:
@@ -101,8 +110,10 @@ class Activities:
                 isinstance(action, ReduceTied) and device == self.plan.tied_gradients[action.tied_gradients].devices[0]
             ):
                 self._reduce_tied(action)
-        self._sum_scalars()
-        if not any(isinstance(action, Compute) and action.task.kind == "U" for _, action in lowered.order):
+        if self.plan.trains:
+            self._sum_scalars()
+        updates = any(isinstance(action, Compute) and action.task.kind == "U" for _, action in lowered.order)
+        if self.plan.trains and not updates:
             for device in self.plan.used_devices:
                 self._update(device)
 
@@ -150,6 +161,9 @@ class Activities:
 
     def _compute(self, device: int, task: StageTask) -> None:
         needs = self._received.pop((device, task), []) + self._last_of(device)
+        if self._awaited:
+            waited = self._awaited.get((device, task), ())
+            needs += [self._sent[transfer] for transfer in waited if transfer in self._sent]
         if arrived := self._arrived_seconds.pop((device, task), 0.0):
             needs = [self._handle(device, arrived, needs)]
         seconds = seconds_of(task.kind, self._task_seconds(task.stage, device, task.micro_batch), self.plan.costs)
@@ -194,6 +208,8 @@ class Activities:
         else:
             number = self._occupy_both(transfer, seconds)
         self._received.setdefault((target, transfer.target_task), []).append(number)
+        if self._awaited:
+            self._sent[transfer] = number
         if self.plan.joint_edges.outputs and transfer.direction == "forward":
             self._outputs[transfer.edge, target, transfer.samples] = number
 

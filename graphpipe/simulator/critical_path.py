@@ -16,10 +16,11 @@ from graphpipe.simulator.simulate import happen
 def applies(plan: Plan) -> bool:
     """Whether every device has its own cores, and computes while others move its messages.
 
-    Then the times at which a device or a channel is free depend only on the order of its own tasks.
+    Then the times at which a device or a channel is free depend only on the order of its own tasks. The plan must
+    train.
     """
     cluster = plan.cluster
-    return cluster.overlap and cluster.cores_per_node is None and not cluster.messages_take_devices
+    return plan.trains and cluster.overlap and cluster.cores_per_node is None and not cluster.messages_take_devices
 
 
 def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:

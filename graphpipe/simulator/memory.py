@@ -23,6 +23,9 @@ def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule
     backward is split, the end of the input half frees what is not `kept_for_weight_gradient`. What a backward
     recomputes is held while it runs.
 
+    Without training, the buffers of all samples in flight are held from the start, and a forward adds only what
+    it holds while it runs.
+
     A profiled cost table records what operators hold while they run, and then more is counted. Tasks hold the peak of
     their operators' temporaries (`TaskMemory`). Gradients of parameters are allocated by a stage's first backward.
     Receive buffers are held from the start of the receive, and send buffers until the receive is acknowledged (see
@@ -32,13 +35,15 @@ def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule
     changes: dict[int, list[Change]] = {device: [] for device in plan.used_devices}
     for stage in plan.stages:
         for device in stage.devices:
-            changes[device].append((0.0, stage_memory(plan.cost_model, stage).state))
+            memory = stage_memory(plan.cost_model, stage)
+            held = memory.state if plan.trains else memory.resident(stage.in_flight / stage.degree)
+            changes[device].append((0.0, held))
     steps = [memory_steps(plan, stage) for stage in range(len(plan.stages))]
     for span in spans:
         starting, ending = steps[span.stage].get(span.kind, (0.0, 0.0))
         changes[span.device] += [(span.start_seconds, starting)] if starting else []
         changes[span.device] += [(span.end_seconds, ending)] if ending else []
-    if plan.cost_model.op_bytes.has_temporaries:
+    if plan.trains and plan.cost_model.op_bytes.has_temporaries:
         for device, found in changes.items():
             found += _profiled_changes(plan, lowered, device, [span for span in spans if span.device == device])
     return tuple(sample for device, found in changes.items() for sample in _add_up(device, found))
@@ -48,6 +53,9 @@ def memory_steps(plan: Plan, stage: int) -> dict[str, tuple[float, float]]:
     """Return the change in bytes that one device of a stage holds, at the start and end of each kind of task."""
     here, kept = plan.stages[stage], plan.costs.kept_for_weight_gradient
     samples, memory = here.micro_batch / here.degree, stage_memory(plan.cost_model, here)
+    if not plan.trains:
+        transient = float(memory.transient)
+        return {"F": (transient, -transient)}
     held, again = memory.per_sample * samples, memory.recomputed
     if plan.cost_model.op_bytes.has_temporaries:
         held -= memory.received * samples  # counted as message buffers

@@ -11,7 +11,7 @@ from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph, split_ops
 from graphpipe.model.zoo.registry import zoo
 from graphpipe.planners.choose_splits import parse_split
-from graphpipe.planners.registry import PLANNERS
+from graphpipe.planners.registry import planner_names
 
 CLUSTER = gp.Cluster.preset("summit:2x4")
 OP = "top.layers.layer0"
@@ -31,7 +31,7 @@ def seconds(plan: gp.Plan) -> float:
     return plan.prediction.step_seconds
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", planner_names(trains=True))
 def test_auto_takes_the_shorter_step_and_never_a_longer_one(planner: str) -> None:
     plain, split, chosen = (planned(choice, planner) for choice in ("none", [OP], "auto"))
     assert plain.graph == graph()

@@ -13,13 +13,13 @@ from graphpipe.errors import Infeasible
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_bound
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.registry import PLANNERS
+from graphpipe.planners.registry import PLANNERS, planner_names
 from graphpipe.plans.estimates import bottleneck_seconds
 from graphpipe.plans.plan import Plan
 from graphpipe.simulator import step_seconds
 
 SEEDS = st.integers(0, 10**9)
-NAMES = st.sampled_from(sorted(PLANNERS))
+NAMES = st.sampled_from(sorted(planner_names(trains=True)))
 MORE = {"a device": with_a_device, "memory": with_memory, "bandwidth": with_bandwidth}
 WORSE = 1.4
 """Largest factor by which a heuristic planner may become worse; the largest factor measured is 1.35.

@@ -13,7 +13,7 @@ from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import is_chain
 from graphpipe.planners.problem.planner import Planner
-from graphpipe.planners.registry import DEFAULT, PLANNERS, all_planners, find_planner, register_planner
+from graphpipe.planners.registry import DEFAULT, PLANNERS, all_planners, find_planner, planner_names, register_planner
 
 
 def planned(planner: str) -> gp.Plan:
@@ -28,12 +28,12 @@ def own() -> Iterator[Mapping[str, Planner]]:
         yield known
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", planner_names(trains=True))
 def test_each_planner_writes_its_name_into_its_plans(name: str) -> None:
     assert planned(name).planner == PLANNERS[name].name == name
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", planner_names(trains=True))
 def test_a_planner_of_chains_makes_a_chain(name: str) -> None:
     # The branches are long and costly to replicate, so running them side by side is faster.
     problem = towers([6, 6, 6], 8, 64, parameter_bytes=1e8)
@@ -41,7 +41,7 @@ def test_a_planner_of_chains_makes_a_chain(name: str) -> None:
     assert is_chain(plan) == (PLANNERS[name].pipeline == "chain")
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", planner_names(trains=True))
 def test_a_planner_recomputes_if_it_declares_so(name: str) -> None:
     problem = towers([4], 4, 16, saved_bytes=1e8, memory_bytes=2.9e8)
     if PLANNERS[name].recomputes:
@@ -52,7 +52,7 @@ def test_a_planner_recomputes_if_it_declares_so(name: str) -> None:
             PLANNERS[name].plan(problem, Options(micro_batch=1))
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", planner_names(trains=True))
 def test_a_plan_has_the_planners_default_schedule(name: str) -> None:
     problem = towers([2, 2], 4, 8)
     asked = gp.plan(

@@ -12,7 +12,7 @@ from graphpipe.costs import CostTable, Curve, SampleLoad, declare_loads
 from graphpipe.graph import Edge, Graph, Op
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.registry import PLANNERS
+from graphpipe.planners.registry import PLANNERS, planner_names
 from graphpipe.plans.verify import verify
 from graphpipe.simulator import step_seconds
 
@@ -72,7 +72,7 @@ def test_a_heavier_operator_moves_the_cut() -> None:
     assert cut(e={3: 0.5, 5: 0.5}) == [("a", "b", "c", "d"), ("e",)]
 
 
-@pytest.mark.parametrize("planner", sorted(PLANNERS))
+@pytest.mark.parametrize("planner", sorted(planner_names(trains=True)))
 def test_every_planner_plans_as_if_each_sample_had_the_expected_load(planner: str) -> None:
     problem = random_problem(7)
     first, second = problem.graph.order[:2]
@@ -85,7 +85,7 @@ def test_every_planner_plans_as_if_each_sample_had_the_expected_load(planner: st
     assert step_seconds(one) == step_seconds(other)
 
 
-@pytest.mark.parametrize("planner", sorted(PLANNERS))
+@pytest.mark.parametrize("planner", sorted(planner_names(trains=True)))
 def test_every_planner_leaves_room_for_the_largest_load(planner: str) -> None:
     """16 samples keep 4e9 bytes of 4 layers, and 16e9 if each may have a load of 4, which a device does not have."""
     problem = towers([8], 2, 16, saved_bytes=1e9 / 16, memory_bytes=10e9)

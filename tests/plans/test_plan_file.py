@@ -50,6 +50,7 @@ def test_a_plan_of_an_earlier_version_has_a_backend(saved: tuple[Plan, Path]) ->
         assert stage.pop("versions") == 1
     assert body["plan"]["costs"].pop("loads") == []
     assert body["plan"]["cluster"].pop("duplex") is False
+    assert body["plan"].pop("trains") is True
     for op in body["plan"]["graph"]["ops"]:
         del op["splits"]
     for edge in body["plan"]["graph"]["edges"]:

@@ -17,7 +17,7 @@ from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.registry import PLANNERS
+from graphpipe.planners.registry import planner_names
 from graphpipe.plans.device_memory import memory_shortfall, needed_bytes
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import StageEdge
@@ -159,7 +159,7 @@ def test_memory_counts_a_shared_parameter_once_in_a_stage_and_at_every_stage() -
         plan_by_hand(tied_chain(3e6, memory_bytes=need - 1000), APART)
 
 
-@pytest.mark.parametrize("name", sorted(PLANNERS))
+@pytest.mark.parametrize("name", sorted(planner_names(trains=True)))
 def test_planners_may_split_operators_that_share_a_parameter(name: str) -> None:
     # The three operators do not fit on one device, so every planner puts the parameter into several stages.
     problem = replace(tied_chain(1e6), cluster=towers([2], 4, 4, memory_bytes=14e6).cluster)
@@ -335,7 +335,7 @@ def _with_temporaries(rows: tuple[OpCost, ...], rng: random.Random) -> tuple[OpC
     return tuple(replace(row, temporaries=held() if rng.random() < 0.8 else None) for row in rows)
 
 
-@pytest.mark.parametrize("planner", sorted(PLANNERS))
+@pytest.mark.parametrize("planner", sorted(planner_names(trains=True)))
 def test_planners_leave_room_for_temporaries(planner: str) -> None:
     problem = towers([4], 4, 16, layer=(1.0, 1e-3), saved_bytes=1e6, memory_bytes=1e9)
     held = Temporaries(forward=Curve(), backward=Curve(lines=((0.0, 3e8),)))

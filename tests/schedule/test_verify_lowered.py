@@ -112,7 +112,7 @@ def test_evaluation_does_not_deadlock_on_a_transport_without_tags(plan: Plan, si
 
 
 def test_all_schedules_are_drawn():
-    assert {*SCHEDULERS} == {"1f1b", "interleaved", "kfkb", "gpipe", "zb-h1", "zb-auto"}
+    assert {*SCHEDULERS} == {"1f1b", "interleaved", "kfkb", "gpipe", "zb-h1", "zb-auto", "forward-only"}
 
 
 def two_way() -> tuple[Plan, Schedule, LoweredSchedule]:

@@ -8,6 +8,7 @@ from graphpipe.plans.estimates import estimated_step_seconds, least_step_seconds
 from graphpipe.plans.plan import Plan
 
 Objective = Literal["step", "bottleneck"]
+InferenceObjective = Literal["throughput", "latency"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,8 @@ class Options:
     objective: Objective = "step"
     """How candidates of one micro-batch size are ranked. `step`: by the time of a whole step. `bottleneck`: by the
     slowest stage's time per sample, the published objective; only micro-batch sizes are then compared by step time."""
+    inference_objective: InferenceObjective = "throughput"
+    """The same for inference. `throughput`: by the busiest device or link. `latency`: by the last answer's time."""
     evaluate: Callable[[Plan], float] = estimated_step_seconds
     """Seconds of one step of a plan."""
     scheduled: Callable[[Sequence[Plan]], Plan] | None = None

@@ -46,6 +46,8 @@ class Problem:
     """What all stages recompute, unless the planner chooses for each stage."""
     state: State = "whole"
     """What the replicas of all stages shard."""
+    trains: bool = True
+    """False: plan for inference."""
     message_bandwidth: float | None = None
     """Bytes per second that a search assumes between stages. None: the first of the cluster's `LinkLevels`."""
 
@@ -107,6 +109,7 @@ def assemble(
         edges=tuple(StageEdge(source=s, target=t, bytes_per_sample=count) for s, t, count in edges),
         schedule=schedule,
         planner=planner,
+        trains=problem.trains,
     )
     return with_in_flight_of(find_scheduler(schedule), plan)
 

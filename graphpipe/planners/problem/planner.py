@@ -19,6 +19,10 @@ class Planner:
     """Returns the best plan found. Raises `Infeasible` if no plan fits in memory."""
     pipeline: Literal["graph", "chain"]
     """`graph`: stages that do not feed each other run side by side. `chain`: every stage follows the one before it."""
+    trains: bool = True
+    """Whether it plans training."""
+    infers: bool = False
+    """Whether it plans inference."""
     recomputes: bool = False
     """Whether stages may recompute in the backward (`Stage.recompute`) if memory is short. GraphPipe's own planners may
     then also shard state (`Stage.state`)."""

@@ -9,13 +9,14 @@ from graphpipe.plans import Plan
 from graphpipe.plugins import load_plugins
 from graphpipe.schedule.schedule import Schedule
 from graphpipe.schedule.scheduler import Scheduler
-from graphpipe.schedule.schedulers import gpipe, interleaved, kfkb, one_f_one_b, zb_auto, zb_h1
+from graphpipe.schedule.schedulers import forward_only, gpipe, interleaved, kfkb, one_f_one_b, zb_auto, zb_h1
 from graphpipe.schedule.verify import verify
 
 ENTRY_POINTS = "graphpipe.schedulers"
 """The entry points by which an installed package registers a `Scheduler`, in every process and on the command line."""
 
-_BY_NAME = {each.SCHEDULER.name: each.SCHEDULER for each in (one_f_one_b, interleaved, gpipe, kfkb, zb_h1, zb_auto)}
+_OWN = (one_f_one_b, interleaved, gpipe, kfkb, zb_h1, zb_auto, forward_only)
+_BY_NAME = {each.SCHEDULER.name: each.SCHEDULER for each in _OWN}
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(_BY_NAME)
 """Every scheduler registered so far."""
 
@@ -90,7 +91,14 @@ def build_unverified(plan: Plan) -> Schedule:
     Raises:
         InvalidInput: an unknown name (the nearest is given), or in_flight samples that do not hold a burst.
     """
-    return find_scheduler(plan.schedule).build(plan)
+    scheduler = find_scheduler(plan.schedule)
+    if scheduler.trains and not plan.trains:
+        raise InvalidInput(
+            f"schedule '{plan.schedule}' has backwards, but the plan does not train",
+            where="plan, schedule",
+            remedy="Set the schedule to 'forward-only'.",
+        )
+    return scheduler.build(plan)
 
 
 @cache

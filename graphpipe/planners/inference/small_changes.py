@@ -1,0 +1,92 @@
+"""Small changes of a finished plan for inference: an operator moves, or a stage changes its device."""
+
+from collections.abc import Callable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.plan import Plan
+from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
+
+_WORTH = 1.0001
+"""Smaller gains are rounding."""
+Placed = list[tuple[Part, int]]
+"""The stages with their devices."""
+
+
+def improved(problem: Problem, plan: Plan, evaluate: Callable[[Plan], float], trials: int) -> Plan:
+    """Return the plan, or a better one that small changes lead to, one after the other while they help.
+
+    Args:
+        problem: of the plan.
+        plan: of single-device stages.
+        evaluate: returns the seconds to minimise.
+        trials: most evaluations.
+    """
+    best, seconds, found = plan, evaluate(plan), True
+    while found:
+        found = False
+        stages = [(Part(stage.ops, 1, stage.micro_batch), stage.devices[0]) for stage in best.stages]
+        for change in _changes(best, stages):
+            if (trial := _plan_of(problem, change, plan.planner)) is None:
+                continue
+            if not trials:
+                return best
+            trials -= 1
+            if (trial_seconds := evaluate(trial)) * _WORTH < seconds:
+                best, seconds, found = trial, trial_seconds, True
+                break
+    return best
+
+
+def _changes(plan: Plan, stages: Placed) -> Iterator[Placed]:
+    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.ops}
+    moves = dict[tuple[str, int], None]()
+    for edge in plan.graph.edges:
+        source, target = stage_of[edge.source], stage_of[edge.target]
+        if source != target:
+            moves |= {(edge.source, target): None, (edge.target, source): None}
+    for name, stage in moves:
+        yield _moved(plan, stages, name, stage_of[name], stage)
+    used = {device for _, device in stages}
+    for number, (part, device) in enumerate(stages):
+        for other in range(len(plan.cluster.devices)):
+            if other == device:
+                continue
+            changed = list(stages)
+            changed[number] = part, other
+            if other in used:  # the other device's stages come here
+                changed = [(each, device) if there == other else (each, there) for each, there in changed]
+                changed[number] = part, other
+            yield changed
+
+
+def _moved(plan: Plan, stages: Placed, name: str, home: int, stage: int) -> Placed:
+    changed = list(stages)
+    index = plan.graph.index
+    left = tuple(other for other in stages[home][0].ops if other != name)
+    come = tuple(sorted((*stages[stage][0].ops, name), key=index.__getitem__))
+    for number, ops in ((home, left), (stage, come)):
+        part, device = stages[number]
+        changed[number] = Part(ops, 1, part.micro_batch), device
+    return [(part, device) for part, device in changed if part.ops]
+
+
+def _plan_of(problem: Problem, stages: Placed, planner: str) -> Plan | None:
+    parts = [part for part, _ in stages]
+    order = _topological(list(crossing_bytes(problem.graph, parts)), len(parts))
+    if order is None:
+        return None
+    devices = [(stages[number][1],) for number in order]
+    trial = assemble(problem, [parts[n] for n in order], planner=planner, schedule=FORWARD_ONLY, devices=devices)
+    return trial if memory_shortfall(trial) <= 0 else None
+
+
+def _topological(edges: Sequence[tuple[int, int]], stages: int) -> list[int] | None:
+    sorter = TopologicalSorter({stage: set[int]() for stage in range(stages)})
+    for source, target in edges:
+        sorter.add(target, source)
+    try:
+        return list(sorter.static_order())
+    except CycleError:
+        return None
