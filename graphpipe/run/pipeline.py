@@ -60,8 +60,9 @@ class Pipeline:
         *,
         options: PipelineOptions | None = None,
     ) -> None:
-        self.plan = plan
         self.options = options or PipelineOptions()
+        self.plan = plan = self.options.policy_of(plan)
+        """The given plan, under the weight policy of the options."""
         self.steps = 0
         """Steps done; with the seed they determine a step's random numbers."""
         self.world: World = join(self.options.device, self.options.timeout_seconds)

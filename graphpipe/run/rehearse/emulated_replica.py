@@ -28,7 +28,7 @@ from graphpipe.run.weights.tied_parameters import TiedParameters
 from graphpipe.schedule import StageTask
 
 SecondsByTask = Mapping[tuple[int, int, str, int], float]
-"""Seconds of tasks, by device, stage, kind and micro-batch (-1 for the optimizer)."""
+"""Seconds of tasks, by device, stage, kind and micro-batch. Of the optimizer: -1, or the mini-batch of a segment."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,8 +53,9 @@ class EmulatedReplica:
     def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
         """Sleep, then keep tensors of the right size for sending."""
         self.received.take(task)
-        sleep(self.seconds[self.slot.device, self.slot.stage, task.kind, task.micro_batch])
-        edges = {"F": self.sends, "B": self.receives, "I": self.receives, "W": {}}[task.kind]
+        kind = "optimizer" if task.kind == "U" else task.kind
+        sleep(self.seconds[self.slot.device, self.slot.stage, kind, task.micro_batch])
+        edges = {"F": self.sends, "B": self.receives, "I": self.receives}.get(task.kind, {})
         self.outgoing = {edge: {spec.name: _rows(spec, len(rows)) for spec in specs} for edge, specs in edges.items()}
         self.outgoing_task = task
 

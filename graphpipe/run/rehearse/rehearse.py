@@ -59,7 +59,7 @@ def rehearse(
 
     Args:
         plan: from `scaled_plan`. Its bytes are really moved.
-        schedule: of the plan.
+        schedule: of the plan, or of a segment, which then counts as one step.
         predicted: with the seconds of tasks and optimizer steps. The steps take these traces in turn: one is enough if
             all steps are alike, but if samples have loads, each step has its own.
         steps: how many to time, after one that is not timed.
@@ -94,7 +94,7 @@ def rehearse(
         ranks = _run(job, len(plan.used_devices))
     lengths = [max(rank[step]["seconds"] for rank in ranks) for step in range(steps)]
     step = lengths.index(median_low(lengths))
-    return assemble(plan, [rank[step] for rank in ranks], "emulated")
+    return assemble(plan, [rank[step] for rank in ranks], "emulated", schedule.mini_batches)
 
 
 def _run(job: RehearsalJob, size: int) -> list[list[dict[str, Any]]]:
@@ -175,8 +175,9 @@ def _steps(job: RehearsalJob, rank: int, size: int) -> list[dict[str, Any]]:
         for replica in worker.replicas.values():
             replica.seconds = seconds
         worker.recorder.begin_at_once(MARGIN_SECONDS)
-        worker.run(lowered, Segment.of(_batch(plan, step)), None)
-        for device in devices:
+        batches = (_batch(plan, step * job.schedule.mini_batches + n) for n in range(job.schedule.mini_batches))
+        worker.run(lowered, Segment.of(*batches), None)
+        for device in () if job.schedule.updates else devices:
             first = min(stage for stage, it in enumerate(plan.stages) if device in it.devices)
             with worker.recorder.span(device, "optimizer", first):
                 sleep(seconds[device, first, "optimizer", -1])

@@ -3,16 +3,21 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, nearest
 from graphpipe.model.capture.capture import Captured
+from graphpipe.plans import Plan
+from graphpipe.plans.stage import Predictor, WeightPolicy
+from graphpipe.plans.verify import verify
 from graphpipe.run.device.precision import PrecisionName, check_precision
 from graphpipe.run.faults.fault import Fault
 from graphpipe.run.weights.check_sync import check_sync
 from graphpipe.run.weights.registry import DEFAULT_SYNC
 from graphpipe.run.weights.weight_update import SchedulerFactory
+from graphpipe.schedule.segments.planned_versions import with_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,12 @@ class PipelineOptions:
     check_finite: bool = True
     """Check every stage's outputs, and its gradients before the update, for NaN and infinity, so that the error names
     the first stage and micro-batch. If False, a step is refused only if its loss is not finite."""
+    weights: WeightPolicy | None = None
+    """Which weights a micro-batch sees, if that is not what the plan says: `flush`, `stash`, `vertical-sync`,
+    `double-buffer` or `predict`. The plan's stages then get the samples in flight and the versions that this policy
+    needs (`Pipeline.plan` has them). None: the plan's own policy."""
+    predictor: Predictor = ""
+    """Of the policy `predict`, if `weights` is given: `pipeoptim`, `spectrain` or `xpipe`."""
     rollback: bool = True
     """Keep a copy of weights and optimizer state, in the host's memory, while a segment runs, so that a segment which
     fails changes nothing. If False, such a segment closes the pipeline. It concerns only plans whose weight policy does
@@ -67,7 +78,39 @@ class PipelineOptions:
             raise InvalidInput(
                 f"is {self.clip_norm}, must be positive", where="clip_norm", remedy="None clips nothing."
             )
+        self._check_weights()
         if not -(2**63) <= self.seed < 2**63:
             raise InvalidInput(f"is {self.seed}, must fit in 64 bits", where="seed")
         if not 0 < self.timeout_seconds < math.inf:
             raise InvalidInput(f"is {self.timeout_seconds}, must be positive and finite", where="timeout_seconds")
+
+    def policy_of(self, plan: Plan) -> Plan:
+        """Return the plan under the weight policy of the options, or the same plan if they do not give one.
+
+        Raises:
+            InvalidInput: the plan's stages do not allow the policy.
+            Infeasible: they do not fit in memory with their versions.
+        """
+        if self.weights is None or (self.weights, self.predictor) == (plan.weights, plan.predictor):
+            return plan
+        found = with_policy(plan, self.weights, self.predictor)
+        verify(found)
+        return found
+
+    def _check_weights(self) -> None:
+        known = [*get_args(WeightPolicy)]
+        if self.weights is not None and self.weights not in known:
+            raise InvalidInput(
+                f"unknown weight policy '{self.weights}'", where="weights", remedy=nearest(self.weights, known)
+            )
+        predictors = [each for each in get_args(Predictor) if each]
+        if self.predictor and self.predictor not in predictors:
+            remedy = nearest(self.predictor, predictors)
+            raise InvalidInput(f"unknown predictor '{self.predictor}'", where="predictor", remedy=remedy)
+        if (self.weights == "predict") != bool(self.predictor):
+            is_missing = "is missing, and weights is 'predict'"
+            raise InvalidInput(
+                is_missing if not self.predictor else f"is '{self.predictor}', and weights is '{self.weights}'",
+                where="predictor",
+                remedy=f"Choose {', '.join(predictors)} with weights='predict', and none otherwise.",
+            )

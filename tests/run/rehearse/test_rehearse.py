@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from builders import Part, make_plan, share
+from builders import Part, chain, make_plan, share
 from processes import descendants, still_running
 
 from graphpipe.cli.main import main
@@ -22,6 +22,8 @@ from graphpipe.plans import Plan
 from graphpipe.run.rehearse.rehearse import rehearse
 from graphpipe.run.rehearse.scaled_plan import LEAST_TASK_SECONDS, Limits, changes, scaled_plan, smallest_feasible_scale
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.planned_versions import with_policy
+from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
@@ -184,3 +186,16 @@ def test_ranks_end_if_the_rehearsal_is_killed(tmp_path: Path) -> None:
             time.sleep(0.1)
         rehearsal.kill()
     assert still_running(ranks, 5) == []
+
+
+def test_a_segment_is_rehearsed_with_its_updates() -> None:
+    """An update after each mini-batch is a task: it sleeps too, and its gradients are summed before it."""
+    parts = [Part(micro_batch=2, degree=2, forward=0.01, backward=0.02, parameter_bytes=400.0), Part(forward=0.01)]
+    plan = make_plan(parts, chain(2, 1.0), batch_size=4, optimizer_seconds_per_parameter_byte=1e-5)
+    plan = with_policy(plan, "stash")
+    segment = build_segment(plan, 3)
+    found = rehearse(plan, segment, [simulate(plan, segment)], steps=1)
+    assert found.batch_size == 12
+    updates = [(span.device, span.micro_batch) for span in found.spans if span.kind == "optimizer"]
+    assert updates == [(device, number) for device in range(3) for number in range(3)]
+    assert sum(span.kind == "reduce" for span in found.spans) == 6

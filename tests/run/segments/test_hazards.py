@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from graphpipe.errors import InvalidInput, NonFiniteLoss
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import Predictor, WeightPolicy
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.faults.fault import parse_faults
 
@@ -235,6 +235,24 @@ def test_optimizers_without_a_prediction_are_refused(optimizer: Any, what: str) 
     plan = plan_under(model, "chain", "predict", "pipeoptim")
     with pytest.raises(InvalidInput, match=f"optimizer: .*{what}.*stash"):
         Pipeline(plan, hand_split(model, plan, batch_of(0)[0]), loss_fn, optimizer)
+
+
+def test_the_options_choose_a_policy_for_any_plan() -> None:
+    pipeline, _ = pipeline_under("chain", "flush", weights="stash")
+    assert [stage.versions for stage in pipeline.plan.stages] == [3, 2, 2, 1]
+    assert pipeline.segment([batch_of(0)] * 4) == pipeline_under("chain", "stash")[0].segment([batch_of(0)] * 4)
+    flushing, _ = pipeline_under("chain", "predict", "xpipe", weights="flush")
+    assert flushing.plan.weights == "flush"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"weights": "stsh"}, "weights: unknown weight policy 'stsh'. Did you mean 'stash'?"),
+        ({"weights": "predict"}, "predictor: is missing, and weights is 'predict'. Choose pipeoptim, spectrain, xpipe"),
+        ({"weights": "stash", "predictor": "xpipe"}, "predictor: is 'xpipe', and weights is 'stash'."),
+        ({"weights": "predict", "predictor": "xpip"}, "predictor: unknown predictor 'xpip'. Did you mean 'xpipe'?"),
+    ]
+    for options, what in cases:
+        with pytest.raises(InvalidInput) as error:
+            PipelineOptions(**options)
+        assert what in str(error.value)
 
 
 def test_mini_batches_of_other_shapes_are_refused() -> None:
