@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_cases import CONFIG, TASK, Run
+from forked_programs import forked_programs
 from safetensors.torch import load_file
 
 from graphpipe.plans import Plan
@@ -53,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "tiny.py").write_text(DROPOUT + BROKEN)
     (folder / "tiny.toml").write_text(CONFIG)
-    words = [sys.executable, "-m", "graphpipe", *WORDS, "task=tiny.py:breaking_task"]
+    words = [forked_programs() / "graphpipe", *WORDS, "task=tiny.py:breaking_task"]
     ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert ran.returncode == 4
     assert "Broken: the power is gone" in ran.stderr
