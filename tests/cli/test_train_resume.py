@@ -116,6 +116,7 @@ def test_a_run_interrupted_after_its_last_step_is_evaluated_and_saved(run: Run, 
     assert "the training is complete: 3 of 3 steps are done" in again.err
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_without_its_metrics_log_has_no_result(run: Run, broken: None) -> None:
     Path("runs/tiny-1/metrics.jsonl").unlink()
     ran = run(*WORDS, "train.steps=3", "--resume", "runs/tiny-1")
