@@ -52,7 +52,8 @@ def main() -> None:
     if rank == 0:
         for stage in plan.stages:
             print(f"{stage.name} on {stage.devices}: {stage.ops[0]} to {stage.ops[-1]}, {stage.micro_batch} at once")
-    with gp.Pipeline(plan, clip.module, loss_fn, lambda p: torch.optim.AdamW(p, lr=1e-3)) as pipeline:
+    options = gp.PipelineOptions(captured=clip.captured)
+    with gp.Pipeline(plan, clip.module, loss_fn, lambda p: torch.optim.AdamW(p, lr=1e-3), options=options) as pipeline:
         for step in range(1, STEPS + 1):
             loss = pipeline.step(*clip.batch(batch(step)))
             if rank == 0 and step % 10 == 0:

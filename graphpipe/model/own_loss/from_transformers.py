@@ -25,11 +25,20 @@ class TransformersModel:
 
     module: nn.Module
     """The model itself, unchanged, so that its parameter names and checkpoints stay valid."""
-    graph: Graph
-    inputs: tuple[str, ...]
-    """The pipeline's inputs, in order."""
+    captured: Captured
+    """The captured model. With `PipelineOptions(captured=...)` the pipeline does not trace the model again."""
     loss: OwnLoss | None
     """The model's own loss; None if the example has no labels."""
+
+    @property
+    def graph(self) -> Graph:
+        """The operator graph, for `gp.plan`."""
+        return self.captured.graph
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The pipeline's inputs, in order."""
+        return tuple(each.name for each in self.graph.inputs)
 
     def batch(self, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
         """Return the inputs and targets of a whole mini-batch, for `Pipeline.step` and `Pipeline.evaluate`.
@@ -114,8 +123,8 @@ def from_transformers(
     wanted = tuple(dict.fromkeys([*outputs, *(loss.reads if loss else ())]))
     # The glue was compared in both modes when the loss was cut out of it.
     origin = replace(origin, outputs=wanted)
-    graph = _captured(model, describe(_named(model, inputs)), origin, compare_modes=loss is None).graph
-    return TransformersModel(module=model, graph=graph, inputs=tuple(each.name for each in graph.inputs), loss=loss)
+    captured = _captured(model, describe(_named(model, inputs)), origin, compare_modes=loss is None)
+    return TransformersModel(module=model, captured=captured, loss=loss)
 
 
 def innermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:

@@ -15,8 +15,8 @@ from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
 from graphpipe.api import estimate, hand_plan, plan
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
-from graphpipe.graph import Graph
-from graphpipe.model.capture.capture import capture, capture_again
+from graphpipe.graph import Graph, Origin
+from graphpipe.model.capture.capture import Captured, capture_again, capture_nodes
 from graphpipe.model.capture_file.capture_file import load_capture, save_capture
 from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers
 from graphpipe.model.own_loss.own_loss import OwnLoss
@@ -178,8 +178,12 @@ def vilt() -> tuple[nn.Module, Callable[[int], Batch]]:
 class Traced:
     """What tracing a model gives. It takes seconds, and is the same for every copy of the model."""
 
-    graph: Graph
+    captured: Captured
     loss: OwnLoss | None
+
+    @property
+    def graph(self) -> Graph:
+        return self.captured.graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +233,7 @@ def run_of(name: str, traced: Traced | None = None, **options: Any) -> Run:
     return Run(
         model=model,
         module=held.module,
-        traced=Traced(graph=held.graph, loss=held.loss),
+        traced=Traced(captured=held.captured, loss=held.loss),
         split=lambda step: held.batch(batch(step)),
         loss_fn=loss_fn,
         plain_loss=plain_loss,
@@ -238,8 +242,7 @@ def run_of(name: str, traced: Traced | None = None, **options: Any) -> Run:
 
 def _held(model: nn.Module, traced: Traced) -> TransformersModel:
     # What from_transformers returns.
-    names = tuple(each.name for each in traced.graph.inputs)
-    return TransformersModel(module=model, graph=traced.graph, inputs=names, loss=traced.loss)
+    return TransformersModel(module=model, captured=traced.captured, loss=traced.loss)
 
 
 def _contrast(output: Mapping[str, Tensor], targets: object) -> Tensor:
@@ -267,7 +270,7 @@ def _declared(name: str, model: Any, batch: Callable[[int], Batch], traced: Trac
     return Run(
         model=model,
         module=module,
-        traced=traced or Traced(graph=capture(module, example, method="declared"), loss=None),
+        traced=traced or Traced(captured=capture_nodes(module, example, Origin(method="declared")), loss=None),
         split=split,
         loss_fn=loss_fn,
         plain_loss=lambda step: model(**batch(step)).loss,
@@ -344,7 +347,7 @@ def train(name: str, folder: Path) -> dict[str, Any]:
     captured = load_capture(folder / f"{name}.capture.json", plan.graph)
     assert captured is not None
     loss = pickle.loads((folder / f"{name}.loss").read_bytes())
-    run = run_of(name, Traced(graph=plan.graph, loss=loss))
+    run = run_of(name, Traced(captured=captured, loss=loss))
     names = names_in_model(run)
     run.model.train()
     with Pipeline(plan, run.module, run.loss_fn, sgd, options=PipelineOptions(captured=captured)) as pipeline:
