@@ -64,16 +64,31 @@ def _block(
     return {"seconds": seconds, "own": own, "idle": idle, "timed": timed, "pace": max(found, pace())}
 
 
-def peak_bytes(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path) -> float:
-    """Take a step, and return the most bytes that torch had allocated on this rank; `file` is for its profiler."""
+def peak_bytes(
+    pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path, mini_batches: int = 1
+) -> float:
+    """Take a step, and return the most bytes that torch had allocated on this rank.
+
+    Args:
+        pipeline: that has taken a step before.
+        inputs: of a mini-batch.
+        targets: of the same.
+        file: for torch's profiler.
+        mini_batches: to train on in a row, as one segment.
+    """
     # Parameters and optimizer state are there before; the profiler sees all that a step allocates, gradients too.
     optimizers = [local_optimizer(scheduled.optimizer) for scheduled in pipeline.state.optimizers]
     groups = [group for scheduled in pipeline.state.optimizers for group in scheduled.optimizer.param_groups]
     parameters = [each for group in groups for each in group["params"]]
     slots = [value for optimizer in optimizers for kept in optimizer.state.values() for value in kept.values()]
-    held = [*parameters, *(value for value in slots if isinstance(value, Tensor))]
+    held = [value for value in slots if isinstance(value, Tensor)]
+    if mini_batches == 1:
+        held += parameters
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        pipeline.step(inputs, targets)
+        if mini_batches > 1:  # A segment frees the memory of weights, and the profiler must have seen where it began.
+            for parameter in parameters:
+                parameter.data = parameter.data.clone()
+        pipeline.segment([(inputs, targets)] * mini_batches)
     profiler.export_chrome_trace(str(file))
     events = json.loads(file.read_text())["traceEvents"]
     totals = [event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]"]

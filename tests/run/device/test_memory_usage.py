@@ -16,8 +16,11 @@ from graphpipe.model.capture_file.capture_file import save_capture
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.plans import Plan
+from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.profile import profile
+from graphpipe.schedule.segments.planned_versions import with_policy
+from graphpipe.schedule.segments.segment import build_segment
 
 CUTS = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))
 BATCH = 32
@@ -40,12 +43,12 @@ def assert_as_predicted(made: Plan, name: str, folder: Path, allowed: float) -> 
     assert [predicted[device] for device in made.used_devices] == pytest.approx(found, rel=allowed)
 
 
-def measured_peaks(made: Plan, name: str, folder: Path) -> list[float]:
+def measured_peaks(made: Plan, name: str, folder: Path, mini_batches: int = 1) -> list[float]:
     """Train, and return the peak of every rank."""
     folder.mkdir(exist_ok=True)
     made.save(folder / "plan.json")
     assert save_capture(measured(name)[0], folder / "capture.json")
-    return values(run_ranks(peak_of_a_step, len(made.used_devices), folder / "ranks", name, str(folder)))
+    return values(run_ranks(peak_of_a_step, len(made.used_devices), folder / "ranks", name, str(folder), mini_batches))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -81,3 +84,19 @@ def test_memory_of_planned_stages_is_as_predicted(name: str, ranks: int, tmp_pat
     captured, costs = measured(name)
     planned = plan(captured.graph, costs, cluster, batch_size=BATCH, micro_batch=8)
     assert_as_predicted(planned, name, tmp_path, 0.10)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "policy"), [(2, ("double-buffer", "")), (4, ("stash", "")), (4, ("predict", "pipeoptim"))]
+)
+def test_measured_memory_of_versions_is_as_predicted(
+    ranks: int, policy: tuple[WeightPolicy, Predictor], tmp_path: Path
+) -> None:
+    cluster = Cluster.resolve(f"local:{ranks}")
+    captured, costs = measured("gpt-small")
+    cuts = CUTS if ranks == 2 else (*((f"layers.{at}.*",) for at in range(3)), ("layers.3.*", "head*"))
+    stages = [HandStage(ops=ops, devices=(at,), micro_batch=16) for at, ops in enumerate(cuts)]
+    by_hand = with_policy(hand_plan(captured.graph, costs, cluster, batch_size=BATCH, stages=stages), *policy)
+    predicted = simulate(by_hand, build_segment(by_hand, 5)).peak_bytes
+    found = measured_peaks(by_hand, "gpt-small", tmp_path, 5)
+    assert [predicted[device] for device in range(ranks)] == pytest.approx(found, rel=0.10)
