@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Loads, declare_loads
@@ -20,12 +20,15 @@ from graphpipe.planners.choose_splits import SplitChoice, plan_with_splits
 from graphpipe.planners.problem.options import InferenceObjective, Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, find_planner, planner_names
+from graphpipe.planners.without_flush import WithoutFlush
 from graphpipe.plans.backward_record import BackwardRecord, whole_stages
 from graphpipe.plans.estimates import period_seconds
 from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.plans.verify import verify
 from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
-from graphpipe.schedule.schedulers.registry import find_scheduler
+from graphpipe.schedule.schedulers.registry import SCHEDULERS, find_scheduler
+from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.simulator import predict, step_seconds
 from graphpipe.simulator.critical_path import applies
 from graphpipe.simulator.simulate import simulate
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 _OBJECTIVES = ("step", "bottleneck")
 _INFERENCE_OBJECTIVES = ("throughput", "latency")
 
-__all__ = ["choose_backwards", "estimate", "hand_plan", "plan", "simulate"]
+__all__ = ["choose_backwards", "estimate", "hand_plan", "plan", "simulate", "under_policy"]
 
 
 def plan(
@@ -53,6 +56,8 @@ def plan(
     loads: Loads | None = None,
     split: SplitChoice = "none",
     inference: bool = False,
+    weights: WeightPolicy = "flush",
+    predictor: Predictor = "",
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -84,12 +89,16 @@ def plan(
             of operators (`NAME:4` splits by outputs in 4 parts), or `auto` for those whose split shortens the step of
             this planner's plan.
         inference: plan for `InferencePipeline`: only forwards, without gradients and optimizer state.
+        weights: which weights a micro-batch sees. `flush`: those that all earlier mini-batches have updated; the
+            pipeline drains in between. Under the other policies it does not (docs/asynchronous.md), and plans are
+            ranked by their steady period.
+        predictor: of the policy `predict`: `pipeoptim`, `spectrain` or `xpipe`.
 
     Raises:
         Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.
         InvalidInput: an unknown planner, objective or schedule, a batch or micro-batch out of range, costs of another
-            graph, loads of unknown operators, operators that cannot be split, or a schedule that mixed micro-batch
-            sizes do not run under.
+            graph, loads of unknown operators, operators that cannot be split, a schedule that mixed micro-batch
+            sizes do not run under, or settings that the weight policy excludes.
     """
     problem = _problem(graph, costs, cluster, batch_size, loads)
     _check_objective(objective, inference=inference)
@@ -99,15 +108,22 @@ def plan(
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
         schedule=schedule,
+        weights=weights,
+        predictor=predictor,
     )
     if inference:
         if schedule is not None or mixed_micro_batches or split == AUTO_SPLIT:
             what = "inference has only forwards and equal micro-batches, and splits only operators that are named"
             raise InvalidInput(what, where="inference", remedy="Leave out the schedule, mixed sizes and split 'auto'.")
+        _check_inference_weights(weights)
         return _inference_plan(replace(problem, trains=False), planner, objective == "latency", micro_batch, split)
     ranked: Objective = "bottleneck" if objective == "bottleneck" else "step"
     if not find_planner(planner).trains:
         raise InvalidInput(f"planner '{planner}' plans only inference", where="planner", remedy="Plan for inference.")
+    without_flush = None
+    if weights != "flush":
+        schedule = schedule or AS_PLANNED
+        without_flush = WithoutFlush(weights=weights, predictor=predictor, evaluate=step_seconds, schedule=schedule)
     schedule = schedule or default_schedule(planner, cluster, ranked, mixed_micro_batches=mixed_micro_batches)
     choose = BestCandidate(choice=schedule, evaluate=step_seconds, micro_batch=micro_batch, quick=applies)
     options = Options(
@@ -120,6 +136,8 @@ def plan(
     )
 
     def find(problem: Problem) -> Plan:
+        if without_flush is not None:
+            return without_flush.plan(find_planner(planner), problem, options)
         found = find_planner(planner).plan(problem, options)
         keeps = schedule == AS_PLANNED or mixed_micro_batches
         return found if keeps else scheduled(found, schedule, step_seconds)
@@ -140,6 +158,12 @@ def _check_objective(objective: str | None, *, inference: bool) -> None:
         raise InvalidInput(f"unknown objective '{objective}'", where="objective", remedy=remedy)
 
 
+def _check_inference_weights(weights: WeightPolicy) -> None:
+    if weights != "flush":
+        what = f"is '{weights}', but inference does not change weights"
+        raise InvalidInput(what, where="weights", remedy="Leave it out.")
+
+
 def _inference_plan(problem: Problem, planner: str, latency: bool, micro_batch: int | None, split: SplitChoice) -> Plan:
     if not find_planner(planner).infers:
         names = " or ".join(planner_names(trains=False))
@@ -155,7 +179,14 @@ def _inference_plan(problem: Problem, planner: str, latency: bool, micro_batch: 
 
 
 def check_settings(
-    *, batch_size: int, planner: str, micro_batch: int | None, mixed_micro_batches: bool, schedule: str | None
+    *,
+    batch_size: int,
+    planner: str,
+    micro_batch: int | None,
+    mixed_micro_batches: bool,
+    schedule: str | None,
+    weights: WeightPolicy = "flush",
+    predictor: Predictor = "",
 ) -> None:
     """Check the arguments of `plan` other than graph, costs and cluster.
 
@@ -177,6 +208,43 @@ def check_settings(
             where="schedule",
             remedy="Leave out the schedule or the mixed micro-batches.",
         )
+    check_weights(weights, predictor, schedule, mixed_micro_batches=mixed_micro_batches)
+
+
+def check_weights(
+    weights: WeightPolicy, predictor: Predictor, schedule: str | None, *, mixed_micro_batches: bool = False
+) -> None:
+    """Check a weight policy against the settings beside it.
+
+    Raises:
+        InvalidInput: an unknown policy or predictor, one without the other, or a setting that needs a flush.
+    """
+    for name, value, known in (
+        ("weights", weights, get_args(WeightPolicy)),
+        ("predictor", predictor, get_args(Predictor)),
+    ):
+        if value not in known:
+            remedy = nearest(value, [each for each in known if each])
+            raise InvalidInput(
+                f"unknown {'weight policy' if name == 'weights' else name} '{value}'", where=name, remedy=remedy
+            )
+    if (weights == "predict") != bool(predictor):
+        what = (
+            "is missing, but weights is 'predict'" if not predictor else f"is '{predictor}', but weights is '{weights}'"
+        )
+        remedy = (
+            "Choose pipeoptim, spectrain or xpipe." if not predictor else "Set weights to 'predict', or leave it out."
+        )
+        raise InvalidInput(what, where="predictor", remedy=remedy)
+    if weights == "flush":
+        return
+    if mixed_micro_batches:
+        what = f"mixed micro-batch sizes are planned only for the weight policy 'flush', not for '{weights}'"
+        raise InvalidInput(what, where="mixed_micro_batches", remedy="Leave out one of them.")
+    if schedule is not None and (schedule == AUTO or not find_scheduler(schedule).endless):
+        known = ", ".join(name for name, each in SCHEDULERS.items() if each.endless and not each.uses_bursts)
+        what = f"schedule '{schedule}' cannot go on without a flush, as the weight policy '{weights}' needs"
+        raise InvalidInput(what, where="schedule", remedy=f"Choose {known}, or leave it out.")
 
 
 def default_schedule(planner: str, cluster: Cluster, objective: Objective, *, mixed_micro_batches: bool) -> str:
@@ -203,6 +271,8 @@ def hand_plan(
     loads: Loads | None = None,
     split: SplitChoice = "none",
     inference: bool = False,
+    weights: WeightPolicy = "flush",
+    predictor: Predictor = "",
 ) -> Plan:
     """Return the plan of stages written by hand, verified, scheduled and predicted.
 
@@ -216,6 +286,8 @@ def hand_plan(
         loads: as in `plan`.
         split: as in `plan`. Stages name the parts of an operator, such as `top.linear.part*`. `auto` cannot be chosen.
         inference: only forwards, whatever the schedule says.
+        weights: as in `plan`.
+        predictor: as in `plan`.
 
     Raises:
         InvalidInput: a constraint is violated, or an operator cannot be split.
@@ -225,9 +297,29 @@ def hand_plan(
     if split == AUTO_SPLIT:
         remedy = "Name the operators, because the stages name their parts."
         raise InvalidInput("'auto' does not work with hand-written stages", where="split", remedy=remedy)
+    if inference:
+        _check_inference_weights(weights)
     problem = replace(problem, trains=not inference)
     by_hand = HandPlan(stages=tuple(stages), schedule=FORWARD_ONLY if inference else schedule)
-    return _checked(plan_with_splits(problem, split, lambda each: plan_by_hand(each, by_hand), step_seconds))
+    found = plan_with_splits(problem, split, lambda each: plan_by_hand(each, by_hand), step_seconds)
+    if weights == "flush" and not predictor:
+        return _checked(found)
+    return under_policy(found, weights, predictor)
+
+
+def under_policy(plan: Plan, weights: WeightPolicy, predictor: Predictor = "") -> Plan:
+    """Return the stages of a plan under another weight policy, verified and predicted.
+
+    The samples in flight are those of 1F1B, and the versions follow from them. A schedule that cannot go on without a
+    flush becomes `1f1b`.
+
+    Raises:
+        InvalidInput: an unknown policy or predictor, or stages that the policy does not allow.
+        Infeasible: the stages do not fit in memory with their versions.
+    """
+    check_weights(weights, predictor, None)
+    keeps = weights == "flush" or find_scheduler(plan.schedule).endless
+    return _checked(with_policy(plan if keeps else replace(plan, schedule=AS_PLANNED), weights, predictor))
 
 
 def choose_backwards(plan: Plan, module: Any, *, captured: "Captured | None" = None) -> Plan:

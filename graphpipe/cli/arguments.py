@@ -40,6 +40,19 @@ def add_no_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help="neither use nor keep captures and measured costs")
 
 
+def add_weights(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Add the weight policy. Without a default, a plan file keeps its own."""
+    kept = f"default {default}" if default else "default: the plan's own"
+    parser.add_argument(
+        "--weights",
+        default=default,
+        metavar="W",
+        help="which weights a micro-batch sees: flush (the pipeline drains after every mini-batch), or without a flush "
+        f"stash, vertical-sync, double-buffer or predict ({kept})",
+    )
+    parser.add_argument("--predictor", default="", metavar="P", help="of predict: pipeoptim, spectrain or xpipe")
+
+
 def add_problem(parser: argparse.ArgumentParser) -> None:
     """Add the input of a planner: model, cluster, batch and costs."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)

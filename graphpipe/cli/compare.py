@@ -4,13 +4,13 @@ import argparse
 import sys
 from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from graphpipe.api import plan, simulate
-from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
+from graphpipe.api import check_weights, plan, simulate
+from graphpipe.cli.arguments import Subparsers, add_problem, add_verb, add_weights
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.cli.run_in_parallel import End, run_in_parallel
@@ -19,6 +19,7 @@ from graphpipe.files.json_body import to_body
 from graphpipe.planners.choose_splits import parse_split
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import find_planner, planner_names
+from graphpipe.plans.stage import WeightPolicy
 from graphpipe.report import Outcome, Summary, compare_table, summarise
 from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.trace import Trace
@@ -27,6 +28,16 @@ from graphpipe.units import format_seconds
 INFEASIBLE, FAILED = 3, 4
 
 EXAMPLE = "graphpipe compare mmt --cluster summit:2x4 --batch 64 --planners graphpipe,spp --timeline"
+
+
+class Run(NamedTuple):
+    """A planner under a weight policy."""
+
+    planner: str
+    weights: WeightPolicy
+
+    def __str__(self) -> str:
+        return self.planner if self.weights == "flush" else f"{self.planner}, {self.weights}"
 
 
 class PlannerResult(NamedTuple):
@@ -41,6 +52,7 @@ def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "compare", "plan with several planners, and compare the plans", EXAMPLE)
     add_problem(parser)
+    add_weights(parser, "flush")
     parser.add_argument("--planners", metavar="A,B", help="planners (default: all)")
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="seconds for each planner (default 600)"
@@ -50,7 +62,7 @@ def add(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan with each planner, as many at the same time as there are cores, and show a row for each.
+    """Plan with each planner and weight policy, as many at the same time as there are cores, and show a row for each.
 
     Returns:
         0 if there is a plan. Otherwise 4 if a planner failed, 3 if no plan fits.
@@ -65,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     )
     for name in names:
         find_planner(name)
+    runs = {str(run): run for run in (Run(name, policy) for policy in _policies(args) for name in names)}
     problem, _ = read_problem(args)
     options = {
         "micro_batch": args.micro_batch,
@@ -72,24 +85,26 @@ def run(args: argparse.Namespace) -> int:
         "objective": args.objective,
         "schedule": args.schedule,
         "split": parse_split(args.split),
+        "predictor": args.predictor,
     }
     with _progress() as bar:
-        task = bar.add_task("planners", total=len(names), name="")
+        task = bar.add_task("planners", total=len(runs), name="")
         ends = run_in_parallel(
-            names,
-            partial(_search, problem, options, args.timeline),
+            list(runs),
+            partial(_search, problem, options, args.timeline, runs),
             timeout=args.timeout,
-            on_end=lambda name: bar.update(task, advance=1, name=f"{name} has ended"),
+            on_end=lambda each: bar.update(task, advance=1, name=f"{each} has ended"),
         )
     refused = [end.what for end in ends if isinstance(end.what, InvalidInput)]
     if len(refused) == len(ends):
         raise refused[0]
-    outcomes = [_outcome(name, end, args.timeout) for name, end in zip(names, ends, strict=True)]
+    outcomes = [_outcome(each, end, args.timeout) for each, end in zip(runs.values(), ends, strict=True)]
     output.show(compare_table(outcomes))
-    output.show(*(f"{outcome.planner}: {outcome.reason}" for outcome in outcomes if outcome.reason))
-    for name, end in zip(names, ends, strict=True):
+    reasons = [(Run(outcome.planner, outcome.weights), outcome.reason) for outcome in outcomes]
+    output.show(*(f"{run}: {reason}" for run, reason in reasons if reason))
+    for each, end in zip(runs, ends, strict=True):
         if isinstance(end.what, PlannerResult) and end.what.trace is not None:
-            output.show(name, timeline(end.what.trace, output.width))
+            output.show(each, timeline(end.what.trace, output.width))
     output.emit({"rows": [_row(outcome) for outcome in outcomes]})
     statuses = {outcome.status for outcome in outcomes}
     if statuses & {"ok", "timeout"}:
@@ -110,30 +125,48 @@ def _progress() -> Progress:
     )
 
 
-def _search(problem: Problem, options: dict[str, Any], with_trace: bool, name: str) -> PlannerResult:
-    found = plan(problem.graph, problem.costs, problem.cluster, batch_size=problem.batch_size, planner=name, **options)
+def _policies(args: argparse.Namespace) -> list[WeightPolicy]:
+    found = cast("list[WeightPolicy]", [name.strip() for name in args.weights.split(",")])
+    if args.predictor and "predict" not in found:
+        what = f"is '{args.predictor}', but --weights does not name predict"
+        raise InvalidInput(what, where="--predictor", remedy="Leave it out, or add predict to --weights.")
+    for name in found:
+        check_weights(name, args.predictor if name == "predict" else "", None)
+    return found
+
+
+def _search(
+    problem: Problem, options: dict[str, Any], with_trace: bool, runs: dict[str, Run], name: str
+) -> PlannerResult:
+    run = runs[name]
+    options = options | {"weights": run.weights, "predictor": options["predictor"] if run.weights == "predict" else ""}
+    found = plan(
+        problem.graph, problem.costs, problem.cluster, batch_size=problem.batch_size, planner=run.planner, **options
+    )
     assert found.prediction is not None
     return PlannerResult(summarise(found, found.prediction), simulate(found) if with_trace else None)
 
 
-def _outcome(name: str, end: End, timeout: float) -> Outcome:
+def _outcome(run: Run, end: End, timeout: float) -> Outcome:
+    who: dict[str, Any] = {"planner": run.planner, "weights": run.weights}
     match end:
         case End("done", PlannerResult() as found):
-            return Outcome(planner=name, status="ok", summary=found.summary)
+            return Outcome(**who, status="ok", summary=found.summary)
         case End("raised", Infeasible() as error):
-            return Outcome(planner=name, status="infeasible", reason=str(error))
+            return Outcome(**who, status="infeasible", reason=str(error))
         case End("raised", GraphPipeError() as error):
-            return Outcome(planner=name, status="failed", reason=str(error))
+            return Outcome(**who, status="failed", reason=str(error))
         case End("raised", error):
-            return Outcome(planner=name, status="failed", reason=f"{type(error).__name__}: {error}")
+            return Outcome(**who, status="failed", reason=f"{type(error).__name__}: {error}")
         case End("timeout"):
-            return Outcome(planner=name, status="timeout", reason=f"no plan within {format_seconds(timeout)}")
+            return Outcome(**who, status="timeout", reason=f"no plan within {format_seconds(timeout)}")
         case _:
-            return Outcome(planner=name, status="failed", reason=f"its process died with code {end.what}")
+            return Outcome(**who, status="failed", reason=f"its process died with code {end.what}")
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
     found = (
         dict.fromkeys(field.name for field in fields(Summary)) if outcome.summary is None else to_body(outcome.summary)
     )
-    return found | {"planner": outcome.planner, "status": outcome.status, "reason": outcome.reason or None}
+    named = {"planner": outcome.planner, "weights": outcome.weights}
+    return found | named | {"status": outcome.status, "reason": outcome.reason or None}

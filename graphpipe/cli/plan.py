@@ -3,7 +3,7 @@
 import argparse
 
 from graphpipe.api import choose_backwards, choose_recorded_backwards, hand_plan, plan, simulate
-from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
+from graphpipe.cli.arguments import Subparsers, add_problem, add_verb, add_weights
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.errors import InvalidInput
@@ -24,6 +24,7 @@ def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "plan", "cut a model into a graph of pipeline stages on a cluster", EXAMPLE)
     add_problem(parser)
+    add_weights(parser, "flush")
     parser.add_argument("--planner", help=f"{', '.join(PLANNERS)} (default {DEFAULT})")
     parser.add_argument("--stages", metavar="FILE", help="use these hand-written stages instead of a planner")
     parser.add_argument("--inference", action="store_true", help="plan only forwards, for `graphpipe infer`")
@@ -77,6 +78,8 @@ def _by_hand(problem: Problem, by_hand: HandPlan, args: argparse.Namespace) -> P
         schedule=by_hand.schedule,
         split=parse_split(args.split),
         inference=args.inference,
+        weights=args.weights,
+        predictor=args.predictor,
     )
 
 
@@ -93,4 +96,6 @@ def _by_planner(problem: Problem, args: argparse.Namespace) -> Plan:
         schedule=args.schedule,
         split=parse_split(args.split),
         inference=args.inference,
+        weights=args.weights,
+        predictor=args.predictor,
     )

@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.arguments import Subparsers, add_verb, add_weights
 from graphpipe.cli.output import Output
 from graphpipe.cli.report_files import read_subjects
 from graphpipe.errors import InvalidInput
@@ -31,6 +31,7 @@ def add(subparsers: Subparsers) -> None:
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="report.html, or a picture: .png or .svg")
     parser.add_argument("--compare", metavar="FILE", help="output of `graphpipe compare --json`")
+    add_weights(parser)
     parser.add_argument("--mermaid", action="store_true", help="print the stage graph for a README")
     parser.set_defaults(run=run)
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidInput(what, where="--output", remedy="The ending decides what is written.")
     if suffix is None and not args.mermaid:
         raise InvalidInput("nothing to write", remedy="Give -o report.html, -o report.png or --mermaid.")
-    subjects = read_subjects(args.files, args.compare)
+    subjects = read_subjects(args.files, args.compare, args.weights, args.predictor)
     if len(subjects) > 1:
         return _compare(output, subjects, args.output, suffix)
     (subject,) = subjects.values()

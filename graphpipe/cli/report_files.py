@@ -4,13 +4,14 @@ import json
 from collections.abc import Container, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from graphpipe.api import simulate
+from graphpipe.api import simulate, under_policy
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_json
 from graphpipe.plans import Plan
+from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.report import Outcome, Summary
 from graphpipe.report.content.subject import Subject
 from graphpipe.trace import Trace
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
 PROGRAMS = (PACKAGE, "torch", "numpy", "plotly", "matplotlib")
 
 
-def read_subjects(paths: list[str], planners: str | None) -> dict[str, Subject]:
+def read_subjects(
+    paths: list[str], planners: str | None, weights: str | None = None, predictor: str = ""
+) -> dict[str, Subject]:
     """Return the subjects of a report by name: one for each plan. Predicted steps that no file has are simulated.
 
     Args:
         paths: plans, traces and folders of runs. A trace belongs to the plan whose hash it records.
         planners: output of `graphpipe compare --json`.
+        weights: show the stages of every plan under this weight policy; None: under the plan's own.
+        predictor: of the policy `predict`.
 
     Raises:
         InvalidInput: a file cannot be used, or they do not belong together.
@@ -40,6 +45,9 @@ def read_subjects(paths: list[str], planners: str | None) -> dict[str, Subject]:
             known = {each["plan"].fingerprint for each in groups.values()}
             if parts[0][1].fingerprint in known and not Path(path).is_dir():
                 raise InvalidInput("a second plan that equals another", where=path, remedy="Give it only once.")
+            if weights or predictor:
+                policy = cast("WeightPolicy", weights or parts[0][1].weights)
+                parts[0] = "plan", under_policy(parts[0][1], policy, cast("Predictor", predictor))
             groups[_name(path, groups)] = dict(parts)
         else:
             loose.append((path, *parts[0]))

@@ -1,9 +1,10 @@
 """`graphpipe simulate`: predict one training step of a plan."""
 
 import argparse
+from dataclasses import replace
 
-from graphpipe.api import simulate
-from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.api import simulate, under_policy
+from graphpipe.cli.arguments import Subparsers, add_verb, add_weights
 from graphpipe.cli.output import Output
 from graphpipe.costs.check_units import warn_of_units
 from graphpipe.files.json_body import to_body
@@ -12,7 +13,7 @@ from graphpipe.report import summarise, summary_lines
 from graphpipe.report.content.explanation import explain, explanation_lines
 from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.simulator import predict
-from graphpipe.trace import save_chrome
+from graphpipe.trace import Trace, save_chrome
 
 EXAMPLE = """\
 graphpipe plan mmt --cluster summit:2x4 --batch 64 -o plan.json
@@ -23,6 +24,8 @@ def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "simulate", "predict one training step of a plan", EXAMPLE)
     parser.add_argument("plan", metavar="PLAN", help="a file written by `graphpipe plan -o`")
+    add_weights(parser)
+    parser.add_argument("--mini-batches", type=int, metavar="N", help="of the trace, if the pipeline does not drain")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the trace")
     parser.add_argument("--chrome", metavar="FILE", help="write the trace for ui.perfetto.dev")
     parser.add_argument("--timeline", action="store_true", help="draw the step")
@@ -35,19 +38,14 @@ def add(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate a step, show it and save it."""
     output = Output(args.json)
-    plan = Plan.load(args.plan)
+    plan = read_plan(args)
     warn_of_units(plan.cost_model, args.plan)
-    trace = simulate(plan)
+    trace = simulate(plan, mini_batches=args.mini_batches)
     if args.output:
         trace.save(args.output)
     if args.chrome:
         save_chrome(args.chrome, [trace])
-    prediction = Prediction(
-        step_seconds=predict(plan).step_seconds if plan.costs.loads else trace.step_seconds,
-        bubble_fraction=trace.bubble_fraction,
-        peak_bytes=trace.peak_bytes,
-    )
-    summary = summarise(plan, prediction)
+    summary = summarise(plan, _prediction(plan, trace, args.mini_batches))
     output.show(*summary_lines(summary))
     if args.timeline:
         output.show(timeline(trace, output.width))
@@ -56,3 +54,27 @@ def run(args: argparse.Namespace) -> int:
         output.show(*explanation_lines(found, trace.step_seconds))
     output.emit(to_body(summary) | ({"explanation": to_body(found)} if found else {}))
     return 0
+
+
+def read_plan(args: argparse.Namespace) -> Plan:
+    """Return the plan of a file, under another weight policy if the arguments name one.
+
+    Raises:
+        InvalidInput: the file or the policy cannot be used.
+        Infeasible: the versions of the weights do not fit in memory.
+    """
+    plan = Plan.load(args.plan)
+    if args.weights is None and not args.predictor:
+        return plan
+    return under_policy(plan, args.weights or plan.weights, args.predictor)
+
+
+def _prediction(plan: Plan, trace: Trace, mini_batches: int | None) -> Prediction:
+    if plan.costs.loads or plan.weights != "flush" or mini_batches is not None:
+        found = predict(plan)
+        if plan.weights != "flush" or mini_batches is not None:
+            return found
+        return replace(found, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes)
+    return Prediction(
+        step_seconds=trace.step_seconds, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes
+    )

@@ -12,7 +12,16 @@ class Prediction:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     step_seconds: float
+    """Of one mini-batch that starts with an empty pipeline and drains it."""
     bubble_fraction: float
     """Share of device time, over the devices in use, spent neither computing nor updating weights."""
     peak_bytes: tuple[float, ...]
     """One per device of the cluster; 0 for an unused device."""
+    steady_seconds: float | None = None
+    """Without a flush: seconds from one mini-batch to the next in the long run. The bubble and the peak are then those
+    of the steady state. None: the pipeline drains after every mini-batch."""
+
+    @property
+    def mini_batch_seconds(self) -> float:
+        """Seconds per mini-batch in a long training."""
+        return self.step_seconds if self.steady_seconds is None else self.steady_seconds

@@ -180,7 +180,8 @@ class Activities:
             it, loads = self.plan.stages[stage], None
             if self.loads is not None:
                 replica = it.devices.index(device)
-                rows = sample_range(self.plan.batch_size, it.micro_batch, it.degree, micro_batch, replica)
+                index = micro_batch % self.plan.micro_batches(stage)  # every mini-batch of a segment has these loads
+                rows = sample_range(self.plan.batch_size, it.micro_batch, it.degree, index, replica)
                 loads = self.loads.within(rows)
             samples = it.micro_batch / it.degree
             self._seconds[key] = self.plan.cost_model.task_seconds(it.ops, device, samples, it.recompute, loads)

@@ -7,15 +7,20 @@ from graphpipe.plans.device_memory import stage_memory
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedule import Kind
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.planned_versions import with_policy
+from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator.activities import seconds_of
 from graphpipe.simulator.critical_path import applies, critical_path
 from graphpipe.simulator.memory import memory_steps
 from graphpipe.simulator.repeating_period import KINDS
-from graphpipe.simulator.simulate import happen, mean_step, simulate
+from graphpipe.simulator.simulate import happen, mean_step, shown_mini_batches, simulate
+from graphpipe.simulator.steady_period import steady_state
 
 
 def step_seconds(plan: Plan) -> float:
     """Return exactly the step seconds that `simulate` predicts, but several times faster, without a trace.
+
+    If the plan does not flush, these are the seconds per mini-batch in the steady state.
 
     If the plan's costs declare loads, every sample has the expected loads. The mean step is longer (see `predict`),
     because devices wait for the slowest micro-batch and the slowest replica.
@@ -27,6 +32,8 @@ def step_seconds(plan: Plan) -> float:
     Raises:
         InvalidInput: the plan's schedule deadlocks or is unknown.
     """
+    if plan.weights != "flush":
+        return steady_state(plan).period_seconds
     if applies(plan):
         return critical_path(plan)
     return max(when.end for _, when in happen(plan))
@@ -35,12 +42,16 @@ def step_seconds(plan: Plan) -> float:
 def predict(plan: Plan) -> Prediction:
     """Return the step time, bubble and peak memory that `simulate` finds. The trace is made only if it is needed.
 
+    If the plan does not flush, the step time is that of its stages with a flush, and the rest is of the steady state.
+
     If the plan's costs declare loads, the step time is the mean of several drawn steps, and the other figures are those
     of the step whose length is nearest to it.
 
     Raises:
         InvalidInput: the plan's schedule deadlocks or is unknown.
     """
+    if plan.weights != "flush":
+        return _predict_steady(plan)
     if plan.costs.loads or not _is_quick(plan):
         seconds, trace = mean_step(plan) if plan.costs.loads else (None, simulate(plan))
         return Prediction(
@@ -51,12 +62,31 @@ def predict(plan: Plan) -> Prediction:
     schedule = build_schedule(plan)
     step = critical_path(plan, schedule)
     busy = sum(_busy_seconds(plan, schedule, number) for number in range(len(plan.stages)))
+    bubble = 1.0 - busy / (step * len(plan.used_devices)) if step else 0.0
+    return Prediction(step_seconds=step, bubble_fraction=bubble, peak_bytes=_peaks(plan, schedule))
+
+
+def _predict_steady(plan: Plan) -> Prediction:
+    steady = steady_state(plan)
+    alone = with_policy(plan, "flush")
+    if _is_quick(plan):
+        peaks = _peaks(plan, build_segment(plan, shown_mini_batches(plan)))
+    else:
+        peaks = simulate(plan).peak_bytes
+    return Prediction(
+        step_seconds=mean_step(alone)[0] if plan.costs.loads else step_seconds(alone),
+        bubble_fraction=steady.bubble_fraction,
+        peak_bytes=peaks,
+        steady_seconds=steady.period_seconds,
+    )
+
+
+def _peaks(plan: Plan, schedule: Schedule) -> tuple[float, ...]:
     peak = [0.0] * len(plan.cluster.devices)
     for number, stage in enumerate(plan.stages):
         for device in stage.devices:
             peak[device] = _peak_bytes(plan, schedule, number)
-    bubble = 1.0 - busy / (step * len(plan.used_devices)) if step else 0.0
-    return Prediction(step_seconds=step, bubble_fraction=bubble, peak_bytes=tuple(peak))
+    return tuple(peak)
 
 
 def _is_quick(plan: Plan) -> bool:
@@ -81,4 +111,5 @@ def _peak_bytes(plan: Plan, schedule: Schedule, stage: int) -> float:
     here, steps = plan.stages[stage], memory_steps(plan, stage)
     tasks = schedule.devices[here.devices[0]]
     state = stage_memory(plan.cost_model, here).state
-    return max(accumulate((change for task in tasks for change in steps[task.kind]), initial=state))
+    changes = (change for task in tasks if task.kind != "U" for change in steps[task.kind])
+    return max(accumulate(changes, initial=state))

@@ -6,6 +6,8 @@ from graphpipe.plans import Plan
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.planned_versions import delays
+from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.activities import Activities, SimulatedWork
 from graphpipe.simulator.engine import Interval, run, run_shared
@@ -19,9 +21,13 @@ Happened = list[tuple[SimulatedWork, Interval]]
 
 
 def simulate(
-    plan: Plan, schedule: Schedule | None = None, *, loads: Mapping[str, Sequence[float]] | None = None
+    plan: Plan,
+    schedule: Schedule | None = None,
+    *,
+    loads: Mapping[str, Sequence[float]] | None = None,
+    mini_batches: int | None = None,
 ) -> Trace:
-    """Return the predicted trace of one training step of the plan.
+    """Return the predicted trace of one training step of the plan, or of a segment of several mini-batches.
 
     A device runs one task at a time, in the schedule's order. Transfers from one device to another run one at a time.
     If the cluster overlaps, a transfer starts as soon as its values are produced, and transfers and reductions run in
@@ -30,29 +36,41 @@ def simulate(
     optimizer steps once all gradients of the device are reduced.
 
     If the plan's costs declare loads, steps differ. Then several steps are drawn. The one whose length is nearest to
-    their mean is returned.
+    their mean is returned. In a segment, every sample has the expected loads.
 
     Args:
         plan: a sound plan.
         schedule: a schedule of the plan; None: the one that the plan names.
         loads: of the samples of the step, by the name of each load that the plan's costs declare; None: drawn.
+        mini_batches: of the segment. None: one step if the plan flushes, otherwise enough to show its steady state.
 
     Raises:
         InvalidInput: the schedule does not fit the plan or deadlocks, or the loads are not those of the plan.
     """
+    if schedule is None and mini_batches is None and plan.weights != "flush":
+        mini_batches = shown_mini_batches(plan)
+    if mini_batches is not None:
+        lowered = lower(plan, build_segment(plan, mini_batches))
+        drawn = None if loads is None else StepLoads.of(plan, loads)
+        return _trace(plan, lowered, happen_lowered(plan, lowered, drawn))
     lowered = _lowered(plan, schedule)
     if loads is not None:
-        return _trace(plan, lowered, _happen(plan, lowered, StepLoads.of(plan, loads)))
+        return _trace(plan, lowered, happen_lowered(plan, lowered, StepLoads.of(plan, loads)))
     if not plan.costs.loads:
-        return _trace(plan, lowered, _happen(plan, lowered))
+        return _trace(plan, lowered, happen_lowered(plan, lowered))
     return mean_step(plan, schedule)[1]
+
+
+def shown_mini_batches(plan: Plan) -> int:
+    """Return how many mini-batches a segment needs to show filling, a steady mini-batch or two, and draining."""
+    return 3 + max(delays(plan))
 
 
 def mean_step(plan: Plan, schedule: Schedule | None = None) -> tuple[float, Trace]:
     """Return the mean length of several drawn steps, and the trace of the step whose length is nearest to it."""
     lowered = _lowered(plan, schedule)
     count = DRAWN_STEPS if any(len(load.loads) > 1 for load in plan.costs.loads) else 1
-    steps = [_happen(plan, lowered, StepLoads.of(plan, draw_loads(plan, step))) for step in range(count)]
+    steps = [happen_lowered(plan, lowered, StepLoads.of(plan, draw_loads(plan, step))) for step in range(count)]
     mean = sum(map(_length, steps)) / len(steps)
     return mean, _trace(plan, lowered, min(steps, key=lambda happened: abs(_length(happened) - mean)))
 
@@ -68,7 +86,7 @@ def _trace(plan: Plan, lowered: LoweredSchedule, happened: Happened) -> Trace:
     return Trace(
         source="simulated",
         plan_fingerprint=plan.fingerprint,
-        batch_size=plan.batch_size,
+        batch_size=lowered.batch_size,
         device_names=tuple(device.name for device in cluster.devices),
         used_devices=plan.used_devices,
         step_seconds=_length(happened),
@@ -79,7 +97,7 @@ def _trace(plan: Plan, lowered: LoweredSchedule, happened: Happened) -> Trace:
 
 def happen(plan: Plan, schedule: Schedule | None = None) -> Happened:
     """Return every activity of a step whose samples have the expected loads."""
-    return _happen(plan, _lowered(plan, schedule))
+    return happen_lowered(plan, _lowered(plan, schedule))
 
 
 def _lowered(plan: Plan, schedule: Schedule | None) -> LoweredSchedule:
@@ -90,7 +108,8 @@ def _lowered(plan: Plan, schedule: Schedule | None) -> LoweredSchedule:
     return lower(plan, schedule)
 
 
-def _happen(plan: Plan, lowered: LoweredSchedule, loads: StepLoads | None = None) -> Happened:
+def happen_lowered(plan: Plan, lowered: LoweredSchedule, loads: StepLoads | None = None) -> Happened:
+    """Return every activity of a lowered schedule with its interval; without loads, samples have the expected ones."""
     activities = Activities(plan, loads)
     activities.add_all(lowered)
     cores = plan.cluster.cores_per_node

@@ -5,6 +5,9 @@ from typing import Literal
 
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_gap_percent, gap_percent
 from graphpipe.plans import Plan, Prediction
+from graphpipe.plans.device_memory import versions_bytes
+from graphpipe.plans.stage import Predictor, WeightPolicy
+from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.units import format_bytes, format_seconds
 
 
@@ -34,6 +37,23 @@ class Summary:
     unused_devices: tuple[str, ...]
     split_ops: tuple[str, ...]
     """Operators that the plan splits."""
+    weights: WeightPolicy = "flush"
+    predictor: Predictor = ""
+    steady_seconds: float | None = None
+    """Without a flush: seconds from one mini-batch to the next in the long run. Then `samples_per_second`, the bubble
+    and the peak are those of the steady state, and `step_seconds` is the step of the same stages with a flush."""
+    delay_updates: tuple[int, ...] = ()
+    """Without a flush, by stage: the most updates between the weights that a micro-batch reads and those that it
+    updates."""
+    versions: tuple[int, ...] = ()
+    """Without a flush, by stage: the most versions of its weights that each of its devices holds."""
+    versions_bytes: float = 0.0
+    """The memory of all versions but the newest, on the device where they take most."""
+
+    @property
+    def mini_batch_seconds(self) -> float:
+        """Seconds per mini-batch in a long training."""
+        return self.step_seconds if self.steady_seconds is None else self.steady_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +66,13 @@ class Outcome:
     """None unless the status is `ok`."""
     reason: str = ""
     """Why there is no plan."""
+    weights: WeightPolicy = "flush"
 
 
 def summarise(plan: Plan, prediction: Prediction) -> Summary:
     """Return the figures of a plan and its prediction."""
-    used = set(plan.used_devices)
+    used, seconds = set(plan.used_devices), prediction.mini_batch_seconds
+    steady, slowest = prediction.steady_seconds is not None, bottleneck_gap_percent(plan)
     return Summary(
         planner=plan.planner,
         search_seconds=plan.search_seconds,
@@ -59,25 +81,41 @@ def summarise(plan: Plan, prediction: Prediction) -> Summary:
         batch_size=plan.batch_size,
         micro_batch=min(stage.micro_batch for stage in plan.stages),
         step_seconds=prediction.step_seconds,
-        samples_per_second=plan.batch_size / prediction.step_seconds if prediction.step_seconds else 0.0,
+        samples_per_second=plan.batch_size / seconds if seconds else 0.0,
         bubble_fraction=prediction.bubble_fraction,
-        gap_percent=gap_percent(plan, prediction),
-        bottleneck_gap_percent=bottleneck_gap_percent(plan),
+        gap_percent=slowest if steady else gap_percent(plan, prediction),
+        bottleneck_gap_percent=slowest,
         peak_bytes=prediction.peak_bytes,
         unused_devices=tuple(device.name for number, device in enumerate(plan.cluster.devices) if number not in used),
         split_ops=tuple(split.op for split in plan.graph.origin.split_ops) if plan.graph.origin else (),
+        weights=plan.weights,
+        predictor=plan.predictor,
+        steady_seconds=prediction.steady_seconds,
+        delay_updates=delays(plan) if steady else (),
+        versions=tuple(stage.versions for stage in plan.stages) if steady else (),
+        versions_bytes=_versions_bytes(plan) if steady else 0.0,
     )
 
 
+def _versions_bytes(plan: Plan) -> float:
+    held = dict.fromkeys(plan.used_devices, 0.0)
+    for stage in plan.stages:
+        for device in stage.devices:
+            held[device] += versions_bytes(plan.cost_model, stage)
+    return max(held.values())
+
+
 def summary_lines(summary: Summary) -> list[str]:
-    """Return one to three sentences: the figures, then the unused devices, then the operators that are split."""
+    """Return a few sentences: the figures, what the weight policy costs, unused devices, operators that are split."""
     stages = "1 stage" if summary.stages == 1 else f"{summary.stages} stages"
     lines = [
         f"planner {summary.planner}: {stages}, depth {summary.depth}, micro-batch {summary.micro_batch} "
-        f"of {summary.batch_size}; step {format_seconds(summary.step_seconds)}, "
+        f"of {summary.batch_size}; {_seconds(summary)}, "
         f"{summary.samples_per_second:,.1f} samples/s, bubble {summary.bubble_fraction:.1%}, "
         f"peak {format_bytes(max(summary.peak_bytes))} per device; searched {format_seconds(summary.search_seconds)}"
     ]
+    if summary.steady_seconds is not None:
+        lines += policy_lines(summary)
     if summary.unused_devices:
         names, count = ", ".join(summary.unused_devices[:4]), len(summary.unused_devices)
         more = f" and {count - 4} more" if count > 4 else ""
@@ -86,3 +124,25 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.split_ops:
         lines.append(f"operators that are split: {', '.join(summary.split_ops)}")
     return lines
+
+
+def _seconds(summary: Summary) -> str:
+    if summary.steady_seconds is None:
+        return f"step {format_seconds(summary.step_seconds)}"
+    return f"a mini-batch every {format_seconds(summary.steady_seconds)} in the steady state"
+
+
+def policy_lines(summary: Summary) -> list[str]:
+    """Return what a plan that does not flush gains and gives up, in two sentences."""
+    late, versions = max(summary.delay_updates), max(summary.versions)
+    updates = "1 update" if late == 1 else f"{late} updates"
+    held = "1 version" if versions == 1 else f"up to {versions} versions"
+    by_stage = ", ".join(map(str, summary.delay_updates))
+    bridged = f", which {summary.predictor} predicts ahead" if summary.predictor else ""
+    return [
+        f"weights {summary.weights}: a micro-batch reads weights that are up to {updates} older than those that its "
+        f"gradient changes{bridged} (by stage: {by_stage}); a device holds {held} of a stage's weights, "
+        f"{format_bytes(summary.versions_bytes)} more than one",
+        f"with a flush, which changes nothing about training, a step of these stages takes "
+        f"{format_seconds(summary.step_seconds)}",
+    ]

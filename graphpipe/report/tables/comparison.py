@@ -22,12 +22,31 @@ COLUMNS = (
     Column(heading="peak", spare=1),
     Column(heading="search", spare=3),
 )
+POLICY_COLUMNS = (
+    Column(heading="weights", right=False),
+    Column(heading="delay"),
+    Column(heading="versions", spare=1),
+)
+"""Shown if there are several weight policies: the updates by which gradients are late, and the memory of versions."""
 
 
 def compare_table(outcomes: Sequence[Outcome]) -> FittingTable:
-    """Return a row per planner. The step of the fastest plan is 1.00x."""
-    best = min((outcome.summary.step_seconds for outcome in outcomes if outcome.summary), default=0.0)
-    return FittingTable(columns=COLUMNS, rows=[_row(outcome, best) for outcome in outcomes])
+    """Return a row per planner, and per weight policy if there are several. The fastest mini-batch is 1.00x."""
+    best = min((outcome.summary.mini_batch_seconds for outcome in outcomes if outcome.summary), default=0.0)
+    rows = [_row(outcome, best) for outcome in outcomes]
+    if all(outcome.weights == "flush" for outcome in outcomes):
+        return FittingTable(columns=COLUMNS, rows=rows)
+    columns = (COLUMNS[0], *POLICY_COLUMNS, *COLUMNS[1:])
+    policies = [_policy(outcome) for outcome in outcomes]
+    rows = [[row[0], *policy, *row[1:]] for row, policy in zip(rows, policies, strict=True)]
+    return FittingTable(columns=columns, rows=rows)
+
+
+def _policy(outcome: Outcome) -> list[str]:
+    if outcome.summary is None:
+        return [outcome.weights, "-", "-"]
+    held = format_bytes(outcome.summary.versions_bytes) if outcome.summary.versions else "-"
+    return [outcome.weights, str(max(outcome.summary.delay_updates, default=0)), held]
 
 
 def _row(outcome: Outcome, best: float) -> list[str]:
@@ -35,8 +54,8 @@ def _row(outcome: Outcome, best: float) -> list[str]:
         return [outcome.planner, outcome.status]
     return [
         outcome.planner,
-        format_seconds(found.step_seconds),
-        f"{found.step_seconds / best:.2f}x" if best else "-",
+        format_seconds(found.mini_batch_seconds),
+        f"{found.mini_batch_seconds / best:.2f}x" if best else "-",
         f"{found.samples_per_second:,.1f}",
         str(found.stages),
         str(found.depth),

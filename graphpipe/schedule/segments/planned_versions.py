@@ -47,23 +47,31 @@ def with_policy(plan: Plan, weights: WeightPolicy, predictor: Predictor = "") ->
         predictor: of the policy `predict`.
     """
     found = replace(plan, weights=weights, predictor=predictor, prediction=None)
-    found = _with(found, in_flight_of(found), [1] * len(plan.stages))
+    counts, most = in_flight_of(found), most_in_flight(found)
+    if plan.weights != "flush" != weights:  # Keep what hides messages.
+        own = [stage.in_flight for stage in plan.stages]
+        counts = [int(max(n, min(each, limit))) for n, each, limit in zip(counts, own, most, strict=True)]
+    found = _with(found, counts, [1] * len(plan.stages))
     return _with(found, [stage.in_flight for stage in found.stages], planned_versions(found))
 
 
 def in_flight_of(plan: Plan) -> Sequence[int]:
-    """Return the samples in flight that 1F1B needs under the plan's weight policy, by stage.
+    """Return the samples in flight that 1F1B needs under the plan's weight policy, by stage."""
+    sizes, bursts = [stage.micro_batch for stage in plan.stages], [stage.burst for stage in plan.stages]
+    batch_size = plan.batch_size if plan.weights == "flush" else inf
+    found = in_flight_samples(batch_size, sizes, bursts, plan.successors)
+    return [int(min(count, most)) for count, most in zip(found, most_in_flight(plan), strict=True)]
+
+
+def most_in_flight(plan: Plan) -> Sequence[float]:
+    """Return the most samples in flight that the plan's weight policy allows, by stage.
 
     Without a flush, they may be more than a mini-batch. With a double buffer, they are at most one micro-batch more:
     otherwise a mini-batch would begin before the version exists that it reads.
     """
-    sizes, bursts = [stage.micro_batch for stage in plan.stages], [stage.burst for stage in plan.stages]
-    if plan.weights == "flush":
-        return in_flight_samples(plan.batch_size, sizes, bursts, plan.successors)
-    found = in_flight_samples(inf, sizes, bursts, plan.successors)
-    if plan.weights != "double-buffer":
-        return found
-    return [min(count, plan.batch_size + size) for count, size in zip(found, sizes, strict=True)]
+    if plan.weights == "double-buffer":
+        return [plan.batch_size + stage.micro_batch for stage in plan.stages]
+    return [plan.batch_size if plan.weights == "flush" else inf] * len(plan.stages)
 
 
 def _with(plan: Plan, in_flight: Sequence[int], versions: Sequence[int]) -> Plan:

@@ -1,0 +1,128 @@
+"""Plans that do not flush: choose stages, samples in flight and versions of weights by the steady period.
+
+In the steady state every stage is busy if nothing makes it wait, so the slowest stage decides. Every planner can search
+for that: it is the published objective (`bottleneck`). What a planner does not count is added here: copies of weights,
+the samples in flight that mini-batches add while they overlap, and the messages that make a stage wait.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil
+
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.planners.problem.options import Objective, Options
+from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.problem.planner import Planner
+from graphpipe.planners.problem.stage_costs import micro_batch_sizes
+from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.estimates import bottleneck_seconds
+from graphpipe.plans.stage import Predictor, WeightPolicy
+from graphpipe.plans.verify import verify
+from graphpipe.schedule.segments.planned_versions import delays, most_in_flight, planned_versions, with_policy
+
+_SLACK = (0.0, 0.25, 0.5, 1.0)
+"""More micro-batches in flight, for each stage that follows."""
+_CLOSE = 1.02
+"""Plans whose period is at most this many times the shortest count as equally fast. The least delay wins."""
+_TRIED = 24
+"""Most plans to simulate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithoutFlush:
+    """Plans for a weight policy, with any planner."""
+
+    weights: WeightPolicy
+    predictor: Predictor
+    evaluate: Callable[[Plan], float]
+    """Seconds per mini-batch of a plan."""
+    schedule: str = "1f1b"
+    """A schedule with an endless form."""
+
+    def plan(self, planner: Planner, problem: Problem, options: Options) -> Plan:
+        """Return the best plan of a planner under the weight policy.
+
+        1. Let the planner search for the shortest bottleneck and for the shortest step, with every micro-batch size,
+           and with the memory of one, two or four versions of all weights.
+        2. Give each plan the samples in flight that the policy needs, with more and more slack to hide messages.
+        3. Keep what is sound and fits in memory with all versions, and simulate the most promising.
+
+        Raises:
+            Infeasible: no plan fits in memory with its versions.
+            InvalidInput: every plan breaks a rule of the policy, such as stages that share a parameter.
+        """
+        refused: list[Infeasible | InvalidInput] = []
+        plans = [*self._sound(self._candidates(planner, problem, options, refused), refused)]
+        if not plans:
+            # The plan that lacks the fewest bytes is not known, because planners only say that theirs do not fit.
+            raise min(refused, key=lambda error: isinstance(error, Infeasible))
+        ranked = sorted(plans, key=bottleneck_seconds)[:_TRIED]
+        found: list[tuple[float, Plan]] = []
+        for plan in ranked:
+            if not found or bottleneck_seconds(plan) * plan.batch_size < min(found, key=_seconds)[0] * _CLOSE:
+                found.append((self.evaluate(plan), plan))
+        shortest = min(found, key=_seconds)[0]
+        close = [each for each in found if each[0] <= shortest * _CLOSE]
+        return min(close, key=lambda each: (max(delays(each[1])), each[0]))[1]
+
+    def under(self, plan: Plan) -> Plan:
+        """Return a plan under the policy, with the samples in flight and versions that it needs."""
+        return with_policy(replace(plan, schedule=self.schedule), self.weights, self.predictor)
+
+    def _candidates(
+        self, planner: Planner, problem: Problem, options: Options, refused: list[Infeasible | InvalidInput]
+    ) -> Iterator[Plan]:
+        sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
+        objectives: tuple[Objective, ...] = ("bottleneck", "step")
+        seen: set[tuple[object, ...]] = set()
+        for size, objective, versions in product(sizes, objectives, (1, 2, 4)):
+            own = replace(options, objective=objective, micro_batch=size, scheduled=None, mixed_micro_batches=False)
+            try:
+                plan = planner.plan(_with_versions(problem, versions), own)
+            except Infeasible as error:
+                refused.append(error)
+                continue
+            plan = replace(plan, costs=problem.costs)
+            if (key := (plan.stages, plan.edges)) not in seen:
+                seen.add(key)
+                yield plan
+
+    def _sound(self, plans: Iterator[Plan], refused: list[Infeasible | InvalidInput]) -> Iterator[Plan]:
+        for plan in plans:
+            lean = self.under(plan)
+            try:
+                verify(lean)
+            except (Infeasible, InvalidInput) as error:
+                refused.append(error)
+                continue
+            tried: list[Plan] = []
+            for slack in _SLACK:
+                more = _with_slack(lean, slack)
+                if more not in tried and memory_shortfall(more) <= 0:
+                    tried.append(more)
+            yield from tried
+
+
+def _with_versions(problem: Problem, versions: int) -> Problem:
+    # A copy of the weights takes as many bytes as they do, like one more slot of the optimizer.
+    costs = problem.costs
+    per_byte = costs.state_bytes_per_parameter_byte + versions - 1
+    return replace(problem, costs=replace(costs, state_bytes_per_parameter_byte=per_byte))
+
+
+def _with_slack(plan: Plan, slack: float) -> Plan:
+    most = most_in_flight(plan)
+    counts = [
+        min(most[number], stage.in_flight + ceil(slack * after) * stage.micro_batch)
+        for number, (stage, after) in enumerate(zip(plan.stages, plan.stages_after, strict=True))
+    ]
+    stages = tuple(replace(stage, in_flight=int(n)) for stage, n in zip(plan.stages, counts, strict=True))
+    raised = replace(plan, stages=stages)
+    pairs = zip(stages, planned_versions(raised), strict=True)
+    return replace(raised, stages=tuple(replace(stage, versions=count) for stage, count in pairs))
+
+
+def _seconds(ranked: tuple[float, Plan]) -> float:
+    return ranked[0]

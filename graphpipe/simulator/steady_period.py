@@ -1,0 +1,100 @@
+"""The steady period of a plan that does not flush: the seconds from one mini-batch to the next in the long run.
+
+On two equal stages with two micro-batches per mini-batch, both are always busy, so the period is the work of one stage.
+
+    stage 0   F0 F1    B0 B0 F2 B1 B1 F3 B2 B2 F4 B3 B3 F5 B4 B4 ...
+    stage 1      F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 F4 B4 B4 F5 ...
+                                      |--- period --->|
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphpipe.plans import Plan
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.segments.planned_versions import delays
+from graphpipe.schedule.segments.segment import build_unverified_segment
+from graphpipe.schedule.verify import verify
+from graphpipe.simulator.activities import SimulatedWork
+from graphpipe.simulator.engine import Interval
+from graphpipe.simulator.simulate import happen_lowered
+
+_LONGEST = 96
+"""Most mini-batches to simulate."""
+_CYCLES = (1, 2, 3, 4)
+"""After how many mini-batches the state may repeat."""
+_RELATIVE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyState:
+    """The steady state of a plan that does not flush."""
+
+    period_seconds: float
+    """Seconds per mini-batch."""
+    bubble_fraction: float
+    """Share of device time, over the devices in use, spent neither computing nor updating weights."""
+
+
+def steady_state(plan: Plan) -> SteadyState:
+    """Return the steady state of a plan whose weight policy is not `flush`.
+
+    Segments of more and more mini-batches are simulated, until the ends of all tasks of a mini-batch are those of an
+    earlier one, shifted by one and the same constant. This must hold for as many mini-batches as a task can depend on.
+    Then it holds for all later ones, because every end is a maximum of sums. If the state does not repeat within
+    96 mini-batches (it may if devices share cores), the period is the mean of the later half.
+
+    Raises:
+        InvalidInput: the plan's schedule deadlocks, or cannot go on without a flush.
+    """
+    window = 2 + max(delays(plan))  # mini-batches that may be in flight together
+    count = window + 4
+    while True:
+        ends, busy = _ends(plan, count)
+        period = _period(ends, window, last_resort=count >= _LONGEST)
+        if period is not None:
+            total = period * len(plan.used_devices)
+            return SteadyState(period_seconds=period, bubble_fraction=1.0 - busy / total if total else 0.0)
+        count = min(2 * count, max(_LONGEST, count + 1))
+
+
+def _ends(plan: Plan, count: int) -> tuple[list[list[float]], float]:
+    """Return the ends of all tasks by mini-batch, each in the same order, and the busy seconds of one mini-batch."""
+    schedule = build_unverified_segment(plan, count)
+    verify(plan, schedule)
+    ends: list[list[float]] = [[] for _ in range(count)]
+    busy = 0.0
+    for what, when in sorted(happen_lowered(plan, lower(plan, schedule)), key=_place):
+        if isinstance(what, tuple):
+            _, task = what
+            turn = task.micro_batch if task.kind == "U" else task.micro_batch // plan.micro_batches(task.stage)
+            ends[turn].append(when.end)
+            busy += when.end - when.start
+    return ends, busy / count
+
+
+def _place(happened: tuple[SimulatedWork, Interval]) -> tuple[int, str, int, int]:
+    # By device, kind, stage and micro-batch: the same order in every mini-batch.
+    what, _ = happened
+    if not isinstance(what, tuple):
+        return -1, "", 0, 0
+    device, task = what
+    return device, task.kind, task.stage, task.micro_batch
+
+
+def _period(ends: Sequence[Sequence[float]], window: int, *, last_resort: bool) -> float | None:
+    """Return the period if the last mini-batches before the drain repeat, or in any case if it is the last resort."""
+    stop = len(ends) - window  # later mini-batches may be part of the drain
+    for cycle in _CYCLES:
+        first = stop - cycle - window
+        if first < 0:
+            continue
+        shift = ends[stop - 1][0] - ends[stop - 1 - cycle][0]
+        limit = _RELATIVE * max(ends[stop - 1])
+        pairs = ((ends[turn], ends[turn + cycle]) for turn in range(first, stop - cycle))
+        if all(
+            abs(late - early - shift) <= limit for some, more in pairs for early, late in zip(some, more, strict=True)
+        ):
+            return shift / cycle
+    half = stop // 2
+    return (max(ends[stop - 1]) - max(ends[half - 1])) / (stop - half) if last_resort else None

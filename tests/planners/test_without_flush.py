@@ -1,0 +1,112 @@
+"""Planning without a flush: the steady period decides, versions count as memory, and less delay wins a tie."""
+
+from dataclasses import replace
+
+import pytest
+
+from graphpipe.api import estimate, hand_plan, plan, under_policy
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.planners.by_hand import HandStage
+from graphpipe.plans import Plan
+from graphpipe.plans.stage import Predictor, WeightPolicy
+from graphpipe.schedule.segments.planned_versions import delays
+from graphpipe.zoo_graphs.zoo_graph import find_zoo_graph
+
+SUMMIT = Cluster.resolve("summit:8x4")
+
+
+@pytest.fixture(scope="module")
+def mmt() -> tuple[Graph, CostTable]:
+    found = find_zoo_graph("mmt")
+    assert found is not None
+    return found.graph, estimate(found.graph, SUMMIT)
+
+
+@pytest.fixture(scope="module")
+def stashed(mmt: tuple[Graph, CostTable]) -> Plan:
+    return plan(*mmt, SUMMIT, batch_size=128, weights="stash")
+
+
+def with_memory(count: float) -> Cluster:
+    return replace(SUMMIT, device_types=tuple(replace(each, memory_bytes=count) for each in SUMMIT.device_types))
+
+
+def throughput(found: Plan) -> float:
+    assert found.prediction is not None
+    return found.batch_size / found.prediction.mini_batch_seconds
+
+
+def test_stashing_is_faster_than_a_flush_on_mmt(mmt: tuple[Graph, CostTable], stashed: Plan) -> None:
+    # 32 V100s, 4 samples per device.
+    assert throughput(stashed) >= 1.10 * throughput(plan(*mmt, SUMMIT, batch_size=128))
+    assert throughput(stashed) >= 1.25 * throughput(plan(*mmt, SUMMIT, batch_size=128, schedule="1f1b"))
+    assert max(delays(stashed)) <= 2
+
+
+def test_memory_for_versions_changes_the_plan(mmt: tuple[Graph, CostTable], stashed: Plan) -> None:
+    # With a quarter of the memory, a plan with fewer samples in flight and fewer versions is chosen.
+    assert stashed.prediction is not None
+    scarce = max(stashed.prediction.peak_bytes) / 4
+    small = plan(*mmt, with_memory(scarce), batch_size=128, weights="stash")
+    assert small.prediction is not None
+    assert max(small.prediction.peak_bytes) <= scarce
+    assert throughput(small) < throughput(stashed)
+    with pytest.raises(Infeasible):
+        plan(*mmt, with_memory(scarce / 40), batch_size=128, weights="stash", micro_batch=16)
+
+
+@pytest.mark.parametrize(
+    ("planner", "weights"), [("pipedream", "stash"), ("pipedream-2bw", "double-buffer"), ("graphpipe", "vertical-sync")]
+)
+def test_planners_plan_for_a_policy(mmt: tuple[Graph, CostTable], planner: str, weights: WeightPolicy) -> None:
+    cluster = Cluster.resolve("summit:2x4")
+    costs = estimate(mmt[0], cluster)
+    found = plan(mmt[0], costs, cluster, batch_size=32, planner=planner, weights=weights, micro_batch=4)
+    assert (found.planner, found.weights, found.schedule) == (planner, weights, "1f1b")
+    assert found.prediction is not None
+    assert found.prediction.steady_seconds is not None
+    assert found.prediction.steady_seconds < found.prediction.step_seconds
+    assert found.prediction.bubble_fraction < 0.2
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"weights": "predict"}, "predictor: is missing"),
+        ({"weights": "stash", "predictor": "xpipe"}, "is 'xpipe', but weights is 'stash'"),
+        ({"weights": "none"}, "unknown weight policy 'none'"),
+        ({"weights": "predict", "predictor": "oracle"}, "unknown predictor 'oracle'"),
+        ({"weights": "stash", "schedule": "zb-auto"}, "'zb-auto' cannot go on without a flush"),
+        ({"weights": "stash", "schedule": "auto"}, "'auto' cannot go on without a flush"),
+        ({"weights": "stash", "mixed_micro_batches": True}, "only for the weight policy 'flush'"),
+    ],
+)
+def test_settings_that_a_policy_excludes(mmt: tuple[Graph, CostTable], settings: dict[str, str], what: str) -> None:
+    with pytest.raises(InvalidInput, match=what):
+        plan(*mmt, SUMMIT, batch_size=128, **settings)  # pyright: ignore[reportArgumentType]
+
+
+def test_stages_written_by_hand_take_a_policy(mmt: tuple[Graph, CostTable]) -> None:
+    graph, costs = mmt
+    stages = [
+        HandStage(ops=("branch*",), devices=(0, 1, 2, 3), micro_batch=16),
+        HandStage(ops=("head*",), devices=(4,), micro_batch=16),
+    ]
+    policies: list[tuple[WeightPolicy, Predictor]] = [("stash", ""), ("predict", "spectrain")]
+    for weights, predictor in policies:
+        found = hand_plan(graph, costs, SUMMIT, batch_size=64, stages=stages, weights=weights, predictor=predictor)
+        assert [stage.versions for stage in found.stages] == [2, 1]
+    back = under_policy(found, "flush")
+    assert [stage.versions for stage in back.stages] == [1, 1]
+    assert back.prediction is not None
+    assert back.prediction.steady_seconds is None
+
+
+def test_a_policy_is_saved_and_loaded(stashed: Plan, tmp_path: object) -> None:
+    path = f"{tmp_path}/plan.json"
+    stashed.save(path)
+    assert Plan.load(path) == stashed
+    assert stashed.fingerprint != under_policy(stashed, "flush").fingerprint

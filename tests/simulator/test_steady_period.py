@@ -1,0 +1,102 @@
+"""The steady period against arithmetic by hand, and against ever longer segments."""
+
+from dataclasses import replace
+
+import pytest
+from builders import Part, make_plan, plans
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphpipe.cluster import Link
+from graphpipe.errors import InvalidInput
+from graphpipe.plans import Plan
+from graphpipe.plans.stage import WeightPolicy
+from graphpipe.schedule.segments.planned_versions import with_policy
+from graphpipe.simulator import predict, step_seconds
+from graphpipe.simulator.simulate import simulate
+from graphpipe.simulator.steady_period import steady_state
+
+POLICIES: tuple[WeightPolicy, ...] = ("stash", "vertical-sync", "double-buffer")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 2), (4, 4), (4, 6)])
+def test_equal_stages_have_no_bubble(policy: WeightPolicy, stages: int, micro_batches: int) -> None:
+    # Every stage works 3 seconds on a micro-batch. With a flush, m + p - 1 of them pass; without, m.
+    plan = make_plan([Part()] * stages, batch_size=micro_batches)
+    found = predict(with_policy(plan, policy))
+    assert found.steady_seconds == pytest.approx(3 * micro_batches)
+    assert found.step_seconds == pytest.approx(3 * (micro_batches + stages - 1))
+    assert found.bubble_fraction == pytest.approx(0.0)
+    assert found.mini_batch_seconds == found.steady_seconds
+    assert predict(plan).mini_batch_seconds == found.step_seconds
+
+
+def test_a_mini_batch_of_one_micro_batch_streams_as_in_pipedream() -> None:
+    plan = with_policy(make_plan([Part()] * 4, batch_size=1), "stash")
+    assert step_seconds(plan) == pytest.approx(3.0)
+    # A double buffer lets only two micro-batches be in flight: four stages need 12 seconds there and back, and
+    # stage 0 has its next micro-batch 3 seconds after its last.
+    assert step_seconds(with_policy(plan, "double-buffer")) == pytest.approx(9.0)
+
+
+def test_the_slowest_stage_decides() -> None:
+    plan = with_policy(make_plan([Part(), Part(forward=2.0, backward=3.0), Part()], batch_size=4), "stash")
+    found = steady_state(plan)
+    assert found.period_seconds == pytest.approx(20.0)
+    assert found.bubble_fraction == pytest.approx(1 - (12 + 20 + 12) / 60)
+
+
+def test_the_update_is_part_of_the_period() -> None:
+    # Each stage updates 2 bytes in a second.
+    parts = [Part(parameter_bytes=2.0)] * 2
+    plan = with_policy(make_plan(parts, batch_size=4, optimizer_seconds_per_parameter_byte=0.5), "stash")
+    assert steady_state(plan).period_seconds == pytest.approx(4 * 3 + 1)
+
+
+def test_messages_are_hidden_by_more_samples_in_flight() -> None:
+    link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0)
+    # A message takes a second each way. Two micro-batches are in flight, whose round trip is 3 + 1 + 3 + 1 seconds.
+    plan = with_policy(make_plan([Part()] * 2, [(0, 1, 1.0)], batch_size=4, link=link), "stash")
+    assert steady_state(plan).period_seconds == pytest.approx(4 * (3 + 1 + 3 + 1) / 2)
+    first, last = plan.stages
+    assert steady_state(replace(plan, stages=(replace(first, in_flight=3), last))).period_seconds == pytest.approx(12.0)
+
+
+def test_a_plan_whose_step_is_18_has_period_12() -> None:
+    plan = make_plan([Part()] * 3, batch_size=4)
+    assert predict(with_policy(plan, "stash")).step_seconds == 18.0
+    assert step_seconds(with_policy(plan, "stash")) == 12.0
+
+
+@given(plan=plans(quick=True), policy=st.sampled_from(POLICIES))
+@settings(max_examples=25, deadline=None)
+def test_long_segments_approach_the_period(plan: Plan, policy: WeightPolicy) -> None:
+    stages = tuple(replace(stage, state="whole", burst=1) for stage in plan.stages)
+    plan = with_policy(replace(plan, stages=stages, schedule="1f1b"), policy)
+    try:
+        period = steady_state(plan).period_seconds
+    except InvalidInput:
+        assert policy == "double-buffer"  # too few samples in flight for mixed sizes
+        return
+    some, more = (simulate(plan, mini_batches=count).step_seconds for count in (20, 32))
+    assert (more - some) / 12 == pytest.approx(period)
+
+
+def test_versions_count_as_memory() -> None:
+    parts = [Part(parameter_bytes=10.0, saved_bytes=1.0)] * 3
+    plan = make_plan(parts, batch_size=2)
+    stashed = predict(with_policy(plan, "stash"))
+    versions = [stage.versions for stage in with_policy(plan, "stash").stages]
+    assert versions == [2, 2, 1]
+    # State is 4 bytes per byte of weights; in flight are 3, 2 and 1 samples.
+    assert stashed.peak_bytes == (40 + 10 + 3, 40 + 10 + 2, 40 + 1)
+
+
+def test_a_trace_shows_the_mini_batches_of_a_segment() -> None:
+    plan = with_policy(make_plan([Part()] * 2, batch_size=2), "stash")
+    trace = simulate(plan, mini_batches=3)
+    assert trace.batch_size == 6
+    assert [span.micro_batch for span in trace.spans if span.kind == "optimizer" and span.device == 0] == [0, 1, 2]
+    assert {span.micro_batch for span in trace.spans if span.kind == "F"} == set(range(6))
+    assert trace.step_seconds == 6 * 3 + 3
