@@ -178,6 +178,39 @@ def test_compare_has_a_row_for_a_planner_that_fails(run: Run, graph: Path, monke
     assert run(*words, "--planners", "spp,piper").code == 4
 
 
+def test_verbs_say_what_a_weight_policy_costs(run: Run, graph: Path, tmp_path: Path) -> None:
+    words = ("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "-o", tmp_path / "plan.json")
+    planned = run(*words, "--weights", "predict", "--predictor", "pipeoptim", "--json")
+    assert planned.code == 0
+    assert (planned.json["weights"], planned.json["predictor"]) == ("predict", "pipeoptim")
+    assert planned.json["steady_seconds"] <= planned.json["step_seconds"]
+    assert len(planned.json["delay_updates"]) == len(planned.json["versions"]) == planned.json["stages"]
+    assert "which pipeoptim predicts ahead" in planned.err
+    other = run("simulate", tmp_path / "plan.json", "--weights", "stash", "--mini-batches", 3, "--timeline", "--json")
+    assert other.code == 0
+    assert other.json["weights"] == "stash"
+    assert "in the steady state" in other.err
+    page = tmp_path / "report.html"
+    assert run("report", tmp_path / "plan.json", "--weights", "double-buffer", "-o", page).code == 0
+    assert run("simulate", tmp_path / "plan.json", "--weights", "predict").code == 2
+    assert run("simulate", tmp_path / "plan.json", "--mini-batches", 0).code == 2
+
+
+def test_compare_has_a_row_for_each_weight_policy(run: Run, graph: Path) -> None:
+    words = ("compare", graph, "--cluster", "summit:1x4", "--batch", 16, "--planners", "pipedream,graphpipe")
+    ran = run(*words, "--weights", "flush,stash", "--json")
+    assert ran.code == 0
+    rows = [(row["planner"], row["weights"], row["steady_seconds"] is None) for row in ran.json["rows"]]
+    assert rows == [
+        ("pipedream", "flush", True),
+        ("graphpipe", "flush", True),
+        ("pipedream", "stash", False),
+        ("graphpipe", "stash", False),
+    ]
+    assert "delay" in ran.err
+    assert run(*words, "--weights", "flush", "--predictor", "xpipe").code == 2
+
+
 def test_import_reads_a_pipedream_profile(run: Run, tmp_path: Path) -> None:
     profile = DATA / "pipedream" / "vgg16.graph.txt"
     if not profile.exists():
