@@ -9,7 +9,7 @@ INSTALL := $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(B
 # `make demo TORCH_INDEX=URL` takes torch from another index, for example from one of builds without CUDA.
 TORCH_INDEX ?=
 
-.PHONY: demo test lint format docs bench zoo-graphs clean
+.PHONY: demo test lint format docs bench mutate zoo-graphs clean
 
 demo: $(DEMO_READY)
 	$(BIN)/graphpipe demo
@@ -39,6 +39,11 @@ bench: $(READY)
 # One benchmark: `make bench-figure6`, `make bench-table1`, ... (names in bench/__main__.py).
 bench-%: $(READY)
 	$(BIN)/python -m bench $*
+
+# Wrong lines that the tests must notice, in parts that go on where they ended: `make mutate`, `make mutate PART=sharding`.
+mutate: $(READY)
+	$(INSTALL) --editable '.[mutate]'
+	$(BIN)/python tests/support/mutate.py $(PART)
 
 # The graphs of the zoo that come with the package: again after a change of the zoo, of the capture or of torch's version.
 zoo-graphs: $(READY)

@@ -38,3 +38,18 @@ def test_slack_and_room_end_at_the_mini_batch_and_at_the_memory() -> None:
     assert in_flight(with_slack(with_memory(plan, 39.0))) == [3, 3, 1]
     assert in_flight(with_room(with_memory(plan, 30.0))) == [3, 3, 3]
     assert in_flight(with_room(plan, limit_bytes=20.0)) == [3, 2, 2]  # never fewer than before
+
+
+def test_room_counts_the_samples_of_one_replica_in_whole_micro_batches() -> None:
+    # Each device keeps 10 bytes for each of its samples: 2 of a micro-batch of 4. Room for 45 more bytes is 2 of them.
+    plan = make_plan([Part(saved_bytes=10.0, micro_batch=4, degree=2)], batch_size=16)
+    assert in_flight(plan) == [4]
+    assert in_flight(with_room(with_memory(plan, 20.0 + 45.0))) == [4 + 2 * 4]
+
+
+def test_stages_on_one_device_share_its_room_and_never_lose_any() -> None:
+    plan = make_plan([Part(saved_bytes=10.0, devices=(0,)), Part(saved_bytes=10.0, devices=(0,))], batch_size=16)
+    assert in_flight(plan) == [2, 1]
+    assert in_flight(with_room(with_memory(plan, 30.0 + 40.0))) == [2 + 2, 1 + 2]
+    small = make_plan([Part(saved_bytes=0.25)] * 2, batch_size=16)
+    assert in_flight(with_room(small, limit_bytes=0.0)) == [2, 1]
