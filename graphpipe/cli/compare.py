@@ -19,6 +19,7 @@ from graphpipe.files.json_body import to_body
 from graphpipe.planners.choose_splits import parse_split
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import find_planner, planner_names
+from graphpipe.plans import Plan
 from graphpipe.plans.stage import WeightPolicy
 from graphpipe.report import Outcome, Summary, compare_table, summarise
 from graphpipe.report.tables.text_timeline import timeline
@@ -46,6 +47,8 @@ class PlannerResult(NamedTuple):
     summary: Summary
     trace: Trace | None
     """The predicted step, if it will be drawn."""
+    plan: Plan | None
+    """Of the trace."""
 
 
 def add(subparsers: Subparsers) -> None:
@@ -104,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     output.show(*(f"{run}: {reason}" for run, reason in reasons if reason))
     for each, end in zip(runs, ends, strict=True):
         if isinstance(end.what, PlannerResult) and end.what.trace is not None:
-            output.show(each, timeline(end.what.trace, output.width))
+            output.show(each, timeline(end.what.trace, output.width, end.what.plan))
     output.emit({"rows": [_row(outcome) for outcome in outcomes]})
     statuses = {outcome.status for outcome in outcomes}
     if statuses & {"ok", "timeout"}:
@@ -144,7 +147,9 @@ def _search(
         problem.graph, problem.costs, problem.cluster, batch_size=problem.batch_size, planner=run.planner, **options
     )
     assert found.prediction is not None
-    return PlannerResult(summarise(found, found.prediction), simulate(found) if with_trace else None)
+    return PlannerResult(
+        summarise(found, found.prediction), simulate(found) if with_trace else None, found if with_trace else None
+    )
 
 
 def _outcome(run: Run, end: End, timeout: float) -> Outcome:

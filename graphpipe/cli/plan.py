@@ -16,6 +16,7 @@ from graphpipe.plans import Plan
 from graphpipe.report import summarise, summary_lines
 from graphpipe.report.tables.plan_table import plan_table
 from graphpipe.report.tables.text_timeline import timeline
+from graphpipe.waiting import waiting
 
 EXAMPLE = "graphpipe plan mmt-small --cluster local:4 --batch 32 --timeline -o plan.json"
 
@@ -40,10 +41,11 @@ def run(args: argparse.Namespace) -> int:
     assert found.prediction is not None
     if args.output:
         found.save(args.output)
-    summary = summarise(found, found.prediction)
+    with waiting("computing the lower bound"):
+        summary = summarise(found, found.prediction)
     output.show(plan_table(found, found.prediction), *summary_lines(summary))
     if args.timeline:
-        output.show(timeline(simulate(found), output.width))
+        output.show(timeline(simulate(found), output.width, found))
     output.emit(to_body(summary) | {"stage_list": [to_body(stage) for stage in found.stages]})
     return 0
 

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     summary = summarise(plan, _prediction(plan, trace, args.mini_batches))
     output.show(*summary_lines(summary))
     if args.timeline:
-        output.show(timeline(trace, output.width))
+        output.show(timeline(trace, output.width, plan))
     found = explain(plan, trace) if args.explain else None
     if found:
         output.show(*explanation_lines(found, trace.step_seconds))

@@ -124,7 +124,7 @@ def test_compare_draws_the_step_of_every_plan(run: Run, graph: Path) -> None:
     assert ran.code == 0
     _, first, second, third = re.split(r"\n(?:spp|graphpipe|piper)\n", ran.out)
     for picture in (first, second, third):
-        assert picture.splitlines()[0].startswith("node0/v100-0  0")
+        assert re.match(r"s0( \+ s\d)*( × \d)?  +0", picture.splitlines()[0])
         assert "one character is" in picture
     assert "one character is" not in run(*words).out
 
@@ -143,8 +143,8 @@ def test_timelines_fit_the_terminal(
         "compare": ("compare", *on, "--planners", "spp"),
     }
     ran = run(*words[verb], "--timeline")
-    rows = [line for line in ran.out.splitlines() if re.match(r"node0/v100-\d  \S+$", line)]
-    assert len(rows) == 4
+    rows = [line for line in ran.out.splitlines() if re.match(r"s\d( \+ s\d)*( × \d)? +[\da-j.=]{9,}$", line)]
+    assert rows
     assert {len(row) for row in rows} == {width}
 
 

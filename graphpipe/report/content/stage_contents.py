@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from graphpipe.plans import Plan
 
-MOST_LINES = 3
+MOST_LINES, MOST_CHARACTERS = 3, 22
 
 
 def stage_contents(plan: Plan, number: int) -> list[str]:
@@ -23,8 +23,13 @@ def stage_contents(plan: Plan, number: int) -> list[str]:
         for name in every
         if name in own
     )
-    lines = _runs(name.removeprefix(f"{shared}.") for name in held)
+    lines = [_shortened(line) for line in _runs(name.removeprefix(f"{shared}.") for name in held)]
     return lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 1], f"and {len(lines) - MOST_LINES + 1} more"]
+
+
+def _shortened(name: str) -> str:
+    # The end of a name says more than its beginning.
+    return name if len(name) <= MOST_CHARACTERS else f"…{name[1 - MOST_CHARACTERS :]}"
 
 
 def _prefixes(name: str) -> list[str]:

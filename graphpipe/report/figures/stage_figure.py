@@ -5,10 +5,18 @@ import plotly.graph_objects as go
 from graphpipe.plans import Plan, Stage
 from graphpipe.report.figures.figure import Figure
 from graphpipe.report.figures.palette import ink, stage_colour
-from graphpipe.report.figures.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
-from graphpipe.units import format_bytes
+from graphpipe.report.figures.stage_boxes import (
+    HALF_HEIGHT,
+    HALF_WIDTH,
+    bow,
+    edge_label,
+    passes_boxes,
+    right_end,
+    stage_lines,
+    stage_places,
+)
 
-ROW_PIXELS, LEAST_COLUMN_PIXELS, MOST_COLUMN_PIXELS = 150, 140, 230
+ROW_PIXELS, LEAST_COLUMN_PIXELS, MOST_COLUMN_PIXELS = 150, 150, 230
 
 
 def stage_figure(plan: Plan, first: int = 0) -> Figure:
@@ -28,7 +36,8 @@ def stage_figure(plan: Plan, first: int = 0) -> Figure:
         text = "<br>".join([f"<b>{name}</b>", *more])
         figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"color": ink(fill), "size": 11})
     for edge in plan.edges:
-        _add_arrow(figure, places[edge.source], places[edge.target], format_bytes(edge.bytes_per_sample))
+        add = _add_side_arrow if passes_boxes(places, edge.source, edge.target) else _add_arrow
+        add(figure, places[edge.source], places[edge.target], edge_label(edge))
     figure.add_scatter(
         x=[x for x, _ in places],
         y=[y for _, y in places],
@@ -38,10 +47,10 @@ def stage_figure(plan: Plan, first: int = 0) -> Figure:
         hovertemplate="%{hovertext}<extra></extra>",
     )
     across, down = [x for x, _ in places], [y for _, y in places]
-    figure.update_xaxes(visible=False, range=[min(across) - 0.6, max(across) + 0.6], fixedrange=True)
+    figure.update_xaxes(visible=False, range=[min(across) - 0.6, right_end(plan, places)], fixedrange=True)
     figure.update_yaxes(visible=False, range=[max(down) + 0.45, -0.45], fixedrange=True)
     figure.update_layout(showlegend=False, margin={"l": 4, "r": 4, "t": 4, "b": 4})
-    columns = max(across) - min(across) + 1
+    columns = right_end(plan, places) - min(across) + 0.4
     return Figure(
         figure=figure,
         height=round((max(down) + 1) * ROW_PIXELS) + 8,
@@ -56,6 +65,20 @@ def _add_arrow(figure: go.Figure, source: tuple[float, float], target: tuple[flo
     figure.add_annotation(ends | frame, text="", showarrow=True, arrowhead=2, arrowsize=1.1, arrowwidth=1.4)
     # Labels are near the source, because arrows that meet at their target would cover each other's labels.
     middle = {"x": ends["ax"] + 0.38 * (ends["x"] - ends["ax"]), "y": ends["ay"] + 0.38 * (ends["y"] - ends["ay"])}
+    figure.add_annotation(middle, text=label, showarrow=False, font={"size": 10}, name="label")
+
+
+def _add_side_arrow(figure: go.Figure, source: tuple[float, float], target: tuple[float, float], label: str) -> None:
+    # It leaves and enters the boxes at their right sides.
+    x0, x1 = source[0] + HALF_WIDTH, target[0] + HALF_WIDTH
+    out = bow(source, target)
+    path = f"M {x0},{source[1]} C {out},{source[1]} {out},{target[1]} {x1 + 0.04},{target[1]}"
+    figure.add_shape(type="path", path=path, line={"color": "rgba(128,128,128,0.8)", "width": 1.4})
+    ends = {"x": x1, "y": target[1], "ax": x1 + 0.05, "ay": target[1]}
+    frame = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
+    figure.add_annotation(ends | frame, text="", showarrow=True, arrowhead=2, arrowsize=1.1, arrowwidth=1.4)
+    # A quarter of the way along the bow, because the middles of several bows would meet.
+    middle = {"x": 0.25 * x0 + 0.75 * out, "y": 0.84 * source[1] + 0.16 * target[1]}
     figure.add_annotation(middle, text=label, showarrow=False, font={"size": 10}, name="label")
 
 

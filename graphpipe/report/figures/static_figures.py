@@ -1,25 +1,38 @@
 """The stage graph and the timeline as a static picture, for papers."""
 
-from pathlib import Path
+from pathlib import Path as FilePath
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+from matplotlib.path import Path
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.figures.palette import IDLE, code, colours, ink, stage_colour
-from graphpipe.report.figures.stage_boxes import HALF_HEIGHT, HALF_WIDTH, stage_lines, stage_places
+from graphpipe.report.content.wording import KIND_WORDS, source_word
+from graphpipe.report.figures.palette import code, colour, colours, ink, stage_colour, task_colour
+from graphpipe.report.figures.stage_boxes import (
+    HALF_HEIGHT,
+    HALF_WIDTH,
+    bow,
+    edge_label,
+    passes_boxes,
+    right_end,
+    stage_lines,
+    stage_places,
+)
 from graphpipe.report.figures.timeline_rows import Columns, Row, timeline_rows
-from graphpipe.units import format_bytes
+from graphpipe.units import format_seconds
 
 MOST_LABELLED = 10_000
 WIDTH_INCHES = 7.2
+_BUBBLE = "#f7d4d4"
 
 
-def write_still(subject: Subject, path: str | Path) -> list[str]:
+def write_still(subject: Subject, path: str | FilePath) -> list[str]:
     """Write the stage graph, and below it the timeline, into one file. The suffix of its name gives the format.
 
     Returns:
@@ -46,11 +59,11 @@ def write_still(subject: Subject, path: str | Path) -> list[str]:
                 _draw_timeline(where, subject)
             elif subject.plan:
                 _draw_stages(where, subject.plan)
-        _save(figure, Path(path))
+        _save(figure, FilePath(path))
     return [name for name, _ in parts]
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, path: FilePath) -> None:
     # Without a date, the same plan gives the same file.
     metadata = {"Date": None} if path.suffix == ".svg" else {}
     try:
@@ -63,15 +76,9 @@ def _save(figure: Figure, path: Path) -> None:
 def _draw_stages(axes: Axes, plan: Plan) -> None:
     places = stage_places(plan)
     for edge in plan.edges:
-        (x0, y0), (x1, y1) = places[edge.source], places[edge.target]
-        ends = ((x0, y0 + HALF_HEIGHT), (x1, y1 - HALF_HEIGHT))
-        arrow = FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=9, color="0.4", shrinkA=0, shrinkB=0)
-        axes.add_patch(arrow)
-        at = [start + 0.38 * (end - start) for start, end in zip(*ends, strict=True)]
+        at = _draw_arrow(axes, places[edge.source], places[edge.target], passes_boxes(places, edge.source, edge.target))
         background = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-        axes.text(
-            at[0], at[1], format_bytes(edge.bytes_per_sample), fontsize=6, ha="center", va="center", bbox=background
-        )
+        axes.text(at[0], at[1], edge_label(edge), fontsize=6, ha="center", va="center", bbox=background)
     for number, (x, y) in enumerate(places):
         fill = stage_colour(number)
         corner = (x - HALF_WIDTH, y - HALF_HEIGHT)
@@ -79,8 +86,25 @@ def _draw_stages(axes: Axes, plan: Plan) -> None:
         text = "\n".join(stage_lines(plan, number))
         axes.text(x, y, text, fontsize=6.5, ha="center", va="center", color=ink(fill))
     across, down = [x for x, _ in places], [y for _, y in places]
-    axes.set(xlim=(min(across) - 0.6, max(across) + 0.6), ylim=(max(down) + 0.4, -0.4))
+    axes.set(xlim=(min(across) - 0.6, right_end(plan, places)), ylim=(max(down) + 0.4, -0.4))
+    axes.set_title(f"{plan.graph.name} on {plan.cluster.name}: stages of {plan.planner}", fontsize=8, loc="left")
     axes.set_axis_off()
+
+
+def _draw_arrow(
+    axes: Axes, source: tuple[float, float], target: tuple[float, float], aside: bool
+) -> tuple[float, float]:
+    """Draw an arrow, beside the boxes or straight, and return the place of its label."""
+    (x0, y0), (x1, y1) = source, target
+    style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9, "color": "0.4", "shrinkA": 0, "shrinkB": 0}
+    if not aside:
+        ends = (x0, y0 + HALF_HEIGHT), (x1, y1 - HALF_HEIGHT)
+        axes.add_patch(FancyArrowPatch(*ends, **style))
+        return x0 + 0.38 * (x1 - x0), ends[0][1] + 0.38 * (ends[1][1] - ends[0][1])
+    out = bow(source, target)
+    points = [(x0 + HALF_WIDTH, y0), (out, y0), (out, y1), (x1 + HALF_WIDTH, y1)]
+    axes.add_patch(FancyArrowPatch(path=Path(points, [Path.MOVETO, *[Path.CURVE4] * 3]), **style))
+    return 0.25 * (x0 + HALF_WIDTH) + 0.75 * out, 0.84 * y0 + 0.16 * y1
 
 
 def _draw_timeline(axes: Axes, subject: Subject) -> None:
@@ -98,16 +122,41 @@ def _draw_timeline(axes: Axes, subject: Subject) -> None:
     names = [f"{row.device} {row.source}" if several else row.device for _, row in tasks]
     axes.set_yticks([place + 0.45 for place, _ in tasks], names, fontsize=6 if len(tasks) < 24 else 4)
     axes.set(xlim=(0, seconds), ylim=(level, -0.1), xlabel="seconds")
+    trace = subject.traces[0]
+    axes.set_title(
+        f"one step of {subject.batch_size} samples: {format_seconds(trace.step_seconds)}, "
+        f"bubble {trace.bubble_fraction:.1%} ({source_word(trace.source)})",
+        fontsize=8,
+        loc="left",
+    )
+    _draw_legend(axes, columns)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
 
 
+def _draw_legend(axes: Axes, columns: Columns) -> None:
+    # Forward and backward are shades of the stage's colour, here of the first stage's.
+    used = set(columns.code)
+    tasks = [(kind, task_colour(kind, 0)) for kind in ("F", "B", "I", "W") if used & _codes(kind, columns)]
+    others = [(kind, colour(kind, 0)) for kind in ("send", "receive", "reduce", "optimizer") if code(kind, 0) in used]
+    bubble = [("bubble", _BUBBLE)] if code("bubble", 0) in used else []
+    handles = [Patch(color=shade, label=KIND_WORDS[kind]) for kind, shade in (*tasks, *others, *bubble)]
+    axes.legend(
+        handles=handles, fontsize=6, ncols=len(handles), frameon=False, loc="upper left", bbox_to_anchor=(0.0, -0.16)
+    )
+
+
+def _codes(kind: str, columns: Columns) -> set[int]:
+    return {code(kind, stage) for stage in range(1 + max(columns.stage, default=0))}
+
+
 def _draw_spans(axes: Axes, columns: Columns, at: list[float], heights: list[float]) -> None:
-    # One artist per row and colour. Idle times stay white.
-    shades, idle = colours(1 + max(columns.stage, default=0)), {code(kind, 0) for kind in IDLE}
+    # One artist per row and colour. Bubbles are pale red, warm-up and drain stay white.
+    shades, white = colours(1 + max(columns.stage, default=0)), {code(kind, 0) for kind in ("warm-up", "drain")}
+    shades[code("bubble", 0)] = _BUBBLE
     found: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for place, shade, start, end in zip(columns.row, columns.code, columns.start, columns.end, strict=True):
-        if shade not in idle:
+        if shade not in white:
             found.setdefault((place, shade), []).append((start, end - start))
     for (place, shade), bars in found.items():
         axes.broken_barh(bars, (at[place], 0.9 * heights[place]), facecolor=shades[shade], edgecolor="white", lw=0.2)

@@ -42,3 +42,8 @@ def test_numbered_branches_and_a_shared_root() -> None:
 
 def test_many_are_counted() -> None:
     assert contents("a b c d e", "f") == [["a", "b", "and 3 more"], ["f"]]
+
+
+def test_a_long_name_keeps_its_end() -> None:
+    (first, _) = contents("encoder.layer10.attention encoder.layer10.a x", "encoder.layer10.b")
+    assert first == ["…der.layer10.attention", "encoder.layer10.a", "x"]

@@ -12,6 +12,7 @@ from graphpipe.report.content.wording import abbreviate, span_of_names
 from graphpipe.report.figures.mermaid import mermaid
 from graphpipe.report.tables.plan_table import plan_table
 from graphpipe.report.tables.text_timeline import timeline
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Span, Trace
 from graphpipe.trace.compare import compare
 
@@ -126,6 +127,12 @@ def test_timeline_is_to_scale() -> None:
     assert picture[0] == "d0  00001111aabb...."
     assert "one character is 500 ms" in picture[1]
     assert len(picture) == 2  # d1 is not used
+
+
+def test_the_timeline_of_a_plan_has_a_row_per_stage() -> None:
+    picture = timeline(simulate(PLAN), width=80, plan=PLAN).plain.splitlines()
+    assert [line.split("  ")[0] for line in picture[:3]] == ["s0", "s1", "s2 × 2"]
+    assert len(picture) == 4  # four devices, of which two are replicas
 
 
 def test_measured_table_begins_with_the_step() -> None:
