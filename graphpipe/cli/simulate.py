@@ -7,10 +7,11 @@ from graphpipe.api import simulate, under_policy
 from graphpipe.cli.arguments import Subparsers, add_verb, add_weights
 from graphpipe.cli.output import Output
 from graphpipe.costs.check_units import warn_of_units
+from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
 from graphpipe.plans import Plan, Prediction
 from graphpipe.report import summarise, summary_lines
-from graphpipe.report.content.explanation import explain, explanation_lines
+from graphpipe.report.content.explanation import can_explain, explain, explanation_lines
 from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.simulator import predict
 from graphpipe.trace import Trace, save_chrome
@@ -39,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     """Simulate a step, show it and save it."""
     output = Output(args.json)
     plan = read_plan(args)
+    if args.explain and not can_explain(plan):
+        what = f"steps with weights '{plan.weights}' overlap, so none of them has a critical path of its own"
+        raise InvalidInput(what, where="--explain", remedy="Explain a plan with --weights flush.")
     warn_of_units(plan.cost_model, args.plan)
     trace = simulate(plan, mini_batches=args.mini_batches)
     if args.output:

@@ -52,6 +52,11 @@ class Explanation:
     """Changes that were simulated, the best first."""
 
 
+def can_explain(plan: Plan) -> bool:
+    """Return whether a plan's step can be explained: not if it does not flush, because its steps overlap."""
+    return plan.weights == "flush"
+
+
 def explain(plan: Plan, predicted: Trace) -> Explanation:
     """Return the explanation of a plan's predicted step. The changes are simulated, which takes a while.
 

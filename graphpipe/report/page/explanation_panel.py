@@ -1,6 +1,6 @@
 """The panel that explains a predicted step."""
 
-from graphpipe.report.content.explanation import Explanation, explain
+from graphpipe.report.content.explanation import Explanation, can_explain, explain
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.page.html_page import note, table
 from graphpipe.report.page.panel import Panel
@@ -11,6 +11,8 @@ def _explanation(subject: Subject) -> str | None:
     """Return the critical path, the bottleneck, the shares of waiting, and what would help."""
     plan, predicted = subject.plan, subject.predicted
     if plan is None or predicted is None or not predicted.step_seconds or not predicted.spans:
+        return None
+    if not can_explain(plan):
         return None
     found = explain(plan, predicted)
     return (

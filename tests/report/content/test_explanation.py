@@ -6,7 +6,7 @@ import pytest
 from builders import Part, make_plan
 
 from graphpipe.api import simulate
-from graphpipe.report.content.explanation import explain, explanation_lines
+from graphpipe.report.content.explanation import can_explain, explain, explanation_lines
 from graphpipe.simulator import step_seconds
 
 # A chain of two stages. A sample takes 1 s forward and 2 s backward in the first, 2 s and 4 s in the second.
@@ -58,3 +58,9 @@ def test_lines_name_path_bottleneck_gap_and_what_would_help() -> None:
     assert lines[1] == "bottleneck: s1, which computes 89% of the step"
     assert lines[2].startswith("gap: the step is at most ")
     assert any(line.startswith("would help: twice the mini-batch: step 51.0 s, +5.9% samples/s") for line in lines)
+
+
+def test_steps_that_overlap_are_not_explained() -> None:
+    # The gap of a plan without a flush was once computed for several mini-batches at a time: 614 %.
+    assert can_explain(SLOWER_END)
+    assert not can_explain(replace(SLOWER_END, weights="stash"))
