@@ -49,6 +49,8 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         micro_batch=settings.micro_batch,
         mixed_micro_batches=settings.mixed_micro_batches,
         schedule=settings.schedule,
+        weights=settings.weights,
+        predictor=settings.predictor,
     )
     with waiting("capturing the model"):
         captured = cached_capture(task.module, task.example_inputs, _cache(config))
@@ -88,6 +90,8 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
         micro_batch=settings.micro_batch,
         mixed_micro_batches=settings.mixed_micro_batches,
         schedule=settings.schedule,
+        weights=settings.weights,
+        predictor=settings.predictor,
         split=parse_split(settings.split),
     )
 

@@ -20,6 +20,7 @@ from graphpipe.run.step.recorder import Recorder
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.trace import Trace
 from graphpipe.training.config.from_toml import read_config
+from graphpipe.training.make_plan import plan_with_costs
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.segment_ends import segment_ends
@@ -178,3 +179,5 @@ def test_segments_end_at_checkpoints_and_a_resumed_run_has_the_same_ones(config:
         found.append([step.loss for step in read_metrics_log(folder.metrics_log)])
     assert found[0] == found[1]
     assert len(found[0]) == 14
+    planned = plan_with_costs(read_config(config, ["plan.weights=stash"]), graph, plan.costs, cluster)
+    assert planned.weights == "stash"

@@ -12,6 +12,7 @@ from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
+from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.run.device.precision import PrecisionName
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.weights.check_sync import check_sync
@@ -38,6 +39,11 @@ class PlanSettings:
     schedule: str | None = None
     """Name of a scheduler, such as `1f1b` or `zb-h1`, or `auto` for the shortest predicted step. The default is that of
     the planner, and `1f1b` for devices that share cores."""
+    weights: WeightPolicy = "flush"
+    """Which weights a micro-batch sees. With `flush` the pipeline drains after every step. Without a flush
+    (`stash`, `vertical-sync`, `double-buffer`, `predict`) it drains after `train.segment_steps`."""
+    predictor: Predictor = ""
+    """How the policy `predict` predicts weights: `pipeoptim`, `spectrain` or `xpipe`."""
     loads: tuple[str, ...] = ()
     """How much work samples are for some operators, such as `vision=1:0.5,4:0.5` for shares of samples by load. By
     default every sample is the same work."""
