@@ -10,7 +10,9 @@ from graphpipe.run.rehearse.rehearse import rehearse
 from graphpipe.run.rehearse.scaled_plan import Limits, changes, scaled_plan, smallest_feasible_scale
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator import predict
+from graphpipe.simulator.simulate import shown_mini_batches
 from graphpipe.simulator.step_loads import DRAWN_STEPS, draw_loads
 from graphpipe.trace import Trace
 from graphpipe.waiting import waiting
@@ -45,6 +47,8 @@ def rehearse_plan(
 ) -> tuple[Rehearsal, Trace]:
     """Run a plan with one process per device, whose tasks sleep. Processes and messages are real.
 
+    Under a weight policy that does not flush, a step is a segment that shows the steady state, as in `simulate`.
+
     Args:
         plan: a sound plan.
         limits: how times and bytes are changed for this machine.
@@ -59,7 +63,7 @@ def rehearse_plan(
         InvalidInput: `steps` is less than 1.
         GraphPipeError: a rank failed, or the time is over.
     """
-    order = build_schedule(plan)
+    order = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, shown_mini_batches(plan))
     scaled = scaled_plan(plan, limits, Cluster.preset("local:1").intra_node)
     predicted = simulate(scaled, order)
     drawn = _drawn_steps(scaled, order, steps) or [predicted]
@@ -82,9 +86,11 @@ def rehearse_plan(
 
 def _drawn_steps(plan: Plan, order: Schedule, count: int) -> list[Trace]:
     # The samples are others than those that the prediction drew. Empty if all samples are alike.
-    drawn = range(DRAWN_STEPS, DRAWN_STEPS + min(count, DRAWN_STEPS)) if plan.costs.loads else ()
+    varies = plan.costs.loads and plan.weights == "flush"
+    drawn = range(DRAWN_STEPS, DRAWN_STEPS + min(count, DRAWN_STEPS)) if varies else ()
     return [simulate(plan, order, loads=draw_loads(plan, step)) for step in drawn]
 
 
 def _step_seconds(plan: Plan, predicted: Trace) -> float:
-    return predict(plan).step_seconds if plan.costs.loads else predicted.step_seconds
+    varies = plan.costs.loads and plan.weights == "flush"
+    return predict(plan).step_seconds if varies else predicted.step_seconds
