@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from graphpipe.profiler.profile import profile
     from graphpipe.run import Pipeline, PipelineOptions
     from graphpipe.run.checkpoint.checkpoints import Checkpoints
+    from graphpipe.run.inference.inference_pipeline import InferencePipeline
     from graphpipe.schedule import Schedule
     from graphpipe.trace import Trace
     from graphpipe.training.task.task import Task
@@ -57,6 +58,7 @@ _HOMES = {
     "choose_backwards": "graphpipe.api",
     "estimate": "graphpipe.api",
     "from_transformers": "graphpipe.model.own_loss.from_transformers",
+    "InferencePipeline": "graphpipe.run.inference.inference_pipeline",
     "hand_plan": "graphpipe.api",
     "plan": "graphpipe.api",
     "profile": "graphpipe.profiler.profile",
@@ -102,6 +104,7 @@ __all__ = [
     "GraphPipeError",
     "HandStage",
     "Infeasible",
+    "InferencePipeline",
     "InvalidInput",
     "NonFiniteLoss",
     "PeerLost",

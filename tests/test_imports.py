@@ -41,7 +41,7 @@ ROOMS = (
     *("profiler", "importers"),
     *("run/device", "run/comm", "run/faults", "run/weights", "run/versions"),
     *("run/stage", "run/step", "run/segments", "run"),
-    *("run/checkpoint", "run/rehearse"),
+    *("run/checkpoint", "run/rehearse", "run/inference"),
     *("api", "rehearsal", "launch"),  # api and rehearsal: the public functions that join rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),
     "doctor",

@@ -1,0 +1,207 @@
+"""The inference pipeline: answers requests as a plan splits the model."""
+
+from collections.abc import Generator, Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.model.inputs import Inputs, describe, name_inputs
+from graphpipe.plans import Plan
+from graphpipe.run.comm.messages import RankMessages
+from graphpipe.run.comm.plan_handshake import shake_hands
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.warm_up_pairs import communicating_pairs
+from graphpipe.run.comm.world import join
+from graphpipe.run.device.stage_streams import StageStreams
+from graphpipe.run.faults.status_reporter import StatusReporter
+from graphpipe.run.inference.failure_reports import FailureReports
+from graphpipe.run.inference.inference_replica import InferenceReplica
+from graphpipe.run.inference.request_queue import Answer, RequestQueue, one_row_each
+from graphpipe.run.pipeline_parts import digest
+from graphpipe.run.stage.mini_batch import MiniBatch, check_rows
+from graphpipe.run.stage.receive_buffers import ReceiveBuffers
+from graphpipe.run.stage.segment import Segment
+from graphpipe.run.step.evaluation import evaluation_mode, lower_forward
+from graphpipe.run.step.pipeline_options import PipelineOptions
+from graphpipe.run.step.programs_by_shape import ProgramsByShape, format_inputs
+from graphpipe.run.step.recorder import Recorder
+from graphpipe.run.step.worker import Worker
+from graphpipe.schedule import LoweredSchedule
+from graphpipe.schedule.schedulers.registry import build_schedule
+
+_KEPT = 4
+"""Sizes of windows whose schedules are kept: usually two, because the last window is smaller."""
+
+
+class InferencePipeline:
+    """A model that answers requests as a plan splits it. All ranks build it and call `map` alike (SPMD).
+
+    Args:
+        plan: from `gp.plan(..., inference=True)`. With one rank, that rank runs everything. Otherwise there is one rank
+            per device in use.
+        model: the user's model, the same on every rank. It runs in evaluation mode.
+        options: device, timeout and capture are used; None takes the defaults.
+
+    Raises:
+        InvalidInput: the plan trains, its answers come from several devices, the world or the model does not fit it, or
+            the ranks differ.
+        PeerLost, PeerStalled: a peer did not come.
+    """
+
+    def __init__(self, plan: Plan, model: nn.Module, *, options: PipelineOptions | None = None) -> None:
+        if plan.trains:
+            raise InvalidInput("the plan trains", where="plan", remedy="Plan with inference=True.")
+        self.plan, options = plan, options or PipelineOptions()
+        self._whole = any(op.whole_batch for op in plan.graph.ops)
+        self._lowered: dict[int, tuple[tuple[int, ...], LoweredSchedule]] = {}
+        self.world = join(options.device, options.timeout_seconds)
+        with self.world.closing_on_error():
+            shapes = ProgramsByShape(plan, model, "fp32", self.world.device, options.captured).first
+            self._specs = shapes.specs
+            output = [program.is_output for program in shapes.programs].index(True)
+            if plan.stages[output].degree > 1:
+                what = f"stage '{plan.stages[output].name}', which computes the answers, is on several devices"
+                raise InvalidInput(what, where="plan", remedy="Give it one device.")
+            self._schedule = build_schedule(plan)
+            placement = Placement.of(plan, self.world.size)
+            settings = {"engine": "inference", "optimizer sharding": "whole", "precision": "fp32", "seed": 0}
+            shake_hands(self.world, plan, placement, settings | {"values on the stage edges": digest(self._specs)})
+            self._worker = Worker(
+                placement=placement,
+                world=self.world,
+                replicas={
+                    (slot.stage, slot.device): InferenceReplica(
+                        slot=slot,
+                        stage_name=plan.stages[slot.stage].name,
+                        program=shapes.programs[slot.stage],
+                        device=self.world.device,
+                        received=ReceiveBuffers(self.world.device),
+                    )
+                    for slot in placement.slots(self.world.rank)
+                },
+                syncs={},
+                messages=RankMessages(self.world),
+                streams=StageStreams.of(self.world.device, plan),
+                recorder=Recorder(world=self.world, on=False),
+                monitor=StatusReporter.of(
+                    self.world.rank,
+                    [stage.name for stage in plan.stages],
+                    self.world.device,
+                    options.faults,
+                    options.fault_log,
+                ),
+            )
+            for replica in self._worker.replicas.values():
+                replica.program.module.to(self.world.device)
+            root = placement.ranks(output)[0]
+            members = sorted({rank for stage in range(len(plan.stages)) for rank in placement.ranks(stage)} - {root})
+            self._reports = FailureReports(world=self.world, root=root, members=members)
+
+    @property
+    def answers(self) -> bool:
+        """Whether this rank hosts the output stage, so that `map` yields answers here."""
+        return self.world.rank == self._reports.root
+
+    def map(self, batches: Iterable[Inputs]) -> Generator[Answer | None]:
+        """Yield the answer to every request, in order; None on the ranks that do not host the output stage.
+
+        Requests are cut and joined into windows of the plan's mini-batch. A request is read only when the windows
+        before it are computed, so a slow reader of the answers, or a slow stage, holds the requests back. If an
+        operator needs the whole batch, every request is a window of its own.
+
+        A sample that fails is named in its answer, and costs no other sample. Outputs have the bits of `model.eval()`
+        on batches of a stage's micro-batch.
+
+        Args:
+            batches: the requests, the same on every rank. Each is any number of samples, as tensors of the shapes that
+                the plan was made for. The first dimension is samples.
+
+        Raises:
+            InvalidInput: an output has no row per sample.
+            PeerLost, PeerStalled: another rank is gone; it is named.
+        """
+        queue = RequestQueue()
+        with self.world.closing_on_error():
+            for batch in batches:
+                self._take(queue, batch)
+                while queue.samples and (self._whole or queue.samples >= self.plan.batch_size):
+                    self._run(queue)
+                for request in queue.finished():
+                    yield request.answer() if self.answers else None
+            while queue.samples:
+                self._run(queue)
+            for request in queue.finished():
+                yield request.answer() if self.answers else None
+            self._reports.wait()
+
+    def close(self) -> None:
+        """Leave the other ranks once all of them are ready to leave; all ranks call this."""
+        self.world.leave()
+
+    def __enter__(self) -> Self:
+        """Return the pipeline; it closes at the end of the block."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Close; after an error at once, so that the other ranks need not wait."""
+        if error is None:
+            self.close()
+        else:
+            self.world.close()
+
+    def _take(self, queue: RequestQueue, batch: Inputs) -> None:
+        try:
+            named = name_inputs(tuple(each.name for each in self.plan.graph.inputs), batch)
+            size = check_rows(named, None)
+            if describe(named) != self.plan.graph.inputs:
+                given, planned = format_inputs(describe(named)), format_inputs(self.plan.graph.inputs)
+                raise InvalidInput(f"is {given}, the plan was made for {planned}", where="request")
+            if self._whole and size > self.plan.batch_size:
+                raise InvalidInput(f"has {size} samples, the plan allows {self.plan.batch_size}", where="request")
+        except InvalidInput as error:
+            queue.refuse(" ".join(str(error).split()))
+        else:
+            queue.add(named, size)
+
+    def _run(self, queue: RequestQueue) -> None:
+        inputs, parts = queue.window(self.plan.batch_size)
+        batch = self._batch(inputs, sum(len(rows) for _, rows in parts))
+        sizes, lowered = self._lowered_for(batch.size)
+        segment = Segment.of(batch)
+        assert segment.micro_batches == sizes
+        replicas = self._worker.replicas.values()
+        with evaluation_mode(replica.program.module for replica in replicas):
+            self._worker.run(lowered, segment, None)
+        own = {sample: why for replica in replicas for sample, why in sorted(replica.failures.items(), reverse=True)}
+        failures = self._reports.exchange(own)
+        results = [piece for replica in replicas for piece in replica.results]
+        if not one_row_each(results):
+            remedy = "Return one row per sample."
+            raise InvalidInput("an output tensor does not have one row per sample", where="model", remedy=remedy)
+        queue.settle(parts, results, failures)
+
+    def _batch(self, inputs: Mapping[str, Tensor], size: int) -> MiniBatch:
+        sizes, _ = self._lowered_for(size)
+        return MiniBatch(
+            inputs=inputs,
+            targets=None,
+            size=size,
+            micro_batches=sizes,
+            key=(0, 0),
+            training=False,
+            specs=self._specs,
+            check_finite=False,
+        )
+
+    def _lowered_for(self, samples: int) -> tuple[tuple[int, ...], LoweredSchedule]:
+        found = self._lowered.pop(samples, None)
+        if found is None:
+            plan, lowered = lower_forward(self.plan, self._schedule, samples)
+            self._worker.messages.open(communicating_pairs(lowered, self._worker.placement))
+            found = tuple(stage.micro_batch for stage in plan.stages), lowered
+        self._lowered[samples] = found
+        while len(self._lowered) > _KEPT:
+            del self._lowered[next(iter(self._lowered))]
+        return found
