@@ -431,3 +431,33 @@ def test_unknown_names_of_inputs_are_refused() -> None:
         capture(Both(), {"left": x, "rihgt": x})
     with pytest.raises(InvalidInput, match=r"the inputs are a str\. Give a tensor"):
         capture(Both(), "left")  # type: ignore[arg-type]
+
+
+class Options(nn.Module):
+    """Reads one of its inputs only from `**kwargs`, and has another parameter in that place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None, **more: Tensor) -> Tensor:
+        x = self.first(x) * (1 if scale is None else scale)
+        return self.second(x + more["shift"] if "shift" in more else x)
+
+
+class OnlyOptions(Options):
+    def forward(self, **more: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.second(self.first(more["x"]) + more["shift"])
+
+
+@pytest.mark.parametrize("kind", [Options, OnlyOptions])
+@pytest.mark.parametrize("names", [("x", "shift"), ("shift", "x"), ("x", "shift", "unused")])
+def test_an_input_that_the_forward_takes_as_a_keyword_is_not_passed_by_position(kind: Any, names: tuple[str, ...]):
+    # FNet takes attention masks only as `**kwargs`. They were traced as its second parameter, which changed the result.
+    torch.manual_seed(0)
+    module, inputs = kind(), {name: torch.randn(4, 4) for name in names}
+    graph = capture(module, inputs)
+    assert graph.order == ("first", "second")
+    plan = make_plan(graph, [[name] for name in graph.order])
+    found = run_stages(split(module, plan), plan, inputs)
+    assert torch.equal(found, module(**inputs))  # pyright: ignore[reportArgumentType]

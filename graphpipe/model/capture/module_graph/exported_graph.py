@@ -67,22 +67,53 @@ def _export(fake: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
     shapes, batch = ShapesCollection(), Dim("batch", min=2)
     for tensor in inputs.values():
         shapes[tensor] = {0: batch}
-    named = all(_accepts(fake, name) for name in inputs)
+    named = _take_names(fake, list(inputs))
     args, kwargs = ((), dict(inputs)) if named else (tuple(inputs.values()), {})
-    dynamic = shapes.dynamic_shapes(fake, args, kwargs)
-    return torch.export.export(
-        fake,
-        args,
-        kwargs,
-        dynamic_shapes=dynamic,
-        strict=False,
-        prefer_deferred_runtime_asserts_over_guards=True,
-    )
+    with _declaring(fake, kwargs):
+        dynamic = shapes.dynamic_shapes(fake, args, kwargs)
+        return torch.export.export(
+            fake,
+            args,
+            kwargs,
+            dynamic_shapes=dynamic,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
 
 
-def _accepts(module: nn.Module, name: str) -> bool:
-    parameter = inspect.signature(module.forward).parameters.get(name)
-    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+@contextmanager
+def _declaring(module: nn.Module, names: Collection[str]) -> Generator[None]:
+    # While inside, the forward has these inputs as parameters: torch.export does not trace `**kwargs`.
+    signature = inspect.signature(module.forward)
+    if signature.parameters.keys() >= set(names):
+        yield
+        return
+    forward, own = module.forward, "forward" in vars(module)
+
+    def declared(*args: object, **kwargs: object) -> object:
+        return forward(*args, **kwargs)
+
+    keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    declared.__signature__ = inspect.Signature(keywords)  # pyright: ignore[reportFunctionMemberAccess]
+    module.forward = declared
+    try:
+        yield
+    finally:
+        del module.forward
+        if own:
+            module.forward = forward
+
+
+def _take_names(module: nn.Module, names: Sequence[str]) -> bool:
+    # Whether the forward takes the inputs by name, perhaps some of them as `**kwargs`, or else in order.
+    parameters = inspect.signature(module.forward).parameters.values()
+    kinds = {each.kind for each in parameters}
+    known = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    unknown = [name for name in names if name not in known]
+    if not unknown:
+        return True
+    starred = inspect.Parameter.VAR_POSITIONAL in kinds and all(name.startswith("input_") for name in unknown)
+    return inspect.Parameter.VAR_KEYWORD in kinds and not starred and (len(unknown) < len(names) or not known)
 
 
 @contextmanager
