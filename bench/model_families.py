@@ -63,11 +63,11 @@ def masked(name: str, **more: Any) -> Callable[[], Family]:
     return lambda: (library.AutoModelForMaskedLM.from_config(tiny(name, **more)), texts())
 
 
-def translator(name: str) -> Callable[[], Family]:
+def translator(name: str, **more: Any) -> Callable[[], Family]:
     """Return the builder of an encoder-decoder."""
 
     def build() -> Family:
-        config = tiny(name)
+        config = tiny(name, **more)
         config.decoder_start_token_id = 1
         return library.AutoModelForSeq2SeqLM.from_config(config), texts()
 

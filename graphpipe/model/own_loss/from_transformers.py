@@ -1,7 +1,9 @@
 """Models of Hugging Face `transformers`: captured layer by layer, with a loss that is exact over micro-batches."""
 
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -163,11 +165,21 @@ def _named(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 def _with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any], wanted: Collection[str]) -> dict[str, Any]:
     # The batch without entries that are None; an encoder-decoder makes missing decoder inputs from its labels.
     given = {name: each for name, each in batch.items() if each is not None}
-    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    prepare = _decoder_inputs_of(model)
     known = {"decoder_input_ids", "decoder_inputs_embeds"} & given.keys()
     if prepare is not None and "labels" in given and not known and (not wanted or "decoder_input_ids" in wanted):
         given["decoder_input_ids"] = prepare(labels=given["labels"])
     return given
+
+
+def _decoder_inputs_of(model: nn.Module) -> Callable[..., Tensor] | None:
+    # How the model makes decoder inputs from labels: a method of the model, or a function beside it.
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
+    if prepare is not None or shift is None or "decoder_input_ids" not in signature(model.forward).parameters:
+        return prepare
+    config: Any = model.config
+    return lambda labels: shift(labels, config.pad_token_id, config.decoder_start_token_id)
 
 
 def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
 
 from bench.family_gradients import cut_everywhere, mean_square
-from bench.model_families import FAMILIES, causal
+from bench.model_families import FAMILIES, causal, translator
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.own_loss.from_transformers import from_transformers
@@ -73,3 +73,14 @@ def test_a_router_inside_a_block_that_is_whole_by_default_is_captured_without_fr
     for name, gradient in wanted.items():
         scale = max(gradient.abs().max().item(), 1e-3 * largest)
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-5 * scale, msg=name)
+
+
+def test_a_model_that_only_shifts_labels_in_its_forward_gets_decoder_inputs() -> None:
+    # It was refused: without labels its decoder had no inputs.
+    model: Any
+    model, batch = translator("m2m_100", encoder_layers=1, decoder_layers=1)()
+    held = from_transformers(model, batch)
+    assert held.inputs == ("input_ids", "attention_mask", "decoder_input_ids")
+    inputs, _ = held.batch(batch)
+    assert torch.equal(inputs["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
+    assert inputs["decoder_input_ids"][:, 0].tolist() == [model.config.decoder_start_token_id] * len(batch["labels"])
