@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Loads, declare_loads
@@ -20,6 +20,7 @@ from graphpipe.planners.choose_splits import SplitChoice, plan_with_splits
 from graphpipe.planners.problem.options import InferenceObjective, Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, find_planner, planner_names
+from graphpipe.planners.weight_settings import check_inference_weights, check_weights
 from graphpipe.planners.without_flush import WithoutFlush
 from graphpipe.plans.backward_record import BackwardRecord, whole_stages
 from graphpipe.plans.estimates import period_seconds
@@ -27,7 +28,7 @@ from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.plans.verify import verify
 from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
-from graphpipe.schedule.schedulers.registry import SCHEDULERS, find_scheduler
+from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.simulator import predict, step_seconds
 from graphpipe.simulator.critical_path import applies
@@ -115,7 +116,7 @@ def plan(
         if schedule is not None or mixed_micro_batches or split == AUTO_SPLIT:
             what = "inference has only forwards and equal micro-batches, and splits only operators that are named"
             raise InvalidInput(what, where="inference", remedy="Leave out the schedule, mixed sizes and split 'auto'.")
-        _check_inference_weights(weights)
+        check_inference_weights(weights)
         return _inference_plan(replace(problem, trains=False), planner, objective == "latency", micro_batch, split)
     ranked: Objective = "bottleneck" if objective == "bottleneck" else "step"
     if not find_planner(planner).trains:
@@ -156,12 +157,6 @@ def _check_objective(objective: str | None, *, inference: bool) -> None:
         of = f"Of {'inference' if inference else 'training'} it is {' or '.join(known)}."
         remedy = of if objective in others else nearest(str(objective), [*known])
         raise InvalidInput(f"unknown objective '{objective}'", where="objective", remedy=remedy)
-
-
-def _check_inference_weights(weights: WeightPolicy) -> None:
-    if weights != "flush":
-        what = f"is '{weights}', but inference does not change weights"
-        raise InvalidInput(what, where="weights", remedy="Leave it out.")
 
 
 def _inference_plan(problem: Problem, planner: str, latency: bool, micro_batch: int | None, split: SplitChoice) -> Plan:
@@ -209,42 +204,6 @@ def check_settings(
             remedy="Leave out the schedule or the mixed micro-batches.",
         )
     check_weights(weights, predictor, schedule, mixed_micro_batches=mixed_micro_batches)
-
-
-def check_weights(
-    weights: WeightPolicy, predictor: Predictor, schedule: str | None, *, mixed_micro_batches: bool = False
-) -> None:
-    """Check a weight policy against the settings beside it.
-
-    Raises:
-        InvalidInput: an unknown policy or predictor, one without the other, or a setting that needs a flush.
-    """
-    for name, value, known in (
-        ("weights", weights, get_args(WeightPolicy)),
-        ("predictor", predictor, get_args(Predictor)),
-    ):
-        if value not in known:
-            remedy = nearest(value, [each for each in known if each])
-            raise InvalidInput(
-                f"unknown {'weight policy' if name == 'weights' else name} '{value}'", where=name, remedy=remedy
-            )
-    if (weights == "predict") != bool(predictor):
-        what = (
-            "is missing, but weights is 'predict'" if not predictor else f"is '{predictor}', but weights is '{weights}'"
-        )
-        remedy = (
-            "Choose pipeoptim, spectrain or xpipe." if not predictor else "Set weights to 'predict', or leave it out."
-        )
-        raise InvalidInput(what, where="predictor", remedy=remedy)
-    if weights == "flush":
-        return
-    if mixed_micro_batches:
-        what = f"mixed micro-batch sizes are planned only for the weight policy 'flush', not for '{weights}'"
-        raise InvalidInput(what, where="mixed_micro_batches", remedy="Leave out one of them.")
-    if schedule is not None and (schedule == AUTO or not find_scheduler(schedule).endless):
-        known = ", ".join(name for name, each in SCHEDULERS.items() if each.endless and not each.uses_bursts)
-        what = f"schedule '{schedule}' cannot go on without a flush, as the weight policy '{weights}' needs"
-        raise InvalidInput(what, where="schedule", remedy=f"Choose {known}, or leave it out.")
 
 
 def default_schedule(planner: str, cluster: Cluster, objective: Objective, *, mixed_micro_batches: bool) -> str:
@@ -298,7 +257,7 @@ def hand_plan(
         remedy = "Name the operators, because the stages name their parts."
         raise InvalidInput("'auto' does not work with hand-written stages", where="split", remedy=remedy)
     if inference:
-        _check_inference_weights(weights)
+        check_inference_weights(weights)
     problem = replace(problem, trains=not inference)
     by_hand = HandPlan(stages=tuple(stages), schedule=FORWARD_ONLY if inference else schedule)
     found = plan_with_splits(problem, split, lambda each: plan_by_hand(each, by_hand), step_seconds)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from graphpipe.api import check_weights, plan, simulate
+from graphpipe.api import plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb, add_weights
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
@@ -19,6 +19,7 @@ from graphpipe.files.json_body import to_body
 from graphpipe.planners.choose_splits import parse_split
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import find_planner, planner_names
+from graphpipe.planners.weight_settings import check_weights
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import WeightPolicy
 from graphpipe.report import Outcome, Summary, compare_table, summarise
