@@ -18,6 +18,7 @@ from graphpipe.model.zoo import (
     mmt,
     two_tower,
     unet,
+    vision_language,
 )
 from graphpipe.model.zoo.zoo_model import ZooModel
 
@@ -52,6 +53,7 @@ ZOO: Mapping[str, Entry[Any]] = MappingProxyType(
         "attention-residuals": Entry(attention_residuals.build, attention_residuals.PAPER, attention_residuals.SMALL),
         "unet": Entry(unet.build, unet.PAPER, unet.SMALL),
         "densenet": Entry(densenet.build, densenet.PAPER, densenet.SMALL),
+        "vision-language": Entry(vision_language.build, vision_language.PAPER, vision_language.SMALL),
     }
 )
 

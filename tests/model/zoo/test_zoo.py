@@ -72,6 +72,7 @@ def test_the_papers_shape_computes_its_output_on_the_meta_device(name):
         "attention-residuals": 1024,
         "unet": 2,
         "densenet": 1000,
+        "vision-language": 256,
     }
     assert output.shape[:2] == (2, expected[name])
 
