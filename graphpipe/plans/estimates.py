@@ -26,8 +26,13 @@ def update_seconds(plan: Plan, stage: int) -> float:
 
     The gathers of sharded weights are included, except for a gather before the first task (`Plan.gather_seconds`).
     """
+    return sum_seconds(plan, stage) + plan.optimizer_seconds(stage)
+
+
+def sum_seconds(plan: Plan, stage: int) -> float:
+    """Return the seconds, once per mini-batch, in which a stage's gradients and its tied gradients are summed."""
     tied = sum(plan.tied_gradients_seconds(each) for each in plan.tied_gradients if stage in each.stages)
-    return plan.reduce_seconds(stage) + tied + plan.optimizer_seconds(stage)
+    return plan.reduce_seconds(stage) + tied
 
 
 def _transfer_seconds(plan: Plan, stage: int) -> list[float]:

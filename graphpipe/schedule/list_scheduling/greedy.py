@@ -38,6 +38,7 @@ def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSc
     """
     partial, agenda = PartialSchedule(works), _Agenda([inf] * len(works.stages))
     all_progress, limit = partial.progress, limit_seconds + _ROUNDING
+    tails = [progress.work.sum_seconds + progress.work.optimizer_seconds for progress in all_progress]
     for stage in range(len(all_progress)):
         agenda.wake(stage, 0.0)
     while (wake := agenda.next()) is not None:
@@ -55,7 +56,7 @@ def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSc
             at = other.forward_at if kind == "F" else other.backward_at
             agenda.wake(route.to, max(now, at, partial.free_at(other.work)))
         end = now + progress.work.seconds[kind]
-        if end + progress.left + progress.work.tail_seconds > limit:
+        if end + progress.left + tails[stage] > limit:
             break
         agenda.wake(stage, end)
     return partial

@@ -50,6 +50,8 @@ class StageProgress:
     """Whole backwards and weight halves."""
     begun: float = inf
     """When its first task starts."""
+    ended: float = 0.0
+    """When its last task so far ends."""
     last: Direction = "F"
     """The direction of its latest message."""
     idle: float = 0.0
@@ -119,6 +121,7 @@ class PartialSchedule:
         progress.left -= seconds
         for place in work.places:
             self.free[place] = end
+        progress.ended = end
         progress.kinds.append(kind)
         self.order.append(stage)
         if kind == "W":
@@ -157,13 +160,27 @@ class PartialSchedule:
 
     @property
     def seconds(self) -> float:
-        """When all stages have updated their weights."""
-        return max(self.free_at(progress.work) + progress.work.tail_seconds for progress in self.progress)
+        """When all devices have updated the weights of all their stages.
+
+        A stage sums its gradients after its own last task, and a device does one sum after the other. It updates after
+        its last sum and its last task.
+        """
+        summed, updates = [0.0] * len(self.free), [0.0] * len(self.free)
+        for each in sorted(self.progress, key=lambda progress: progress.ended):
+            work = each.work
+            end = max(each.ended, *(summed[place] for place in work.places)) + work.sum_seconds
+            for place in work.places:
+                summed[place] = end
+                updates[place] += work.optimizer_seconds
+        return max(max(free, last) + update for free, last, update in zip(self.free, summed, updates, strict=True))
 
     @property
     def own_seconds(self) -> float:
         """The longest time of any stage from its own first task to its own update."""
-        return max(self.free_at(each.work) - each.begun + each.work.tail_seconds for each in self.progress)
+        return max(
+            self.free_at(each.work) - each.begun + each.work.sum_seconds + each.work.optimizer_seconds
+            for each in self.progress
+        )
 
 
 def _micro_batch_seconds(work: StageWork) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphpipe.plans import Plan
-from graphpipe.plans.estimates import update_seconds
+from graphpipe.plans.estimates import sum_seconds
 from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.schedule.schedule import Kind
 
@@ -38,8 +38,10 @@ class StageWork:
     kept: float
     """Share of a micro-batch's activations that stays in memory from its input gradient to its weight gradient."""
     seconds: Mapping[Kind, float] = field(hash=False)
-    tail_seconds: float
-    """Seconds after the last task: all-reduce, exchange of shared gradients, optimizer."""
+    sum_seconds: float
+    """Seconds after its last task: all-reduce and exchange of shared gradients..."""
+    optimizer_seconds: float
+    """... and then the optimizer."""
     places: tuple[int, ...] = ()
     """Positions in `PlanWork.devices`."""
     outputs: tuple[MessageRoute, ...] = ()
@@ -84,7 +86,8 @@ def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
             "I": max(task.input_gradient for task in tasks),
             "W": weight + plan.costs.task_overhead_seconds if weight else 0.0,
         },
-        tail_seconds=update_seconds(plan, number),
+        sum_seconds=sum_seconds(plan, number),
+        optimizer_seconds=plan.optimizer_seconds(number),
     )
 
 

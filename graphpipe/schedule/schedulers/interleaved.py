@@ -25,6 +25,7 @@ that they apply to any graph.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise, zip_longest
+from math import inf
 
 from graphpipe.plans import Plan
 from graphpipe.plans.in_flight import in_flight_samples
@@ -60,6 +61,15 @@ def build(plan: Plan) -> Schedule:
     timed, known = replay(works, in_turn), replay(works, plain)
     shorter = timed is not None and (known is None or timed.seconds <= known.seconds)
     return in_turn if shorter else replace(plain, name=NAME)
+
+
+def quick_seconds(plan: Plan) -> float:
+    """Return about the seconds of the interleaved order; infinite if devices would wait for each other forever.
+
+    All replicas of a stage count as the slowest one.
+    """
+    timed = replay(work_of_plan(plan), Schedule(name=NAME, devices=tuple(_orders(plan, _ahead(plan)))))
+    return inf if timed is None else timed.seconds
 
 
 def in_flight(plan: Plan) -> tuple[int, ...]:
