@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 NAMES = (
-    *("planning", "figure6", "splits", "table1", "sweeps", "profiles", "bounds", "scaling", "counts"),
+    *("planning", "figure6", "splits", "sharing", "table1", "sweeps", "profiles", "bounds", "scaling", "counts"),
     *("runtime", "prediction", "measured", "zero_bubble", "loads", "rehearsal", "hosts", "start", "families", "gpu"),
 )
 

@@ -10,8 +10,8 @@ import graphpipe as gp
 
 PLANNERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "graphpipe": {"planner": "graphpipe", "schedule": "auto"},
-        "1f1b": {"planner": "graphpipe", "schedule": "1f1b"},
+        "graphpipe": {"planner": "graphpipe", "schedule": "auto", "stages_per_device": 1},
+        "1f1b": {"planner": "graphpipe", "schedule": "1f1b", "stages_per_device": 1},
         "published": {"planner": "graphpipe", "objective": "bottleneck"},
         "pipedream": {"planner": "pipedream"},
         "piper": {"planner": "piper"},
@@ -21,7 +21,8 @@ PLANNERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "pipedream-2bw": {"planner": "pipedream-2bw"},
     }
 )
-"""Names in the tables, and the arguments of `gp.plan`."""
+"""Names in the tables, and the arguments of `gp.plan`. A device hosts one stage, as in the plans of the baselines;
+`bench/sharing.py` measures what more stages gain."""
 SIMULATED = "summit preset, analytic V100"
 
 

@@ -45,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             whole = gp.plan(graph, costs, cluster, batch_size=32, schedule="gpipe")
             stages = tuple(replace(stage, burst=whole.micro_batches(at)) for at, stage in enumerate(whole.stages))
             plan = replace(whole, schedule=name, stages=stages)
-        elif name == "interleaved":  # Planners give every device one stage.
+        elif name == "interleaved":  # Devices that share cores host one stage each.
             plan = _two_stages_on_each_device()
         else:
             inference = name in ("edgepipe", "forward-only")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphpipe.cluster import Cluster
@@ -31,7 +32,7 @@ from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
 from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.simulator import predict, step_seconds
-from graphpipe.simulator.critical_path import applies
+from graphpipe.simulator.critical_path import applies, overlaps
 from graphpipe.simulator.simulate import simulate
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _OBJECTIVES = ("step", "bottleneck")
 _INFERENCE_OBJECTIVES = ("throughput", "latency")
+_STAGES_PER_DEVICE = 4
 
 __all__ = ["choose_backwards", "estimate", "hand_plan", "plan", "simulate", "under_policy"]
 
@@ -59,6 +61,7 @@ def plan(
     inference: bool = False,
     weights: WeightPolicy = "flush",
     predictor: Predictor = "",
+    stages_per_device: int | None = None,
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -94,6 +97,8 @@ def plan(
             pipeline drains in between. Under the other policies it does not (docs/asynchronous.md), and plans are
             ranked by their steady period.
         predictor: of the policy `predict`: `pipeoptim`, `spectrain` or `xpipe`.
+        stages_per_device: the most stages that a device may host (docs/sharing.md). 1: every stage has devices of its
+            own, which is what the baselines plan in any case. None: see `default_stages_per_device`.
 
     Raises:
         Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.
@@ -111,6 +116,7 @@ def plan(
         schedule=schedule,
         weights=weights,
         predictor=predictor,
+        stages_per_device=stages_per_device,
     )
     if inference:
         if schedule is not None or mixed_micro_batches or split == AUTO_SPLIT:
@@ -125,6 +131,8 @@ def plan(
     if weights != "flush":
         schedule = schedule or AS_PLANNED
         without_flush = WithoutFlush(weights=weights, predictor=predictor, evaluate=step_seconds, schedule=schedule)
+    flushes = weights == "flush"
+    stages_per_device = (stages_per_device or default_stages_per_device(cluster, ranked)) if flushes else 1
     schedule = schedule or default_schedule(planner, cluster, ranked, mixed_micro_batches=mixed_micro_batches)
     choose = BestCandidate(choice=schedule, evaluate=step_seconds, micro_batch=micro_batch, quick=applies)
     options = Options(
@@ -133,10 +141,12 @@ def plan(
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
         scheduled=None if mixed_micro_batches else choose,
+        ranked=choose.ranked,
+        stages_per_device=stages_per_device,
         splits_backward=schedule == AUTO or find_scheduler(schedule).splits_backward,
     )
 
-    def find(problem: Problem) -> Plan:
+    def find(problem: Problem, options: Options = options) -> Plan:
         if without_flush is not None:
             return without_flush.plan(find_planner(planner), problem, options)
         found = find_planner(planner).plan(problem, options)
@@ -145,7 +155,13 @@ def plan(
 
     start = time.perf_counter()
     with _collection_paused():
-        found = plan_with_splits(problem, split, find, step_seconds)
+        if split == AUTO_SPLIT:  # Splits are compared without sharing, which takes longer to search.
+            alone = partial(find, options=replace(options, stages_per_device=1))
+            found = plan_with_splits(problem, split, alone, step_seconds)
+            if stages_per_device > 1:
+                found = find(replace(problem, graph=found.graph, costs=found.costs))
+        else:
+            found = plan_with_splits(problem, split, find, step_seconds)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
 
 
@@ -182,11 +198,13 @@ def check_settings(
     schedule: str | None,
     weights: WeightPolicy = "flush",
     predictor: Predictor = "",
+    stages_per_device: int | None,
 ) -> None:
     """Check the arguments of `plan` other than graph, costs and cluster.
 
     Raises:
-        InvalidInput: an unknown planner or schedule, a micro-batch out of range, or settings that exclude each other.
+        InvalidInput: an unknown planner or schedule, a micro-batch or a number of stages out of range, or settings that
+            exclude each other.
     """
     if micro_batch is not None and (micro_batch < 1 or batch_size % micro_batch):
         raise InvalidInput(
@@ -194,6 +212,8 @@ def check_settings(
             where="micro_batch",
             remedy=f"Choose a divisor of {batch_size}.",
         )
+    if stages_per_device is not None and stages_per_device < 1:
+        raise InvalidInput(f"is {stages_per_device}, must be at least 1", where="stages_per_device")
     find_planner(planner)
     if schedule is not None:
         check_choice(schedule)
@@ -217,6 +237,15 @@ def default_schedule(planner: str, cluster: Cluster, objective: Objective, *, mi
     if objective == "step" and not mixed_micro_batches and cluster.cores_per_node is None:
         return find_planner(planner).default_schedule
     return AS_PLANNED
+
+
+def default_stages_per_device(cluster: Cluster, objective: Objective) -> int:
+    """Return how many stages a device may host if the caller does not say.
+
+    It is 4. It is 1 for the published objective, and on clusters on which sharing rarely pays: if devices share cores,
+    or cannot move messages while they compute.
+    """
+    return _STAGES_PER_DEVICE if objective == "step" and overlaps(cluster) else 1
 
 
 def hand_plan(

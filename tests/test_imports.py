@@ -35,6 +35,7 @@ ROOMS = (
         "planners/baselines",
         "planners/improve",
         "planners/search",
+        "planners/sharing",
         "planners",
     ),
     "planners/lower_bound",

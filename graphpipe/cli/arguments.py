@@ -85,6 +85,13 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         "some samples (vision=1,1,4); NAME is a submodule, an operator, a pattern or a model input (default: alike)",
     )
     parser.add_argument(
+        "--stages-per-device",
+        type=int,
+        metavar="N",
+        help="the most stages that a device may host; with 1, every stage has devices of its own, as in plans of the "
+        "baselines (default: 4, or 1 if devices share cores)",
+    )
+    parser.add_argument(
         "--split",
         default="none",
         metavar="OPS",

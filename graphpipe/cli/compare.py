@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         "schedule": args.schedule,
         "split": parse_split(args.split),
         "predictor": args.predictor,
+        "stages_per_device": args.stages_per_device,
     }
     with _progress() as bar:
         task = bar.add_task("planners", total=len(runs), name="")

@@ -57,8 +57,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
         Infeasible: no plan fits in memory.
         InvalidInput: an argument cannot be used.
     """
-    if args.stages and (args.planner or args.micro_batch or args.mixed_micro_batches):
-        what = "hand-written stages exclude --planner, --micro-batch and --mixed-micro-batches"
+    if args.stages and (args.planner or args.micro_batch or args.mixed_micro_batches or args.stages_per_device):
+        what = "hand-written stages exclude --planner, --micro-batch, --mixed-micro-batches and --stages-per-device"
         raise InvalidInput(what, where="--stages", remedy="Leave those out, or --stages.")
     by_hand = load_hand_plan(args.stages) if args.stages else None
     problem, model = read_problem(args)
@@ -100,4 +100,5 @@ def _by_planner(problem: Problem, args: argparse.Namespace) -> Plan:
         inference=args.inference,
         weights=args.weights,
         predictor=args.predictor,
+        stages_per_device=args.stages_per_device,
     )

@@ -7,10 +7,11 @@ from math import inf
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, under
 from graphpipe.planners.improve.hill_climb import hill_climb
+from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import least_step_seconds
-from graphpipe.schedule.schedulers import zb_auto
+from graphpipe.schedule.schedulers import interleaved, zb_auto
 from graphpipe.schedule.schedulers.registry import find_scheduler
 
 _TRIED = 16
@@ -31,6 +32,8 @@ _FEW_TASKS = 100
 """Tasks that count as few."""
 _REFINED_TASKS = 10_000
 """Most tasks to schedule while it improves one plan."""
+_EXACT_TASKS = 2_000
+"""Tasks of all replicas up to which the interleaved order is evaluated exactly."""
 _SLOWER = 20
 """How many times as long an evaluation takes if it is not quick."""
 
@@ -59,6 +62,17 @@ class BestCandidate:
         if self.choice == zb_auto.NAME:
             return self._searched(plans)[1]
         return self._under_a_rule(plans, self.choice)
+
+    def ranked(self, plan: Plan, limit_seconds: float = inf) -> float:
+        """Return about the seconds of a 1F1B plan under the chosen schedule, quickly. Infinite above the limit."""
+        try:
+            if self.choice in (AUTO, zb_auto.NAME):
+                return _greedy_seconds(plan, limit_seconds)
+            found = _under_rule(self.choice, plan)
+            quick = _interleaves(self.choice, plan) and _replica_tasks(plan) > _EXACT_TASKS
+            return interleaved.quick_seconds(found) if quick else self.evaluate(found)
+        except (Infeasible, InvalidInput):
+            return inf
 
     def _under_the_best(self, plans: Sequence[Plan]) -> Plan:
         """Search a zero-bubble schedule. Try each plan that could be faster with unsplit backwards too, with and
@@ -105,12 +119,11 @@ class BestCandidate:
             choice: name of the schedule.
             refined: most plans to improve; None: as many as are worth it.
         """
-        scheduler = find_scheduler(choice)
-        whole = not scheduler.splits_backward
+        whole = not find_scheduler(choice).splits_backward
 
         def seconds_of(plan: Plan, _: float = inf) -> float:
             try:
-                return self.evaluate(under(scheduler, plan))
+                return self.evaluate(_under_rule(choice, plan))
             except (Infeasible, InvalidInput):  # too little memory, or micro-batches that the rule cannot order
                 return inf
 
@@ -119,8 +132,11 @@ class BestCandidate:
             if len(ranked) < _REFINED or least < ranked[_REFINED - 1][0]:
                 ranked = sorted([*ranked, (seconds_of(plan), plan)], key=_seconds)
         promising = _worth_improving([plan for _, plan in ranked])[:refined]
-        near = [self._improved(plan, seconds_of, whole_backwards=whole) for plan in promising]
-        return under(scheduler, min([*near, ranked[0][1]], key=seconds_of))
+        near = [
+            self._improved(plan, self.ranked if _interleaves(choice, plan) else seconds_of, whole_backwards=whole)
+            for plan in promising
+        ]
+        return _under_rule(choice, min([*near, ranked[0][1]], key=seconds_of))
 
     def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
         slow = evaluate is not _greedy_seconds and self.quick is not None and not self.quick(plan)
@@ -129,7 +145,20 @@ class BestCandidate:
         return hill_climb(plan, evaluate, trials, sizes=sizes, whole_backwards=whole_backwards)
 
     def _evaluated(self, plan: Plan) -> tuple[float, Plan]:
-        return self.evaluate(plan), plan
+        try:
+            return self.evaluate(plan), plan
+        except InvalidInput:  # With more samples in flight, the stages of a device may wait for each other forever.
+            assert plan.shares_devices, "stages with devices of their own never wait for each other forever"
+            return inf, plan
+
+
+def _under_rule(choice: str, plan: Plan) -> Plan:
+    return under(find_scheduler(interleaved.NAME if _interleaves(choice, plan) else choice), plan)
+
+
+def _interleaves(choice: str, plan: Plan) -> bool:
+    # 1F1B of several stages on a device is interleaved.
+    return choice in (AS_PLANNED, interleaved.NAME) and most_stages_per_device(plan) > 1
 
 
 def _bounded(plans: Sequence[Plan], *, whole_backwards: bool = False) -> list[tuple[float, Plan]]:
@@ -152,6 +181,10 @@ def _affordable(plans: Sequence[Plan], tasks: int) -> Iterator[Plan]:
 
 def _tasks(plan: Plan) -> int:
     return 3 * sum(map(plan.micro_batches, range(len(plan.stages))))
+
+
+def _replica_tasks(plan: Plan) -> int:
+    return 3 * sum(plan.micro_batches(number) * stage.degree for number, stage in enumerate(plan.stages))
 
 
 def _distinct(*groups: Sequence[Plan]) -> list[Plan]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from graphpipe.errors import Infeasible, InvalidInput, nearest
 from graphpipe.planners.problem.partition import with_in_flight_of
+from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import spare_bytes
@@ -58,7 +59,7 @@ def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Pla
 def _alternatives(plan: Plan) -> Iterator[Plan]:
     """Yield the plans that `auto` compares with a plan, except those that the plan's scheduler has compared."""
     own = find_scheduler(plan.schedule)
-    if not own.uses_spare_memory:
+    if not own.uses_spare_memory and most_stages_per_device(plan) == 1:
         yield with_slack(plan)
     for name, scheduler in all_schedulers().items():
         if scheduler.tried_by_auto and name != own.name and name not in own.considers:

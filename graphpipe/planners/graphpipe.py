@@ -12,6 +12,7 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.search.search import search
+from graphpipe.planners.sharing.share_devices import with_shared_devices
 from graphpipe.plans.plan import Plan
 
 
@@ -33,7 +34,8 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     6. Add the shortest chains that DAPPLE's search finds, if the best estimate is a chain (`shortest_chains`). Rank the
        best candidates by their step time under the caller's schedule, or their best one, after small changes of
        operators, micro-batch sizes, degrees and cuts (`Options.scheduled`, `hill_climb`).
-    7. If no plan fits in memory, repeat 1-6 with stages that recompute in the backward, with replicas that shard the
+    7. Search plans in which devices host several stages, and keep the best if it is faster (`with_shared_devices`).
+    8. If no plan fits in memory, repeat 1-7 with stages that recompute in the backward, with replicas that shard the
        optimizer's state, and with both (`memory_reliefs`).
 
     With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.
@@ -62,7 +64,7 @@ def _searched(problem: Problem, options: Options) -> Plan:
     candidates += typed_plans(problem, options, candidates, planner="graphpipe")
     if not candidates:
         raise misses[0]
-    return exchanged(options.best(candidates), options)
+    return with_shared_devices(problem, exchanged(options.best(candidates), options), options)
 
 
 GRAPHPIPE = Planner(

@@ -4,30 +4,34 @@ from collections.abc import Mapping, Sequence
 from graphlib import TopologicalSorter
 from itertools import combinations
 
+from graphpipe.cluster import Cluster
 from graphpipe.plans import Plan
 from graphpipe.schedule import Schedule
+from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
 from graphpipe.schedule.schedulers.registry import build_unverified
+from graphpipe.schedule.task_numbers import TaskNumbers
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.line_times import line_times
 from graphpipe.simulator.repeating_period import Period
-from graphpipe.simulator.simulate import happen
 
 
 def applies(plan: Plan) -> bool:
-    """Whether every device has its own cores, and computes while others move its messages.
+    """Return whether a plan trains, and its times follow from the order of tasks on each device (see `overlaps`)."""
+    return plan.trains and overlaps(plan.cluster)
 
-    Then the times at which a device or a channel is free depend only on the order of its own tasks. The plan must
-    train.
+
+def overlaps(cluster: Cluster) -> bool:
+    """Return whether every device has its own cores, and computes while others move its messages.
+
+    Then the times at which a device or a channel is free depend only on the order of its own tasks.
     """
-    cluster = plan.cluster
-    return plan.trains and cluster.overlap and cluster.cores_per_node is None and not cluster.messages_take_devices
+    return cluster.overlap and cluster.cores_per_node is None and not cluster.messages_take_devices
 
 
 def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
     """Return the same step seconds as `simulate`, without the trace, for a plan that `applies` accepts.
 
-    Devices with the same tasks at the same times are computed once. If stages of several replicas share only some of
-    their devices, the order of their reductions may depend on the times of other devices. Then the step is simulated.
+    Devices with the same tasks at the same times are computed once.
 
     Args:
         plan: a sound plan.
@@ -42,9 +46,7 @@ def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
         verify(plan, schedule)  # Raises an error that names the deadlocked tasks.
     assert times is not None, "a schedule that does not deadlock ends"
     last = _last_tasks(plan, schedule)
-    order = _reduction_order(plan, last)
-    if order is None:
-        return max(when.end for _, when in happen(plan, schedule))
+    order = _reduction_order(plan, last) or _logical_order(plan, schedule)
     ends = dict(zip(plan.used_devices, times, strict=True))
     return _updated(plan, order, {key: ends[key[0]][at] for key, at in last.items()})
 
@@ -63,10 +65,10 @@ def _last_tasks(plan: Plan, schedule: Schedule) -> LastTasks:
 
 
 def _reduction_order(plan: Plan, last: LastTasks) -> Sequence[int] | None:
-    """Return an order of the stages that gives every device its order of reductions; None if it depends on times.
+    """Return an order of the stages that gives every device its order of reductions; None if the clock decides.
 
-    A stage reduces before another one if this is so on all its devices, because the other one then ends later on one
-    device at least.
+    A stage reduces before another one if its last task is earlier on all its devices, and the other one is on all of
+    them too. The other one then ends later on one device at least.
     """
     if not plan.shares_devices:
         return range(len(plan.stages))
@@ -83,6 +85,25 @@ def _reduction_order(plan: Plan, last: LastTasks) -> Sequence[int] | None:
         else:
             return None
     return list(sorter.static_order())
+
+
+def _logical_order(plan: Plan, schedule: Schedule) -> Sequence[int]:
+    """Return the order of the stages' reductions by the logical clock, as `lower` finds it."""
+    numbers = TaskNumbers(plan, plan.batch_size)
+    lists = [[numbers.number(task, device) for task in tasks] for device, tasks in enumerate(schedule.devices)]
+    tasks = {
+        number: task
+        for some, listed in zip(lists, schedule.devices, strict=True)
+        for number, task in zip(some, listed, strict=True)
+    }
+    clock = LogicalClock(numbers.ticks(tasks))
+    chains = [TaskChain(device=device, tasks=some) for device, some in enumerate(lists)]
+    clock.run(chains, ((flow.source, flow.target) for flow in numbers.flows(None)))
+    last: dict[int, tuple[int, int]] = {}
+    for number, start in clock.starts.items():
+        stage = tasks[number].stage
+        last[stage] = max(last.get(stage, (0, 0)), (start + clock.ticks[number], number))
+    return sorted(last, key=last.__getitem__)
 
 
 def _updated(plan: Plan, order: Sequence[int], ends: Mapping[tuple[int, int], float]) -> float:

@@ -51,6 +51,7 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         schedule=settings.schedule,
         weights=settings.weights,
         predictor=settings.predictor,
+        stages_per_device=settings.stages_per_device,
     )
     with waiting("capturing the model"):
         captured = cached_capture(task.module, task.example_inputs, _cache(config))
@@ -93,6 +94,7 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
         weights=settings.weights,
         predictor=settings.predictor,
         split=parse_split(settings.split),
+        stages_per_device=settings.stages_per_device,
     )
 
 

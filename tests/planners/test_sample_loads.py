@@ -64,7 +64,8 @@ def test_a_heavier_operator_moves_the_cut() -> None:
     costs = table(GRAPH, dict.fromkeys(OPS, (0.0, 1e-3)))
 
     def cut(**loads: dict[float, float]) -> list[tuple[str, ...]]:
-        plan = gp.plan(GRAPH, costs, cluster(2), batch_size=16, micro_batch=1, schedule="1f1b", loads=loads)
+        alone = {"schedule": "1f1b", "stages_per_device": 1}
+        plan = gp.plan(GRAPH, costs, cluster(2), batch_size=16, micro_batch=1, loads=loads, **alone)
         return [stage.ops for stage in plan.stages]
 
     assert cut() in ([("a", "b"), ("c", "d", "e")], [("a", "b", "c"), ("d", "e")])

@@ -104,24 +104,19 @@ class Changes:
         beyond = [each for each in fitting if (each > size if step > 0 else each < size)]
         return (beyond[0] if step > 0 else beyond[-1]) if beyond else None
 
-    def _with_degree(self, part: Part, degree: int) -> Part | None:
-        """Return the part with the largest possible degree up to `degree`, and the micro-batch nearest to its own."""
-        for each in range(degree, 0, -1):
-            if fitting := [size for size in self.sizes if size % each == 0]:
-                nearest = min(fitting, key=lambda size: max(size / part.micro_batch, part.micro_batch / size))
-                return replace(part, degree=each, micro_batch=nearest)
-        return None
+    def _at_degree(self, part: Part, degree: int) -> Part | None:
+        return with_degree(part, degree, self.sizes)
 
     def _grown(self, parts: Sequence[Part], taker: int) -> list[Part] | None:
         """Return the stages with all spare devices at one of them."""
         spare = len(self.plan.cluster.devices) - sum(part.degree for part in parts)
         if spare <= 0:
             return None
-        grown = self._with_degree(parts[taker], parts[taker].degree + spare)
+        grown = self._at_degree(parts[taker], parts[taker].degree + spare)
         return None if grown is None or grown.degree <= parts[taker].degree else _with(parts, taker, grown)
 
     def _shifted(self, parts: Sequence[Part], giver: int, taker: int) -> list[Part] | None:
-        small = self._with_degree(parts[giver], parts[giver].degree - 1)
+        small = self._at_degree(parts[giver], parts[giver].degree - 1)
         if small is None:
             return None
         return self._grown(_with(parts, giver, small), taker)
@@ -129,28 +124,45 @@ class Changes:
     def _merged(self, parts: Sequence[Part], first: int, second: int) -> list[Part] | None:
         one, other = parts[first], parts[second]
         ops = tuple(sorted((*one.ops, *other.ops), key=self.plan.graph.index.__getitem__))
-        whole = self._with_degree(replace(one, ops=ops), one.degree + other.degree)
+        whole = self._at_degree(replace(one, ops=ops), one.degree + other.degree)
         if whole is None or one.recompute != other.recompute:
             return None
         return [part for number, part in enumerate(_with(parts, first, whole)) if number != second]
 
     def _split(self, parts: Sequence[Part], stage: int) -> list[Part] | None:
         part = parts[stage]
-        back = self._with_degree(part, part.degree // 2)
-        front = self._with_degree(part, part.degree - back.degree) if back else None
-        ops = sorted(part.ops, key=self.plan.graph.order.index)
-        if front is None or back is None or len(ops) < 2:
+        back = self._at_degree(part, part.degree // 2)
+        front = self._at_degree(part, part.degree - back.degree) if back else None
+        if front is None or back is None or len(part.ops) < 2:
             return None
-        at = self._cut(ops, part, front.degree / (front.degree + back.degree))
-        pair = replace(front, ops=tuple(ops[:at])), replace(back, ops=tuple(ops[at:]))
+        first, second = halves(self.plan, part, front.degree / (front.degree + back.degree))
+        pair = replace(front, ops=first), replace(back, ops=second)
         return [*parts[:stage], *pair, *parts[stage + 1 :]]
 
-    def _cut(self, ops: Sequence[str], part: Part, share: float) -> int:
-        """Return how many of the operators take nearest to a share of their time together."""
-        model = self.plan.cost_model
-        tasks = [model.task_seconds((name,), 0, part.micro_batch / part.degree, "none") for name in ops]
-        *sums, whole = accumulate(task.forward + task.backward for task in tasks)
-        return 1 + min(range(len(sums)), key=lambda at: abs(sums[at] - share * whole))
+
+def with_degree(part: Part, degree: int, sizes: Sequence[int]) -> Part | None:
+    """Return the part with the largest possible degree up to `degree`, and the micro-batch of `sizes` that is nearest
+    to its own."""
+    for each in range(degree, 0, -1):
+        if fitting := [size for size in sizes if size % each == 0]:
+            nearest = min(fitting, key=lambda size: max(size / part.micro_batch, part.micro_batch / size))
+            return replace(part, degree=each, micro_batch=nearest)
+    return None
+
+
+def halves(plan: Plan, part: Part, share: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the operators of a part in two runs, of which the first takes about a share of their time together.
+
+    Args:
+        plan: gives costs and the order of the operators.
+        part: of at least two operators.
+        share: between 0 and 1.
+    """
+    ops, model = sorted(part.ops, key=plan.graph.order.index), plan.cost_model
+    tasks = [model.task_seconds((name,), 0, part.micro_batch / part.degree, "none") for name in ops]
+    *sums, whole = accumulate(task.forward + task.backward for task in tasks)
+    at = 1 + min(range(len(sums)), key=lambda at: abs(sums[at] - share * whole))
+    return tuple(ops[:at]), tuple(ops[at:])
 
 
 def _with(parts: Sequence[Part], stage: int, part: Part) -> list[Part]:

@@ -74,7 +74,7 @@ def _changed(problem: Problem, plan: Plan, change: Change) -> Plan | None:
         if not _placeable(plan):
             return None
         devices = None
-    order = _topological(crossing_bytes(problem.graph, parts), len(parts))
+    order = topological(crossing_bytes(problem.graph, parts), len(parts))
     if order is None:
         return None
     trial = assemble(
@@ -92,7 +92,7 @@ def _placeable(plan: Plan) -> bool:
     return not plan.shares_devices and len(plan.cluster.types) == 1
 
 
-def _topological(edges: Iterable[tuple[int, int]], stages: int) -> Sequence[int] | None:
+def topological(edges: Iterable[tuple[int, int]], stages: int) -> Sequence[int] | None:
     """Return an order of the stages in which edges go forward; None if there is none."""
     if all(source < target for source, target in edges):
         return range(stages)

@@ -11,11 +11,10 @@ from graphpipe.planners.lower_bound.configuration_lp import packing_bound
 from graphpipe.planners.lower_bound.device_loads import any_stages, one_stage_each
 from graphpipe.planners.lower_bound.op_minima import OpMinima
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.problem.whole_batch_tail import whole_batch_tail
+from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device, own_stages, whole_batch_tail
 from graphpipe.plans.estimates import bottleneck_seconds
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.prediction import Prediction
-from graphpipe.plans.stage import Stage
 
 
 def bottleneck_bound(
@@ -42,7 +41,7 @@ def bottleneck_bound(
         problem: graph, costs, cluster and batch.
         sizes: micro-batch sizes that stages may have; None: all. The whole-batch tail may always have the mini-batch.
         shared: True for every plan. False for plans in which each device runs one stage and possibly stages of the
-            whole-batch tail. The planners only make such plans.
+            whole-batch tail.
         hidden: operators whose all-reduce does not count (see `step_bound`); the objective counts all.
         sharded: True for every plan. False for plans whose replicas hold their whole state.
         effort: time limit of the packing; 1 ends within half a second.
@@ -113,7 +112,7 @@ def gap_percent(plan: Plan, prediction: Prediction) -> float:
     If the plan shares devices among stages, the bound covers all plans; otherwise only plans that do not share them.
     It covers plans whose replicas shard their state only if those of the plan do.
     """
-    bound = step_bound(_problem(plan), shared=_shares(plan), sharded=plan.shards_state)
+    bound = step_bound(_problem(plan), shared=most_stages_per_device(plan) > 1, sharded=plan.shards_state)
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
 
 
@@ -123,21 +122,12 @@ def bottleneck_gap_percent(plan: Plan) -> float:
     Shared devices and sharded state are treated as in `gap_percent`. The bound is restricted to the plan's sizes,
     because a larger micro-batch always has a faster bottleneck, but takes longer to fill and drain.
     """
-    sizes = {stage.micro_batch for stage in _own_stages(plan)} or {plan.batch_size}
-    bound = bottleneck_bound(_problem(plan), sizes=sizes, shared=_shares(plan), sharded=plan.shards_state)
+    sizes = {stage.micro_batch for stage in own_stages(plan)} or {plan.batch_size}
+    bound = bottleneck_bound(
+        _problem(plan), sizes=sizes, shared=most_stages_per_device(plan) > 1, sharded=plan.shards_state
+    )
     return 100.0 * (plan.batch_size * bottleneck_seconds(plan) / bound - 1.0) if bound else 0.0
 
 
 def _problem(plan: Plan) -> Problem:
     return Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
-
-
-def _own_stages(plan: Plan) -> list[Stage]:
-    """Return the stages outside the whole-batch tail, whose stages may always share devices."""
-    tail = whole_batch_tail(plan.graph)
-    return [stage for stage in plan.stages if not tail.issuperset(stage.ops)]
-
-
-def _shares(plan: Plan) -> bool:
-    devices = [device for stage in _own_stages(plan) for device in stage.devices]
-    return len(devices) > len(set(devices))

@@ -11,6 +11,10 @@ Objective = Literal["step", "bottleneck"]
 InferenceObjective = Literal["throughput", "latency"]
 
 
+def _unlimited(plan: Plan, _: float) -> float:
+    return estimated_step_seconds(plan)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Options common to all planners; a planner ignores those that it does not support."""
@@ -25,6 +29,11 @@ class Options:
     scheduled: Callable[[Sequence[Plan]], Plan] | None = None
     """Returns the best of a search's candidates, or one near it, under the caller's schedule or the best one. None:
     candidates keep their own schedule."""
+    ranked: Callable[[Plan, float], float] = _unlimited
+    """About the seconds of a step under the caller's schedule, found quickly. Infinite if the plan does not run, or if
+    the step takes longer than the second argument."""
+    stages_per_device: int = 1
+    """The most stages that a device may host, except for stages of the whole-batch tail."""
     splits_backward: bool = False
     """Whether `scheduled` may split the backward. More stages then fill and drain faster."""
     micro_batch: int | None = None

@@ -1,10 +1,13 @@
 """The whole-batch tail: operators that need the whole mini-batch at once, and all operators after them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import Stage
 
 
 def whole_batch_tail(graph: Graph) -> frozenset[str]:
@@ -14,6 +17,17 @@ def whole_batch_tail(graph: Graph) -> frozenset[str]:
         if graph[name].whole_batch or not inside.isdisjoint(graph.predecessors[name]):
             inside.add(name)
     return frozenset(inside)
+
+
+def own_stages(plan: Plan) -> list[Stage]:
+    """Return the stages outside the whole-batch tail, whose stages may always share devices."""
+    tail = whole_batch_tail(plan.graph)
+    return [stage for stage in plan.stages if not tail.issuperset(stage.ops)]
+
+
+def most_stages_per_device(plan: Plan) -> int:
+    """Return how many stages outside the whole-batch tail the fullest device hosts."""
+    return max(Counter(device for stage in own_stages(plan) for device in stage.devices).values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)

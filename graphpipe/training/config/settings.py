@@ -50,6 +50,9 @@ class PlanSettings:
     split: str = "none"
     """Operators to split, so that their parts can be in different stages (docs/splits.md). Write names with commas in
     between, or `auto` for the operators whose split shortens the step."""
+    stages_per_device: int | None = None
+    """The most stages that a device may host (docs/sharing.md). 1 gives every stage devices of its own. The default is
+    4, and 1 for devices that share cores."""
 
     cache: bool = True
     """Use captures and measured costs that earlier commands kept in the user's cache folder, and keep new ones."""

@@ -1,0 +1,1 @@
+"""Plans in which devices host several stages."""

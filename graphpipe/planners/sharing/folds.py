@@ -1,0 +1,142 @@
+"""Pipelines that pass over the devices several times.
+
+The operators are cut into more intervals than there are teams of devices. Two teams, two rounds, stages 0 to 3:
+
+    cyclic    team 0 hosts 0 and 2, team 1 hosts 1 and 3      the interleaved placement of Megatron-LM
+    V         team 0 hosts 0 and 3, team 1 hosts 1 and 2      the first and the last stage are neighbours
+
+Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM (SC 2021), section
+2.2, interleave stages. Qi et al., Pipeline Parallelism with Controllable Memory (2024), place stages in a V.
+
+With one team, all devices host all stages. Each stage then sums its gradients while the stages before it still compute.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from graphpipe.costs import CostModel
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.planners.problem.stage_costs import micro_batch_sizes, stage_seconds, update_seconds_per_byte
+from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.plan import Plan
+
+_MOST_STAGES = 64
+_MOST_MICRO_BATCHES = 64
+_ROUNDS = 20
+"""Halvings of the interval that holds the least bottleneck."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """A cut of the operators into stages, and the team of devices that hosts each."""
+
+    cuts: tuple[tuple[str, ...], ...]
+    teams: int
+    micro_batch: int
+    turns: bool
+    """Every second round goes back over the teams: a V."""
+    seconds: float
+    """About the seconds of a step."""
+
+    def team(self, stage: int) -> int:
+        """Return the team of a stage."""
+        turn, place = divmod(stage, self.teams)
+        return self.teams - 1 - place if self.turns and turn % 2 else place
+
+
+def folded_plans(problem: Problem, options: Options, *, planner: str, most: int) -> list[Plan]:
+    """Return the plans of the most promising folds that fit in memory under 1F1B.
+
+    Args:
+        problem: with devices of one type, otherwise there is none.
+        options: the caller's. A device hosts 2, 4, ... stages, at most `stages_per_device`.
+        planner: name written into the plans.
+        most: plans to return.
+    """
+    tail = WholeBatchTail.of(problem.graph)
+    if tail.before is None or len(problem.cluster.types) > 1:
+        return []
+    found: list[Plan] = []
+    for fold in sorted(_folds(problem, options, tail.before.order), key=lambda each: each.seconds):
+        plan = _folded(problem, tail, fold, planner)
+        if memory_shortfall(plan) <= 0:
+            found.append(plan)
+        if len(found) == most:
+            break
+    return found
+
+
+def _folds(problem: Problem, options: Options, order: Sequence[str]) -> Iterator[Fold]:
+    devices = len(problem.cluster.devices)
+    costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
+    sizes = micro_batch_sizes(problem.batch_size) if options.micro_batch is None else [options.micro_batch]
+    rounds = [2**power for power in range(1, options.stages_per_device.bit_length())]
+    for teams in (each for each in range(1, devices + 1) if devices % each == 0):
+        for size in sizes:
+            count, degree = problem.batch_size // size, devices // teams
+            if size % degree == 0 and count <= _MOST_MICRO_BATCHES:
+                seconds = stage_seconds(problem, costs, size, degree)
+                for each in rounds:
+                    if each * teams <= min(_MOST_STAGES, len(order)):
+                        cuts = _balanced(order, [float(seconds[problem.graph.index[op]]) for op in order], each * teams)
+                        yield from _placements(problem, costs, cuts, teams, size)
+
+
+def _placements(
+    problem: Problem, costs: CostModel, cuts: Sequence[tuple[str, ...]], teams: int, size: int
+) -> Iterator[Fold]:
+    degree, (kind,) = len(problem.cluster.devices) // teams, problem.cluster.types
+    each = np.sum(costs.seconds(kind, size / degree), axis=0)
+    work = [float(each[costs.positions(ops)].sum()) for ops in cuts]
+    reduced = costs.op_bytes.trainable[costs.positions(cuts[0])].sum() * update_seconds_per_byte(problem, degree)
+    for turns in (False, True) if teams > 1 else (False,):
+        fold = Fold(cuts=tuple(cuts), teams=teams, micro_batch=size, turns=turns, seconds=0.0)
+        load = [0.0] * teams
+        for stage, seconds in enumerate(work):
+            load[fold.team(stage)] += seconds
+        step = problem.batch_size / size * max(load) + (teams - 1) * max(work) + float(reduced)
+        yield Fold(cuts=fold.cuts, teams=teams, micro_batch=size, turns=turns, seconds=step)
+
+
+def _folded(problem: Problem, tail: WholeBatchTail, fold: Fold, planner: str) -> Plan:
+    near, degree = problem.cluster.link_levels.near_first, len(problem.cluster.devices) // fold.teams
+    parts = [Part(ops, degree, fold.micro_batch, recompute=problem.recompute, state=problem.state) for ops in fold.cuts]
+    teams = [tuple(sorted(near[team * degree : (team + 1) * degree])) for team in range(fold.teams)]
+    devices = [teams[fold.team(stage)] for stage in range(len(parts))]
+    if tail.ops:
+        host = tail.hosts(problem, parts)[-1]
+        parts, devices = [*parts, tail.part(problem)], [*devices, devices[host][:1]]
+    return assemble(problem, parts, planner=planner, devices=devices)
+
+
+def _balanced(order: Sequence[str], seconds: Sequence[float], stages: int) -> list[tuple[str, ...]]:
+    """Cut the operators into intervals, of which the longest is about as short as it can be."""
+    sums = [0.0, *accumulate(seconds)]
+    low, high = max(sums[-1] / stages, *seconds), sums[-1]
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(_ends(sums, middle)) <= stages else (middle, high)
+    ends = _ends(sums, high)
+    while len(ends) < stages:  # The longest intervals that can be cut are cut in two.
+        starts = [0, *ends[:-1]]
+        _, start, end = max(
+            (sums[end] - sums[start], start, end) for start, end in zip(starts, ends, strict=True) if end - start > 1
+        )
+        half = bisect_right(sums, (sums[start] + sums[end]) / 2, start + 1, end - 1)
+        ends = sorted({*ends, min(max(half, start + 1), end - 1)})
+    return [tuple(order[start:end]) for start, end in pairwise([0, *ends])]
+
+
+def _ends(sums: Sequence[float], most: float) -> list[int]:
+    """Return the ends of intervals of at most `most` seconds, each as long as possible."""
+    ends, start = list[int](), 0
+    while start < len(sums) - 1:
+        start = max(start + 1, bisect_right(sums, sums[start] + most * (1 + 1e-12)) - 1)
+        ends.append(start)
+    return ends

@@ -1,0 +1,148 @@
+"""Hill climbing over which devices host which stages.
+
+deepen    o1 o2 on A    ->   o1 on A, o2 on A            A reduces the gradients of o2 while it computes o1
+host      s on A, t on B   ->   s and t on B, if A hosts another stage
+join      s on A, t on B   ->   s and t on A and B
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import inf
+
+from graphpipe.planners.improve.changes import halves, with_degree
+from graphpipe.planners.improve.hill_climb import topological
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes, is_chain
+from graphpipe.planners.problem.stage_costs import micro_batch_sizes
+from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device, whole_batch_tail
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.estimates import seconds_per_sample
+from graphpipe.plans.plan import Plan
+
+_TASKS = 15_000
+"""Most tasks in all plans that are ranked."""
+_TRIALS = 60
+_PASSES = 6
+_WORTH = 1.001
+
+Team = tuple[int, ...]
+Hosted = tuple[Part, Team]
+"""A stage and its devices."""
+
+
+def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
+    """Return the plan, or one near it whose stages are hosted by other devices and which ranks better.
+
+    Args:
+        problem: graph, costs, cluster and batch.
+        plan: a sound plan.
+        options: the caller's.
+    """
+    changes = _HostChanges(problem, _sizes(problem, options), whole_batch_tail(problem.graph))
+    best = _as_planned(problem, plan)
+    seconds = options.ranked(best, inf)
+    trials = min(_TRIALS, max(4, _TASKS // task_count(best)))
+    for _ in range(_PASSES):
+        start = best
+        for trial in changes.of(best):
+            if most_stages_per_device(trial) > options.stages_per_device or memory_shortfall(trial) > 0:
+                continue
+            if not trials:
+                return best
+            trials -= 1
+            trial_seconds = options.ranked(trial, seconds)
+            if trial_seconds * _WORTH < seconds:
+                best, seconds = trial, trial_seconds
+                break
+        if best is start:
+            break
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _HostChanges:
+    problem: Problem
+    sizes: tuple[int, ...]
+    tail: frozenset[str]
+
+    def of(self, plan: Plan) -> Iterator[Plan]:
+        """Yield the plans after one change, those that most often shorten a step first."""
+        hosted = [(Part.of(stage), stage.devices) for stage in plan.stages]
+        free = [number for number, stage in enumerate(plan.stages) if self.tail.isdisjoint(stage.ops)]
+        for changed in self._changed(plan, hosted, free):
+            if changed is not None and (trial := self._assembled(plan, changed)) is not None:
+                yield trial
+
+    def _changed(self, plan: Plan, hosted: Sequence[Hosted], free: Sequence[int]) -> Iterator[list[Hosted] | None]:
+        deep: list[Hosted] | None = list(hosted)
+        for number in reversed(free):
+            deep = None if deep is None else _deepened(plan, deep, number)
+        yield deep
+        slowest = sorted(free, key=lambda stage: seconds_per_sample(plan, stage), reverse=True)
+        for number in slowest:
+            yield _deepened(plan, hosted, number)
+        for one, other in combinations(slowest, 2):
+            yield self._joined(hosted, one, other)
+        for one in slowest:
+            for team in dict.fromkeys(hosted[other][1] for other in slowest):
+                yield self._moved(hosted, one, team)
+
+    def _joined(self, hosted: Sequence[Hosted], one: int, other: int) -> list[Hosted] | None:
+        team = tuple(sorted({*hosted[one][1], *hosted[other][1]}))
+        first, second = self._on(hosted, one, team), self._on(hosted, other, team)
+        if hosted[one][1] == hosted[other][1] or first is None or second is None:
+            return None
+        return _with(_with(hosted, one, [first]), other, [second])
+
+    def _moved(self, hosted: Sequence[Hosted], stage: int, team: Team) -> list[Hosted] | None:
+        left = {device for number, (_, devices) in enumerate(hosted) if number != stage for device in devices}
+        there = self._on(hosted, stage, team)
+        if team == hosted[stage][1] or not left.issuperset(hosted[stage][1]) or there is None:
+            return None
+        return _with(hosted, stage, [there])
+
+    def _on(self, hosted: Sequence[Hosted], stage: int, team: Team) -> Hosted | None:
+        part = with_degree(hosted[stage][0], len(team), self.sizes)
+        return None if part is None or part.degree < len(team) else (part, team)
+
+    def _assembled(self, plan: Plan, hosted: Sequence[Hosted]) -> Plan | None:
+        parts = [part for part, _ in hosted]
+        order = topological(crossing_bytes(self.problem.graph, parts), len(parts))
+        if order is None:
+            return None
+        placed = [hosted[stage] for stage in order]
+        return assemble(
+            self.problem,
+            [part for part, _ in placed],
+            planner=plan.planner,
+            chain=is_chain(plan),
+            devices=[team for _, team in placed],
+        )
+
+
+def _deepened(plan: Plan, hosted: Sequence[Hosted], stage: int) -> list[Hosted] | None:
+    part, team = hosted[stage]
+    if len(part.ops) < 2:
+        return None
+    return _with(hosted, stage, [(replace(part, ops=ops), team) for ops in halves(plan, part, 0.5)])
+
+
+def _with(hosted: Sequence[Hosted], stage: int, those: Sequence[Hosted]) -> list[Hosted]:
+    return [*hosted[:stage], *those, *hosted[stage + 1 :]]
+
+
+def _as_planned(problem: Problem, plan: Plan) -> Plan:
+    """Return the plan with the samples in flight of 1F1B."""
+    devices = [stage.devices for stage in plan.stages]
+    parts = [Part.of(stage) for stage in plan.stages]
+    return assemble(problem, parts, planner=plan.planner, chain=is_chain(plan), devices=devices)
+
+
+def _sizes(problem: Problem, options: Options) -> tuple[int, ...]:
+    return tuple(micro_batch_sizes(problem.batch_size)) if options.micro_batch is None else (options.micro_batch,)
+
+
+def task_count(plan: Plan) -> int:
+    """Return the tasks of a plan on one replica of each stage."""
+    return 3 * sum(map(plan.micro_batches, range(len(plan.stages))))
