@@ -13,9 +13,10 @@ from graphpipe.costs import CostTable, Loads, declare_loads
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
+from graphpipe.plan_settings import check_settings, default_schedule, default_stages_per_device
 from graphpipe.planners.best_candidate import BestCandidate
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
-from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, check_choice, scheduled
+from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, scheduled
 from graphpipe.planners.choose_splits import AUTO as AUTO_SPLIT
 from graphpipe.planners.choose_splits import SplitChoice, plan_with_splits
 from graphpipe.planners.problem.options import InferenceObjective, Objective, Options
@@ -32,7 +33,7 @@ from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
 from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.simulator import predict, step_seconds
-from graphpipe.simulator.critical_path import applies, overlaps
+from graphpipe.simulator.critical_path import applies
 from graphpipe.simulator.simulate import simulate
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 _OBJECTIVES = ("step", "bottleneck")
 _INFERENCE_OBJECTIVES = ("throughput", "latency")
-_STAGES_PER_DEVICE = 4
 
 __all__ = ["choose_backwards", "estimate", "hand_plan", "plan", "simulate", "under_policy"]
 
@@ -187,65 +187,6 @@ def _inference_plan(problem: Problem, planner: str, latency: bool, micro_batch: 
     with _collection_paused():
         found = plan_with_splits(problem, split, lambda each: find_planner(planner).plan(each, options), evaluate)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
-
-
-def check_settings(
-    *,
-    batch_size: int,
-    planner: str,
-    micro_batch: int | None,
-    mixed_micro_batches: bool,
-    schedule: str | None,
-    weights: WeightPolicy = "flush",
-    predictor: Predictor = "",
-    stages_per_device: int | None,
-) -> None:
-    """Check the arguments of `plan` other than graph, costs and cluster.
-
-    Raises:
-        InvalidInput: an unknown planner or schedule, a micro-batch or a number of stages out of range, or settings that
-            exclude each other.
-    """
-    if micro_batch is not None and (micro_batch < 1 or batch_size % micro_batch):
-        raise InvalidInput(
-            f"micro-batch {micro_batch} does not divide batch {batch_size}",
-            where="micro_batch",
-            remedy=f"Choose a divisor of {batch_size}.",
-        )
-    if stages_per_device is not None and stages_per_device < 1:
-        raise InvalidInput(f"is {stages_per_device}, must be at least 1", where="stages_per_device")
-    find_planner(planner)
-    if schedule is not None:
-        check_choice(schedule)
-    if mixed_micro_batches and schedule not in (None, AS_PLANNED, AUTO):
-        raise InvalidInput(
-            f"schedule '{schedule}' needs one micro-batch size, but mixed sizes run only under kFkB",
-            where="schedule",
-            remedy="Leave out the schedule or the mixed micro-batches.",
-        )
-    check_weights(weights, predictor, schedule, mixed_micro_batches=mixed_micro_batches)
-
-
-def default_schedule(planner: str, cluster: Cluster, objective: Objective, *, mixed_micro_batches: bool) -> str:
-    """Return the schedule that a plan gets if the caller does not name one.
-
-    It is the planner's default (`Planner.default_schedule`), with three exceptions that get `1f1b`: the published
-    objective, mixed micro-batch sizes (which run under kFkB), and devices that share cores, as processes on one machine
-    do. A shared core always has other work, so filling bubbles does not help, and two halves of a backward cost more
-    than a whole one.
-    """
-    if objective == "step" and not mixed_micro_batches and cluster.cores_per_node is None:
-        return find_planner(planner).default_schedule
-    return AS_PLANNED
-
-
-def default_stages_per_device(cluster: Cluster, objective: Objective) -> int:
-    """Return how many stages a device may host if the caller does not say.
-
-    It is 4. It is 1 for the published objective, and on clusters on which sharing rarely pays: if devices share cores,
-    or cannot move messages while they compute.
-    """
-    return _STAGES_PER_DEVICE if objective == "step" and overlaps(cluster) else 1
 
 
 def hand_plan(

@@ -43,6 +43,7 @@ ROOMS = (
     *("run/device", "run/comm", "run/faults", "run/weights", "run/versions"),
     *("run/stage", "run/step", "run/segments", "run"),
     *("run/checkpoint", "run/rehearse", "run/inference"),
+    "plan_settings",
     *("api", "rehearsal", "launch"),  # api and rehearsal: the public functions that join rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),
     "doctor",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from graphpipe.api import check_settings, choose_backwards, estimate, hand_plan, plan
+from graphpipe.api import choose_backwards, estimate, hand_plan, plan
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostModel, CostTable, declare_loads
 from graphpipe.costs.check_units import warn_of_units
@@ -16,6 +16,7 @@ from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
 from graphpipe.model.split.split import build_stages
+from graphpipe.plan_settings import check_settings
 from graphpipe.planners.by_hand import load_hand_plan
 from graphpipe.planners.choose_splits import parse_split
 from graphpipe.plans import Plan

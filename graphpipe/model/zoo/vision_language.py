@@ -63,8 +63,8 @@ SMALL = VisionLanguageShape(
 )
 
 
-class Patches(nn.Module):
-    """Patches of images and their positions: (n, images, 3, pixels, pixels) -> (n, images, patches, hidden)."""
+class ImagePatches(nn.Module):
+    """ImagePatches of images and their positions: (n, images, 3, pixels, pixels) -> (n, images, patches, hidden)."""
 
     def __init__(self, shape: VisionLanguageShape) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Projector(nn.Module):
         return self.mix(functional.gelu(self.widen(joined)))
 
 
-class Join(nn.Module):
+class JoinImages(nn.Module):
     """Puts the positions of the images before those of the text."""
 
     def forward(self, images: Tensor, text: Tensor) -> Tensor:
@@ -141,10 +141,10 @@ def build(shape: VisionLanguageShape, device: str) -> ZooModel:
             for index in range(shape.layers)
         }
         modules: dict[str, nn.Module] = {
-            "vision": chain({"patches": Patches(shape), **vision}),
+            "vision": chain({"patches": ImagePatches(shape), **vision}),
             "projector": Projector(shape.vision_hidden, shape.hidden),
             "embedding": Embedding(shape.vocabulary, shape.sequence, shape.hidden),
-            "join": Join(),
+            "join": JoinImages(),
             "decoder": chain(layers),
             "head": TextHead(shape),
         }
