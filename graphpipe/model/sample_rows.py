@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from graphpipe.model.torch_private import flatten
+
 _UNBIND: tuple[Any, ...] = (torch.unbind, Tensor.unbind)
 
 
@@ -88,7 +90,12 @@ class SampleLoops(TorchFunctionMode):
         if func in _UNBIND and _is_over_samples(*args, **(kwargs or {})):
             self.count += 1
             return tuple(OneSample(args[0], position, self.samples) for position in range(self.samples))
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except TypeError as error:
+            if any(isinstance(each, OneSample) for each in flatten((args, kwargs))[0]):  # as a size, in ViLT
+                raise _refused() from error
+            raise
 
 
 def _is_over_samples(tensor: Tensor, dim: int = 0) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
@@ -34,6 +35,7 @@ def test_a_list_of_all_samples_that_is_joined_again_is_followed() -> None:
         lambda x: torch.cat([row * 2 for row in x], dim=0).reshape(x.shape),
         lambda x: torch.stack(list(x)),
         lambda x: x + next(iter(x)),
+        lambda x: x + sum(F.interpolate(x, size=(row,)) for row in x.sum((1, 2)).long()),  # as in ViLT
     ],
 )
 def test_what_a_loop_does_with_single_samples_is_refused(between: Callable[[Tensor], Tensor]) -> None:
