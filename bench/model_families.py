@@ -7,6 +7,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from bench import family_sizes
+
 library: Any = transformers
 """Its configurations are not typed as they are called."""
 SAMPLES, LENGTH, WORDS, LAYERS = 4, 7, 60, 3
@@ -215,25 +217,28 @@ def vilt() -> Family:
 
 
 CAUSAL = (
-    *("bloom", "cohere", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "gptj", "granite"),
-    *("llama", "mamba", "mistral", "mixtral", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
-    *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+    *("apertus", "arcee", "biogpt", "bitnet", "bloom", "codegen", "cohere", "cohere2", "ctrl", "diffllama", "doge"),
+    *("ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "falcon_mamba", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
+    *("glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "helium"),
+    *("hunyuan_v1_dense", "jamba", "jetmoe", "lfm2", "llama", "mamba", "minimax", "mistral", "mixtral", "mpt"),
+    *("nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "openai-gpt", "opt", "persimmon", "phi", "phi3"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "rwkv", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    "vaultgemma",
+)
+MASKED = (
+    *("albert", "bert", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra"),
+    *("esm", "eurobert", "fnet", "funnel", "layoutlm", "megatron-bert", "modernbert", "mpnet", "nystromformer"),
+    *("rembert", "roberta", "roformer", "xlm-roberta", "yoso"),
+)
+TRANSLATORS = (
+    *("bart", "blenderbot", "blenderbot-small", "led", "longt5", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"),
+    *("plbart", "t5", "umt5"),
 )
 IMAGES = ("beit", "dinov2", "vit")
-PYRAMIDS: dict[str, dict[str, Any]] = {
-    "convnext": {"num_stages": 4, "patch_size": 4, "hidden_sizes": [8, 8, 16, 16], "depths": [2, 2, 1, 1]},
-    "resnet": {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [2, 2, 1, 1]},
-    "segformer": {
-        **{"num_encoder_blocks": 2, "depths": [2, 2], "hidden_sizes": [8, 16], "num_attention_heads": [1, 2]},
-        **{"sr_ratios": [2, 1], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]},
-    },
-    "swin": {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "patch_size": 4, "window_size": 4},
-}
-"""Classifiers of images whose layers become wider from stage to stage."""
 
 FAMILIES: dict[str, Callable[[], Family]] = {
     **{name: causal(name) for name in CAUSAL},
-    "mamba2": causal("mamba2", num_heads=8, head_dim=4, expand=2, n_groups=2, state_size=8, chunk_size=4),
+    **{name: causal(name, **sizes) for name, sizes in family_sizes.CAUSAL.items()},
     "llama, yarn": causal(
         "llama",
         rope_parameters={
@@ -241,11 +246,12 @@ FAMILIES: dict[str, Callable[[], Family]] = {
         },
     ),
     "mixtral, router losses": causal("mixtral", output_router_logits=True, router_aux_loss_coef=1.0),
-    **{name: masked(name) for name in ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta")},
-    **{name: translator(name) for name in ("bart", "mbart", "pegasus", "t5")},
+    **{name: masked(name) for name in MASKED},
+    **{name: masked(name, **sizes) for name, sizes in family_sizes.MASKED.items()},
+    **{name: translator(name) for name in TRANSLATORS},
     **{name: images(name) for name in IMAGES},
     "deit": images("deit", "DeiTForImageClassification"),
-    **{name: images(name, **sizes) for name, sizes in PYRAMIDS.items()},
+    **{name: images(name, **sizes) for name, sizes in family_sizes.PYRAMIDS.items()},
     **{name: sounds(name) for name in ("hubert", "wav2vec2")},
     "audio-spectrogram-transformer": spectrograms,
     "whisper": whisper,
