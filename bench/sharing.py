@@ -79,7 +79,8 @@ def _gain(rows: list[dict[str, Any]]) -> float:
 
 def main() -> None:
     """Run the benchmark, write JSON and table, and print the targets."""
-    rows = [row for model in EACH for devices in DEVICES for row in _rows(gp.capture(*zoo(model)), model, devices)]
+    graphs = {model: gp.capture(*zoo(model)) for model in EACH}
+    rows = [row for model in EACH for devices in DEVICES for row in _rows(graphs[model], model, devices)]
     groups = [rows[start : start + len(STAGES)] for start in range(0, len(rows), len(STAGES))]
     markdown("sharing", "Several stages on one device", CAPTION, HEADER, [_line(group) for group in groups])
     for group in groups:
