@@ -168,18 +168,22 @@ def _with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any], wanted: Col
     prepare = _decoder_inputs_of(model)
     known = {"decoder_input_ids", "decoder_inputs_embeds"} & given.keys()
     if prepare is not None and "labels" in given and not known and (not wanted or "decoder_input_ids" in wanted):
-        given["decoder_input_ids"] = prepare(labels=given["labels"])
+        given["decoder_input_ids"] = prepare(given["labels"])
     return given
 
 
-def _decoder_inputs_of(model: nn.Module) -> Callable[..., Tensor] | None:
+def _decoder_inputs_of(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     # How the model makes decoder inputs from labels: a method of the model, or a function beside it.
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
+    shift = getattr(sys.modules.get(type(model).__module__), "shift_tokens_right", None)
     if prepare is not None or shift is None or "decoder_input_ids" not in signature(model.forward).parameters:
         return prepare
     config: Any = model.config
-    return lambda labels: shift(labels, config.pad_token_id, config.decoder_start_token_id)
+
+    def shifted(labels: Tensor) -> Tensor:
+        return shift(labels, config.pad_token_id, config.decoder_start_token_id)
+
+    return shifted
 
 
 def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Scalar]:

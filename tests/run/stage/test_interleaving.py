@@ -9,6 +9,7 @@ from run_models import cross_entropy
 from run_ranks import run_ranks, values
 
 from graphpipe.files.json_body import from_body
+from graphpipe.run.step.train_step import TrainStep
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.trace import Trace
@@ -48,7 +49,9 @@ def test_more_samples_in_flight_than_the_plan_allows_are_an_error() -> None:
     pipeline, _ = chain_pipeline([(["a", "b"], [0], 2), (["c", "d"], [1], 2)], in_flight=4)
     assert pipeline.step(*chain_batch()) > 0  # 1F1B has at most two micro-batches in flight
     greedy, _ = chain_pipeline([(["a", "b"], [0], 2), (["c", "d"], [1], 2)], "gpipe")
-    pipeline._parts.training.lowered = lower(pipeline.plan, build_schedule(greedy.plan))
+    training = pipeline._parts.training
+    assert isinstance(training, TrainStep)
+    training.lowered = lower(pipeline.plan, build_schedule(greedy.plan))
     with pytest.raises(
         AssertionError, match=r"stage 'a\+b', replica 0: with F0.2 6 samples are in flight, .* allows 4"
     ):
