@@ -22,8 +22,8 @@ from graphpipe.trace import Trace
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
 
-PROBLEM = "mmt --cluster summit:2x4 --batch 32 --schedule 1f1b"
-"""Arguments of `graphpipe plan`."""
+PROBLEM = "mmt --cluster summit:2x4 --batch 32 --schedule 1f1b --stages-per-device 1"
+"""Arguments of `graphpipe plan`. Every stage has devices of its own, as in the published planners."""
 PLANNERS = {"graph": GRAPHPIPE.name, "chain": PIPEDREAM.name}
 STRONGEST_CHAIN = SPP.name
 """Makes chains by the search that also makes the graph."""
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     problem, _ = read_problem(asked)
     devices = f"{len(problem.cluster.devices)} emulated {problem.cluster.device_types[0].name.upper()}"
     output.show(f"graph against chain, {devices}: compute sleeps, processes and messages are real")
-    result = _compare(output, problem, asked.schedule, Path(args.output))
+    result = _compare(output, problem, asked, Path(args.output))
     if not args.no_train:
         result |= _train(output, Path(args.output))
     output.emit(result)
@@ -78,10 +78,10 @@ def _asked() -> argparse.Namespace:
     return parser.parse_args(PROBLEM.split())
 
 
-def _compare(output: Output, problem: Problem, schedule: str, folder: Path) -> dict[str, object]:
+def _compare(output: Output, problem: Problem, asked: argparse.Namespace, folder: Path) -> dict[str, object]:
     with waiting("planning"):
-        plans = {name: _plan(problem, schedule, planner) for name, planner in PLANNERS.items()}
-        strongest = simulate(_plan(problem, schedule, STRONGEST_CHAIN)).step_seconds
+        plans = {name: _plan(problem, asked, planner) for name, planner in PLANNERS.items()}
+        strongest = simulate(_plan(problem, asked, STRONGEST_CHAIN)).step_seconds
     for name, found in plans.items():
         stages = f"{len(found.stages)} stages, depth {found.depth}"
         output.show(f"{name:9}  {stages}, planned by {found.planner} in {format_seconds(found.search_seconds)}")
@@ -97,21 +97,22 @@ def _compare(output: Output, problem: Problem, schedule: str, folder: Path) -> d
         f"predicted  {_steps(graph.predicted, chain.predicted)}",
         f"rehearsed  {_steps(graph.rehearsed, chain.rehearsed)} (run {scale:.3g} times slower, and divided by it)",
         f"ratio      {ratios[0]:.2f}x predicted, {ratios[1]:.2f}x rehearsed",
-        f"Both run {schedule.upper()}. The chain is that of PipeDream's published planner. The best chain of our own "
-        f"search is predicted at {format_seconds(strongest)}: {strongest / graph.predicted.step_seconds:.2f}x.",
+        f"Both run {asked.schedule.upper()}. The chain is that of PipeDream's published planner. The best chain of our "
+        f"own search is predicted at {format_seconds(strongest)}: {strongest / graph.predicted.step_seconds:.2f}x.",
         f"both plans and their steps, side by side: {page}",
     )
     return {"ratio_predicted": ratios[0], "ratio_rehearsed": ratios[1], "scale": scale, "comparison": str(page)}
 
 
-def _plan(problem: Problem, schedule: str, planner: str) -> Plan:
+def _plan(problem: Problem, asked: argparse.Namespace, planner: str) -> Plan:
     return plan(
         problem.graph,
         problem.costs,
         problem.cluster,
         batch_size=problem.batch_size,
         planner=planner,
-        schedule=schedule,
+        schedule=asked.schedule,
+        stages_per_device=asked.stages_per_device,
     )
 
 
