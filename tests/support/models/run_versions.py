@@ -60,9 +60,10 @@ class Checkpointed(nn.Module):
     def __init__(self, layers: nn.Module) -> None:
         super().__init__()
         self.layers = layers
+        self.recomputes = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.layers, x, use_reentrant=False)
+        return checkpoint(self.layers, x, use_reentrant=False) if self.recomputes else self.layers(x)
 
 
 class Shift(nn.Module):
@@ -333,7 +334,11 @@ def train_reference(
 ) -> dict[str, Any]:
     """Train with the reference; return what `train_segments` returns."""
     kind, devices = CUTS[cut]
-    reference = Reference(model_of(kind), [len(on) for on in devices], optimizer, policy, predictor)
+    model = model_of(kind)
+    for layer in model.modules():
+        if isinstance(layer, Checkpointed):
+            layer.recomputes = False  # It would read the module's own weights, and not the version of the forward.
+    reference = Reference(model, [len(on) for on in devices], optimizer, policy, predictor)
     losses: list[float] = []
     for length in segments:
         losses += reference.segment([batch_of(len(losses) + step) for step in range(length)])
