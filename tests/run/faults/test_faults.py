@@ -137,7 +137,8 @@ def test_a_launcher_names_a_stopped_rank_and_ends_all_processes(
     monkeypatch.setenv("PYTHONPATH", f"{RANK_FUNCTIONS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with all_processes_end(), pytest.raises(RankFailed) as caught:
         launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), "stop@rank1:step2:phase=backward"])
-    assert time.monotonic() - caught.value.seen < 3 + 5  # the time limit of the ranks, and the launcher's grace period
+    # The time limit of the ranks, the launcher's grace period, and as much again for a busy machine.
+    assert time.monotonic() - caught.value.seen < 2 * (3 + 5)
     assert str(caught.value).startswith(f"rank 1 (host {os.uname().nodename}, stage '")
     assert "step 2, backward of micro-batch" in caught.value.where
     assert "and did not react to SIGTERM, so it was killed" in str(caught.value)
