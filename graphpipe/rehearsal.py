@@ -60,9 +60,10 @@ def rehearse_plan(
         scale, and its memory is empty.
 
     Raises:
-        InvalidInput: `steps` is less than 1.
+        InvalidInput: the plan is for inference, or `steps` is less than 1.
         GraphPipeError: a rank failed, or the time is over.
     """
+    plan.require_training()
     order = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, shown_mini_batches(plan))
     scaled = scaled_plan(plan, limits, Cluster.preset("local:1").intra_node)
     predicted = simulate(scaled, order)

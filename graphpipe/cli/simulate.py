@@ -42,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     plan = read_plan(args)
     if args.explain and not can_explain(plan):
         what = f"steps with weights '{plan.weights}' overlap, so none of them has a critical path of its own"
-        raise InvalidInput(what, where="--explain", remedy="Explain a plan with --weights flush.")
+        if not plan.trains:
+            what = "the plan is for inference, and its bound and its changes are not known"
+        raise InvalidInput(what, where="--explain", remedy="Explain a plan that trains with --weights flush.")
     warn_of_units(plan.cost_model, args.plan)
     trace = simulate(plan, mini_batches=args.mini_batches)
     if args.output:

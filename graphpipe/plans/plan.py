@@ -205,6 +205,16 @@ class Plan:
         """Whether the replicas of any stage shard their state."""
         return any(stage.state != "whole" for stage in self.stages)
 
+    def require_training(self) -> None:
+        """Check that the plan trains.
+
+        Raises:
+            InvalidInput: it is for inference.
+        """
+        if not self.trains:
+            remedy = "Run it with gp.InferencePipeline, or plan for training."
+            raise InvalidInput("the plan is for inference", where="plan", remedy=remedy)
+
     def micro_batches(self, stage: int) -> int:
         """Return the number of micro-batches of a stage in one mini-batch."""
         return self.batch_size // self.stages[stage].micro_batch

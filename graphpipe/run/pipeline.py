@@ -47,7 +47,7 @@ class Pipeline:
         options: everything else; None takes the defaults.
 
     Raises:
-        InvalidInput: the world does not fit the plan, the model does not, or the ranks differ.
+        InvalidInput: the plan is for inference, the world does not fit it, the model does not, or the ranks differ.
         PeerLost, PeerStalled: a peer did not come.
     """
 
@@ -60,6 +60,7 @@ class Pipeline:
         *,
         options: PipelineOptions | None = None,
     ) -> None:
+        plan.require_training()
         self.options = options or PipelineOptions()
         self.plan = plan = self.options.policy_of(plan)
         """The given plan, under the weight policy of the options."""

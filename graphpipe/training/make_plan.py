@@ -103,9 +103,10 @@ def use_plan(config: TrainConfig, task: Task, given: Plan | str | Path) -> tuple
     """Return a given plan, or that of a file, with a new prediction, and the captured model that it is for.
 
     Raises:
-        InvalidInput: the plan is for another mini-batch size or another model.
+        InvalidInput: the plan is for inference, for another mini-batch size or for another model.
     """
     plan = given if isinstance(given, Plan) else Plan.load(given)
+    plan.require_training()
     where = f"plan of '{plan.graph.name}'" if isinstance(given, Plan) else str(given)
     if plan.batch_size != config.train.batch_size:
         raise InvalidInput(

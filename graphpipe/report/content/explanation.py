@@ -53,8 +53,8 @@ class Explanation:
 
 
 def can_explain(plan: Plan) -> bool:
-    """Return whether a plan's step can be explained: not if it does not flush, because its steps overlap."""
-    return plan.weights == "flush"
+    """Return whether a plan's step can be explained: it trains, and flushes, because other steps overlap."""
+    return plan.trains and plan.weights == "flush"
 
 
 def explain(plan: Plan, predicted: Trace) -> Explanation:

@@ -64,3 +64,4 @@ def test_steps_that_overlap_are_not_explained() -> None:
     # The gap of a plan without a flush was once computed for several mini-batches at a time: 614 %.
     assert can_explain(SLOWER_END)
     assert not can_explain(replace(SLOWER_END, weights="stash"))
+    assert not can_explain(replace(SLOWER_END, trains=False))

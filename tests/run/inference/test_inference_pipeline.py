@@ -11,7 +11,9 @@ from torch import Tensor
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
+from graphpipe.rehearsal import rehearse_plan
 from graphpipe.run.inference.inference_pipeline import InferencePipeline
+from graphpipe.run.rehearse.scaled_plan import Limits
 
 SIZES = (3, 1, 9, 4, 4, 2)
 """23 samples: windows of 8, 8 and 7, which micro-batches of 4 compute."""
@@ -94,3 +96,13 @@ def test_a_plan_that_trains_is_refused() -> None:
     training = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=8)
     with pytest.raises(InvalidInput, match="Plan with inference=True"):
         InferencePipeline(training, module)
+
+
+def test_a_plan_for_inference_does_not_train_and_is_not_rehearsed() -> None:
+    # The rehearsal ended with "KeyError: (0, 0, 'optimizer', -1)" of a rank.
+    module = model()
+    answering = plan(module, 1)
+    with pytest.raises(InvalidInput, match=r"the plan is for inference.*InferencePipeline"):
+        gp.Pipeline(answering, module, lambda output, targets: output.sum())
+    with pytest.raises(InvalidInput, match=r"the plan is for inference.*InferencePipeline"):
+        rehearse_plan(answering, Limits())
