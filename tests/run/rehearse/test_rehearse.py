@@ -190,7 +190,10 @@ def test_ranks_end_if_the_rehearsal_is_killed(tmp_path: Path) -> None:
 
 def test_a_segment_is_rehearsed_with_its_updates() -> None:
     """An update after each mini-batch is a task: it sleeps too, and its gradients are summed before it."""
-    parts = [Part(micro_batch=2, degree=2, forward=0.01, backward=0.02, parameter_bytes=400.0), Part(forward=0.01)]
+    parts = [
+        Part(micro_batch=2, degree=2, forward=0.01, backward=0.02, parameter_bytes=400.0),
+        Part(forward=0.01, backward=0.02),
+    ]
     plan = make_plan(parts, chain(2, 1.0), batch_size=4, optimizer_seconds_per_parameter_byte=1e-5)
     plan = with_policy(plan, "stash")
     segment = build_segment(plan, 3)
