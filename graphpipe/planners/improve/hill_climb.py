@@ -5,12 +5,11 @@ ignores late messages and stages that wait for two others. Small changes near th
 Jeon et al., GraphPipe (ASPLOS 2025), section 6, allow each stage its own size and find that it gains little.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Callable, Iterable
 from math import inf
 
 from graphpipe.planners.improve.changes import Change, Changes
-from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes, is_chain
+from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, stage_order
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds
@@ -74,7 +73,7 @@ def _changed(problem: Problem, plan: Plan, change: Change) -> Plan | None:
         if not _placeable(plan):
             return None
         devices = None
-    order = topological(crossing_bytes(problem.graph, parts), len(parts))
+    order = stage_order(problem.graph, parts)
     if order is None:
         return None
     trial = assemble(
@@ -90,16 +89,3 @@ def _changed(problem: Problem, plan: Plan, change: Change) -> Plan | None:
 def _placeable(plan: Plan) -> bool:
     """Return whether stages can be put on devices again: all are of one type, and each hosts at most one stage."""
     return not plan.shares_devices and len(plan.cluster.types) == 1
-
-
-def topological(edges: Iterable[tuple[int, int]], stages: int) -> Sequence[int] | None:
-    """Return an order of the stages in which edges go forward; None if there is none."""
-    if all(source < target for source, target in edges):
-        return range(stages)
-    sorter = TopologicalSorter({stage: set[int]() for stage in range(stages)})
-    for source, target in edges:
-        sorter.add(target, source)
-    try:
-        return list(sorter.static_order())
-    except CycleError:
-        return None

@@ -1,9 +1,8 @@
 """Small changes of a finished plan for inference: an operator moves, or a stage changes its device."""
 
-from collections.abc import Callable, Iterator, Sequence
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Callable, Iterator
 
-from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes
+from graphpipe.planners.problem.partition import Part, Problem, assemble, stage_order
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
 from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
@@ -74,19 +73,9 @@ def _moved(plan: Plan, stages: Placed, name: str, home: int, stage: int) -> Plac
 
 def _plan_of(problem: Problem, stages: Placed, planner: str) -> Plan | None:
     parts = [part for part, _ in stages]
-    order = _topological(list(crossing_bytes(problem.graph, parts)), len(parts))
+    order = stage_order(problem.graph, parts)
     if order is None:
         return None
     devices = [(stages[number][1],) for number in order]
     trial = assemble(problem, [parts[n] for n in order], planner=planner, schedule=FORWARD_ONLY, devices=devices)
     return trial if memory_shortfall(trial) <= 0 else None
-
-
-def _topological(edges: Sequence[tuple[int, int]], stages: int) -> list[int] | None:
-    sorter = TopologicalSorter({stage: set[int]() for stage in range(stages)})
-    for source, target in edges:
-        sorter.add(target, source)
-    try:
-        return list(sorter.static_order())
-    except CycleError:
-        return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
 from graphpipe.cluster import Cluster
@@ -157,3 +158,17 @@ def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int],
     for (source, target, _), count in sent.items():
         crossing[source, target] = crossing.get((source, target), 0.0) + count
     return crossing
+
+
+def stage_order(graph: Graph, parts: Sequence[Part]) -> Sequence[int] | None:
+    """Return an order of the parts in which values go forward; None if there is none."""
+    edges = crossing_bytes(graph, parts)
+    if all(source < target for source, target in edges):
+        return range(len(parts))
+    sorter = TopologicalSorter({part: set[int]() for part in range(len(parts))})
+    for source, target in edges:
+        sorter.add(target, source)
+    try:
+        return list(sorter.static_order())
+    except CycleError:
+        return None

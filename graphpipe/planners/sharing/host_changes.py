@@ -11,9 +11,8 @@ from itertools import combinations
 from math import inf
 
 from graphpipe.planners.improve.changes import halves, with_degree
-from graphpipe.planners.improve.hill_climb import topological
 from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes, is_chain
+from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, stage_order
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device, whole_batch_tail
 from graphpipe.plans.device_memory import memory_shortfall
@@ -108,7 +107,7 @@ class _HostChanges:
 
     def _assembled(self, plan: Plan, hosted: Sequence[Hosted]) -> Plan | None:
         parts = [part for part, _ in hosted]
-        order = topological(crossing_bytes(self.problem.graph, parts), len(parts))
+        order = stage_order(self.problem.graph, parts)
         if order is None:
             return None
         placed = [hosted[stage] for stage in order]

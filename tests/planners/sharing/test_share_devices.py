@@ -14,9 +14,8 @@ from bench.case import summit
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op
 from graphpipe.planners.choose_schedule import under
-from graphpipe.planners.improve.hill_climb import topological
 from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes
+from graphpipe.planners.problem.partition import Part, Problem, assemble, stage_order
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.sharing.folds import folded_plans
 from graphpipe.plans import Plan
@@ -78,7 +77,7 @@ def least_seconds(problem: Problem) -> float:
     found = float("inf")
     for groups in partitions(problem.graph.order):
         shape = [Part(tuple(ops), 1, 1) for ops in groups]
-        order = topological(crossing_bytes(problem.graph, shape), len(groups))
+        order = stage_order(problem.graph, shape)
         if order is None:
             continue
         for size, hosts in product((1, 2, 4, 8), product(teams, repeat=len(groups))):
