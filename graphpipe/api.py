@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Loads, declare_loads
 from graphpipe.costs.analytic import estimate
-from graphpipe.errors import InvalidInput, nearest
+from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.plan_settings import check_settings, default_schedule, default_stages_per_device
+from graphpipe.plan_settings import check_objective, check_settings, default_schedule, default_stages_per_device
 from graphpipe.planners.best_candidate import BestCandidate
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, scheduled
@@ -38,9 +38,6 @@ from graphpipe.simulator.simulate import simulate
 
 if TYPE_CHECKING:
     from graphpipe.model.capture.capture import Captured
-
-_OBJECTIVES = ("step", "bottleneck")
-_INFERENCE_OBJECTIVES = ("throughput", "latency")
 
 __all__ = ["choose_backwards", "estimate", "hand_plan", "plan", "simulate", "under_policy"]
 
@@ -107,7 +104,7 @@ def plan(
             sizes do not run under, or settings that the weight policy excludes.
     """
     problem = _problem(graph, costs, cluster, batch_size, loads)
-    _check_objective(objective, inference=inference)
+    check_objective(objective, inference=inference)
     check_settings(
         batch_size=batch_size,
         planner=planner,
@@ -163,16 +160,6 @@ def plan(
         else:
             found = plan_with_splits(problem, split, find, step_seconds)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
-
-
-def _check_objective(objective: str | None, *, inference: bool) -> None:
-    known, others = _OBJECTIVES, _INFERENCE_OBJECTIVES
-    if inference:
-        known, others = others, known
-    if objective not in (None, *known):
-        of = f"Of {'inference' if inference else 'training'} it is {' or '.join(known)}."
-        remedy = of if objective in others else nearest(str(objective), [*known])
-        raise InvalidInput(f"unknown objective '{objective}'", where="objective", remedy=remedy)
 
 
 def _inference_plan(problem: Problem, planner: str, latency: bool, micro_batch: int | None, split: SplitChoice) -> Plan:

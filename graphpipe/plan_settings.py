@@ -1,7 +1,7 @@
 """The settings of `plan` beside graph, costs and cluster: their checks and their defaults."""
 
 from graphpipe.cluster import Cluster
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, nearest
 from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, check_choice
 from graphpipe.planners.problem.options import Objective
 from graphpipe.planners.registry import find_planner
@@ -9,7 +9,24 @@ from graphpipe.planners.weight_settings import check_weights
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.simulator.critical_path import overlaps
 
+_OBJECTIVES = ("step", "bottleneck")
+_INFERENCE_OBJECTIVES = ("throughput", "latency")
 _STAGES_PER_DEVICE = 4
+
+
+def check_objective(objective: str | None, *, inference: bool) -> None:
+    """Check that an objective is one of training or of inference, whichever is planned. None is the default.
+
+    Raises:
+        InvalidInput: it is not.
+    """
+    known, others = _OBJECTIVES, _INFERENCE_OBJECTIVES
+    if inference:
+        known, others = others, known
+    if objective not in (None, *known):
+        of = f"Of {'inference' if inference else 'training'} it is {' or '.join(known)}."
+        remedy = of if objective in others else nearest(str(objective), [*known])
+        raise InvalidInput(f"unknown objective '{objective}'", where="objective", remedy=remedy)
 
 
 def check_settings(

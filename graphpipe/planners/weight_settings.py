@@ -1,5 +1,6 @@
 """Checks a weight policy against the settings beside it, before anything is planned."""
 
+from collections.abc import Sequence
 from typing import get_args
 
 from graphpipe.errors import InvalidInput, nearest
@@ -16,22 +17,13 @@ def check_weights(
     Raises:
         InvalidInput: an unknown policy or predictor, one without the other, or a setting that needs a flush.
     """
-    for name, value, known in (
-        ("weights", weights, get_args(WeightPolicy)),
-        ("predictor", predictor, get_args(Predictor)),
-    ):
-        if value not in known:
-            remedy = nearest(value, [each for each in known if each])
-            raise InvalidInput(
-                f"unknown {'weight policy' if name == 'weights' else name} '{value}'", where=name, remedy=remedy
-            )
-    if (weights == "predict") != bool(predictor):
-        what = (
-            "is missing, but weights is 'predict'" if not predictor else f"is '{predictor}', but weights is '{weights}'"
-        )
-        remedy = (
-            "Choose pipeoptim, spectrain or xpipe." if not predictor else "Set weights to 'predict', or leave it out."
-        )
+    _check_known("weights", "weight policy", weights, get_args(WeightPolicy))
+    _check_known("predictor", "predictor", predictor, get_args(Predictor))
+    if weights == "predict" and not predictor:
+        what, remedy = "is missing, but weights is 'predict'", "Choose pipeoptim, spectrain or xpipe."
+        raise InvalidInput(what, where="predictor", remedy=remedy)
+    if weights != "predict" and predictor:
+        what, remedy = f"is '{predictor}', but weights is '{weights}'", "Set weights to 'predict', or leave it out."
         raise InvalidInput(what, where="predictor", remedy=remedy)
     if weights == "flush":
         return
@@ -42,6 +34,12 @@ def check_weights(
         known = ", ".join(name for name, each in SCHEDULERS.items() if each.endless and not each.uses_bursts)
         what = f"schedule '{schedule}' cannot go on without a flush, as the weight policy '{weights}' needs"
         raise InvalidInput(what, where="schedule", remedy=f"Choose {known}, or leave it out.")
+
+
+def _check_known(field: str, word: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        remedy = nearest(value, [each for each in known if each])
+        raise InvalidInput(f"unknown {word} '{value}'", where=field, remedy=remedy)
 
 
 def check_inference_weights(weights: WeightPolicy) -> None:
