@@ -1,11 +1,8 @@
 """Checks a weight policy against the settings beside it, before anything is planned."""
 
-from collections.abc import Sequence
-from typing import get_args
-
-from graphpipe.errors import InvalidInput, nearest
+from graphpipe.errors import InvalidInput
 from graphpipe.planners.choose_schedule import AUTO
-from graphpipe.plans.stage import Predictor, WeightPolicy
+from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, find_scheduler
 
 
@@ -17,8 +14,7 @@ def check_weights(
     Raises:
         InvalidInput: an unknown policy or predictor, one without the other, or a setting that needs a flush.
     """
-    _check_known("weights", "weight policy", weights, get_args(WeightPolicy))
-    _check_known("predictor", "predictor", predictor, get_args(Predictor))
+    check_policy_names(weights, predictor)
     if weights == "predict" and not predictor:
         what, remedy = "is missing, but weights is 'predict'", "Choose pipeoptim, spectrain or xpipe."
         raise InvalidInput(what, where="predictor", remedy=remedy)
@@ -34,12 +30,6 @@ def check_weights(
         known = ", ".join(name for name, each in SCHEDULERS.items() if each.endless and not each.uses_bursts)
         what = f"schedule '{schedule}' cannot go on without a flush, as the weight policy '{weights}' needs"
         raise InvalidInput(what, where="schedule", remedy=f"Choose {known}, or leave it out.")
-
-
-def _check_known(field: str, word: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        remedy = nearest(value, [each for each in known if each])
-        raise InvalidInput(f"unknown {word} '{value}'", where=field, remedy=remedy)
 
 
 def check_inference_weights(weights: WeightPolicy) -> None:

@@ -1,18 +1,34 @@
 """Stages and the edges between them."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from pydantic import ConfigDict
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Recompute, State
+from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 
 WeightPolicy = Literal["flush", "stash", "vertical-sync", "double-buffer", "predict"]
 """Which weights a micro-batch sees if mini-batches follow each other without a flush (`schedule.segments`)."""
 Predictor = Literal["", "pipeoptim", "spectrain", "xpipe"]
 """How the policy `predict` predicts weights; empty for other policies."""
+
+
+def check_policy_names(weights: str, predictor: str) -> None:
+    """Check that a weight policy and a predictor exist.
+
+    Raises:
+        InvalidInput: one does not. The nearest name is the remedy.
+    """
+    for field, word, value, known in (
+        ("weights", "weight policy", weights, get_args(WeightPolicy)),
+        ("predictor", "predictor", predictor, get_args(Predictor)),
+    ):
+        if value not in known:
+            remedy = nearest(value, [name for name in known if name])
+            raise InvalidInput(f"unknown {word} '{value}'", where=field, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,13 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import torch
 
-from graphpipe.errors import InvalidInput, nearest
+from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import Captured
 from graphpipe.plans import Plan
-from graphpipe.plans.stage import Predictor, WeightPolicy
+from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 from graphpipe.plans.verify import verify
 from graphpipe.run.device.precision import PrecisionName, check_precision
 from graphpipe.run.faults.fault import Fault
@@ -98,19 +97,11 @@ class PipelineOptions:
         return found
 
     def _check_weights(self) -> None:
-        known = [*get_args(WeightPolicy)]
-        if self.weights is not None and self.weights not in known:
-            raise InvalidInput(
-                f"unknown weight policy '{self.weights}'", where="weights", remedy=nearest(self.weights, known)
-            )
-        predictors = [each for each in get_args(Predictor) if each]
-        if self.predictor and self.predictor not in predictors:
-            remedy = nearest(self.predictor, predictors)
-            raise InvalidInput(f"unknown predictor '{self.predictor}'", where="predictor", remedy=remedy)
+        check_policy_names("flush" if self.weights is None else self.weights, self.predictor)
         if (self.weights == "predict") != bool(self.predictor):
             is_missing = "is missing, and weights is 'predict'"
             raise InvalidInput(
                 is_missing if not self.predictor else f"is '{self.predictor}', and weights is '{self.weights}'",
                 where="predictor",
-                remedy=f"Choose {', '.join(predictors)} with weights='predict', and none otherwise.",
+                remedy="Choose pipeoptim, spectrain, xpipe with weights='predict', and none otherwise.",
             )
