@@ -19,6 +19,7 @@ from run_versions import (
     train_segments,
 )
 from torch import Tensor, nn
+from weight_policies import POLICIES
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss
 from graphpipe.plans import Plan
@@ -26,15 +27,6 @@ from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.faults.fault import parse_faults
-
-POLICIES: list[tuple[WeightPolicy, Predictor]] = [
-    ("stash", ""),
-    ("vertical-sync", ""),
-    ("double-buffer", ""),
-    ("predict", "pipeoptim"),
-    ("predict", "spectrain"),
-    ("predict", "xpipe"),
-]
 
 
 def recomputing(plan: Plan) -> Plan:

@@ -6,6 +6,7 @@ import pytest
 from builders import Part, make_plan, plans
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from weight_policies import POLICIES
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
@@ -20,15 +21,7 @@ from graphpipe.schedule.segments.weight_versions import WeightRead, weight_reads
 from graphpipe.schedule.verify import verify
 from graphpipe.schedule.verify_lowered import verify_lowered
 
-POLICIES: list[tuple[WeightPolicy, Predictor]] = [
-    ("flush", ""),
-    ("stash", ""),
-    ("vertical-sync", ""),
-    ("double-buffer", ""),
-    ("predict", "pipeoptim"),
-    ("predict", "spectrain"),
-    ("predict", "xpipe"),
-]
+WITH_FLUSH: list[tuple[WeightPolicy, Predictor]] = [("flush", ""), *POLICIES]
 TWO_BRANCHES = [(0, 2, 1.0), (1, 2, 1.0)]
 SKIP = [(0, 1, 1.0), (1, 2, 1.0), (2, 3, 1.0), (0, 3, 1.0)]
 
@@ -142,7 +135,7 @@ def test_more_micro_batches_mean_fewer_versions() -> None:
 
 
 def test_one_mini_batch_is_synchronous_under_every_policy() -> None:
-    for policy in POLICIES:
+    for policy in WITH_FLUSH:
         plan = straight(4, 2, *policy)
         assert set(weight_reads(plan, build_segment(plan, 1)).values()) == {(0, 0)}
 
@@ -156,7 +149,7 @@ def test_replicas_sum_their_gradients_before_each_update() -> None:
 
 
 @given(
-    plan=plans(schedules=("1f1b", "kfkb", "zb-h1")), policy=st.sampled_from(POLICIES), mini_batches=st.integers(1, 4)
+    plan=plans(schedules=("1f1b", "kfkb", "zb-h1")), policy=st.sampled_from(WITH_FLUSH), mini_batches=st.integers(1, 4)
 )
 @settings(max_examples=150, deadline=None)
 def test_every_policy_on_random_graphs(plan: Plan, policy: tuple[WeightPolicy, Predictor], mini_batches: int) -> None:
@@ -174,7 +167,7 @@ def test_every_policy_on_random_graphs(plan: Plan, policy: tuple[WeightPolicy, P
     assert max(versions) < mini_batches
 
 
-@pytest.mark.parametrize("policy", [each for each in POLICIES if each[0] != "flush"])
+@pytest.mark.parametrize("policy", [each for each in WITH_FLUSH if each[0] != "flush"])
 def test_planned_versions_are_needed(policy: tuple[WeightPolicy, Predictor]) -> None:
     plan = straight(5, 2, *policy)
     for number, stage in enumerate(plan.stages):
@@ -185,7 +178,7 @@ def test_planned_versions_are_needed(policy: tuple[WeightPolicy, Predictor]) -> 
 
 
 def test_the_verifier_finds_wrong_reads() -> None:
-    for policy in POLICIES:
+    for policy in WITH_FLUSH:
         plan = straight(4, 2, *policy)
         segment = build_segment(plan, 4)
         reads = weight_reads(plan, segment)
