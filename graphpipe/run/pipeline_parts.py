@@ -18,13 +18,13 @@ from graphpipe.run.device.precision import initial_scale
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.segments.build_updates import build_updates
 from graphpipe.run.segments.check_policy import check_policy
-from graphpipe.run.segments.train_segment import TrainSegment
+from graphpipe.run.segments.train_segment import TrainSegment, segment_schedules
 from graphpipe.run.stage.edge_values import EdgeSpecs, gradient_edges
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import build_worker
-from graphpipe.run.step.evaluation import Evaluation
+from graphpipe.run.step.evaluation import Evaluation, forward_schedules
 from graphpipe.run.step.optimizer_groups import optimizer_groups
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape
@@ -94,7 +94,7 @@ def build_parts(
     sums = ScalarSum(world, summary_length(plan, output_stage), root=placement.ranks(0)[0])
     evaluation = Evaluation(
         plan=plan,
-        schedule=tasks,
+        schedules=forward_schedules(plan, tasks, placement),
         output_stage=output_stage,
         worker=worker,
         batches=batches,
@@ -135,7 +135,7 @@ def _train_segment(
     update, stage_updates = build_updates(like.plan, like.worker, optimizer, options)
     return TrainSegment(
         plan=like.plan,
-        gradient_edges=edges,
+        schedules=segment_schedules(like.plan, edges, like.worker.placement),
         output_stage=like.output_stage,
         worker=like.worker,
         batches=like.batches,

@@ -12,7 +12,6 @@ from graphpipe.plans import Plan
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.plan_handshake import shake_hands
 from graphpipe.run.comm.rank_placement import Placement
-from graphpipe.run.comm.warm_up_pairs import communicating_pairs
 from graphpipe.run.comm.world import join
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.status_reporter import StatusReporter
@@ -23,16 +22,12 @@ from graphpipe.run.pipeline_parts import digest
 from graphpipe.run.stage.mini_batch import MiniBatch, check_rows
 from graphpipe.run.stage.receive_buffers import ReceiveBuffers
 from graphpipe.run.stage.segment import Segment
-from graphpipe.run.step.evaluation import evaluation_mode, lower_forward
+from graphpipe.run.step.evaluation import evaluation_mode, forward_schedules
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, format_inputs
 from graphpipe.run.step.recorder import Recorder
 from graphpipe.run.step.worker import Worker
-from graphpipe.schedule import LoweredSchedule
 from graphpipe.schedule.schedulers.registry import build_schedule
-
-_KEPT = 4
-"""Sizes of windows whose schedules are kept: usually two, because the last window is smaller."""
 
 
 class InferencePipeline:
@@ -55,7 +50,6 @@ class InferencePipeline:
             raise InvalidInput("the plan trains", where="plan", remedy="Plan with inference=True.")
         self.plan, options = plan, options or PipelineOptions()
         self._whole = any(op.whole_batch for op in plan.graph.ops)
-        self._lowered: dict[int, tuple[tuple[int, ...], LoweredSchedule]] = {}
         self.world = join(options.device, options.timeout_seconds)
         with self.world.closing_on_error():
             shapes = ProgramsByShape(plan, model, "fp32", self.world.device, options.captured).first
@@ -64,9 +58,9 @@ class InferencePipeline:
             if plan.stages[output].degree > 1:
                 what = f"stage '{plan.stages[output].name}', which computes the answers, is on several devices"
                 raise InvalidInput(what, where="plan", remedy="Give it one device.")
-            self._schedule = build_schedule(plan)
             placement = Placement.of(plan, self.world.size)
             settings = {"engine": "inference", "optimizer sharding": "whole", "precision": "fp32", "seed": 0}
+            self._schedules = forward_schedules(plan, build_schedule(plan), placement)
             shake_hands(self.world, plan, placement, settings | {"values on the stage edges": digest(self._specs)})
             self._worker = Worker(
                 placement=placement,
@@ -167,13 +161,13 @@ class InferencePipeline:
 
     def _run(self, queue: RequestQueue) -> None:
         inputs, parts = queue.window(self.plan.batch_size)
-        batch = self._batch(inputs, sum(len(rows) for _, rows in parts))
-        sizes, lowered = self._lowered_for(batch.size)
-        segment = Segment.of(batch)
-        assert segment.micro_batches == sizes
+        samples = sum(len(rows) for _, rows in parts)
+        forward = self._schedules(samples)
+        self._worker.messages.open(forward.pairs)
+        batch = self._batch(inputs, samples, forward.micro_batches)
         replicas = self._worker.replicas.values()
         with evaluation_mode(replica.program.module for replica in replicas):
-            self._worker.run(lowered, segment, None)
+            self._worker.run(forward.lowered, Segment.of(batch), None)
         own = {sample: why for replica in replicas for sample, why in sorted(replica.failures.items(), reverse=True)}
         failures = self._reports.exchange(own)
         results = [piece for replica in replicas for piece in replica.results]
@@ -182,26 +176,14 @@ class InferencePipeline:
             raise InvalidInput("an output tensor does not have one row per sample", where="model", remedy=remedy)
         queue.settle(parts, results, failures)
 
-    def _batch(self, inputs: Mapping[str, Tensor], size: int) -> MiniBatch:
-        sizes, _ = self._lowered_for(size)
+    def _batch(self, inputs: Mapping[str, Tensor], size: int, micro_batches: tuple[int, ...]) -> MiniBatch:
         return MiniBatch(
             inputs=inputs,
             targets=None,
             size=size,
-            micro_batches=sizes,
+            micro_batches=micro_batches,
             key=(0, 0),
             training=False,
             specs=self._specs,
             check_finite=False,
         )
-
-    def _lowered_for(self, samples: int) -> tuple[tuple[int, ...], LoweredSchedule]:
-        found = self._lowered.pop(samples, None)
-        if found is None:
-            plan, lowered = lower_forward(self.plan, self._schedule, samples)
-            self._worker.messages.open(communicating_pairs(lowered, self._worker.placement))
-            found = tuple(stage.micro_batch for stage in plan.stages), lowered
-        self._lowered[samples] = found
-        while len(self._lowered) > _KEPT:
-            del self._lowered[next(iter(self._lowered))]
-        return found

@@ -3,13 +3,15 @@
 prepare | forwards, backwards, reductions and updates, as the schedule mixes them | scalar sum | buffers of replicas
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from graphpipe.plans import Plan
+from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.scalar_sum import ScalarSum
-from graphpipe.run.comm.warm_up_pairs import communicating_pairs
+from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.segments.drained_state import DrainedState
 from graphpipe.run.segments.stage_update import StageUpdate
@@ -45,6 +47,24 @@ class SegmentSchedule(NamedTuple):
 
     lowered: LoweredSchedule
     reads: WeightReads
+    pairs: frozenset[Pair]
+    """The pairs of ranks that exchange messages."""
+
+
+def segment_schedules(
+    plan: Plan, gradient_edges: frozenset[int], placement: Placement
+) -> Callable[[int], SegmentSchedule]:
+    """Return a function from a number of mini-batches to how to run them. It keeps what it returned last."""
+    return lru_cache(maxsize=_KEPT)(partial(_segment_schedule, plan, gradient_edges, placement))
+
+
+def _segment_schedule(
+    plan: Plan, gradient_edges: frozenset[int], placement: Placement, mini_batches: int
+) -> SegmentSchedule:
+    tasks = build_segment(plan, mini_batches)
+    lowered = lower(plan, tasks, gradient_edges=gradient_edges)
+    verify_lowered(plan, tasks, lowered, gradient_edges)
+    return SegmentSchedule(lowered, weight_reads(plan, tasks), communicating_pairs(lowered, placement))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +72,8 @@ class TrainSegment:
     """Trains on one segment at a time; all ranks call `run` alike."""
 
     plan: Plan
-    gradient_edges: frozenset[int]
+    schedules: Callable[[int], SegmentSchedule]
+    """By mini-batches, from `segment_schedules`."""
     output_stage: int
     worker: Worker[StageReplica]
     batches: BatchPreparer
@@ -64,8 +85,6 @@ class TrainSegment:
     """By stage."""
     rolls_back: bool
     """Keep a copy of the state before each segment."""
-    schedules: dict[int, SegmentSchedule] = field(default_factory=dict[int, SegmentSchedule])
-    """By mini-batches: the schedules of the last segments."""
     loss_scale: None = None
     """Losses are not scaled."""
 
@@ -87,10 +106,10 @@ class TrainSegment:
                 it keeps a copy of them.
             PeerLost, PeerStalled: another rank is gone.
         """
-        worker, schedule = self.worker, self._schedule(len(batches))
+        worker, schedule = self.worker, self.schedules(len(batches))
         worker.monitor.begin_step(step)
         segment = Segment.of(*self._prepare(batches))
-        worker.messages.open(communicating_pairs(schedule.lowered, worker.placement))
+        worker.messages.open(schedule.pairs)
         before = self._state() if self.rolls_back else None
         worker.recorder.mini_batches = len(batches)
         worker.recorder.begin()
@@ -107,18 +126,6 @@ class TrainSegment:
             worker.monitor.begin_step(each.step)
             worker.monitor.end_step()
         return [summary.loss for summary in summaries]
-
-    def _schedule(self, mini_batches: int) -> SegmentSchedule:
-        found = self.schedules.pop(mini_batches, None)
-        if found is None:
-            tasks = build_segment(self.plan, mini_batches)
-            lowered = lower(self.plan, tasks, gradient_edges=self.gradient_edges)
-            verify_lowered(self.plan, tasks, lowered, self.gradient_edges)
-            found = SegmentSchedule(lowered, weight_reads(self.plan, tasks))
-        self.schedules[mini_batches] = found
-        while len(self.schedules) > _KEPT:
-            del self.schedules[next(iter(self.schedules))]
-        return found
 
     def _prepare(self, batches: Sequence[MiniBatch]) -> list[MiniBatch]:
         first = self.batches.prepare(batches[0], count=len(batches))

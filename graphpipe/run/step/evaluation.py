@@ -1,14 +1,16 @@
 """Evaluation: forward only, in evaluation mode, for any number of samples."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from graphpipe.plans import Plan
+from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
@@ -43,14 +45,13 @@ class Evaluation:
     """Computes the model's output and loss without changing anything; all ranks call `run` alike."""
 
     plan: Plan
-    schedule: Schedule
+    schedules: Callable[[int], ForwardSchedule]
+    """By samples, from `forward_schedules`."""
     output_stage: int
     worker: Worker[StageReplica]
     batches: BatchPreparer
     sums: ScalarSum
     loss_fn: LossFunction
-    schedules: dict[int, ForwardSchedule] = field(default_factory=dict[int, ForwardSchedule])
-    """By samples: the schedules of the last evaluations."""
 
     def run(self, batch: MiniBatch, *, gather: bool) -> tuple[float | None, Any]:
         """Return the mean loss, None without targets, and the outputs, None if they are not gathered.
@@ -60,7 +61,7 @@ class Evaluation:
             PeerLost, PeerStalled: another rank is gone.
         """
         worker, loss_fn = self.worker, None if batch.targets is None else self.loss_fn
-        forward = self._schedule(batch.size)
+        forward = self.schedules(batch.size)
         batch = replace(batch, micro_batches=forward.micro_batches, keeps_outputs=gather)
         batch = self.batches.prepare(batch)
         worker.messages.open(forward.pairs)
@@ -70,17 +71,6 @@ class Evaluation:
             with preserve_rng_state(worker.world.device):
                 worker.run(forward.lowered, Segment.of(batch), loss_fn)
             return self._results(with_loss=loss_fn is not None, gather=gather)
-
-    def _schedule(self, samples: int) -> ForwardSchedule:
-        found = self.schedules.pop(samples, None)
-        if found is None:
-            stretched, lowered = lower_forward(self.plan, self.schedule, samples)
-            sizes = tuple(stage.micro_batch for stage in stretched.stages)
-            found = ForwardSchedule(sizes, lowered, communicating_pairs(lowered, self.worker.placement))
-        self.schedules[samples] = found
-        while len(self.schedules) > _KEPT:
-            del self.schedules[next(iter(self.schedules))]
-        return found
 
     def _results(self, *, with_loss: bool, gather: bool) -> tuple[float | None, Any]:
         replicas = [*self.worker.replicas.values()]
@@ -100,10 +90,16 @@ def stretch(plan: Plan, samples: int) -> Plan:
     return replace(plan, stages=stages)
 
 
-def lower_forward(plan: Plan, schedule: Schedule, samples: int) -> tuple[Plan, LoweredSchedule]:
-    """Return the plan and the lowered schedule that evaluate this many samples."""
+def forward_schedules(plan: Plan, schedule: Schedule, placement: Placement) -> Callable[[int], ForwardSchedule]:
+    """Return a function from a number of samples to how they are evaluated. It keeps what it returned last."""
+    return lru_cache(maxsize=_KEPT)(partial(_forward_schedule, plan, schedule, placement))
+
+
+def _forward_schedule(plan: Plan, schedule: Schedule, placement: Placement, samples: int) -> ForwardSchedule:
     stretched = stretch(plan, samples)
-    return stretched, lower(stretched, schedule, batch_size=samples, forward_only=True)
+    lowered = lower(stretched, schedule, batch_size=samples, forward_only=True)
+    sizes = tuple(stage.micro_batch for stage in stretched.stages)
+    return ForwardSchedule(sizes, lowered, communicating_pairs(lowered, placement))
 
 
 @contextmanager
