@@ -10,7 +10,7 @@ from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
-from graphpipe.plans.estimates import least_step_seconds
+from graphpipe.plans.estimates import least_step_seconds, task_count
 from graphpipe.schedule.schedulers import interleaved, zb_auto
 from graphpipe.schedule.schedulers.registry import find_scheduler
 
@@ -99,7 +99,7 @@ class BestCandidate:
         bounded = _bounded(plans)[:_TRIED]
         affordable = _affordable([plan for _, plan in bounded], _TRIED_TASKS)
         for (least, _), plan in zip(bounded, affordable, strict=False):
-            close = _CLOSE if _tasks(plan) <= _FEW_TASKS else 1.0
+            close = _CLOSE if task_count(plan) <= _FEW_TASKS else 1.0
             if promises and least >= close * min(promises, key=_seconds)[0]:
                 continue
             promises.append((_greedy_seconds(plan), plan))
@@ -140,7 +140,7 @@ class BestCandidate:
 
     def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
         slow = evaluate is not _greedy_seconds and self.quick is not None and not self.quick(plan)
-        trials = _REFINED_TASKS // _tasks(plan) // (_SLOWER if slow else 1)
+        trials = _REFINED_TASKS // task_count(plan) // (_SLOWER if slow else 1)
         sizes = None if self.micro_batch is None else (self.micro_batch,)
         return hill_climb(plan, evaluate, trials, sizes=sizes, whole_backwards=whole_backwards)
 
@@ -174,13 +174,9 @@ def _affordable(plans: Sequence[Plan], tasks: int) -> Iterator[Plan]:
     """Yield plans, at least one, until together they have `tasks` tasks."""
     for plan in plans:
         yield plan
-        tasks -= _tasks(plan)
+        tasks -= task_count(plan)
         if tasks <= 0:
             return
-
-
-def _tasks(plan: Plan) -> int:
-    return 3 * sum(map(plan.micro_batches, range(len(plan.stages))))
 
 
 def _replica_tasks(plan: Plan) -> int:
@@ -197,7 +193,7 @@ def _worth_improving(plans: Sequence[Plan]) -> list[Plan]:
     for plan in plans:
         found.setdefault(frozenset(frozenset(stage.ops) for stage in plan.stages), plan)
     different = list(found.values())[:_MORE_REFINED]
-    few = sum(map(_tasks, different)) <= _FEW_TASKS * len(different)
+    few = sum(map(task_count, different)) <= _FEW_TASKS * len(different)
     return different if few else different[:_REFINED]
 
 

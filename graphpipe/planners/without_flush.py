@@ -14,7 +14,6 @@ from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.planners.problem.options import Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
-from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import bottleneck_seconds
@@ -74,7 +73,7 @@ class WithoutFlush:
     def _candidates(
         self, planner: Planner, problem: Problem, options: Options, refused: list[Infeasible | InvalidInput]
     ) -> Iterator[Plan]:
-        sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
+        sizes = options.sizes(problem.batch_size)
         objectives: tuple[Objective, ...] = ("bottleneck", "step")
         seen: set[tuple[object, ...]] = set()
         for size, objective, versions in product(sizes, objectives, (1, 2, 4)):

@@ -164,3 +164,8 @@ def period_seconds(plan: Plan) -> float:
         node = plan.cluster.devices[device].node
         nodes[node] = nodes.get(node, 0.0) + busy / (plan.cluster.cores_per_node or float("inf"))
     return max(*devices.values(), *nodes.values(), *links.values(), 0.0)
+
+
+def task_count(plan: Plan) -> int:
+    """Return the tasks of a step on one replica of each stage, if backwards are split."""
+    return 3 * sum(map(plan.micro_batches, range(len(plan.stages))))

@@ -4,7 +4,8 @@ from graphpipe.plans import Plan
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.simulator.activities import Activities, SimulatedWork
-from graphpipe.simulator.engine import Interval, run, run_shared
+from graphpipe.simulator.engine import Interval
+from graphpipe.simulator.simulate import intervals_of
 
 
 def critical_work(plan: Plan) -> list[tuple[SimulatedWork, Interval]]:
@@ -18,11 +19,7 @@ def critical_work(plan: Plan) -> list[tuple[SimulatedWork, Interval]]:
     """
     activities = Activities(plan)
     activities.add_all(lower(plan, build_schedule(plan)))
-    cores, found = plan.cluster.cores_per_node, activities.found
-    if cores is None:
-        intervals = run(found)
-    else:
-        intervals = run_shared(found, {device.node: cores for device in plan.cluster.devices})
+    found, intervals = activities.found, intervals_of(activities)
     at: int | None = max(range(len(found)), key=lambda number: intervals[number].end)
     path: list[int] = []
     while at is not None:

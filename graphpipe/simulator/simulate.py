@@ -112,9 +112,12 @@ def happen_lowered(plan: Plan, lowered: LoweredSchedule, loads: StepLoads | None
     """Return every activity of a lowered schedule with its interval; without loads, samples have the expected ones."""
     activities = Activities(plan, loads)
     activities.add_all(lowered)
-    cores = plan.cluster.cores_per_node
-    if cores is None:
-        intervals = run(activities.found)
-    else:
-        intervals = run_shared(activities.found, {device.node: cores for device in plan.cluster.devices})
-    return list(zip(activities.what, intervals, strict=True))
+    return list(zip(activities.what, intervals_of(activities), strict=True))
+
+
+def intervals_of(activities: Activities) -> Sequence[Interval]:
+    """Return when each activity happens, in the order in which they were added."""
+    cluster = activities.plan.cluster
+    if cluster.cores_per_node is None:
+        return run(activities.found)
+    return run_shared(activities.found, {device.node: cluster.cores_per_node for device in cluster.devices})

@@ -10,7 +10,6 @@ from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
-from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
@@ -56,7 +55,7 @@ class Baseline:
             return [[]]
         costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
         downset_table = DownsetTable.of(problem, costs, tail.before, self.downsets(tail.before))
-        sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
+        sizes = options.sizes(problem.batch_size)
         return [parts for size in sizes for parts in self.partitioner(downset_table, size)]
 
     def _finished(self, problem: Problem, tail: WholeBatchTail, parts: list[Part]) -> list[Plan]:

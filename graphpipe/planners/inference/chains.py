@@ -11,7 +11,6 @@ from graphpipe.planners.inference.device_kinds import DeviceKinds
 from graphpipe.planners.inference.intervals import BUFFERS, IntervalCosts
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
-from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans.plan import Plan
 from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
 
@@ -23,7 +22,7 @@ def sizes_of(problem: Problem, options: Options) -> list[int]:
     """Return the micro-batch sizes to try: only the whole mini-batch if an operator needs that."""
     if any(op.whole_batch for op in problem.graph.ops):
         return [problem.batch_size]
-    return [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
+    return options.sizes(problem.batch_size)
 
 
 def chain_plans(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans.estimates import estimated_step_seconds, least_step_seconds
 from graphpipe.plans.plan import Plan
 
@@ -40,6 +41,10 @@ class Options:
     """The only micro-batch size to try; None tries all."""
     mixed_micro_batches: bool = False
     """Allow each stage its own micro-batch size, with kFkB (GraphPipe, section 6)."""
+
+    def sizes(self, batch_size: int) -> list[int]:
+        """Return the micro-batch sizes to try for a mini-batch, ascending."""
+        return [self.micro_batch] if self.micro_batch else micro_batch_sizes(batch_size)
 
     def best(self, plans: Iterable[Plan]) -> Plan:
         """Return the fastest plan by `evaluate`, the earlier of equals; `plans` must not be empty.

@@ -90,7 +90,7 @@ def _sweep(run: PartitionSearch, tree: Series, options: Options) -> None:
     These are cheap to walk, and their results bound the rest of the search.
     """
     problem = run.problem
-    sizes = [options.micro_batch] if options.micro_batch else micro_batch_sizes(problem.batch_size)
+    sizes = options.sizes(problem.batch_size)
     devices = len(problem.cluster.devices)
     units = [unit for unit in range(devices, 0, -1) if any(size % unit == 0 for size in sizes)]
     tables = [SettingTable.of(problem, run.costs, unit, sizes, frozenset(tree.ops)) for unit in units]

@@ -13,7 +13,7 @@ With one team, all devices host all stages. Each stage then sums its gradients w
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from graphpipe.costs import CostModel
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
-from graphpipe.planners.problem.stage_costs import micro_batch_sizes, stage_seconds, update_seconds_per_byte
+from graphpipe.planners.problem.stage_costs import stage_seconds, update_seconds_per_byte
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
@@ -75,7 +75,7 @@ def folded_plans(problem: Problem, options: Options, *, planner: str, most: int)
 def _folds(problem: Problem, options: Options, order: Sequence[str]) -> Iterator[Fold]:
     devices = len(problem.cluster.devices)
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
-    sizes = micro_batch_sizes(problem.batch_size) if options.micro_batch is None else [options.micro_batch]
+    sizes = options.sizes(problem.batch_size)
     rounds = [2**power for power in range(1, options.stages_per_device.bit_length())]
     for teams in (each for each in range(1, devices + 1) if devices % each == 0):
         for size in sizes:
@@ -101,7 +101,7 @@ def _placements(
         for stage, seconds in enumerate(work):
             load[fold.team(stage)] += seconds
         step = problem.batch_size / size * max(load) + (teams - 1) * max(work) + float(reduced)
-        yield Fold(cuts=fold.cuts, teams=teams, micro_batch=size, turns=turns, seconds=step)
+        yield replace(fold, seconds=step)
 
 
 def _folded(problem: Problem, tail: WholeBatchTail, fold: Fold, planner: str) -> Plan:

@@ -13,10 +13,9 @@ from math import inf
 from graphpipe.planners.improve.changes import halves, with_degree
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, stage_order
-from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device, whole_batch_tail
 from graphpipe.plans.device_memory import memory_shortfall
-from graphpipe.plans.estimates import seconds_per_sample
+from graphpipe.plans.estimates import seconds_per_sample, task_count
 from graphpipe.plans.plan import Plan
 
 _TASKS = 15_000
@@ -38,7 +37,7 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
         plan: a sound plan.
         options: the caller's.
     """
-    changes = _HostChanges(problem, _sizes(problem, options), whole_batch_tail(problem.graph))
+    changes = _HostChanges(problem, options.sizes(problem.batch_size), whole_batch_tail(problem.graph))
     best = _as_planned(problem, plan)
     seconds = options.ranked(best, inf)
     trials = min(_TRIALS, max(4, _TASKS // task_count(best)))
@@ -62,7 +61,7 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
 @dataclass(frozen=True, slots=True)
 class _HostChanges:
     problem: Problem
-    sizes: tuple[int, ...]
+    sizes: Sequence[int]
     tail: frozenset[str]
 
     def of(self, plan: Plan) -> Iterator[Plan]:
@@ -136,12 +135,3 @@ def _as_planned(problem: Problem, plan: Plan) -> Plan:
     devices = [stage.devices for stage in plan.stages]
     parts = [Part.of(stage) for stage in plan.stages]
     return assemble(problem, parts, planner=plan.planner, chain=is_chain(plan), devices=devices)
-
-
-def _sizes(problem: Problem, options: Options) -> tuple[int, ...]:
-    return tuple(micro_batch_sizes(problem.batch_size)) if options.micro_batch is None else (options.micro_batch,)
-
-
-def task_count(plan: Plan) -> int:
-    """Return the tasks of a plan on one replica of each stage."""
-    return 3 * sum(map(plan.micro_batches, range(len(plan.stages))))

@@ -8,7 +8,8 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.sharing.folds import folded_plans
-from graphpipe.planners.sharing.host_changes import rehosted, task_count
+from graphpipe.planners.sharing.host_changes import rehosted
+from graphpipe.plans.estimates import task_count
 from graphpipe.plans.plan import Plan
 
 _MOST_DEVICES = 128
