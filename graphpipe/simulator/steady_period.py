@@ -21,8 +21,6 @@ from graphpipe.simulator.simulate import happen_lowered
 
 _LONGEST = 96
 """Most mini-batches to simulate."""
-_CYCLES = (1, 2, 3, 4)
-"""After how many mini-batches the state may repeat."""
 _RELATIVE = 1e-9
 
 
@@ -32,6 +30,8 @@ class SteadyState:
 
     period_seconds: float
     """Seconds per mini-batch."""
+    cycle: int
+    """After how many mini-batches the state repeats; 0 if it was not seen to repeat."""
     bubble_fraction: float
     """Share of device time, over the devices in use, spent neither computing nor updating weights."""
 
@@ -42,7 +42,7 @@ def steady_state(plan: Plan) -> SteadyState:
     Segments of more and more mini-batches are simulated, until the ends of all tasks of a mini-batch are those of an
     earlier one, shifted by one and the same constant. This must hold for as many mini-batches as a task can depend on.
     Then it holds for all later ones, because every end is a maximum of sums. If the state does not repeat within
-    96 mini-batches (it may if devices share cores), the period is the mean of the later half.
+    96 mini-batches (if devices share cores, or if branches never meet), the period is the mean of the later half.
 
     Raises:
         InvalidInput: the plan's schedule deadlocks, or cannot go on without a flush.
@@ -51,10 +51,12 @@ def steady_state(plan: Plan) -> SteadyState:
     count = window + 4
     while True:
         ends, busy = _ends(plan, count)
-        period = _period(ends, window, last_resort=count >= _LONGEST)
-        if period is not None:
+        found = _period(ends, window, last_resort=count >= _LONGEST)
+        if found is not None:
+            period, cycle = found
             total = period * len(plan.used_devices)
-            return SteadyState(period_seconds=period, bubble_fraction=1.0 - busy / total if total else 0.0)
+            bubble = 1.0 - busy / total if total else 0.0
+            return SteadyState(period_seconds=period, cycle=cycle, bubble_fraction=bubble)
         count = min(2 * count, max(_LONGEST, count + 1))
 
 
@@ -82,19 +84,18 @@ def _place(happened: tuple[SimulatedWork, Interval]) -> tuple[int, str, int, int
     return device, task.kind, task.stage, task.micro_batch
 
 
-def _period(ends: Sequence[Sequence[float]], window: int, *, last_resort: bool) -> float | None:
-    """Return the period if the last mini-batches before the drain repeat, or in any case if it is the last resort."""
+def _period(ends: Sequence[Sequence[float]], window: int, *, last_resort: bool) -> tuple[float, int] | None:
+    """Return the period and its cycle if the last mini-batches before the drain repeat; the cycle is 0 if they do not,
+    and it is the last resort."""
     stop = len(ends) - window  # later mini-batches may be part of the drain
-    for cycle in _CYCLES:
+    for cycle in range(1, stop - window + 1):
         first = stop - cycle - window
-        if first < 0:
-            continue
         shift = ends[stop - 1][0] - ends[stop - 1 - cycle][0]
         limit = _RELATIVE * max(ends[stop - 1])
         pairs = ((ends[turn], ends[turn + cycle]) for turn in range(first, stop - cycle))
         if all(
             abs(late - early - shift) <= limit for some, more in pairs for early, late in zip(some, more, strict=True)
         ):
-            return shift / cycle
+            return shift / cycle, cycle
     half = stop // 2
-    return (max(ends[stop - 1]) - max(ends[half - 1])) / (stop - half) if last_resort else None
+    return ((max(ends[stop - 1]) - max(ends[half - 1])) / (stop - half), 0) if last_resort else None
