@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 
 from graphpipe.report.content.compared_plan import DevicePeak
 from graphpipe.report.figures.figure import Figure
+from graphpipe.report.figures.memory_figure import add_capacities
 from graphpipe.report.figures.palette import HUES
 from graphpipe.units import byte_unit, format_bytes
 
@@ -24,14 +25,7 @@ def compared_memory_figure(peaks: Sequence[DevicePeak]) -> Figure:
         hovertext=[f"{format_bytes(peak.bytes)} of {format_bytes(peak.capacity)}" for peak in peaks],
         hovertemplate="%{y}: %{hovertext}<extra></extra>",
     )
-    figure.add_scatter(
-        y=rows,
-        x=[peak.capacity / size for peak in peaks],
-        mode="markers",
-        marker={"symbol": "line-ns", "size": 15, "line": {"width": 3, "color": "#d62728"}},
-        name="capacity",
-        hovertemplate=f"capacity: %{{x:.3g}} {unit}<extra></extra>",
-    )
+    add_capacities(figure, rows, [peak.capacity / size for peak in peaks], unit)
     figure.update_layout(showlegend=False)
     figure.update_xaxes(title=f"{unit}, red: capacity", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category", fixedrange=True)

@@ -149,18 +149,23 @@ def stage_bytes_figure(plan: Plan, predicted: Trace | None = None) -> Figure:
     most = max(sum(getattr(bar, part) for part in PARTS) for bar in bars)
     near = [(name, capacity) for name, capacity in zip(names, capacities, strict=True) if capacity <= FAR * most]
     if near:
-        figure.add_scatter(
-            y=[name for name, _ in near],
-            x=[capacity / size for _, capacity in near],
-            mode="markers",
-            marker={"symbol": "line-ns", "size": 15, "line": {"width": 3, "color": "#d62728"}},
-            name="capacity",
-            hovertemplate=f"capacity: %{{x:.3g}} {unit}<extra></extra>",
-        )
+        add_capacities(figure, [name for name, _ in near], [capacity / size for _, capacity in near], unit)
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
     figure.update_xaxes(title=f"{unit} per device", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category", fixedrange=True)
     return Figure(figure=figure, height=130 + 26 * len(names))
+
+
+def add_capacities(figure: go.Figure, rows: Sequence[str], capacities: Sequence[float], unit: str) -> None:
+    """Add a red mark at the capacity of the device of each row, in a unit of bytes."""
+    figure.add_scatter(
+        y=rows,
+        x=capacities,
+        mode="markers",
+        marker={"symbol": "line-ns", "size": 15, "line": {"width": 3, "color": "#d62728"}},
+        name="capacity",
+        hovertemplate=f"capacity: %{{x:.3g}} {unit}<extra></extra>",
+    )
 
 
 def _add_curves(figure: go.Figure, trace: Trace, by_device: _ByDevice, unit: str, size: float) -> None:
