@@ -82,6 +82,8 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
             stages=by_hand.stages,
             schedule=by_hand.schedule,
             split=parse_split(settings.split),
+            weights=settings.weights,
+            predictor=settings.predictor,
         )
     return plan(
         graph,
