@@ -40,11 +40,6 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     """Return the bytes on each device with all samples in flight, and the bytes held only while a task runs."""
     inside = set(stage.ops)
     saved = sum(_saved_bytes(plan, op) for op in stage.ops)
-    received: dict[tuple[str, str], float] = {}
-    for edge in plan.graph.edges:
-        if edge.target in inside and edge.source not in inside:
-            for *_, value, count in edge.reads:
-                received[value] = max(received.get(value, 0.0), count)
     recomputed = 0.0
     if stage.recompute == "full":
         saved, recomputed = 0.0, saved
@@ -53,7 +48,7 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
         recomputed = max((_saved_under(plan, name, inside) for name in stage.recompute), default=0.0)
     replica = stage.micro_batch / stage.degree
     once = replica * recomputed + _temporary_bytes(plan, inside, replica)
-    return _state_bytes(plan, stage) + stage.in_flight / stage.degree * (saved + sum(received.values())), once
+    return _state_bytes(plan, stage) + stage.in_flight / stage.degree * (saved + _received_bytes(plan, inside)), once
 
 
 def _inference_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
@@ -66,12 +61,9 @@ def _inference_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     weights, seen = 0.0, set[str]()
     shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
     read_by: dict[str, set[str]] = {op: set() for op in inside}
-    received: dict[str, float] = {}
     for edge in plan.graph.edges:
         if edge.source in inside:
             read_by[edge.source].add(edge.target)
-        elif edge.target in inside:
-            received[edge.source] = max(received.get(edge.source, 0.0), edge.bytes_per_sample)
     kept = 0.0
     for op in plan.graph.ops:
         if op.name in inside:
@@ -80,9 +72,19 @@ def _inference_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
             if not read_by[op.name] or read_by[op.name] - inside:
                 kept += op.output_bytes_per_sample
     samples = stage.micro_batch / stage.degree
-    per_sample = kept + sum(received.values())
+    per_sample = kept + _received_bytes(plan, inside)
     once = _between(plan, inside, read_by) * samples + _forward_temporaries(plan, inside, samples)
     return weights + stage.in_flight / stage.degree * per_sample, once
+
+
+def _received_bytes(plan: PlanFields, inside: set[str]) -> float:
+    """Return the bytes per sample that a stage receives: every value once, however many of its operators read it."""
+    received: dict[tuple[str, str], float] = {}
+    for edge in plan.graph.edges:
+        if edge.target in inside and edge.source not in inside:
+            for *_, value, count in edge.reads:
+                received[value] = max(received.get(value, 0.0), count)
+    return sum(received.values())
 
 
 def _between(plan: PlanFields, inside: set[str], read_by: dict[str, set[str]]) -> float:
