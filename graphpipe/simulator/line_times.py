@@ -8,6 +8,10 @@ from graphpipe.simulator.repeating_period import KINDS, Line, Message, Period
 
 _THIRDS = {"B": 0, "I": 0, "F": 1, "W": 2}
 
+Moment = int
+"""A position in the period plus its size times the number of the period; of an update: the complement of the number of
+its sum."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
@@ -17,11 +21,22 @@ class _Sending:
     messages: list[Message]
 
 
+@dataclass(slots=True)
+class _Sum:
+    # The gradients of a mini-batch, summed over the lines of a stage, which then update their weights.
+    lines: tuple[Line, ...]
+    seconds: float
+    arrived: int = 0
+    end: float = 0.0
+    """When the sum is there, once all lines have arrived."""
+
+
 def line_times(period: Period) -> list[list[float]] | None:
     """Return the end of each task by line, in the order of its schedule; None if tasks wait for each other forever.
 
     A device does its tasks in order, each as soon as its messages are there. A channel carries messages in the order of
-    the tasks of its source. Lines with equal times are computed once, and share a list.
+    the tasks of its source. In a segment, replicas sum their gradients before each update. Lines with equal times are
+    computed once, and share a list.
     """
     clock = _Clock.of(period)
     heads = [*clock.tasks]
@@ -34,8 +49,8 @@ def line_times(period: Period) -> list[list[float]] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    # By line. A moment is a position in the period plus its size times the number of the period.
-    tasks: dict[Line, list[tuple[int, float]]]
+    # By line.
+    tasks: dict[Line, list[tuple[Moment, float]]]
     """The moments and seconds of its tasks, in order."""
     sends: dict[Line, list[list[_Sending]]]
     """What the tasks of a period send, by position."""
@@ -47,13 +62,15 @@ class _Clock:
     begins: Sequence[float]
     channels: list[float]
     """When each is free."""
-    held: dict[Line, int]
+    held: dict[Line, Moment]
     """The moment whose messages a line waits for."""
+    sums: list[_Sum]
+    """Of a segment."""
 
     @staticmethod
     def of(period: Period) -> "_Clock":
         lines = sorted(set(period.alike))
-        turns = period.plan.batch_size // period.numbers.batch_size
+        turns = period.mini_batches * period.plan.batch_size // period.numbers.batch_size
         sends = {line: [list[_Sending]() for _ in range(3 * period.sizes[line])] for line in lines}
         waits = {line: [0] * (3 * period.sizes[line]) for line in lines}
         count = 0
@@ -65,8 +82,9 @@ class _Clock:
                     some.append(_Sending(count, target, []))
                 some[-1].messages.append(message)
             count += 1
+        sums = _Sums(period)
         return _Clock(
-            tasks={line: list(_moments(period, line)) for line in lines},
+            tasks={line: list(_moments(period, line, sums)) for line in lines},
             sends=sends,
             missing={line: some * turns for line, some in waits.items()},
             ready={line: [0.0] * (len(some) * turns) for line, some in waits.items()},
@@ -74,6 +92,7 @@ class _Clock:
             begins=period.begins,
             channels=[0.0] * count,
             held={},
+            sums=sums.found,
         )
 
     def advance(self, line: Line) -> list[Line]:
@@ -82,6 +101,13 @@ class _Clock:
         size, freed = len(sends), list[Line]()
         end = ends[-1] if ends else self.begins[line]
         for moment, seconds in islice(self.tasks[line], len(ends), None):
+            if moment < 0:
+                freed += self._arrive(line, self.sums[~moment], end)
+                if self.sums[~moment].arrived < len(self.sums[~moment].lines):
+                    break
+                end = self.sums[~moment].end + seconds
+                ends.append(end)
+                continue
             if missing[moment]:
                 self.held[line] = moment
                 break
@@ -94,6 +120,17 @@ class _Clock:
                 if self._send(sending, turn, end):
                     freed.append(sending.target)
         return freed
+
+    def _arrive(self, line: Line, gathered: _Sum, end: float) -> list[Line]:
+        """Note that a line has its share of a sum. Return the lines that can go on because of it."""
+        if gathered.arrived == len(gathered.lines):
+            return []  # The line has waited for the others.
+        gathered.arrived += 1
+        gathered.end = max(gathered.end, end)
+        if gathered.arrived < len(gathered.lines):
+            return []
+        gathered.end += gathered.seconds
+        return [other for other in gathered.lines if other != line]
 
     def _send(self, sending: _Sending, turn: int, end: float) -> bool:
         """Send the messages of a task on one channel. Return whether the target waits for one of them."""
@@ -126,7 +163,26 @@ def _channels(period: Period) -> Iterator[tuple[Line, Line, list[Message]]]:
             yield alike[source], target, messages
 
 
-def _moments(period: Period, line: Line) -> Iterator[tuple[int, float]]:
+class _Sums:
+    """Numbers the sums of gradients of a segment. Equal lines of different stages share a sum."""
+
+    def __init__(self, period: Period) -> None:
+        self.found: list[_Sum] = []
+        self._period = period
+        self._numbers: dict[tuple[int, tuple[Line, ...], int], int] = {}
+
+    def number(self, line: Line, stage: int, mini_batch: int) -> int:
+        """Return the number of the sum that an update of a line waits for."""
+        period, lines = self._period, self._period.lines_of(stage)
+        distinct = tuple(sorted({period.alike[each] for each in lines}))
+        key = period.hosted[line].index(stage), distinct, mini_batch
+        if key not in self._numbers:
+            self._numbers[key] = len(self.found)
+            self.found.append(_Sum(distinct, period.plan.reduce_seconds(stage)))
+        return self._numbers[key]
+
+
+def _moments(period: Period, line: Line, sums: _Sums) -> Iterator[tuple[Moment, float]]:
     """Yield the moments of the tasks of a line in order, with the seconds of each."""
     third, firsts, counts = period.sizes[line], period.firsts[line], period.numbers.counts
     places = {
@@ -135,6 +191,9 @@ def _moments(period: Period, line: Line) -> Iterator[tuple[int, float]]:
         for kind, each in zip(KINDS, seconds, strict=True)
     }
     for task in period.schedule.devices[period.plan.used_devices[line]]:
+        if task.kind == "U":
+            yield ~sums.number(line, task.stage, task.micro_batch), period.plan.optimizer_seconds(task.stage)
+            continue
         first, count, seconds = places[task.kind, task.stage]
         turn, index = divmod(task.micro_batch, count)
         yield 3 * third * turn + first + index, seconds

@@ -63,6 +63,12 @@ class Period:
 
     plan: Plan
     schedule: Schedule
+    """Of one mini-batch, or of a segment."""
+
+    @cached_property
+    def mini_batches(self) -> int:
+        """Of the schedule."""
+        return self.schedule.mini_batches
 
     @cached_property
     def numbers(self) -> TaskNumbers:
@@ -112,6 +118,18 @@ class Period:
                 free |= dict.fromkeys(stage.devices, begin + seconds)
         return list(free.values())
 
+    def lines_of(self, stage: int) -> list[Line]:
+        """Return the lines that host a stage."""
+        return [line for line, stages in enumerate(self.hosted) if stage in stages]
+
+    @cached_property
+    def updates(self) -> list[tuple[tuple[float, float], ...]]:
+        """By line and stage, if the schedule is of a segment: the seconds to sum the gradients and to step."""
+        if not self.schedule.updates:
+            return [()] * len(self.hosted)
+        each = [(self.plan.reduce_seconds(at), self.plan.optimizer_seconds(at)) for at in range(len(self.plan.stages))]
+        return [tuple(each[stage] for stage in stages) for stages in self.hosted]
+
     @cached_property
     def places(self) -> list[tuple[Line, int]]:
         """The line and the position of each task number."""
@@ -154,17 +172,21 @@ class Period:
 
         Colour refinement: lines start with the same colour if they take equal times for equal lists of tasks. Lines
         that receive other messages, or the same messages from other colours, then get different colours, until nothing
-        changes. Lines of the same colour have equal times.
+        changes. In a segment, a line also receives the gradients of its stage's replicas. Lines of the same colour have
+        equal times.
         """
         lists = [
             tuple((task.kind, self.firsts[line][task.stage]) for task in self.schedule.devices[device])
             for line, device in enumerate(self.plan.used_devices)
         ]
-        colours = first_equal(list(zip(self.seconds, self.begins, self.sizes, lists, strict=True)))
+        colours = first_equal(list(zip(self.seconds, self.begins, self.sizes, self.updates, lists, strict=True)))
         kinds = first_equal([tuple(messages) for messages in self.channels.values()])
         arriving: list[list[tuple[Line, int]]] = [[] for _ in colours]
         for (source, target), kind in zip(self.channels, kinds, strict=True):
             arriving[target].append((source, kind))
+        for stage in range(len(self.plan.stages)) if self.schedule.updates else ():
+            for line in (lines := self.lines_of(stage)):  # Each waits for the gradients of all.
+                arriving[line] += [(other, -1 - self.hosted[line].index(stage)) for other in lines]
         while True:
             refined = first_equal([(colours[line], _coloured(some, colours)) for line, some in enumerate(arriving)])
             if refined == colours:

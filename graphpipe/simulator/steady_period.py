@@ -11,13 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphpipe.plans import Plan
-from graphpipe.schedule.lower import lower
 from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.schedule.segments.segment import build_unverified_segment
-from graphpipe.schedule.verify import verify
-from graphpipe.simulator.activities import SimulatedWork
-from graphpipe.simulator.engine import Interval
-from graphpipe.simulator.simulate import happen_lowered
+from graphpipe.simulator.segment_times import TimedTask, timed_tasks
 
 _LONGEST = 96
 """Most mini-batches to simulate."""
@@ -62,26 +58,18 @@ def steady_state(plan: Plan) -> SteadyState:
 
 def _ends(plan: Plan, count: int) -> tuple[list[list[float]], float]:
     """Return the ends of all tasks by mini-batch, each in the same order, and the busy seconds of one mini-batch."""
-    schedule = build_unverified_segment(plan, count)
-    verify(plan, schedule)
+    happened = timed_tasks(plan, build_unverified_segment(plan, count))
     ends: list[list[float]] = [[] for _ in range(count)]
-    busy = 0.0
-    for what, when in sorted(happen_lowered(plan, lower(plan, schedule)), key=_place):
-        if isinstance(what, tuple):
-            _, task = what
-            turn = task.micro_batch if task.kind == "U" else task.micro_batch // plan.micro_batches(task.stage)
-            ends[turn].append(when.end)
-            busy += when.end - when.start
-    return ends, busy / count
+    for timed in sorted(happened, key=_place):
+        task = timed.task
+        turn = task.micro_batch if task.kind == "U" else task.micro_batch // plan.micro_batches(task.stage)
+        ends[turn].append(timed.end)
+    return ends, sum(timed.seconds for timed in happened) / count
 
 
-def _place(happened: tuple[SimulatedWork, Interval]) -> tuple[int, str, int, int]:
-    # By device, kind, stage and micro-batch: the same order in every mini-batch.
-    what, _ = happened
-    if not isinstance(what, tuple):
-        return -1, "", 0, 0
-    device, task = what
-    return device, task.kind, task.stage, task.micro_batch
+def _place(timed: TimedTask) -> tuple[int, str, int, int]:
+    # The same order in every mini-batch.
+    return timed.device, timed.task.kind, timed.task.stage, timed.task.micro_batch
 
 
 def _period(ends: Sequence[Sequence[float]], window: int, *, last_resort: bool) -> tuple[float, int] | None:

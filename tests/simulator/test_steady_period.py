@@ -13,7 +13,9 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import WeightPolicy
 from graphpipe.schedule.segments.planned_versions import with_policy
+from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator import predict, step_seconds
+from graphpipe.simulator.segment_times import timed_tasks
 from graphpipe.simulator.simulate import simulate
 from graphpipe.simulator.steady_period import steady_state
 
@@ -84,6 +86,17 @@ def test_long_segments_approach_the_period(plan: Plan, policy: WeightPolicy) -> 
     count = -(-12 // cycle) * cycle
     some, more = (simulate(plan, mini_batches=each).step_seconds for each in (20, 20 + count))
     assert (more - some) / count == pytest.approx(steady.period_seconds)
+
+
+@given(plan=plans(batch_size=16, quick=True), policy=st.sampled_from(("stash", "predict")), split=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_quick_times_are_those_of_the_simulation(plan: Plan, policy: WeightPolicy, split: bool) -> None:
+    stages = tuple(replace(stage, state="whole", burst=1) for stage in plan.stages)
+    plan = replace(plan, stages=stages, schedule="zb-h1" if split else "1f1b")
+    plan = with_policy(plan, policy, "pipeoptim" if policy == "predict" else "")
+    ends = {timed.end for timed in timed_tasks(plan, build_segment(plan, 4))}
+    trace = simulate(plan, mini_batches=4)
+    assert ends == {span.end_seconds for span in trace.spans if span.kind in ("F", "B", "I", "W", "optimizer")}
 
 
 def test_a_state_that_repeats_after_five_mini_batches() -> None:
