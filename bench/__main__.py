@@ -5,8 +5,22 @@ from importlib import import_module
 
 NAMES = (
     *("planning", "figure6", "splits", "sharing", "table1", "sweeps", "profiles", "bounds", "scaling", "counts"),
-    *("runtime", "prediction", "measured", "zero_bubble", "loads", "rehearsal", "hosts", "start", "families", "gpu"),
+    *(
+        "runtime",
+        "prediction",
+        "measured",
+        "zero_bubble",
+        "loads",
+        "rehearsal",
+        "hosts",
+        "start",
+        "families",
+        "async",
+        "gpu",
+    ),
 )
+MODULES = {"async": "asynchronous"}
+"""Of names that Python cannot import: `async` is a keyword."""
 
 
 def main(names: list[str]) -> int:
@@ -16,7 +30,7 @@ def main(names: list[str]) -> int:
         print(f"unknown benchmark '{unknown[0]}'; known: {', '.join(NAMES)}", file=sys.stderr)
         return 2
     for name in names or NAMES:
-        import_module(f"bench.{name}").main()
+        import_module(f"bench.{MODULES.get(name, name)}").main()
     return 0
 
 
