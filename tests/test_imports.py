@@ -46,12 +46,12 @@ ROOMS = (
     "plan_settings",
     *("api", "rehearsal", "launch"),  # api and rehearsal: the public functions that join rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),
-    "doctor",
+    *("inference", "doctor"),
     *("report/content", "report/tables", "report/figures", "report/page", "report"),
     *("cli", "__main__"),
 )
 """From the lowest up. The files of a room itself stand where the room is named."""
-TORCH_ROOMS = ("model", "profiler", "run", "launch", "training", "doctor", "cli")
+TORCH_ROOMS = ("model", "profiler", "run", "launch", "training", "inference", "doctor", "cli")
 """Where torch may be imported: what stands above `model`, apart from the simulator and the planners."""
 PUBLIC = "graphpipe"
 """The public names: may come from every room, and no room imports them from there."""

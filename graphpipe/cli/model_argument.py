@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.graph.import_common import warn_of_units
 from graphpipe.plans.backward_record import BackwardRecord
@@ -13,7 +12,6 @@ from graphpipe.zoo_graphs import find_zoo_graph
 
 if TYPE_CHECKING:
     from graphpipe.model.capture.capture import Captured
-    from graphpipe.training.task.user_function import Model
 
 MODEL_HELP = (
     "a zoo name (such as mmt or gpt; mmt-small and so on for a laptop), "
@@ -51,27 +49,10 @@ def read_model_argument(word: str, cache: Path | None = None) -> ModelArgument:
     if found := find_zoo_graph(word):
         return ModelArgument(graph=found.graph, backward=found.backward)
     with waiting(f"capturing {word}"):
-        module, inputs = find_model(word)
         from graphpipe.model.capture_cache.capture_cache import cached_capture
+        from graphpipe.training.task.user_function import find_model
+
+        module, inputs = find_model(word)
 
         captured = cached_capture(module, inputs, cache)
     return ModelArgument(graph=captured.graph, module=module, captured=captured)
-
-
-def find_model(word: str) -> "Model":
-    """Return the module and the example inputs of a MODEL that is not a graph file.
-
-    Raises:
-        InvalidInput: there is no such model (the message names the nearest one), or the function returns another type.
-    """
-    if ":" in word and not word.endswith(":small"):
-        from graphpipe.training.task.user_function import call_for_model
-
-        return call_for_model(word)
-    if Path(word).suffix:
-        what = "a graph file has no module behind it" if word.endswith(".json") else "is not a model"
-        remedy = "Write file.py:function; other tools' graphs are read by `graphpipe import`."
-        raise InvalidInput(what, where=f"'{word}'", remedy=remedy)
-    from graphpipe.model.zoo import zoo
-
-    return zoo(word)

@@ -4,7 +4,7 @@ import argparse
 import time
 
 from graphpipe.cli.arguments import Subparsers, add_no_cache, add_verb
-from graphpipe.cli.model_argument import MODEL_HELP, find_model
+from graphpipe.cli.model_argument import MODEL_HELP
 from graphpipe.cli.output import Output
 from graphpipe.cluster import Cluster
 from graphpipe.files.cache_folder import cache_folder
@@ -33,10 +33,11 @@ def run(args: argparse.Namespace) -> int:
     output = Output(args.json)
     cluster = Cluster.resolve(args.cluster)
     with waiting(f"capturing {args.model}"):
-        module, inputs = find_model(args.model)
         from graphpipe.model.capture_cache.capture_cache import cached_capture
         from graphpipe.profiler.profile import profile
+        from graphpipe.training.task.user_function import find_model
 
+        module, inputs = find_model(args.model)
         cache = None if args.no_cache else cache_folder()
         captured = cached_capture(module, inputs, cache)
     start = time.perf_counter()

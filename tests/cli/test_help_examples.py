@@ -21,6 +21,7 @@ LEAVES = {
     "plan": ["plan.json"],
     "simulate": ["trace.json"],
     "train": ["runs/digits-1/metrics.json"],
+    "infer": ["answers.jsonl"],
     "export": ["model.safetensors"],
     "profile": ["costs.json"],
     "rehearse": ["trace.json", "report.html"],

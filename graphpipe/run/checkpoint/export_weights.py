@@ -30,14 +30,28 @@ def export_weights(source: str | Path, output: str | Path) -> Path:
         InvalidInput: there is no checkpoint, or the file cannot be written.
         CheckpointCorrupt: the checkpoint is damaged, or all checkpoints of the folder are.
     """
+    checkpoint, tensors = checkpoint_tensors(source)
+    _write(Path(output), tensors)
+    return checkpoint
+
+
+def checkpoint_tensors(source: str | Path) -> tuple[Path, dict[str, Tensor]]:
+    """Return a checkpoint and the tensors of its whole model, tied ones under each of their names.
+
+    Args:
+        source: as for `export_weights`.
+
+    Raises:
+        InvalidInput: there is no checkpoint.
+        CheckpointCorrupt: the checkpoint is damaged, or all checkpoints of the folder are.
+    """
     place = Path(source)
     if (place / CHECKPOINTS).is_dir():
         place = place / CHECKPOINTS
     checkpoint = place if (place / MANIFEST).exists() else newest_valid(place).path
     manifest = verify_files(checkpoint)
     tensors = joined(checkpoint, read_tensors(checkpoint, manifest.tensors))
-    _write(Path(output), tensors | {name: tensors[other].clone() for name, other in manifest.aliases.items()})
-    return checkpoint
+    return checkpoint, tensors | {name: tensors[other].clone() for name, other in manifest.aliases.items()}
 
 
 def save_weights(module: nn.Module, output: Path) -> None:

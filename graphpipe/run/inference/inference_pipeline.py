@@ -1,6 +1,7 @@
 """The inference pipeline: answers requests as a plan splits the model."""
 
 from collections.abc import Generator, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +18,7 @@ from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.inference.failure_reports import FailureReports
 from graphpipe.run.inference.inference_replica import InferenceReplica
-from graphpipe.run.inference.request_queue import Answer, RequestQueue, one_row_each
+from graphpipe.run.inference.request_queue import Answer, Refused, Request, RequestQueue, one_row_each
 from graphpipe.run.pipeline_parts import digest
 from graphpipe.run.stage.mini_batch import MiniBatch, check_rows
 from graphpipe.run.stage.receive_buffers import ReceiveBuffers
@@ -49,12 +50,14 @@ class InferencePipeline:
         if plan.trains:
             raise InvalidInput("the plan trains", where="plan", remedy="Plan with inference=True.")
         self.plan, options = plan, options or PipelineOptions()
+        self._windows = 0
         self._whole = any(op.whole_batch for op in plan.graph.ops)
         self.world = join(options.device, options.timeout_seconds)
         with self.world.closing_on_error():
             shapes = ProgramsByShape(plan, model, "fp32", self.world.device, options.captured).first
             self._specs = shapes.specs
             output = [program.is_output for program in shapes.programs].index(True)
+            self._arrange = shapes.programs[output].arrange
             if plan.stages[output].degree > 1:
                 what = f"stage '{plan.stages[output].name}', which computes the answers, is on several devices"
                 raise InvalidInput(what, where="plan", remedy="Give it one device.")
@@ -98,7 +101,7 @@ class InferencePipeline:
         """Whether this rank hosts the output stage, so that `map` yields answers here."""
         return self.world.rank == self._reports.root
 
-    def map(self, batches: Iterable[Inputs]) -> Generator[Answer | None]:
+    def map(self, batches: Iterable[Inputs | Refused]) -> Generator[Answer | None]:
         """Yield the answer to every request, in order; None on the ranks that do not host the output stage.
 
         Requests are cut and joined into windows of the plan's mini-batch. A request is read only when the windows
@@ -110,7 +113,7 @@ class InferencePipeline:
 
         Args:
             batches: the requests, the same on every rank. Each is any number of samples, as tensors of the shapes that
-                the plan was made for. The first dimension is samples.
+                the plan was made for. The first dimension is samples. A `Refused` is answered with its reason.
 
         Raises:
             InvalidInput: an output has no row per sample.
@@ -123,11 +126,11 @@ class InferencePipeline:
                 while queue.samples and (self._whole or queue.samples >= self.plan.batch_size):
                     self._run(queue)
                 for request in queue.finished():
-                    yield request.answer() if self.answers else None
+                    yield self._answer(request)
             while queue.samples:
                 self._run(queue)
             for request in queue.finished():
-                yield request.answer() if self.answers else None
+                yield self._answer(request)
             self._reports.wait()
 
     def close(self) -> None:
@@ -145,7 +148,16 @@ class InferencePipeline:
         else:
             self.world.close()
 
-    def _take(self, queue: RequestQueue, batch: Inputs) -> None:
+    def _answer(self, request: Request) -> Answer | None:
+        if not self.answers:
+            return None
+        found = request.answer()
+        return found if found.outputs is None else replace(found, outputs=self._arrange(found.outputs))
+
+    def _take(self, queue: RequestQueue, batch: Inputs | Refused) -> None:
+        if isinstance(batch, Refused):
+            queue.refuse(batch.reason)
+            return
         try:
             named = name_inputs(tuple(each.name for each in self.plan.graph.inputs), batch)
             size = check_rows(named, None)
@@ -164,6 +176,8 @@ class InferencePipeline:
         samples = sum(len(rows) for _, rows in parts)
         forward = self._schedules(samples)
         self._worker.messages.open(forward.pairs)
+        self._windows += 1
+        self._worker.monitor.begin_step(self._windows)
         batch = self._batch(inputs, samples, forward.micro_batches)
         replicas = self._worker.replicas.values()
         with evaluation_mode(replica.program.module for replica in replicas):
@@ -175,6 +189,7 @@ class InferencePipeline:
             remedy = "Return one row per sample."
             raise InvalidInput("an output tensor does not have one row per sample", where="model", remedy=remedy)
         queue.settle(parts, results, failures)
+        self._worker.monitor.end_step()
 
     def _batch(self, inputs: Mapping[str, Tensor], size: int, micro_batches: tuple[int, ...]) -> MiniBatch:
         return MiniBatch(

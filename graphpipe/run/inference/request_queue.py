@@ -36,6 +36,13 @@ class Answer:
     """The samples that failed. Their rows of the outputs mean nothing."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """In place of a request: it could not be read, and fails as a whole."""
+
+    reason: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Request:
     """A request, and what is known of its answer."""

@@ -66,6 +66,27 @@ def call_for_model(word: str, folder: str | Path = ".") -> Model:
     )
 
 
+def find_model(word: str, folder: str | Path = ".") -> Model:
+    """Return the module and the example inputs of a MODEL of the command line that is not a graph file.
+
+    Args:
+        word: a zoo name, `package.module:function` or `file.py:function`.
+        folder: of a relative file, and of modules that are not installed.
+
+    Raises:
+        InvalidInput: there is no such model (the message names the nearest one), or the function returns another type.
+    """
+    if ":" in word and not word.endswith(":small"):
+        return call_for_model(word, folder)
+    if Path(word).suffix:
+        what = "a graph file has no module behind it" if word.endswith(".json") else "is not a model"
+        remedy = "Write file.py:function; other tools' graphs are read by `graphpipe import`."
+        raise InvalidInput(what, where=f"'{word}'", remedy=remedy)
+    from graphpipe.model.zoo import zoo
+
+    return zoo(word)
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InvalidInput("no such file", where=str(path))

@@ -1,0 +1,109 @@
+"""Answers all requests of a file or function, and writes the answers to one file."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from graphpipe.inference.answer_files import write_answers
+from graphpipe.inference.answer_locally import answer_locally
+from graphpipe.inference.answer_rank import title
+from graphpipe.inference.answer_under_torchrun import answer_under_torchrun
+from graphpipe.inference.job import InferenceJob
+from graphpipe.inference.journal import AnswerRecord, read_answers
+from graphpipe.inference.prepare import PlanSource, prepare
+from graphpipe.plans import Plan
+from graphpipe.plans.estimates import period_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRequest:
+    """A sample that has no answer."""
+
+    request: int
+    """From 0."""
+    sample: int
+    """Its position in the request; 0 if the request could not be read."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceResult:
+    """The figures of a job that has ended, under the names that `--json` prints."""
+
+    output: str
+    """The file of answers."""
+    requests: int
+    samples: int
+    """With an answer or without."""
+    failed: tuple[FailedRequest, ...]
+    seconds: float
+    """From the first request to the last answer, without the start of the ranks."""
+    samples_per_second: float
+    samples_per_second_predicted: float
+    """Of a full pipeline, by the plan that ended the job."""
+    devices: tuple[str, ...]
+    """In use by this plan."""
+
+
+def infer(
+    job: InferenceJob,
+    source: PlanSource,
+    *,
+    elastic: bool = False,
+    resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+) -> InferenceResult | None:
+    """Answer every request in order, and write the file of answers.
+
+    Args:
+        job: the model, the requests and the file.
+        source: of the plan.
+        elastic: when a rank is lost, plan again for the devices that are left.
+        resume: answer what an interrupted command has not answered.
+        tell: called with lines about the progress.
+        on_plan: called with the first plan.
+
+    Returns:
+        The result. Under torchrun, None on the ranks that do not write the answers.
+
+    Raises:
+        Infeasible: no plan fits in memory.
+        InvalidInput: the model, the plan, the requests or the file of answers cannot be used.
+        RankFailed: a rank failed. The answers so far are in the journal.
+    """
+    prepare_here = partial(prepare, job, source, resume=resume)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        prepare_here = partial(prepare, job, source, resume=resume or again)
+        plan, answers = answer_under_torchrun(job, prepare_here, elastic=elastic)
+        return _finish(job, plan) if answers else None
+    prepared = prepare_here()
+    on_plan(prepared.plan)
+    return _finish(job, answer_locally(job, prepared, elastic=elastic, tell=tell))
+
+
+def _finish(job: InferenceJob, plan: Plan) -> InferenceResult:
+    name = title(job, plan)
+    write_answers(job.output_path, lambda: read_answers(job.journal_path, name))
+    requests = samples = 0
+    seconds, failed = 0.0, list[FailedRequest]()
+    for number, answer in enumerate(read_answers(job.journal_path, name)):
+        requests, samples, seconds = number + 1, samples + _samples(answer), seconds + answer.seconds
+        failed += [FailedRequest(request=number, sample=it.sample, reason=it.reason) for it in answer.failed]
+    job.journal_path.unlink()
+    return InferenceResult(
+        output=job.output,
+        requests=requests,
+        samples=samples,
+        failed=tuple(failed),
+        seconds=seconds,
+        samples_per_second=samples / seconds if seconds else 0.0,
+        samples_per_second_predicted=plan.batch_size / period_seconds(plan),
+        devices=tuple(plan.cluster.devices[device].name for device in plan.used_devices),
+    )
+
+
+def _samples(answer: AnswerRecord) -> int:
+    return max(answer.samples, len(answer.failed))

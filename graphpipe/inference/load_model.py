@@ -1,0 +1,61 @@
+"""The model of an inference job: the user's module with the weights to use."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from graphpipe.errors import InvalidInput
+from graphpipe.run.checkpoint.export_weights import checkpoint_tensors
+from graphpipe.training.task.user_function import Model, find_model
+
+
+def load_model(word: str, folder: str | Path, weights: str | None) -> Model:
+    """Return the model in evaluation mode, and its example inputs.
+
+    Args:
+        word: a zoo name or a function, which is called after torch is seeded: every rank makes the same weights.
+        folder: where relative paths begin.
+        weights: a safetensors file, a checkpoint or the folder of a run; None leaves the model's own.
+
+    Raises:
+        InvalidInput: the model cannot be made, or the weights are missing or of another model.
+        CheckpointCorrupt: the checkpoint is damaged.
+    """
+    torch.manual_seed(0)
+    module, inputs = find_model(word, folder)
+    if weights is not None:
+        _fill(module, Path(folder) / weights)
+    return module.eval(), inputs
+
+
+def _fill(module: nn.Module, source: Path) -> None:
+    own = source / "model.safetensors"
+    tensors = _read(own if own.is_file() else source)
+    known = {name: each for name, each in module.state_dict().items() if isinstance(each, Tensor)}
+    for name, each in known.items():
+        if name not in tensors:
+            raise _other_model(source, f"has no '{name}', which this model has")
+        if tensors[name].shape != each.shape:
+            what = f"'{name}' is {[*tensors[name].shape]} in it and {[*each.shape]} in this model"
+            raise _other_model(source, what)
+    surplus = sorted(tensors.keys() - known.keys())
+    if surplus:
+        raise _other_model(source, f"has '{surplus[0]}', which this model does not have")
+    module.load_state_dict(tensors, strict=False)
+
+
+def _read(source: Path) -> dict[str, Tensor]:
+    if source.is_dir():
+        return checkpoint_tensors(source)[1]
+    try:
+        return load_file(source)
+    except (OSError, SafetensorError) as error:
+        text = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise InvalidInput(f"cannot be read: {text}", where=str(source), remedy="Give a safetensors file.") from None
+
+
+def _other_model(source: Path, what: str) -> InvalidInput:
+    return InvalidInput(what, where=str(source), remedy="Give the weights of this model.")
