@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from graphpipe.cluster.cluster_file import file_fields
-from graphpipe.cluster.device import Device, DeviceType, Link, PairLink
+from graphpipe.cluster.device import HOST_BANDWIDTH, Device, DeviceType, HostMemory, Link, PairLink
 from graphpipe.cluster.link_levels import LinkLevels
 from graphpipe.cluster.presets import preset_fields
 from graphpipe.errors import InvalidInput
@@ -42,6 +42,8 @@ class Cluster:
     """If devices wait for transfers: whether two devices that send to each other do so at the same time."""
     cores_per_node: int | None = None
     """Tasks that a node runs at full speed at once, if CPU processes share cores. None: each device has its own."""
+    host_memory: tuple[HostMemory, ...] = ()
+    """Of the nodes for which it is known (see `host_memory_bytes`)."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -58,7 +60,25 @@ class Cluster:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON of this cluster, without fields of later versions that have their default."""
-        return digest(without_default_duplex(to_body(self)))
+        return digest(without_default_fields(to_body(self)))
+
+    def host_memory_bytes(self, node: str) -> float:
+        """Return the bytes of a node's memory that its devices may use for what they offload.
+
+        If the cluster does not say, they are twice the memory of the node's devices, and less than any server with GPUs
+        has. The memory of CPU processes is the node's own, so they have nothing beside it.
+        """
+        for known in self.host_memory:
+            if known.node == node:
+                return known.bytes
+        if self.cores_per_node is not None:
+            return 0.0
+        return 2 * sum(self.types[device.type].memory_bytes for device in self.devices if device.node == node)
+
+    @property
+    def copies_take_devices(self) -> bool:
+        """Whether a device waits while bytes are copied between it and its node, as a CPU process does."""
+        return not self.overlap or self.cores_per_node is not None or self.messages_take_devices
 
     @cached_property
     def _pairs(self) -> dict[frozenset[int], Link]:
@@ -146,6 +166,7 @@ class Cluster:
             name=f"{self.name} ({len(names)} of {len(known)} devices)",
             devices=tuple(known[name] for name in names),
             pair_links=tuple(pair for pair in self.pair_links if {pair.first, pair.second} <= set(names)),
+            host_memory=tuple(each for each in self.host_memory if each.node in {known[name].node for name in names}),
         )
 
     @staticmethod
@@ -180,9 +201,21 @@ class Cluster:
         return Cluster.load(text) if text.endswith(".toml") else Cluster.preset(text)
 
 
-def without_default_duplex(cluster: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a cluster as fingerprints use it: clusters of schema version 1 did not say `duplex`."""
-    return {field: value for field, value in cluster.items() if field != "duplex" or value}
+def without_default_fields(cluster: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a cluster as fingerprints use it.
+
+    Clusters of schema version 1 did not say `duplex`, nor anything about the memory of nodes.
+    """
+    later = {"duplex": False, "host_memory": []}
+    found = {field: value for field, value in cluster.items() if field not in later or value != later[field]}
+    types: list[dict[str, Any]] = cluster["device_types"]
+    link = "host_bandwidth_bytes_per_second"
+    return found | {
+        "device_types": [
+            {field: value for field, value in kind.items() if field != link or value != HOST_BANDWIDTH}
+            for kind in types
+        ]
+    }
 
 
 def _check(cluster: Cluster) -> None:
@@ -200,12 +233,25 @@ def _check(cluster: Cluster) -> None:
         if device.type not in {kind.name for kind in cluster.device_types}:
             raise InvalidInput(f"device '{device.name}' has unknown type '{device.type}'", where=where)
     for kind in cluster.device_types:
-        for field in ("memory_bytes", "peak_flops_per_second", "memory_bytes_per_second"):
+        for field in (
+            "memory_bytes",
+            "peak_flops_per_second",
+            "memory_bytes_per_second",
+            "host_bandwidth_bytes_per_second",
+        ):
             _positive(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
         for field in ("launch_seconds", "half_peak_flops"):
             _not_negative(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
     if cluster.cores_per_node is not None:
         _positive(cluster.cores_per_node, f"{where}, cores_per_node")
+    nodes = {device.node for device in cluster.devices}
+    for node, count in Counter(each.node for each in cluster.host_memory).items():
+        if node not in nodes:
+            raise InvalidInput(f"host_memory names unknown node '{node}'", where=where)
+        if count > 1:
+            raise InvalidInput(f"host_memory names node '{node}' {count} times", where=where)
+    for each in cluster.host_memory:
+        _not_negative(each.bytes, f"{where}, host_memory of node '{each.node}'")
     _check_links(cluster, where)
 
 

@@ -20,10 +20,12 @@ peak = "15.7 TFLOP/s"
 memory_bandwidth = "765 GB/s"
 launch = "5 us"                     # optional: fixed cost of one kernel (default 5 us)
 half_peak_flops = 1e9               # optional: FLOPs of a kernel at half of the peak (default: 64 us at peak)
+host_bandwidth = "12 GB/s"          # optional: of copies to and from the memory of the node (default 12 GB/s)
 
 [[nodes]]
 name = "n0"
 devices = { v100 = 4 }
+host_memory = "512 GB"              # optional: for what devices offload (default: twice the memory of the devices)
 
 [[nodes]]
 name = "m"
@@ -40,7 +42,7 @@ bandwidth = "25 GB/s"
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphpipe.cluster.device import ClusterFields, Device, DeviceType, Link, PairLink
+from graphpipe.cluster.device import HOST_BANDWIDTH, ClusterFields, Device, DeviceType, HostMemory, Link, PairLink
 from graphpipe.errors import InvalidInput
 from graphpipe.files.toml import read_toml
 from graphpipe.files.toml_section import Section
@@ -77,6 +79,7 @@ def file_fields(path: str | Path) -> ClusterFields:
         overlap=root.flag("overlap", True),
         duplex=root.flag("duplex", False),
         cores_per_node=root.count("cores_per_node") if "cores_per_node" in root.table else None,
+        host_memory=tuple(memory for node in nodes for memory in _host_memory(node)),
     )
 
 
@@ -99,7 +102,7 @@ def _latency_and_bandwidth(section: Section) -> Link:
 
 
 def _device_type(name: str, section: Section) -> DeviceType:
-    section.only("memory", "peak", "memory_bandwidth", "launch", "half_peak_flops")
+    section.only("memory", "peak", "memory_bandwidth", "launch", "half_peak_flops", "host_bandwidth")
     peak = section.quantity("peak", parse_flops)
     return DeviceType(
         name=name,
@@ -108,6 +111,7 @@ def _device_type(name: str, section: Section) -> DeviceType:
         memory_bytes_per_second=section.quantity("memory_bandwidth", parse_rate),
         launch_seconds=section.quantity("launch", parse_seconds, default=LAUNCH_SECONDS, zero=True),
         half_peak_flops=section.quantity("half_peak_flops", _plain, default=peak * HALF_PEAK_SECONDS, zero=True),
+        host_bandwidth_bytes_per_second=section.quantity("host_bandwidth", parse_rate, default=HOST_BANDWIDTH),
     )
 
 
@@ -118,10 +122,21 @@ def _plain(value: str | float, where: str) -> float:
 
 
 def _devices(node: Section, known: list[str]) -> Iterator[Device]:
-    node.only("name", "devices", "count")
-    name, devices = node.text("name"), node.section("devices")
+    node.only("name", "devices", "count", "host_memory")
+    devices = node.section("devices")
     devices.only(*known)
-    for node_name in [f"{name}{number}" for number in range(node.count("count"))] if "count" in node.table else [name]:
+    for node_name in _names(node):
         for kind in devices.table:
             for number in range(devices.count(kind)):
                 yield Device(name=f"{node_name}/{kind}-{number}", type=kind, node=node_name)
+
+
+def _host_memory(node: Section) -> Iterator[HostMemory]:
+    if "host_memory" in node.table:
+        held = node.quantity("host_memory", parse_bytes, zero=True)
+        yield from (HostMemory(node=name, bytes=held) for name in _names(node))
+
+
+def _names(node: Section) -> list[str]:
+    name = node.text("name")
+    return [f"{name}{number}" for number in range(node.count("count"))] if "count" in node.table else [name]

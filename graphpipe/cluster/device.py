@@ -29,6 +29,10 @@ def slowest_seconds(links: Iterable[Link | None], count: float) -> float:
     return max(link.seconds(count) if link else 0.0 for link in links)
 
 
+HOST_BANDWIDTH = 12e9
+"""Bytes per second that pinned copies reach over 16 lanes of PCIe 3 (nominal 15.8 GB/s)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceType:
     """Memory and speed of one kind of device."""
@@ -43,6 +47,8 @@ class DeviceType:
     """Fixed cost of one kernel."""
     half_peak_flops: float
     """Size in FLOPs of a kernel that reaches half of the peak. Larger kernels come closer to the peak."""
+    host_bandwidth_bytes_per_second: float = HOST_BANDWIDTH
+    """Between the device and the memory of its node, in each direction, while all devices of the node copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,16 @@ class PairLink:
     link: Link
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The memory of a node that its devices may use for what they offload."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    node: str
+    bytes: float
+
+
 class ClusterFields(TypedDict):
     """The fields of a cluster, as a preset or a file gives them."""
 
@@ -79,3 +95,4 @@ class ClusterFields(TypedDict):
     overlap: NotRequired[bool]
     duplex: NotRequired[bool]
     cores_per_node: NotRequired[int | None]
+    host_memory: NotRequired[tuple[HostMemory, ...]]

@@ -5,7 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from graphpipe.cluster.device import ClusterFields, Device, DeviceType, Link
+from graphpipe.cluster.device import ClusterFields, Device, DeviceType, HostMemory, Link
 from graphpipe.errors import InvalidInput, nearest
 
 MOST_DEVICES = 65_536
@@ -18,15 +18,17 @@ class _Machine:
     device: DeviceType
     intra_node: Link
     inter_node: Link
+    host_memory_bytes: float
 
 
 # Peak and memory size are the vendors' figures (FP32 on V100, dense TF32 on A100 and H100). Bandwidths are about 0.85
 # of the nominal ones, which is what copy benchmarks reach. The nominal bandwidths of memory are 900, 2039 and 3350
 # GB/s, of NVLink (per direction between two devices) 50 (two bricks on Summit), 300 and 450 GB/s, and of the network
-# (per device) 100, 200 and 400 Gb/s. Latencies and launch times are common figures for NCCL and CUDA. half_peak_flops
-# is an assumption about matrix products: a V100 reaches two thirds of its peak with 1024 x 1024 x 1024 (2.1 GFLOP),
-# and faster devices need products larger in the same proportion (64 us at peak). These figures were not fitted to the
-# published results of any planner.
+# (per device) 100, 200 and 400 Gb/s. To the memory of its node a device has 50 (two bricks on Summit), 16 and 32 GB/s
+# per direction (on the DGX machines two devices share 16 lanes of PCIe 4 or 5). Latencies and launch times are common
+# figures for NCCL and CUDA. half_peak_flops is an assumption about matrix products: a V100 reaches two thirds of its
+# peak with 1024 x 1024 x 1024 (2.1 GFLOP), and faster devices need products larger in the same proportion (64 us at
+# peak). These figures were not fitted to the published results of any planner.
 _MACHINES = {
     "summit": _Machine(
         device=DeviceType(
@@ -36,9 +38,11 @@ _MACHINES = {
             memory_bytes_per_second=765e9,
             launch_seconds=5e-6,
             half_peak_flops=1e9,
+            host_bandwidth_bytes_per_second=43e9,
         ),
         intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=43e9),
         inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=10.6e9),
+        host_memory_bytes=512e9,
     ),
     "dgx-a100": _Machine(
         device=DeviceType(
@@ -48,9 +52,11 @@ _MACHINES = {
             memory_bytes_per_second=1730e9,
             launch_seconds=5e-6,
             half_peak_flops=10e9,
+            host_bandwidth_bytes_per_second=13e9,
         ),
         intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=255e9),
         inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=21e9),
+        host_memory_bytes=2e12,
     ),
     "dgx-h100": _Machine(
         device=DeviceType(
@@ -60,9 +66,11 @@ _MACHINES = {
             memory_bytes_per_second=2850e9,
             launch_seconds=5e-6,
             half_peak_flops=32e9,
+            host_bandwidth_bytes_per_second=27e9,
         ),
         intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=380e9),
         inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=42e9),
+        host_memory_bytes=2e12,
     ),
 }
 
@@ -86,6 +94,7 @@ def preset_fields(spec: str) -> ClusterFields:
         devices=_devices(machine.device.name, *sizes),
         intra_node=machine.intra_node,
         inter_node=machine.inter_node,
+        host_memory=tuple(HostMemory(node=f"node{at}", bytes=machine.host_memory_bytes) for at in range(sizes[0])),
     )
 
 
@@ -124,6 +133,7 @@ def _local(spec: str, processes: int) -> ClusterFields:
         memory_bytes_per_second=10e9,
         launch_seconds=10e-6,
         half_peak_flops=1e6,
+        host_bandwidth_bytes_per_second=5e9,  # a copy reads and writes memory
     )
     loopback = Link(latency_seconds=50e-6, bandwidth_bytes_per_second=1.5e9, processor_seconds=250e-6)
     return ClusterFields(

@@ -8,6 +8,9 @@ from graphpipe.costs.op_bytes import OpBytes
 from graphpipe.costs.recompute_regions import Recompute, regions
 from graphpipe.graph import Read
 
+_AWAY = -1
+"""The number of the region that all offloaded operators of a stage are together."""
+
 
 # No slots: what operators read is cached.
 @dataclass(frozen=True)
@@ -16,8 +19,8 @@ class ActivationBytes:
 
     each: OpBytes
 
-    def saved(self, ops: Iterable[str], recompute: Recompute = "none") -> float:
-        """Return what the operators of a stage keep per sample in flight, besides what the stage received.
+    def saved(self, ops: Iterable[str], recompute: Recompute = "none", offload: tuple[str, ...] = ()) -> float:
+        """Return what the operators of a stage keep per sample in flight on its device, besides what it received.
 
         This is what they save for the backward pass, with these exceptions:
 
@@ -25,6 +28,8 @@ class ActivationBytes:
         - A region of a stage keeps those of its outputs that are held anyway: by another region or another stage that
           reads them, or by an operator outside the regions that saves them (up to what was saved inside).
         - An operator outside the regions keeps what it saves, and at least those of its outputs that a region reads.
+        - An operator that is offloaded keeps those of its outputs that are held anyway, as a region does. But offloaded
+          operators do not hold outputs of each other.
 
         For inference, these are the outputs that the stage keeps until its consumers or the caller have taken them.
 
@@ -32,35 +37,48 @@ class ActivationBytes:
         random states (5 kB of a region with dropout) and copies of buffers that a forward changes.
         """
         inside = tuple(dict.fromkeys(ops))  # in a fixed order, because sums of floats depend on it
-        return self.each.once(("saved", inside, recompute), lambda: self._saved(inside, recompute))
+        return self.each.once(("saved", inside, recompute, offload), lambda: self._saved(inside, recompute, offload))
 
-    def _saved(self, inside: tuple[str, ...], recompute: Recompute) -> float:
+    def offloaded(self, ops: Iterable[str], recompute: Recompute, offload: tuple[str, ...]) -> float:
+        """Return what the operators of a stage send away per sample in flight: what `saved` does not keep of them."""
+        inside = tuple(dict.fromkeys(ops))
+        if not offload or not self.each.trains:
+            return 0.0
+        kept, away = (
+            self._kept(inside, recompute, offload),
+            [name for each in regions(inside, offload) for name in each],
+        )
+        saved = dict(zip(away, self.each.saved[self.each.positions(away)].tolist(), strict=True))
+        return sum(max(0.0, count - kept[name]) for name, count in saved.items())
+
+    def _saved(self, inside: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> float:
         if not self.each.trains:
             return sum(self.each.graph[name].output_bytes_per_sample for name in self._sending(inside))
         if recompute == "full":
             return 0.0
-        if recompute == "none":
+        if recompute == "none" and not offload:
             return float(self.each.saved[self.each.positions(inside)].sum())
-        return self._saved_with_regions(inside, recompute)
+        return sum(self._kept(inside, recompute, offload).values())
 
-    def _saved_with_regions(self, inside: tuple[str, ...], recompute: Recompute) -> float:
+    def _kept(self, inside: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> dict[str, float]:
         region_of = {name: number for number, region in enumerate(regions(inside, recompute)) for name in region}
+        region_of |= {name: _AWAY for region in regions(inside, offload) for name in region}
         saved = dict(zip(inside, self.each.saved[self.each.positions(inside)].tolist(), strict=True))
         read: dict[tuple[str, str], float] = {}
         needed: dict[tuple[str, str], float] = {}
         for source, target, value, count in self.each.graph.reads:
             if source in saved and region_of.get(target) != region_of.get(source):
-                plain = target in saved and target not in region_of
+                plain = target in saved and region_of.get(target, _AWAY) == _AWAY
                 read[value] = max(read.get(value, 0.0), count)
                 needed[value] = max(needed.get(value, 0.0), 0.0 if plain else count)
         outputs = {name: [0.0, 0.0] for name in inside}
         for value, count in read.items():
             outputs[value[0]][0] += count
             outputs[value[0]][1] += needed[value]
-        return sum(
-            max(0.0 if name in region_of else saved[name], needs, min(saved[name], reads))
+        return {
+            name: max(0.0 if name in region_of else saved[name], needs, min(saved[name], reads))
             for name, (reads, needs) in outputs.items()
-        )
+        }
 
     def received(self, ops: Iterable[str]) -> float:
         """Return what a stage receives from others. An output that several of its operators read counts once."""

@@ -20,6 +20,8 @@ from graphpipe.costs.task_seconds import TaskSeconds
 from graphpipe.graph import Graph
 
 Array = NDArray[np.float64]
+MOVING_MICRO_BATCHES = 2
+"""Micro-batches of a stage of which the device holds what the stage offloads: one whose task runs, and one more."""
 
 
 # No slots: look-ups are cached.
@@ -76,6 +78,7 @@ class CostModel:
         recompute: Recompute = "none",
         state: State = "whole",
         degree: int = 1,
+        offload: tuple[str, ...] = (),
     ) -> StageMemory[float]:
         """Return the memory of a stage.
 
@@ -85,22 +88,28 @@ class CostModel:
             recompute: what the stage recomputes.
             state: what its replicas shard.
             degree: the number of its replicas.
+            offload: what the stage offloads.
         """
-        key = ops, samples, recompute, state, degree
+        key = ops, samples, recompute, state, degree, offload
         if (known := self._stage_memory.get(key)) is None:
             activations = self.activation_bytes
+            offloaded = activations.offloaded(ops, recompute, offload)
             temporary = float(self.op_bytes.temporary(samples)[self.positions(ops)].max())
             known = self._stage_memory[key] = StageMemory(
                 state=self.parameter_bytes.held(ops, state, degree),
-                saved=activations.saved(ops, recompute),
+                saved=activations.saved(ops, recompute, offload),
                 received=activations.received(ops),
+                offloaded=offloaded,
+                moving=MOVING_MICRO_BATCHES * offloaded * samples,
                 recomputed=activations.recomputed(ops, recompute) * samples,
                 temporary=temporary + (0.0 if self.trains else activations.working(ops) * samples),
             )
         return known
 
     @cached_property
-    def _stage_memory(self) -> dict[tuple[tuple[str, ...], float, Recompute, State, int], StageMemory[float]]:
+    def _stage_memory(
+        self,
+    ) -> dict[tuple[tuple[str, ...], float, Recompute, State, int, tuple[str, ...]], StageMemory[float]]:
         return {}
 
     # Seconds on a device
@@ -229,6 +238,10 @@ class CostModel:
     def _recompute_seconds(self, ops: Iterable[str], forward: Array, recompute: Recompute) -> float:
         found = (region for region in regions(ops, recompute) if not self.graph.differentiable.isdisjoint(region))
         return sum(float(forward[self.positions(region)].sum()) for region in found)
+
+    def copy_seconds(self, count: float, device: int) -> float:
+        """Return the seconds in which a device copies `count` bytes to the memory of its node, or back."""
+        return count / self.cluster.type_of(device).host_bandwidth_bytes_per_second
 
     def optimizer_seconds(self, ops: Iterable[str], state: State = "whole", degree: int = 1) -> float:
         """Return the seconds of the optimizer step of a stage's busiest replica, over what it updates.

@@ -17,7 +17,7 @@ Bytes = TypeVar("Bytes", float, Array)
 class StageMemory(Generic[Bytes]):
     """Bytes on each device of one stage, or arrays of bytes for many stages or operators at once.
 
-        total(n) = state + (saved + received) * n + recomputed + temporary
+        total(n) = state + (saved + received) * n + min(offloaded * n, moving) + recomputed + temporary
 
     n is the number of samples that the device keeps in flight. The last two terms are held only while a task runs. A
     device runs one task at a time, so it needs the largest sum of these two among all stages that it hosts.
@@ -29,6 +29,10 @@ class StageMemory(Generic[Bytes]):
     """Per sample in flight: what the operators keep for the backward pass."""
     received: Bytes | float = 0.0
     """Per sample in flight: what other stages sent."""
+    offloaded: float = 0.0
+    """Per sample in flight: what rests in the memory of the node between forward and backward."""
+    moving: float = 0.0
+    """The most of it that the device holds: that of the micro-batch whose task runs, and of one that comes or goes."""
     recomputed: Bytes | float = 0.0
     """What a backward recomputes, for the samples of one micro-batch."""
     temporary: Bytes | float = 0.0
@@ -72,7 +76,8 @@ class StageMemory(Generic[Bytes]):
 
     def resident(self, in_flight: Bytes | float) -> Bytes:
         """Return what the stage holds between tasks, with this many samples in flight on each device."""
-        return self.state + self.per_sample * in_flight
+        held = self.state + self.per_sample * in_flight
+        return held + min(self.offloaded * float(in_flight), self.moving) if self.offloaded else held
 
     def total(self, in_flight: Bytes | float) -> Bytes:
         """Return the most that the stage holds, with this many samples in flight on each device."""

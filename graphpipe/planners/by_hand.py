@@ -37,6 +37,8 @@ class HandStage:
     recompute: Recompute = "none"
     """`none`, `full`, or names of operators or submodules. With `*`, as in `layers.*`, each match is recomputed
     separately."""
+    offload: tuple[str, ...] = ()
+    """Names of operators or submodules whose saved tensors rest in the memory of the node; `*` matches anything."""
     backward: Literal["auto", "whole"] = "auto"
     """`whole`: the backward is never split, whatever the schedule."""
     state: State = "whole"
@@ -79,17 +81,19 @@ def plan_by_hand(problem: Problem, hand: HandPlan) -> Plan:
     _check_sizes(problem, chosen)
     devices = [stage.devices for stage, _ in chosen]
     drawn = assemble(problem, parts, planner="hand", schedule=hand.schedule, devices=devices)
-    stages = tuple(_written(drafted, stage) for drafted, (stage, _) in zip(drawn.stages, chosen, strict=True))
+    pairs = zip(drawn.stages, chosen, strict=True)
+    stages = tuple(_written(drafted, stage, ops) for drafted, (stage, ops) in pairs)
     plan = replace(drawn, stages=stages)
     verify(plan)
     return plan
 
 
-def _written(drafted: Stage, stage: HandStage) -> Stage:
+def _written(drafted: Stage, stage: HandStage, ops: tuple[str, ...]) -> Stage:
     return replace(
         drafted,
         name=stage.name or drafted.name,
         in_flight=drafted.in_flight if stage.in_flight is None else stage.in_flight,
+        offload=_expanded(stage, ops, "offload", stage.offload),
         backward=stage.backward,
         state=stage.state,
     )
@@ -111,11 +115,15 @@ def _recomputed(stage: HandStage, ops: tuple[str, ...]) -> Recompute:
     """Return what a stage recomputes, with every pattern replaced by the names it matches."""
     if isinstance(stage.recompute, str):
         return stage.recompute
+    return _expanded(stage, ops, "recompute", stage.recompute)
+
+
+def _expanded(stage: HandStage, ops: tuple[str, ...], field: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
     found: list[str] = []
-    for pattern in stage.recompute:
+    for pattern in patterns:
         matching = [name for name in ops if fnmatchcase(name, pattern)] if "*" in pattern else [pattern]
         if not matching:
-            where = f"stage '{stage.name or ops[0]}', recompute"
+            where = f"stage '{stage.name or ops[0]}', {field}"
             raise InvalidInput(f"'{pattern}' matches no operator of the stage", where=where)
         found += matching
     return tuple(dict.fromkeys(found))

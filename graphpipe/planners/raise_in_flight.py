@@ -49,6 +49,10 @@ def with_slack(plan: Plan) -> Plan:
 
 def _more(plan: Plan, number: int, spare: float) -> int:
     stage = plan.stages[number]
-    each = stage_memory(plan.cost_model, stage).per_sample / stage.degree
+    memory = stage_memory(plan.cost_model, stage)
+    each = memory.per_sample / stage.degree
     left = plan.batch_size - stage.in_flight
+    spare -= max(0.0, memory.moving - memory.offloaded * stage.in_flight / stage.degree)
+    if spare < 0:
+        return 0
     return min(left, int(spare / (each * stage.micro_batch)) * stage.micro_batch) if each else left

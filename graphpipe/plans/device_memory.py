@@ -10,7 +10,7 @@ from graphpipe.plans.stage import Stage
 def stage_memory(model: CostModel, stage: Stage) -> StageMemory[float]:
     """Return the memory of one stage on each of its devices, with all versions of its weights."""
     samples = stage.micro_batch / stage.degree
-    found = model.stage_memory(stage.ops, samples, stage.recompute, stage.state, stage.degree)
+    found = model.stage_memory(stage.ops, samples, stage.recompute, stage.state, stage.degree, stage.offload)
     return found if stage.versions == 1 else replace(found, state=found.state + versions_bytes(model, stage))
 
 
@@ -34,6 +34,16 @@ def needed_bytes(plan: Plan) -> dict[int, float]:
             resident[device] += kept
             transient[device] = max(transient[device], memory.transient)
     return {device: resident[device] + transient[device] for device in resident}
+
+
+def host_bytes(plan: Plan) -> dict[str, float]:
+    """Return the bytes that the stages of each node keep in the node's memory with all their samples in flight."""
+    held = dict.fromkeys((device.node for device in plan.cluster.devices), 0.0)
+    for stage in plan.stages:
+        each = stage_memory(plan.cost_model, stage).offloaded * stage.in_flight / stage.degree
+        for device in stage.devices:
+            held[plan.cluster.devices[device].node] += each
+    return held
 
 
 def spare_bytes(plan: Plan) -> dict[int, float]:

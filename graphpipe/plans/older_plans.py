@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
-from graphpipe.cluster.cluster import without_default_duplex
+from graphpipe.cluster.cluster import without_default_fields
 from graphpipe.costs.cost_table import without_default_loads
 from graphpipe.graph.operator_graph import fingerprinted
 
@@ -24,9 +24,9 @@ def with_current_fields(body: dict[str, Any]) -> dict[str, Any]:
 def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a plan as fingerprints of schema version 1 use it.
 
-    Every stage had a backend then, replicas did not shard anything, and the pipeline drained after every mini-batch.
-    Every plan trained. Costs did not have any loads, graphs did not say what can be split, and clusters not whether
-    messages against each other go at the same time.
+    Every stage had a backend then, replicas did not shard anything, nothing was offloaded, and the pipeline drained
+    after every mini-batch. Every plan trained. Costs did not have any loads, graphs did not say what can be split, and
+    clusters neither whether messages against each other go at the same time, nor what memory nodes have.
     """
     for stage in _stages(plan):
         stage["backend"] = "eager"
@@ -34,11 +34,13 @@ def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
             del stage["state"]
         if stage["versions"] == 1:
             del stage["versions"]
+        if not stage["offload"]:
+            del stage["offload"]
     if plan["weights"] == "flush":
         plan = {name: value for name, value in plan.items() if name not in ("weights", "predictor")}
     if plan["trains"]:
         plan = {field: value for field, value in plan.items() if field != "trains"}
-    cluster = without_default_duplex(plan["cluster"])
+    cluster = without_default_fields(plan["cluster"])
     costs, graph = without_default_loads(plan["costs"]), fingerprinted(plan["graph"])
     return plan | {"cluster": cluster, "costs": costs, "graph": graph}
 

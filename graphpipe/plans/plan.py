@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from graphpipe.cluster import Cluster
-from graphpipe.cluster.cluster import without_default_duplex
+from graphpipe.cluster.cluster import without_default_fields
 from graphpipe.costs import CostModel, CostTable
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.files.json_body import digest, from_body, to_body
@@ -259,7 +259,7 @@ class PlanFile:
 def _read(body: dict[str, Any], where: str) -> Plan:
     file = from_body(PlanFile, with_current_fields(body), where)
     # They may lack newer fields.
-    graph, cluster = fingerprinted(body["plan"]["graph"]), without_default_duplex(body["plan"]["cluster"])
+    graph, cluster = fingerprinted(body["plan"]["graph"]), without_default_fields(body["plan"]["cluster"])
     for field, written, text in (("graph", file.graph_sha256, graph), ("cluster", file.cluster_sha256, cluster)):
         found = digest(text)
         if written != found:

@@ -51,6 +51,9 @@ class Stage:
     recompute: Recompute = "none"
     """`full`: a sample in flight keeps only what the stage received. Names of operators or submodules: it keeps their
     inputs, not what they saved. What is not kept is recomputed for the backward."""
+    offload: tuple[str, ...] = ()
+    """Names of operators or submodules. What they make and only they save goes to the memory of the node after the
+    forward, and comes back one task before the backward."""
     backward: Literal["auto", "whole"] = "auto"
     """`whole`: never split into two halves. `auto`: split if the schedule splits backwards."""
     state: State = "whole"

@@ -36,6 +36,7 @@ def verify(plan: PlanFields) -> None:
     _check_tied(plan, stage_of)
     _check_whole_batch(plan, stage_of)
     _check_recompute(plan)
+    _check_offload(plan)
     _check_inference(plan)
     check_memory(plan)
 
@@ -254,6 +255,30 @@ def _check_recompute(plan: PlanFields) -> None:
         _check_regions(plan, {op: within[0] if within else op for op, within in homes.items()}, where)
 
 
+def _check_offload(plan: PlanFields) -> None:
+    """Offloaded submodules are in their stage, each once, and not recomputed."""
+    for stage in (stage for stage in plan.stages if stage.offload):
+        where = f"stage '{stage.name}', offload"
+        if stage.recompute == "full":
+            remedy = "Leave offload out, or list what to recompute."
+            what = "the stage recomputes everything, so nothing is left to offload"
+            raise InvalidInput(what, where=where, remedy=remedy)
+        for name in stage.offload:
+            if not any(submodule(op, (name,)) for op in stage.ops):
+                raise InvalidInput(
+                    f"'{name}' is not an operator of the stage, nor a submodule with operators there",
+                    where=where,
+                    remedy=nearest(name, list(stage.ops)) if len(stage.ops) < _FEW else "",
+                )
+        recomputed = () if isinstance(stage.recompute, str) else stage.recompute
+        homes = {op: [name for name in (*stage.offload, *recomputed) if submodule(op, (name,))] for op in stage.ops}
+        for op, within in homes.items():
+            if len(within) > 1:
+                what = "offload and recompute" if {*within} & {*recomputed} else "offload"
+                raise InvalidInput(f"operator '{op}' is in both '{within[0]}' and '{within[1]}' ({what})", where=where)
+        _check_regions(plan, {op: within[0] if within else op for op, within in homes.items()}, where)
+
+
 def _check_regions(plan: PlanFields, home: dict[str, str], where: str) -> None:
     # A stage is convex, so a path out of a region and back into it stays inside the stage.
     before: dict[str, set[str]] = {name: set() for name in home.values()}
@@ -281,6 +306,7 @@ def _check_inference(plan: PlanFields) -> None:
     for stage in plan.stages:
         for field, plain in (
             ("recompute", "none"),
+            ("offload", ()),
             ("state", "whole"),
             ("backward", "auto"),
             ("burst", 1),

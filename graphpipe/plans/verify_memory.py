@@ -22,6 +22,7 @@ def check_memory(plan: PlanFields) -> None:
         for device in stage.devices:
             needs.setdefault(device, []).append((need, stage.name))
             transient[device] = max(transient.get(device, 0.0), once)
+    _check_host_memory(plan)
     for device, items in sorted(needs.items()):
         total = sum(need for need, _ in items) + transient[device]
         capacity = plan.cluster.types[plan.cluster.devices[device].type].memory_bytes
@@ -36,6 +37,33 @@ def check_memory(plan: PlanFields) -> None:
             )
 
 
+def _check_host_memory(plan: PlanFields) -> None:
+    """Check that what the stages of every node offload fits in the node's memory, with all samples in flight."""
+    needs: dict[str, list[tuple[float, str]]] = {}
+    for stage in (stage for stage in plan.stages if stage.offload):
+        each = stage.in_flight / stage.degree * _sent_away(plan, stage)
+        for device in stage.devices:
+            needs.setdefault(plan.cluster.devices[device].node, []).append((each, stage.name))
+    for node, items in sorted(needs.items()):
+        total, capacity = sum(need for need, _ in items), plan.cluster.host_memory_bytes(node)
+        if total > capacity * (1 + RELATIVE):
+            names = " and ".join(f"'{name}'" for name in dict.fromkeys(name for _, name in sorted(items, reverse=True)))
+            raise Infeasible(
+                f"stage {names} offloads {format_bytes(total)} to the memory of node '{node}', which has "
+                f"{format_bytes(capacity)} for it: {format_bytes(total - capacity)} ({total - capacity:.0f} bytes) "
+                "short",
+                remedy="Recompute instead, offload less, or say in the cluster how much host_memory the node has.",
+            )
+
+
+def _sent_away(plan: PlanFields, stage: Stage) -> float:
+    """Return the bytes per sample in flight that offloaded operators of a stage save and do not keep."""
+    inside, recompute = set(stage.ops), () if isinstance(stage.recompute, str) else stage.recompute
+    away = [op for op in stage.ops if submodule(op, stage.offload)]
+    kept = {op: _kept_bytes(plan, op, inside, recompute, stage.offload) for op in away}
+    return sum(max(0.0, _saved_bytes(plan, op) - kept[op]) for op in away)
+
+
 def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     """Return the bytes on each device with all samples in flight, and the bytes held only while a task runs."""
     inside = set(stage.ops)
@@ -43,12 +71,15 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     recomputed = 0.0
     if stage.recompute == "full":
         saved, recomputed = 0.0, saved
-    elif stage.recompute != "none":
-        saved = sum(_kept_bytes(plan, name, inside, stage.recompute) for name in stage.ops)
-        recomputed = max((_saved_under(plan, name, inside) for name in stage.recompute), default=0.0)
-    replica = stage.micro_batch / stage.degree
+    elif stage.recompute != "none" or stage.offload:
+        names = () if stage.recompute == "none" else stage.recompute
+        saved = sum(_kept_bytes(plan, name, inside, names, stage.offload) for name in stage.ops)
+        recomputed = max((_saved_under(plan, name, inside) for name in names), default=0.0)
+    replica, in_flight = stage.micro_batch / stage.degree, stage.in_flight / stage.degree
     once = replica * recomputed + _temporary_bytes(plan, inside, replica)
-    return _state_bytes(plan, stage) + stage.in_flight / stage.degree * (saved + _received_bytes(plan, inside)), once
+    # Of what is offloaded, the device holds the share of the micro-batch in work, and of one that comes or goes.
+    visiting = min(in_flight, 2 * replica) * _sent_away(plan, stage) if stage.offload else 0.0
+    return _state_bytes(plan, stage) + visiting + in_flight * (saved + _received_bytes(plan, inside)), once
 
 
 def _inference_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
@@ -172,22 +203,28 @@ def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> floa
     return max(each, default=0.0)
 
 
-def _kept_bytes(plan: PlanFields, op: str, inside: set[str], recompute: tuple[str, ...]) -> float:
-    """Return the bytes per sample that an operator keeps in a stage that recomputes some submodules."""
+def _kept_bytes(
+    plan: PlanFields, op: str, inside: set[str], recompute: tuple[str, ...], offload: tuple[str, ...]
+) -> float:
+    """Return the bytes per sample that an operator keeps in a stage that recomputes or offloads some submodules."""
     saved, home = _saved_bytes(plan, op), submodule(op, recompute)
+    away = bool(submodule(op, offload))
     needed: dict[tuple[str, str], float] = {}  # for the gradient of another stage, or for a recomputation
     read: dict[tuple[str, str], float] = {}  # also by those who save it themselves
     for edge in plan.graph.edges:
         if edge.source != op:
             continue
         there = submodule(edge.target, recompute) if edge.target in inside else ""
-        if home and (edge.target not in inside or there != home):
+        if away:  # what is sent away together does not stay for each other
+            leaves = edge.target not in inside or bool(there)
+            into = (read, needed) if leaves else () if submodule(edge.target, offload) else (read,)
+        elif home and (edge.target not in inside or there != home):
             into = (read,) if edge.target in inside and not there else (read, needed)
         else:
             into = (read, needed) if there and not home else ()
         for values in into:
             values |= {value: max(values.get(value, 0.0), count) for *_, value, count in edge.reads}
-    return max(0.0 if home else saved, sum(needed.values()), min(saved, sum(read.values())))
+    return max(0.0 if home or away else saved, sum(needed.values()), min(saved, sum(read.values())))
 
 
 def _saved_under(plan: PlanFields, name: str, inside: set[str]) -> float:

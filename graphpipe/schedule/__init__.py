@@ -1,11 +1,24 @@
 """The order of work: schedules of tasks, their verifiers, their lowering to messages, and one file per scheduler."""
 
-from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Send, Transfer
+from graphpipe.schedule.actions import (
+    Action,
+    Compute,
+    Evict,
+    Fetch,
+    LoweredSchedule,
+    Receive,
+    Reduce,
+    ReduceTied,
+    Send,
+    Transfer,
+)
 from graphpipe.schedule.schedule import Schedule, StageTask
 
 __all__ = [
     "Action",
     "Compute",
+    "Evict",
+    "Fetch",
     "LoweredSchedule",
     "Receive",
     "Reduce",

@@ -1,4 +1,7 @@
-"""What devices do, in order: tasks, transfers and reductions. A lowered schedule lists the actions of all devices."""
+"""What devices do, in order: tasks, transfers, reductions, and copies to and from their node.
+
+A lowered schedule lists the actions of all devices.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,7 +73,23 @@ class ReduceTied:
     """Of the segment."""
 
 
-Action = Compute | Send | Receive | Reduce | ReduceTied
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Start to copy what a stage offloads of a micro-batch to the memory of the node, right after its forward."""
+
+    stage: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Start to copy it back, right before the task that comes before the micro-batch's backward on this device."""
+
+    stage: int
+    micro_batch: int
+
+
+Action = Compute | Send | Receive | Reduce | ReduceTied | Evict | Fetch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

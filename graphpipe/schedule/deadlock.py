@@ -10,7 +10,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from graphpipe.plans import Plan
-from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Send, Transfer
+from graphpipe.schedule.actions import (
+    Action,
+    Compute,
+    Evict,
+    Fetch,
+    LoweredSchedule,
+    Receive,
+    Reduce,
+    ReduceTied,
+    Send,
+    Transfer,
+)
 from graphpipe.schedule.schedule import StageTask
 
 Rendezvous = tuple[str, object]
@@ -97,6 +108,8 @@ class _Queues:
                 return ("sum", stage), {*self.plan.stages[stage].devices}
             case ReduceTied(number):
                 return ("tied", number), {*self.plan.tied_gradients[number].devices}
+            case Evict() | Fetch():
+                return ("local", device), {device}
 
 
 def _ends(transfer: Transfer, device: int) -> set[int]:

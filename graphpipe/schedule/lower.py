@@ -10,6 +10,7 @@ from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive
 from graphpipe.schedule.credits import Credits
 from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
 from graphpipe.schedule.merge import check_all_start
+from graphpipe.schedule.offloading import with_copies
 from graphpipe.schedule.schedule import Schedule, StageTask
 from graphpipe.schedule.task_numbers import Flow, TaskNumbers, update_waits
 
@@ -71,6 +72,8 @@ def lower(
     if not forward_only and not schedule.updates:
         shared = enumerate(plan.tied_gradients)
         order += [(device, ReduceTied(number)) for number, tied in shared for device in tied.devices]
+    if not forward_only:
+        order = with_copies(plan, order)
     devices: list[list[Action]] = [[] for _ in plan.cluster.devices]
     for device, action in order:
         devices[device].append(action)

@@ -15,7 +15,7 @@ def verify(plan: Plan, schedule: Schedule) -> None:
     """Check a schedule against its plan, which must be sound itself.
 
     1. Every device lists each task of the stages that it hosts once, and no other task. A backward is one task or two
-       halves. It is one task at a stage that recomputes, or whose backward must be whole.
+       halves. It is one task at a stage that recomputes or offloads, or whose backward must be whole.
     2. The forwards, the input gradients and the weight gradients of a stage are in micro-batch order, and each comes
        after the one that it needs (condition C4 of GraphPipe). A whole backward is both gradients.
     3. A stage never has more samples in flight, from forward to weight gradient, than it allows.
@@ -87,11 +87,12 @@ def _check_whole(plan: Plan, stage: int, tasks: tuple[StageTask, ...], where: st
             where=where,
             remedy="List B, or set the stage's backward to 'auto'.",
         )
-    if halves and plan.stages[stage].recompute != "none":
+    away = "offloads" if plan.stages[stage].offload else ""
+    if halves and (again := "recomputes" if plan.stages[stage].recompute != "none" else away):
         raise InvalidInput(
-            f"lists {halves[0]}, but stage '{plan.stages[stage].name}' recomputes: its backwards are whole",
+            f"lists {halves[0]}, but stage '{plan.stages[stage].name}' {again}: its backwards are whole",
             where=where,
-            remedy="List B, or do not recompute: between two halves the recomputed tensors would stay in memory.",
+            remedy="List B, or keep all activations: between two halves what came back would stay in memory.",
         )
 
 

@@ -5,7 +5,18 @@ from collections.abc import Collection, Iterator
 from graphpipe.plans import Plan, Stage
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.plans.verify_memory import RELATIVE
-from graphpipe.schedule.actions import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Send, Transfer
+from graphpipe.schedule.actions import (
+    Action,
+    Compute,
+    Evict,
+    Fetch,
+    LoweredSchedule,
+    Receive,
+    Reduce,
+    ReduceTied,
+    Send,
+    Transfer,
+)
 from graphpipe.schedule.deadlock import find_deadlock
 from graphpipe.schedule.schedule import Schedule, StageTask
 
@@ -29,6 +40,9 @@ def verify_lowered(
        segment before its update.
     5. There is no deadlock, even if every message and every sum blocks all its devices until the last one takes part.
 
+    6. What a stage offloads of a micro-batch leaves right after the forward, and is asked for right before the task
+       that precedes the backward. A micro-batch without a task in between stays.
+
     Raises:
         AssertionError: a check fails. The message names the device.
     """
@@ -40,6 +54,7 @@ def verify_lowered(
         _check_place(device, listed)
         _check_left_out(device, listed)
         _check_sums(plan, schedule, device, listed)
+        _check_copies(plan, device, listed)
     back = plan.gradient_edges if gradient_edges is None else gradient_edges
     whole = {task for tasks in schedule.devices for task in tasks if task.kind == "B"}
     _check_transfers(lowered, {it for edge in range(len(plan.edges)) for it in _needed(plan, edge, back, whole, total)})
@@ -64,7 +79,7 @@ def _check_place(device: int, listed: tuple[Action, ...]) -> None:
             case Receive(transfer):
                 late = transfer.target_task in done
                 assert not late, f"device {device} receives an input of {transfer.target_task} after that task"
-            case Reduce() | ReduceTied():
+            case Reduce() | ReduceTied() | Evict() | Fetch():
                 pass
 
 
@@ -108,6 +123,27 @@ def _check_sums(plan: Plan, schedule: Schedule, device: int, listed: tuple[Actio
             assert not late, f"device {device} sums gradients ({action}) after the update that needs them, {task}"
             mixed = task.kind in ("B", "W") and task.micro_batch >= added[task.stage]
             assert not mixed, f"device {device} does {task} of the next mini-batch before {action}"
+
+
+def _check_copies(plan: Plan, device: int, listed: tuple[Action, ...]) -> None:
+    copies: dict[tuple[int, int], list[tuple[int, Action]]] = {}
+    turns: dict[tuple[str, int, int], int] = {}
+    count = 0  # tasks so far
+    for action in listed:
+        if isinstance(action, Compute) and action.task.kind != "U":
+            turns[action.task.kind, action.task.stage, action.task.micro_batch] = count
+            count += 1
+        elif isinstance(action, Evict | Fetch):
+            copies.setdefault((action.stage, action.micro_batch), []).append((count, action))
+    for (kind, stage, micro_batch), turn in turns.items():
+        if kind != "F":
+            continue
+        back = turns.get(("B", stage, micro_batch), turn)
+        wanted = [(turn + 1, Evict(stage, micro_batch)), (back - 1, Fetch(stage, micro_batch))]
+        wanted = wanted if plan.stages[stage].offload and back > turn + 1 else []
+        found = copies.pop((stage, micro_batch), [])
+        assert found == wanted, f"device {device} copies {found} of F{stage}.{micro_batch}, not {wanted}"
+    assert not copies, f"device {device} copies what it does not compute: {copies}"
 
 
 def _check_transfers(lowered: LoweredSchedule, needed: set[Transfer]) -> None:

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from graphpipe.costs import CostTable, TaskSeconds
+from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
 from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.schedule import Compute, LoweredSchedule, Reduce, ReduceTied, Send, StageTask, Transfer
+from graphpipe.schedule import Compute, Evict, Fetch, LoweredSchedule, Reduce, ReduceTied, Send, StageTask, Transfer
 from graphpipe.schedule.schedule import Kind
 from graphpipe.simulator.engine import Activity
 from graphpipe.simulator.step_loads import StepLoads
@@ -33,7 +36,20 @@ class MessageHandling:
     device: int
 
 
-SimulatedWork = tuple[int, StageTask] | Transfer | MessageHandling | Reduce | ReduceTied | WeightGather | OptimizerStep
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A device copies what a stage offloads of a micro-batch to the memory of its node, or back."""
+
+    device: int
+    kind: Literal["evict", "fetch"]
+    stage: int
+    micro_batch: int
+    bytes: float
+
+
+SimulatedWork = (
+    tuple[int, StageTask] | Transfer | MessageHandling | HostCopy | Reduce | ReduceTied | WeightGather | OptimizerStep
+)
 """The meaning of an activity. A pair is a device and its task."""
 
 
@@ -86,6 +102,12 @@ class Activities:
     """The transfers that tasks may wait for in this way."""
     _outputs: dict[tuple[int, int, SampleRange], int] = field(default_factory=dict[tuple[int, int, SampleRange], int])
     """The transfers of outputs, by edge, target device and samples, if the plan has joint edges."""
+    _lanes: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """The last copy between each device and its node in each direction."""
+    _evicted: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
+    """By device and stage: the copies to the node, in order."""
+    _fetched: dict[tuple[int, StageTask], int] = field(default_factory=dict[tuple[int, StageTask], int])
+    """The copy that a backward waits for."""
 
     def add_all(self, lowered: LoweredSchedule) -> None:
         """Add the gathers of sharded weights, every action of the total order, then the optimizer steps.
@@ -110,6 +132,10 @@ class Activities:
                 isinstance(action, ReduceTied) and device == self.plan.tied_gradients[action.tied_gradients].devices[0]
             ):
                 self._reduce_tied(action)
+            elif isinstance(action, Evict):
+                self._evict(device, action)
+            elif isinstance(action, Fetch):
+                self._fetch(device, action)
         if self.plan.trains:
             self._sum_scalars()
         updates = any(isinstance(action, Compute) and action.task.kind == "U" for _, action in lowered.order)
@@ -161,6 +187,10 @@ class Activities:
 
     def _compute(self, device: int, task: StageTask) -> None:
         needs = self._received.pop((device, task), []) + self._last_of(device)
+        if task.kind == "F":  # Only the micro-batch before this one may still be on its way out.
+            needs += self._evicted.get((device, task.stage), [])[-MOVING_MICRO_BATCHES:][:-1]
+        elif (fetched := self._fetched.pop((device, task), None)) is not None:
+            needs.append(fetched)
         if self._awaited:
             waited = self._awaited.get((device, task), ())
             needs += [self._sent[transfer] for transfer in waited if transfer in self._sent]
@@ -169,6 +199,31 @@ class Activities:
         seconds = seconds_of(task.kind, self._task_seconds(task.stage, device, task.micro_batch), self.plan.costs)
         number = self._add((device, task), seconds, needs, self.plan.cluster.devices[device].node)
         self._last[device] = self._last_task[device, task.stage] = number
+
+    def _evict(self, device: int, action: Evict) -> None:
+        ended = self._last_task[device, action.stage]
+        copies = self._evicted.setdefault((device, action.stage), [])
+        copies.append(self._copy(device, "evict", action, [ended]))
+
+    def _fetch(self, device: int, action: Fetch) -> None:
+        # A stage's copies in are after all its copies out, so that one micro-batch comes or goes at a time.
+        needs = self._last_of(device) + self._evicted[device, action.stage][-1:]
+        backward = StageTask("B", action.stage, action.micro_batch)
+        self._fetched[device, backward] = self._copy(device, "fetch", action, needs)
+
+    def _copy(self, device: int, kind: Literal["evict", "fetch"], action: Evict | Fetch, needs: list[int]) -> int:
+        stage = self.plan.stages[action.stage]
+        count = stage_memory(self.plan.cost_model, stage).offloaded * stage.micro_batch / stage.degree
+        what = HostCopy(device, kind, action.stage, action.micro_batch, count)
+        waits = self.plan.cluster.copies_take_devices
+        lane = [self._lanes[device, kind]] if (device, kind) in self._lanes else []
+        needs = needs + (self._last_of(device) if waits else lane)
+        pool = self.plan.cluster.devices[device].node if waits else None
+        number = self._add(what, self.plan.cost_model.copy_seconds(count, device), needs, pool)
+        self._lanes[device, kind] = number
+        if waits:
+            self._last[device] = number
+        return number
 
     def _handle(self, device: int, seconds: float, needs: list[int]) -> int:
         self._last[device] = self._add(MessageHandling(device), seconds, needs, self.plan.cluster.devices[device].node)

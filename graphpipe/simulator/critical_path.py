@@ -16,8 +16,11 @@ from graphpipe.simulator.repeating_period import Period
 
 
 def applies(plan: Plan) -> bool:
-    """Return whether a plan trains, and its times follow from the order of tasks on each device (see `overlaps`)."""
-    return plan.trains and overlaps(plan.cluster)
+    """Return whether a plan trains, and its times follow from the order of tasks on each device (see `overlaps`).
+
+    With offloading, they also depend on the copies.
+    """
+    return plan.trains and overlaps(plan.cluster) and not any(stage.offload for stage in plan.stages)
 
 
 def overlaps(cluster: Cluster) -> bool:

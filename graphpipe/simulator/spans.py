@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from graphpipe.plans import Plan
 from graphpipe.schedule import Reduce, ReduceTied, Transfer
-from graphpipe.simulator.activities import MessageHandling, OptimizerStep, SimulatedWork, WeightGather
+from graphpipe.simulator.activities import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
 from graphpipe.simulator.engine import Interval
 from graphpipe.trace import Span, SpanKind
 
@@ -44,6 +44,8 @@ def _records(plan: Plan, what: SimulatedWork) -> list[Record]:
         return [(device, "reduce", _first(plan, device, tied.stages), -1, -1, 0.0) for device in tied.devices]
     if isinstance(what, OptimizerStep):
         return [(what.device, "optimizer", _first(plan, what.device, range(len(plan.stages))), -1, -1, 0.0)]
+    if isinstance(what, HostCopy):
+        return [(what.device, what.kind, what.stage, what.micro_batch, -1, what.bytes)]
     if isinstance(what, MessageHandling | WeightGather):
         return []
     device, task = what

@@ -1,8 +1,8 @@
 """Traces in the Chrome trace-event format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
 Each trace is a process, so that a prediction is shown above its measurement. A process has for each device a thread of
-computation, a thread for each direction of transfers, a thread of reductions, and a counter of memory. An arrow (a
-flow) connects every send to its receive.
+computation, a thread for each direction of transfers and of copies to the host, a thread of reductions, and a counter
+of memory. An arrow (a flow) connects every send to its receive.
 
 The format: "Trace Event Format", Google, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -17,8 +17,8 @@ from graphpipe.trace.trace import Span, Trace
 
 Event = dict[str, Any]
 Thread = tuple[int, int, int]
-"""Device, then 0 to compute, 1 to send, 2 to receive, 3 to reduce, then the peer."""
-_DIRECTIONS = {"send": 1, "receive": 2, "reduce": 3}
+"""Device; 0 to compute, 1 to send, 2 to receive, 3 to reduce, 4 or 5 to copy to or from the host, then the peer."""
+_DIRECTIONS = {"send": 1, "receive": 2, "reduce": 3, "evict": 4, "fetch": 5}
 
 
 def to_chrome(traces: Sequence[Trace]) -> dict[str, Any]:
@@ -103,7 +103,8 @@ def _thread_name(trace: Trace, thread: Thread) -> str:
     device, what, peer = thread
     name = trace.device_names[device]
     other = trace.device_names[peer] if peer >= 0 else "?"
-    return (name, f"{name} to {other}", f"{name} from {other}", f"{name} reduce")[what]
+    ways = (f"to {other}", f"from {other}", "reduce", "to host", "from host")
+    return f"{name} {ways[what - 1]}" if what else name
 
 
 def _span_event(process: int, thread: int, span: Span) -> Event:

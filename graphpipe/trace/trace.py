@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
 
-SpanKind = Literal["F", "B", "I", "W", "send", "receive", "reduce", "optimizer"]
+SpanKind = Literal["F", "B", "I", "W", "send", "receive", "reduce", "optimizer", "evict", "fetch"]
 SPAN_WORDS: Mapping[SpanKind, str] = {
     "F": "forward",
     "B": "backward",
@@ -20,6 +20,8 @@ SPAN_WORDS: Mapping[SpanKind, str] = {
     "receive": "receive",
     "reduce": "reduction of gradients",
     "optimizer": "optimizer",
+    "evict": "copy to the host",
+    "fetch": "copy from the host",
 }
 """The name of each kind of span."""
 

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.plans import Plan
-from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, ReduceTied, Schedule, Send
+from graphpipe.schedule import (
+    Action,
+    Compute,
+    Evict,
+    Fetch,
+    LoweredSchedule,
+    Receive,
+    Reduce,
+    ReduceTied,
+    Schedule,
+    Send,
+)
 from graphpipe.schedule.deadlock import find_deadlock
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, build_schedule
@@ -31,6 +42,8 @@ def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
     def members(action: Action) -> frozenset[int]:
         if isinstance(action, Send | Receive):
             return frozenset({action.transfer.source_device, action.transfer.target_device})
+        if isinstance(action, Evict | Fetch):
+            return frozenset()
         if isinstance(action, Reduce):
             return frozenset(plan.stages[action.stage].devices)
         assert isinstance(action, ReduceTied)

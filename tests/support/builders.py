@@ -27,6 +27,7 @@ class Part:
     in_flight: int | None = None
     """None takes the fewest samples that keep the pipeline continuous."""
     recompute: Recompute = "none"
+    offloads: bool = False
     state: State = "whole"
     temporaries: Temporaries | None = None
 
@@ -75,6 +76,7 @@ def make_plan(
                 in_flight=part.in_flight or (batch_size if whole else in_flight[number]),
                 burst=part.burst,
                 recompute=part.recompute,
+                offload=(f"s{number}",) if part.offloads else (),
                 state=part.state,
             )
             for number, part in enumerate(parts)
@@ -124,7 +126,8 @@ def plans(
             backward=draw(seconds),
             parameter_bytes=draw(st.sampled_from([0.0, 5.0])),
             saved_bytes=draw(st.sampled_from([0.0, 3.0])),
-            recompute=draw(st.sampled_from(["none", "none", "full", (f"s{number}",)])),
+            recompute=(recompute := draw(st.sampled_from(["none", "none", "full", (f"s{number}",)]))),
+            offloads=recompute == "none" and not quick and draw(st.booleans()),
             state=draw(st.sampled_from(["whole", "whole", "optimizer", "all"])),
         )
         parts.append(part)
@@ -221,6 +224,7 @@ def _cluster(count: int, link: Link) -> Cluster:
         memory_bytes_per_second=1.0,
         launch_seconds=0.0,
         half_peak_flops=0.0,
+        host_bandwidth_bytes_per_second=2.0,
     )
     devices = tuple(Device(name=f"d{number}", type="unit", node="n0") for number in range(count))
     return Cluster(name="test", device_types=(kind,), devices=devices, intra_node=link, inter_node=link)

@@ -173,6 +173,7 @@ def test_a_track_per_device_and_direction_a_flow_per_transfer_a_counter_per_devi
     spans = predicted.spans
     computing = {span.device for span in spans if span.kind in ("F", "B", "I", "W", "optimizer")}
     directions = {(span.kind, span.device, span.peer) for span in spans if span.kind in ("send", "receive")}
+    directions |= {(span.kind, span.device, span.peer) for span in spans if span.kind in ("evict", "fetch")}
     reducing = {span.device for span in spans if span.kind == "reduce"}
     kinds = Counter((event["pid"], event["ph"], event["name"] if event["ph"] == "M" else "") for event in events)
     for process in (0, 1):

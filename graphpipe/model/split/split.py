@@ -212,10 +212,9 @@ def _build(
 
 
 def _region_of(captured: Captured, stage: Stage) -> dict[fx.Node, str]:
-    """Return the region of every node that the stage recomputes; empty if it recomputes everything or nothing."""
-    if isinstance(stage.recompute, str):
-        return {}
-    found = zip(stage.recompute, regions(stage.ops, stage.recompute), strict=True)
+    """Return the region of every node that the stage recomputes or offloads; empty if it recomputes everything."""
+    names = stage.offload if isinstance(stage.recompute, str) else (*stage.recompute, *stage.offload)
+    found = zip(names, regions(stage.ops, names), strict=True)
     nodes = ((node, name) for name, ops in found for op in ops for node in captured.nodes[op])
     return {node: name for node, name in nodes if node.target is not written}  # what is written stays written
 

@@ -7,7 +7,7 @@ from graphpipe.plans import Plan, Prediction
 from graphpipe.report.content.device_groups import device_groups
 from graphpipe.report.content.what_if import Outlook, outlooks
 from graphpipe.schedule import Reduce, ReduceTied, Transfer
-from graphpipe.simulator.activities import MessageHandling, OptimizerStep, SimulatedWork, WeightGather
+from graphpipe.simulator.activities import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
 from graphpipe.simulator.critical_work import critical_work
 from graphpipe.trace import SPAN_WORDS, Trace
 from graphpipe.units import format_seconds
@@ -118,6 +118,8 @@ def _work_name(plan: Plan, what: SimulatedWork) -> str:
             return f"messages between {plan.stages[edge.source].name} and {plan.stages[edge.target].name}"
         case MessageHandling():
             return "handling of messages"
+        case HostCopy():
+            return f"{SPAN_WORDS[what.kind]} of {plan.stages[what.stage].name}"
         case Reduce():
             return f"sum of gradients of {plan.stages[what.stage].name}"
         case ReduceTied():

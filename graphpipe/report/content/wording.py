@@ -50,6 +50,16 @@ def recomputes(plan: Plan) -> bool:
     return any(stage.recompute != "none" for stage in plan.stages)
 
 
+def offloads(plan: Plan) -> bool:
+    """Return whether any stage offloads, so that tables need a column for it."""
+    return any(stage.offload for stage in plan.stages)
+
+
+def offloaded_names(offload: tuple[str, ...]) -> str:
+    """Return what a stage offloads: `-`, or lines of names."""
+    return abbreviate(offload) if offload else "-"
+
+
 def recomputed_names(recompute: Recompute) -> str:
     """Return what a stage recomputes: `-`, `full`, or lines of names."""
     if isinstance(recompute, str):

@@ -10,7 +10,14 @@ HUES = ("4e79a7", "f28e2b", "59a14f", "b07aa1", "76b7b2", "e15759", "edc948", "9
 _GOLDEN = 0.61803398875
 _SHADES = {"F": 0.4, "B": -0.12, "I": 0.1, "W": -0.4}
 """How far each kind's hue is mixed with white (positive) or black (negative)."""
-_OTHERS = {"send": "8a929c", "receive": "a9b0b8", "reduce": "d37295", "optimizer": "6a5aa8"}
+_OTHERS = {
+    "send": "8a929c",
+    "receive": "a9b0b8",
+    "reduce": "d37295",
+    "optimizer": "6a5aa8",
+    "evict": "b5895b",
+    "fetch": "d3b48c",
+}
 IDLE = {
     "warm-up": "rgba(128,128,128,0.12)",
     "bubble": "rgba(214,39,40,0.22)",

@@ -48,7 +48,7 @@ def edge_label(edge: StageEdge) -> str:
 def stage_lines(plan: Plan, number: int) -> list[str]:
     """Return the lines in a stage's box: its name, what it holds, its task seconds, devices and micro-batch.
 
-    If it recomputes or shards, a line says so.
+    If it recomputes, offloads or shards, a line says so.
     """
     stage = plan.stages[number]
     devices = "1 device" if stage.degree == 1 else f"{stage.degree} devices"
@@ -57,6 +57,7 @@ def stage_lines(plan: Plan, number: int) -> list[str]:
         stage.ops, stage.devices[0], stage.micro_batch / stage.degree, stage.recompute
     )
     again = [] if stage.recompute == "none" else ["recomputes" + (" all" if stage.recompute == "full" else "")]
+    again += ["offloads"] if stage.offload else []
     shards = [] if stage.state == "whole" else [f"shards {stage.state}"]
     holds = [line for line in stage_contents(plan, number) if line != stage.name]
     times = f"F {format_seconds(seconds.forward)}, B {format_seconds(seconds.backward)}"

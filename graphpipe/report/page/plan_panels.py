@@ -5,7 +5,14 @@ from typing import Any, cast
 
 from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
-from graphpipe.report.content.wording import device_names, recomputed_names, recomputes, sharded_name
+from graphpipe.report.content.wording import (
+    device_names,
+    offloaded_names,
+    offloads,
+    recomputed_names,
+    recomputes,
+    sharded_name,
+)
 from graphpipe.report.figures.operator_figure import operator_figure
 from graphpipe.report.figures.stage_figure import stage_figure
 from graphpipe.report.page.html_page import figure, note, table
@@ -19,6 +26,7 @@ def _stages(subject: Subject) -> str | None:
         return None
     headings = ("stage", "devices", "feeds", "operators", "degree", "samples", "in flight", "forward", "backward")
     headings += ("recomputes",) if recomputes(plan) else ()
+    headings += ("offloads",) if offloads(plan) else ()
     headings += ("shards",) if plan.shards_state else ()
     return (
         note(
@@ -74,14 +82,18 @@ def _stage_row(plan: Plan, number: int) -> list[str]:
     counts = [len(stage.ops), stage.degree, stage.micro_batch, stage.in_flight]
     times = [format_seconds(seconds.forward), format_seconds(seconds.backward)]
     recomputed = [recomputed_names(stage.recompute)] if recomputes(plan) else []
+    recomputed += [offloaded_names(stage.offload)] if offloads(plan) else []
     saved = [*recomputed, *([sharded_name(stage.state)] if plan.shards_state else [])]
     return [stage.name, device_names(plan, stage), "\n".join(sent) or "-", *map(str, counts), *times, *saved]
 
 
 def _memory_note(plan: Plan) -> str:
     again = " What a stage recomputes is not kept, so its backward takes longer by the forward of that part."
+    away = " What a stage offloads rests in the memory of the node between forward and backward."
     shared = " Replicas that shard the optimizer's state each keep and update a part of it."
-    return (again if recomputes(plan) else "") + (shared if plan.shards_state else "")
+    return (
+        (again if recomputes(plan) else "") + (away if offloads(plan) else "") + (shared if plan.shards_state else "")
+    )
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> list[list[str]]:

@@ -4,6 +4,8 @@ from graphpipe.plans import Plan, Prediction, Stage
 from graphpipe.report.content.wording import (
     abbreviate,
     device_names,
+    offloaded_names,
+    offloads,
     recomputed_names,
     recomputes,
     sharded_name,
@@ -25,6 +27,8 @@ COLUMNS = (
 )
 RECOMPUTES = Column(heading="recomputes", right=False, wraps=True, spare=1)
 """Shown if a stage recomputes."""
+OFFLOADS = Column(heading="offloads", right=False, wraps=True, spare=1)
+"""Shown if a stage offloads."""
 SHARDS = Column(heading="shards", right=False, spare=1)
 """Shown if the replicas of a stage shard their state."""
 HALVES = Column(heading="backwards", right=False, spare=1)
@@ -44,6 +48,7 @@ def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
         columns=(
             *COLUMNS,
             *([RECOMPUTES] if recomputes(plan) else []),
+            *([OFFLOADS] if offloads(plan) else []),
             *([SHARDS] if plan.shards_state else []),
             *([HALVES] if splits else []),
         ),
@@ -70,6 +75,7 @@ def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
         ", ".join(plan.stages[other].name for other in plan.successors[number]) or "-",
     ]
     row += [recomputed_names(stage.recompute)] if recomputes(plan) else []
+    row += [offloaded_names(stage.offload)] if offloads(plan) else []
     return [*row, sharded_name(stage.state)] if plan.shards_state else row
 
 

@@ -12,7 +12,7 @@ tasks that were queued before it.
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,15 @@ from graphpipe.plans import Plan
 from graphpipe.run.device.stream import Stream, current_stream, new_stream
 
 Direction = Literal["forward", "backward"]
+
+
+class HostStreams(NamedTuple):
+    """The streams on which a device copies what it offloads, one for each direction."""
+
+    out: Stream
+    back: Stream
+
+
 _EVERYWHERE = -1
 
 
@@ -34,6 +43,8 @@ class StageStreams:
     stages: dict[tuple[int, int], Stream] = field(default_factory=dict[tuple[int, int], Stream])
     """By stage and device; for stages that share a stream, by the first of them and `_EVERYWHERE`."""
     edges: dict[tuple[int, Direction], Stream] = field(default_factory=dict[tuple[int, Direction], Stream])
+    hosts: dict[int, HostStreams] = field(default_factory=dict[int, HostStreams])
+    """By device."""
     main: Stream = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +72,12 @@ class StageStreams:
         if (edge, direction) not in self.edges:
             self.edges[edge, direction] = self._new()
         return self.edges[edge, direction]
+
+    def host(self, device: int) -> HostStreams:
+        """Return the streams between a device and the memory of its node."""
+        if device not in self.hosts:
+            self.hosts[device] = HostStreams(self._new(), self._new())
+        return self.hosts[device]
 
     @contextmanager
     def forked(self) -> Generator[None]:
@@ -112,7 +129,8 @@ class StageStreams:
 
     @property
     def _all(self) -> list[Stream]:
-        return [*self.stages.values(), *self.edges.values()]
+        copying = (stream for both in self.hosts.values() for stream in both)
+        return [*self.stages.values(), *self.edges.values(), *copying]
 
 
 def _united(groups: Iterable[Collection[int]]) -> dict[int, int]:

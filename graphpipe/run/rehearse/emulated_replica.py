@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,20 +45,36 @@ class EmulatedReplica:
     """How long to sleep for each task of the step."""
     outgoing: dict[int, NamedTensors] = field(default_factory=dict[int, NamedTensors])
     outgoing_task: StageTask | None = None
+    copies_wait: bool = True
+    """Whether the device waits while it copies what it offloads."""
+    copied: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
+    """When copies are done, by direction and micro-batch."""
 
     def begin(self) -> None:
         """Forget the last step."""
+        self.copied.clear()
         self.received.by_task.clear()
         self.outgoing, self.outgoing_task = {}, None
 
     def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
         """Sleep, then keep tensors of the right size for sending."""
         self.received.take(task)
+        if task.kind == "B" and ("fetch", task.micro_batch) in self.copied:
+            sleep(self.copied["fetch", task.micro_batch] - time.perf_counter())
         kind = "optimizer" if task.kind == "U" else task.kind
         sleep(self.seconds[self.slot.device, self.slot.stage, kind, task.micro_batch])
         edges = {"F": self.sends, "B": self.receives, "I": self.receives}.get(task.kind, {})
         self.outgoing = {edge: {spec.name: _rows(spec, len(rows)) for spec in specs} for edge, specs in edges.items()}
         self.outgoing_task = task
+
+    def move(self, kind: Literal["evict", "fetch"], micro_batch: int) -> None:
+        """Emulate a copy to the memory of the node, or back after all copies to it."""
+        before = [end for (other, _), end in self.copied.items() if other in (kind, "evict")]
+        start = max([time.perf_counter(), *before])
+        end = start + self.seconds[self.slot.device, self.slot.stage, kind, micro_batch]
+        self.copied[kind, micro_batch] = end
+        if self.copies_wait:
+            sleep(end - time.perf_counter())
 
 
 def emulated_worker(plan: Plan, placement: Placement, world: World) -> Worker[EmulatedReplica]:
@@ -71,6 +88,7 @@ def emulated_worker(plan: Plan, placement: Placement, world: World) -> Worker[Em
             receives={n: specs[n] for n, edge in enumerate(plan.edges) if edge.target == slot.stage},
             sends={n: specs[n] for n, edge in enumerate(plan.edges) if edge.source == slot.stage},
             parameters=_parameters(plan, slot.stage),
+            copies_wait=plan.cluster.copies_take_devices,
         )
     return Worker(
         placement=placement,

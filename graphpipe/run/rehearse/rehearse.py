@@ -78,7 +78,7 @@ def rehearse(
         {
             (span.device, span.stage, span.kind, span.micro_batch): span.end_seconds - span.start_seconds
             for span in trace.spans
-            if span.kind in ("F", "B", "I", "W", "optimizer")
+            if span.kind in ("F", "B", "I", "W", "optimizer", "evict", "fetch")
         }
         for trace in predicted
     )

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.run.stage.edge_values import gradient_of
+from graphpipe.run.stage.offload import OffloadedTensors
 from graphpipe.run.stage.receive_buffers import NamedTensors
 from graphpipe.run.stage.recompute import Recomputation
 from graphpipe.run.stage.releasable_tensors import ReleasableTensors
@@ -43,6 +44,8 @@ class MicroBatch:
     """If given, the forward does not record a graph, and the backward runs the forward again."""
     saved_tensors: ReleasableTensors | None
     """If given, the backward is split into two halves."""
+    offloaded: OffloadedTensors | None = None
+    """If given, what the stage offloads; its backward is not split."""
     _computed: Computed | None = None
     _has_loss: bool = False
     """Whether the loss was computed here, so that gradients begin here."""
@@ -51,7 +54,7 @@ class MicroBatch:
     def forward(self) -> Computed:
         """Run the forward, and keep what the backward needs."""
         if self.recomputation is None:
-            computed = self.compute() if self.saved_tensors is None else self._record()
+            computed = self._record()
             self._keep(computed)
             return computed
         with torch.no_grad():
@@ -114,7 +117,18 @@ class MicroBatch:
         self._computed = computed if computed.loss is None else Computed(computed.outputs, None, computed.loss)
 
     def _record(self) -> Computed:
-        if self.saved_tensors is None:
+        handler = self.offloaded or self.saved_tensors
+        if handler is None:
             return self.compute()
-        with handle_saved_tensors(self.saved_tensors):
+        with handle_saved_tensors(handler):
             return self.compute()
+
+    def move(self, kind: Literal["evict", "fetch"]) -> None:
+        """Start to copy what the stage offloads to the memory of the node, or back."""
+        assert self.offloaded is not None, "a stage that offloads handles its saved tensors"
+        assert self._computed is not None, "what was not computed cannot be copied"
+        if kind == "fetch":
+            self.offloaded.fetch()
+            return
+        received = [value for by_name in self.received.values() for value in by_name.values()]
+        self.offloaded.evict([*self._computed.outputs.values(), *received])

@@ -27,6 +27,7 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Stage
 from graphpipe.run.device.rng import RngState
 from graphpipe.run.stage.edge_values import enter
+from graphpipe.run.stage.offload import Offloading
 
 Result = TypeVar("Result")
 
@@ -73,6 +74,8 @@ class RegionRecomputation:
     name: str
     recomputation: Recomputation
     device: torch.device
+    hold: Callable[[Iterable[Tensor]], None] | None = None
+    """Told what the region keeps, so that it is not offloaded."""
 
     def __call__(self, inner: nn.Module, args: tuple[Any, ...]) -> Any:
         """Compute with a graph that computes the region again when its saved tensors are read."""
@@ -83,6 +86,8 @@ class RegionRecomputation:
         with handle_saved_tensors(dropped):
             results, before = self.recomputation.compute(lambda: inner(*own))
         kept = tuple(arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg for arg in args)
+        if self.hold is not None:
+            self.hold(arg for arg in kept if isinstance(arg, Tensor))
         modes, drew = _autocast_modes(self.device), generators if generators.moved() else None
 
         def compute_again() -> None:
@@ -98,22 +103,28 @@ class RegionRecomputation:
         return results
 
 
-def set_up_regions(program: StageProgram, stage: Stage, device: torch.device) -> None:
-    """Make the regions of a stage program keep only their inputs, as the plan's stage requires.
+def set_up_regions(program: StageProgram, stage: Stage, device: torch.device, offloading: Offloading | None) -> None:
+    """Make the regions of a stage program keep only their inputs, or offload, as the plan's stage requires.
 
     Raises:
         InvalidInput: the regions of the stage program are not those of the plan's stage.
     """
     found = {region.name: region for region in recompute_regions(program.module)}
     wanted = () if isinstance(stage.recompute, str) else stage.recompute
-    if set(wanted) != found.keys():
+    if {*wanted, *stage.offload} != found.keys():
         raise InvalidInput(
-            f"is to recompute {_listed(wanted)}, the regions of its program are {_listed(found)}",
+            f"is to recompute or offload {_listed((*wanted, *stage.offload))}, the regions of its program are "
+            f"{_listed(found)}",
             where=f"stage '{stage.name}'",
             remedy="Give the pipeline the model: it makes the programs with the plan's regions.",
         )
+    hold = None if offloading is None else offloading.hold
     for name, region in found.items():
-        region.keeper = RegionRecomputation(name, Recomputation(region.inner), device)
+        if name in stage.offload:
+            assert offloading is not None
+            region.keeper = offloading.compute
+        else:
+            region.keeper = RegionRecomputation(name, Recomputation(region.inner), device, hold)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """What the worker needs of a replica of a stage, which computes or emulates computing."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import nn
 
@@ -39,4 +39,8 @@ class Replica(Protocol):
 
     def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
         """Run a task for these samples of a mini-batch."""
+        ...
+
+    def move(self, kind: Literal["evict", "fetch"], micro_batch: int) -> None:
+        """Start to copy what the stage offloads of a micro-batch to the memory of the node, or back."""
         ...

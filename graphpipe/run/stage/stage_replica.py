@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from graphpipe.run.stage.edge_values import check_outputs, enter
 from graphpipe.run.stage.loss import LossFunction, is_exact, mean_loss, sum_of
 from graphpipe.run.stage.micro_batch import Computed, MicroBatch
 from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.offload import OffloadedTensors, Offloading
 from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
 from graphpipe.run.stage.recompute import Recomputation
 from graphpipe.run.stage.releasable_tensors import ReleasableTensors
@@ -52,6 +53,8 @@ class StageReplica:
     precision: str = "fp32"
     recomputation: Recomputation | None = None
     """If given, forwards do not record a graph, and backwards compute them again."""
+    offloading: Offloading | None = None
+    """If given, some operators' saved tensors rest in the memory of the node between forward and backward."""
     splits: bool = False
     """Whether backwards are split into two halves."""
     in_flight_limit: float | None = None
@@ -144,6 +147,7 @@ class StageReplica:
             compute=partial(self._compute, task, received, rows, batch, loss_fn),
             recomputation=self.recomputation if batch.training else None,
             saved_tensors=ReleasableTensors(self._releases) if self.splits and batch.training else None,
+            offloaded=self._offloads(task, training=batch.training),
         )
         outputs, result, loss = micro_batch.forward()
         self._record(task, outputs, loss, micro_batch.share, check_finite=batch.check_finite)
@@ -154,6 +158,15 @@ class StageReplica:
         if not (sends := self.program.sends):
             return {}
         return {edge: {spec.name: outputs[spec.name].detach() for spec in specs} for edge, specs in sends.items()}
+
+    def _offloads(self, task: StageTask, *, training: bool) -> OffloadedTensors | None:
+        if self.offloading is None:
+            return None
+        return self.offloading.begin(task.micro_batch, self.module) if training else self.offloading.pause()
+
+    def move(self, kind: Literal["evict", "fetch"], micro_batch: int) -> None:
+        """Start to copy what the stage offloads of a micro-batch to the memory of the node, or back."""
+        self.micro_batches[micro_batch].move(kind)
 
     def _backward(self, task: StageTask) -> dict[int, NamedTensors]:
         micro_batch = self.micro_batches.pop(task.micro_batch)

@@ -13,6 +13,7 @@ from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.rank_status import ALL_PEERS
 from graphpipe.run.faults.status_reporter import StatusReporter
+from graphpipe.run.stage.offload import Offloading
 from graphpipe.run.stage.receive_buffers import ReceiveBuffers
 from graphpipe.run.stage.recompute import Recomputation, set_up_regions
 from graphpipe.run.stage.stage_replica import StageReplica
@@ -58,14 +59,15 @@ def build_worker(
         stage: build_sync(engines[stage], stage, programs[stage], [*by_device.values()], placement, world)
         for stage, by_device in hosted.items()
     }
-    replicas = _replicas(hosted, syncs, placement, world, monitor, schedule, lowered, options)
+    streams = StageStreams.of(world.device, plan)
+    replicas = _replicas(hosted, syncs, placement, world, monitor, schedule, lowered, options, streams)
     worker = Worker(
         placement=placement,
         world=world,
         replicas=replicas,
         syncs=syncs,
         messages=RankMessages(world),
-        streams=StageStreams.of(world.device, plan),
+        streams=streams,
         recorder=Recorder(world=world, on=options.record, stages=tuple(stage.name for stage in plan.stages)),
         monitor=monitor,
     )
@@ -84,13 +86,19 @@ def _replicas(
     schedule: Schedule,
     lowered: LoweredSchedule,
     options: PipelineOptions,
+    streams: StageStreams,
 ) -> dict[tuple[int, int], StageReplica]:
     """Return the replicas of this rank, by stage and device."""
     plan, lasts = placement.plan, lowered.last_backwards()
     replicas: dict[tuple[int, int], StageReplica] = {}
     for slot in placement.slots(world.rank):
         program, stage = programs[slot.stage][slot.device], plan.stages[slot.stage]
-        set_up_regions(program, stage, world.device)
+        offloading = (
+            Offloading(stage.name, world.device, streams.host(slot.device), streams.stage(slot.stage, slot.device))
+            if stage.offload
+            else None
+        )
+        set_up_regions(program, stage, world.device, offloading)
         replicas[slot.stage, slot.device] = StageReplica(
             slot=slot,
             stage_name=stage.name,
@@ -103,6 +111,7 @@ def _replicas(
             last=lasts.get((slot.stage, slot.device)),
             precision=options.precision,
             recomputation=Recomputation(program.module) if stage.recompute == "full" else None,
+            offloading=offloading,
             splits=slot.stage in schedule.split_stages,
             in_flight_limit=stage.in_flight / stage.degree if options.debug else None,
             kept_share=plan.costs.kept_for_weight_gradient,

@@ -44,7 +44,7 @@ def _form(plan: Plan, replica: StageReplica, first: ShapedPrograms, wanted: Shap
         program = rebind(program, original.module, own.module)
         _check_glue(own.module, program.module, stage.name, wanted)
     program.module.to(replica.device)
-    set_up_regions(program, stage, replica.device)
+    set_up_regions(program, stage, replica.device, replica.offloading)
     return program, Recomputation(program.module) if replica.recomputation is not None else None
 
 

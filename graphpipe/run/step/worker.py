@@ -29,6 +29,8 @@ from graphpipe.run.weights.tied_parameters import TiedParameters
 from graphpipe.schedule import (
     Action,
     Compute,
+    Evict,
+    Fetch,
     LoweredSchedule,
     Receive,
     Reduce,
@@ -180,6 +182,10 @@ class Worker(Generic[AnyReplica]):
                 self._join_streams(self.placement.plan.tied_gradients[number].stages)
                 with self.recorder.span(device, "reduce", first):
                     self.tied_parameters[number].sum_gradients(self.world)
+            case Evict(stage, at) | Fetch(stage, at):
+                kind = "evict" if isinstance(action, Evict) else "fetch"
+                with self.recorder.span(device, kind, stage, at):
+                    self.replicas[stage, device].move(kind, at)
             case Compute():
                 raise AssertionError("tasks were resolved")
 

@@ -56,7 +56,7 @@ class StageWork:
     @property
     def split(self) -> bool:
         """Whether the backward is split: the stage has weights, another stage waits for the input gradient, the stage
-        does not recompute, and the plan does not forbid it."""
+        neither recomputes nor offloads, and the plan does not forbid it."""
         return self.seconds["W"] > 0
 
 
@@ -92,6 +92,7 @@ def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
 
 
 def _splits(plan: Plan, number: int) -> bool:
-    # While a weight half waits, everything that the input half recomputed would stay in memory.
+    # While a weight half waits, everything that the input half recomputed or fetched would stay in memory.
     stage = plan.stages[number]
-    return bool(plan.gradient_targets[number]) and stage.recompute == "none" and stage.backward == "auto"
+    keeps = stage.recompute == "none" and not stage.offload
+    return bool(plan.gradient_targets[number]) and keeps and stage.backward == "auto"

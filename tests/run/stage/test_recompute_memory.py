@@ -1,12 +1,12 @@
-"""Predicted memory of recomputation equals the bytes that the runtime holds, for gpt-small in two stages."""
+"""Predicted memory of recomputing and offloading equals what the runtime holds, for gpt-small in two stages."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
 from graphpipe.api import estimate, hand_plan
-from graphpipe.cluster import Cluster
+from graphpipe.cluster import Cluster, HostMemory
 from graphpipe.costs import Recompute, StageMemory
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo.registry import zoo_model
@@ -34,6 +34,14 @@ RECOMPUTE: dict[str, tuple[Recompute, Recompute]] = {
     "each operator": (FIRST, SECOND),
     "each layer": (("layers.0", "layers.1"), ("layers.2", "layers.3")),
 }
+OFFLOAD: dict[str, tuple[Recompute, tuple[str, ...]]] = {
+    "one operator": ("none", FIRST[:1]),
+    "one of two": ("none", FIRST[1::2]),
+    "each operator": ("none", FIRST),
+    "each layer": ("none", ("layers.0", "layers.1")),
+    "beside recomputation": (FIRST[:1], FIRST[1:3]),
+    "around recomputation": (FIRST[1:2], (FIRST[0], FIRST[2])),
+}
 
 
 @dataclass
@@ -41,6 +49,7 @@ class Stages:
     """Both stages of gpt-small in this process. The test calls their tasks."""
 
     recompute: tuple[Recompute, Recompute]
+    offload: tuple[str, ...] = ()
     plan: Plan = field(init=False)
     replicas: list[StageReplica] = field(init=False)
     batch: MiniBatch = field(init=False)
@@ -48,9 +57,10 @@ class Stages:
     def __post_init__(self) -> None:
         self.model = zoo_model("gpt-small")
         graph, cluster = capture(self.model.module, self.model.example_inputs), Cluster.resolve("local:2")
+        cluster = replace(cluster, host_memory=(HostMemory(node=cluster.devices[0].node, bytes=1e9),))
         cuts = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))
         stages = [
-            HandStage(ops=ops, devices=(at,), micro_batch=MICRO, recompute=how)
+            HandStage(ops=ops, devices=(at,), micro_batch=MICRO, recompute=how, offload=() if at else self.offload)
             for at, (ops, how) in enumerate(zip(cuts, self.recompute, strict=True))
         ]
         costs = estimate(graph, cluster)
@@ -98,6 +108,24 @@ def test_activations_of_a_sample_in_flight_are_as_predicted(name: str) -> None:
             if stage == 1 and RECOMPUTE[name][1] != "full":  # The loss saves as much as the model's output.
                 predicted += stages.plan.graph["head.vocabulary"].output_bytes_per_sample * MICRO
             assert kept == pytest.approx(predicted, rel=0.1), f"stage {stage}"
+
+
+@pytest.mark.parametrize("name", OFFLOAD)
+def test_offloaded_bytes_are_as_predicted(name: str) -> None:
+    stages = Stages((OFFLOAD[name][0], "none"), OFFLOAD[name][1])
+    for index in range(2):
+        with LiveBytes() as live:
+            sent = stages.do("F", 0, index, {})
+            replica = stages.replicas[0]
+            replica.move("evict", index)
+            offloaded = replica.micro_batches[index].offloaded
+            assert offloaded is not None
+            away = sum(each.host.nbytes for each in offloaded.away)
+            kept = live.bytes - size(sent) - away
+        memory = stages.memory(0)
+        assert away == pytest.approx(memory.offloaded * MICRO, rel=0.1)
+        assert kept == pytest.approx(memory.per_sample * MICRO, rel=0.1)
+        assert memory.moving == 2 * memory.offloaded * MICRO
 
 
 @pytest.mark.parametrize("name", ["full", "each operator"])

@@ -1,4 +1,4 @@
-"""A chain with dropout and BatchNorm, cut into stages that share devices or recompute."""
+"""A chain with dropout and BatchNorm, cut into stages that share devices, recompute or offload."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +12,7 @@ from run_splits import in_halves
 from shared_captures import captured_of
 from torch import Tensor, nn
 
+from graphpipe.cluster import HostMemory
 from graphpipe.costs import Recompute
 from graphpipe.files.json_body import to_body
 from graphpipe.model import DagModule
@@ -21,6 +22,7 @@ BATCH = 8
 INTERLEAVED: list[StageLine] = [(["a"], [0], 2), (["b"], [1], 2), (["c"], [0], 2), (["d"], [1], 2)]
 
 
+KEPT: Mapping[int, tuple[str, ...]] = MappingProxyType({})
 NOTHING: Mapping[int, Recompute] = MappingProxyType({})
 
 
@@ -62,17 +64,22 @@ def chain_pipeline(
     schedule: str = "1f1b",
     *,
     recompute: Mapping[int, Recompute] = NOTHING,
+    offload: Mapping[int, tuple[str, ...]] = KEPT,
     in_flight: int = BATCH,
     dropout: float = 0.3,
     **options: Any,
 ) -> tuple[Pipeline, DagModule]:
-    """Return a pipeline of `chain` whose stages recompute what `recompute` says, and the model."""
+    """Return a pipeline of `chain` whose stages recompute and offload what is said, and the model."""
     model, (inputs, _) = chain(dropout), chain_batch()
     plan = in_halves(captured_plan(model, inputs, stages, BATCH), schedule)
     changed = (
-        replace(stage, recompute=recompute.get(number, "none"), in_flight=in_flight)
+        replace(stage, recompute=recompute.get(number, "none"), offload=offload.get(number, ()), in_flight=in_flight)
         for number, stage in enumerate(plan.stages)
     )
+    if offload:
+        nodes = {device.node for device in plan.cluster.devices}
+        host = tuple(HostMemory(node=node, bytes=1e9) for node in sorted(nodes))
+        plan = replace(plan, cluster=replace(plan.cluster, host_memory=host))
     optimizer = options.pop("optimizer", None)
     given = PipelineOptions(debug=True, captured=captured_of(plan), **options)
     return Pipeline(replace(plan, stages=tuple(changed)), model, cross_entropy, optimizer, options=given), model
@@ -90,3 +97,10 @@ def train_chain(
         trace = to_body(pipeline.trace())
         pipeline.sync_model()
     return {"losses": losses, "gradients": gradients, "state": dict(model.state_dict()), "trace": trace}
+
+
+def train_mixed_in_bf16(
+    stages: Sequence[StageLine], recompute: Mapping[int, Recompute], offload: Mapping[int, tuple[str, ...]]
+) -> dict[str, Any]:
+    """Train as `train_chain` does under 1F1B, in bf16."""
+    return train_chain(stages, "1f1b", recompute, offload=offload, precision="bf16")

@@ -1,0 +1,193 @@
+"""Offloading: what some operators of a stage save rests in the memory of the node between forward and backward.
+
+    forward   F: compute, and note what the offloaded operators save
+    evict     copy it to the memory of the node, and free it
+    fetch     copy it back, while the task before the backward runs
+    backward  B: reads it
+
+What leaves are whole storages that an offloaded operator made and that only offloaded operators save. Outputs of the
+stage, what it received, weights, and what a recomputed region keeps stay, because they would not be freed.
+On a GPU the copies go through pinned memory on two streams of their own. On a CPU they are plain copies.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.errors import OutOfMemory
+from graphpipe.model.saved_tensors import SavedTensor
+from graphpipe.run.device.stage_streams import HostStreams
+from graphpipe.run.device.stream import Mark, Stream
+from graphpipe.run.stage.tensor_tree import leaves
+from graphpipe.units import format_bytes
+
+
+@dataclass(slots=True)
+class Offloading:
+    """What one replica of a stage offloads, micro-batch by micro-batch."""
+
+    stage_name: str
+    device: torch.device
+    copying: HostStreams
+    computing: Stream
+    current: "OffloadedTensors | None" = None
+    """Of the micro-batch whose forward runs; None while nothing is to be offloaded."""
+    previous: Mark | None = None
+    """The end of the last copy out that has to be over before the next forward."""
+    last: Mark | None = None
+    """The end of the last copy out."""
+
+    def begin(self, micro_batch: int, module: nn.Module) -> "OffloadedTensors":
+        """Return the handler of saved tensors for the forward of a micro-batch of the stage's module."""
+        if self.previous is not None:
+            self.computing.wait(self.previous)
+        self.current = OffloadedTensors(self, micro_batch, module)
+        return self.current
+
+    def pause(self) -> None:
+        """Offload nothing in the next forward."""
+        self.current = None
+
+    def compute(self, inner: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Call offloaded operators (see `recompute_region.Keeper`)."""
+        return inner(*args) if self.current is None else self.current.compute(inner, args)
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Keep tensors on the device."""
+        if self.current is not None:
+            self.current.held += tensors
+
+
+@dataclass(slots=True)
+class _Away:
+    # One storage in the memory of the node, and the saved tensors in it with their offset, size, stride and dtype.
+    host: Tensor
+    views: list[tuple[ref[SavedTensor], int, torch.Size, tuple[int, ...], torch.dtype]]
+
+
+@dataclass(slots=True)
+class OffloadedTensors:
+    """The saved tensors of one micro-batch (a `SavedTensorHandler`)."""
+
+    owner: Offloading
+    micro_batch: int
+    module: nn.Module
+    inside: bool = False
+    """Whether an offloaded operator runs."""
+    fixed: frozenset[int] = frozenset()
+    """The storages that the running operator reads and that no offloaded operator made."""
+    made: set[int] = field(default_factory=set[int])
+    """The storages that offloaded operators have returned."""
+    leaving: list[ref[SavedTensor]] = field(default_factory=list[ref[SavedTensor]])
+    staying: list[ref[SavedTensor]] = field(default_factory=list[ref[SavedTensor]])
+    held: list[Tensor] = field(default_factory=list[Tensor])
+    """What recomputed regions keep."""
+    away: list[_Away] = field(default_factory=list[_Away])
+
+    def compute(self, inner: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Call an offloaded operator."""
+        self.fixed = frozenset(_storages(leaves(args)) - self.made)
+        self.inside = True
+        try:
+            results = inner(*args)
+        finally:
+            self.inside = False
+        self.made |= _storages(leaves(results)) - self.fixed
+        return results
+
+    def on_save(self, saved: SavedTensor) -> None:
+        """Note whether a tensor may leave."""
+        assert saved.tensor is not None
+        leaves = self.inside and _is_plain(saved.tensor) and _storage(saved.tensor) not in self.fixed
+        (self.leaving if leaves else self.staying).append(ref(saved))
+
+    def on_read(self, saved: SavedTensor) -> None:
+        """Bring everything back, if that was not asked for before."""
+        if saved.tensor is None:
+            self.fetch()
+
+    def evict(self, held: Iterable[Tensor]) -> None:
+        """Start to copy what may leave to the memory of the node, and free it.
+
+        Args:
+            held: tensors that stay on the device in any case.
+
+        Raises:
+            OutOfMemory: the node lacks memory.
+        """
+        staying = [saved.tensor for saved in _alive(self.staying) if saved.tensor is not None]
+        weights = (*self.module.parameters(), *self.module.buffers())
+        fixed = _storages([*staying, *held, *self.held, *weights])
+        views: dict[int, list[SavedTensor]] = {}
+        for saved in _alive(self.leaving):
+            if saved.tensor is not None and _storage(saved.tensor) not in fixed:
+                views.setdefault(_storage(saved.tensor), []).append(saved)
+        out = self.owner.copying.out
+        out.wait(self.owner.computing.mark())
+        with out.entered():
+            self.away = [self._copy_out(found, out) for found in views.values()]
+        self.owner.previous, self.owner.last = self.owner.last, out.mark()
+        self.leaving, self.staying, self.held = [], [], []
+
+    def fetch(self) -> None:
+        """Start to copy back what was copied out."""
+        back, away, self.away = self.owner.copying.back, self.away, []
+        if self.owner.last is not None:
+            back.wait(self.owner.last)
+        with back.entered():
+            for each in away:
+                self._copy_back(each)
+        self.owner.computing.wait(back.mark())
+
+    def _copy_out(self, found: list[SavedTensor], out: Stream) -> _Away:
+        tensors = [(saved, saved.tensor) for saved in found if saved.tensor is not None]
+        storage = tensors[0][1].untyped_storage()
+        source = torch.empty(0, dtype=torch.uint8, device=self.owner.device).set_(storage)
+        host = self._host_buffer(storage.nbytes())
+        host.copy_(source, non_blocking=True)
+        out.hold([source])
+        views = [(ref(saved), int(it.storage_offset()), it.size(), it.stride(), it.dtype) for saved, it in tensors]
+        for saved, _ in tensors:
+            saved.tensor = None
+        return _Away(host, views)
+
+    def _host_buffer(self, count: int) -> Tensor:
+        try:
+            return torch.empty(count, dtype=torch.uint8, pin_memory=self.owner.device.type == "cuda")
+        except RuntimeError as error:
+            raise OutOfMemory(
+                f"the node lacks {format_bytes(count)} that micro-batch {self.micro_batch} offloads: {error}",
+                where=f"stage '{self.owner.stage_name}'",
+                remedy="Offload less, or run fewer ranks on the node.",
+            ) from error
+
+    def _copy_back(self, each: _Away) -> None:
+        arrived = torch.empty(each.host.numel(), dtype=torch.uint8, device=self.owner.device)
+        arrived.copy_(each.host, non_blocking=True)
+        self.owner.computing.hold([arrived])
+        for view, offset, size, stride, dtype in each.views:
+            if (saved := view()) is not None:
+                tensor = torch.empty(0, dtype=dtype, device=self.owner.device)
+                saved.tensor = tensor.set_(arrived.untyped_storage(), offset, size, stride)
+
+
+def _alive(references: Iterable[ref[SavedTensor]]) -> list[SavedTensor]:
+    return [saved for each in references if (saved := each()) is not None]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    # Other kinds of tensors cannot be restored from the bytes of their storage.
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided
+    return plain and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
+    return {_storage(tensor) for tensor in tensors if tensor.layout is torch.strided}

@@ -1,0 +1,80 @@
+"""Offloading in the simulator, against arithmetic by hand."""
+
+from dataclasses import replace
+
+import pytest
+from builders import Part, make_plan
+
+from graphpipe.cluster import HostMemory
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import host_bytes, needed_bytes
+from graphpipe.plans.verify import verify
+from graphpipe.schedule.lower import lower
+from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.verify_lowered import verify_lowered
+from graphpipe.simulator import predict, step_seconds
+from graphpipe.simulator.simulate import simulate
+
+
+def two_stages(saved: float, *, offloads: bool = True, overlap: bool = True) -> Plan:
+    """Forward 1 s, backward 2 s; the first stage keeps 3 of 4 micro-batches in flight. 2 B/s to the host."""
+    first = Part(saved_bytes=saved, offloads=offloads, in_flight=3)
+    return make_plan([first, Part()], batch_size=4, schedule="1f1b", overlap=overlap)
+
+
+def spans(plan: Plan, kind: str) -> list[tuple[int, float, float]]:
+    found = [span for span in simulate(plan).spans if span.kind == kind]
+    return [(span.micro_batch, span.start_seconds, span.end_seconds) for span in found]
+
+
+def test_copies_run_beside_tasks():
+    plan = two_stages(2.0)  # a copy takes 1 s
+    verify_lowered(plan, build_schedule(plan), lower(plan, build_schedule(plan)))
+    # stage 0   F0 0-1, F1 1-2, F2 2-3, B0 4-6, F3 6-7, B1 7-9, B2 10-12, B3 13-15
+    assert spans(plan, "evict") == [(0, 1.0, 2.0), (1, 2.0, 3.0), (2, 3.0, 4.0), (3, 7.0, 8.0)]
+    # 0 comes after 1 has left, while F2 runs. 1, 2 and 3 come while F3, B1 and the wait for B2 run.
+    assert spans(plan, "fetch") == [(0, 3.0, 4.0), (1, 6.0, 7.0), (2, 8.0, 9.0), (3, 9.0, 10.0)]
+
+
+def test_slow_copies_delay_the_step_and_free_memory():
+    kept, quick, slow = (step_seconds(two_stages(*each)) for each in ((0.0,), (0.2,), (40.0,)))
+    assert kept <= quick < kept + 0.5
+    assert slow > kept + 20
+    plan = two_stages(40.0)
+    assert predict(plan).step_seconds == slow
+    assert needed_bytes(plan)[0] == 80  # two micro-batches of 40 bytes, not three
+    assert needed_bytes(two_stages(40.0, offloads=False))[0] == 120
+    assert predict(plan).peak_bytes[0] <= 80
+    assert host_bytes(plan) == {"n0": 120}
+
+
+def test_a_device_that_copies_itself_computes_later():
+    assert step_seconds(two_stages(2.0)) == 15  # the second stage is busy from 1 to 13
+    assert step_seconds(two_stages(2.0, overlap=False)) == 4 * (1 + 2) + 8 * 1  # the first stage never waits
+
+
+def test_a_backward_right_after_its_forward_needs_no_copy():
+    plan = make_plan([Part(), Part(saved_bytes=8.0, offloads=True)], batch_size=4)
+    assert spans(plan, "evict") == spans(plan, "fetch") == []
+
+
+def test_what_is_offloaded_must_fit_in_the_node():
+    plan = two_stages(40.0)
+    short = replace(plan.cluster, host_memory=(HostMemory(node="n0", bytes=100.0),))
+    with pytest.raises(Infeasible, match=r"stage 's0' offloads 120 B to the memory of node 'n0', which has 100 B"):
+        verify(replace(plan, cluster=short))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"recompute": "full"}, "the stage recomputes everything, so nothing is left to offload"),
+        ({"offload": ("s1",)}, "'s1' is not an operator of the stage"),
+        ({"recompute": ("s0",)}, r"operator 's0' is in both 's0' and 's0' \(offload and recompute\)"),
+    ],
+)
+def test_a_stage_that_cannot_offload_is_refused(changes: dict[str, object], sentence: str):
+    plan = two_stages(1.0)
+    with pytest.raises(InvalidInput, match=sentence):
+        verify(replace(plan, stages=(replace(plan.stages[0], **changes), plan.stages[1])))
