@@ -18,6 +18,7 @@ from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.static_figures import write_still
+from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
 from graphpipe.schedule.schedulers.registry import SCHEDULERS
 
 PACKAGE = Path(gp.__file__).parent
@@ -74,7 +75,8 @@ def _planners() -> str:
     for name, planner in PLANNERS.items():
         said = (DOCS / "planners" / f"{name}.md").read_text().split("\n\n")[1].replace("\n", " ").split(". ")[0]
         recomputes = "where memory is short" if planner.recomputes else "never"
-        traits = f"a {planner.pipeline} | {recomputes} | `{planner.default_schedule}`"
+        schedule = planner.default_schedule if planner.trains else FORWARD_ONLY
+        traits = f"a {planner.pipeline} | {recomputes} | `{schedule}`"
         rows.append(f"| [`{name}`]({name}.md) | {traits} | {said.removesuffix('.')}. |")
     return "\n".join(rows)
 

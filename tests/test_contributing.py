@@ -25,7 +25,7 @@ ROWS = re.findall(
 
 
 def test_the_table_has_every_kind() -> None:
-    kinds = {"planner", "schedule", "replica synchronisation", "model of the zoo", "verb", "panel"}
+    kinds = {"planner", "schedule", "replica synchronisation", "model of the zoo", "verb", "panel", "export format"}
     assert {row[0].strip() for row in ROWS} == kinds
 
 

@@ -39,7 +39,7 @@ ROOMS = (
         "planners",
     ),
     "planners/lower_bound",
-    *("profiler", "importers"),
+    *("profiler", "importers", "exporters"),
     *("run/device", "run/comm", "run/faults", "run/weights", "run/versions"),
     *("run/stage", "run/step", "run/segments", "run"),
     *("run/checkpoint", "run/rehearse", "run/inference"),

@@ -1,34 +1,61 @@
-"""`graphpipe export`: the weights of a checkpoint as one file for plain PyTorch."""
+"""`graphpipe export`: the weights of a checkpoint for plain PyTorch, or a plan in the form of another tool."""
 
 import argparse
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
+from graphpipe.exporters.registry import EXPORTERS, find_exporter
+from graphpipe.files.text_file import write_text
+from graphpipe.plans import Plan
 
+WEIGHTS = "model.safetensors"
 EXAMPLE = """\
 # in a clone of the repository
 graphpipe train examples/digits.toml cluster=local:2 train.steps=4 train.checkpoint_every=2 plan.costs=estimate
-graphpipe export runs/digits-1 -o model.safetensors"""
+graphpipe export runs/digits-1 -o model.safetensors
+graphpipe export runs/digits-1/plan.json --format layers"""
 
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "export", "write the weights of a checkpoint as one safetensors file", EXAMPLE)
-    parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run (its last checkpoint)"
+    parser = add_verb(
+        subparsers,
+        "export",
+        "write the weights of a checkpoint as one safetensors file, or a plan for another tool",
+        EXAMPLE,
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", default="model.safetensors", help="file to write (default: model.safetensors)"
+        "source",
+        metavar="CHECKPOINT|PLAN",
+        help="a checkpoint, the folder of a run (its last checkpoint), or a plan file",
     )
+    formats = "; ".join(f"{name}: {each.summary}" for name, each in EXPORTERS.items())
+    parser.add_argument("--format", metavar="F", help=f"of a plan ({formats})")
+    parser.add_argument("-o", "--output", metavar="FILE", help=f"file to write (default: {WEIGHTS}; a plan is printed)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the weights."""
+    """Write the weights or the plan."""
+    output = Output(args.json)
+    if args.format is not None:
+        return _export_plan(output, args.source, args.format, args.output)
     from graphpipe.run.checkpoint.export_weights import export_weights
 
-    output = Output(args.json)
-    checkpoint = export_weights(args.checkpoint, args.output)
-    output.show(f"written to {args.output}: the model of {checkpoint}")
-    output.emit({"checkpoint": str(checkpoint), "output": args.output})
+    path = args.output or WEIGHTS
+    checkpoint = export_weights(args.source, path)
+    output.show(f"written to {path}: the model of {checkpoint}")
+    output.emit({"checkpoint": str(checkpoint), "output": path})
+    return 0
+
+
+def _export_plan(output: Output, source: str, name: str, path: str | None) -> int:
+    exporter = find_exporter(name)
+    text = exporter.write(Plan.load(source))
+    if path is None:
+        output.show(text.rstrip("\n"))
+    else:
+        write_text(path, text)
+        output.show(f"written to {path}: {exporter.summary}")
+    output.emit({"plan": source, "format": name, "output": path})
     return 0

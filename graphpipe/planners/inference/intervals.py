@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel
+from graphpipe.graph.operator import Read
 
 Array = NDArray[np.float64]
 
@@ -38,13 +39,18 @@ class IntervalCosts:
         size = len(order) + 1
         weights, crossing, working = (np.full((size, size), inf) for _ in range(3))
         at = {name: position for position, name in enumerate(order)}
-        reads = {(edge.source, edge.target): edge.bytes_per_sample for edge in model.graph.edges}
+        reads: dict[str, list[Read]] = {name: [] for name in order}
+        for read in model.graph.reads:
+            reads[read.target].append(read)
         for first in range(len(order)):
             _fill(model, order, at, reads, first, (weights[first], crossing[first], working[first]))
         cuts = np.zeros(size)
-        for name in order:
-            last = max((at[reader] for reader in model.graph.successors[name]), default=at[name])
-            cuts[at[name] + 1 : last + 1] += model.graph[name].output_bytes_per_sample
+        sizes, last = dict[tuple[str, str], float](), dict[tuple[str, str], int]()
+        for _, target, value, count in model.graph.reads:
+            sizes[value] = max(sizes.get(value, 0.0), count)
+            last[value] = max(last.get(value, 0), at[target])
+        for value, count in sizes.items():
+            cuts[at[value[0]] + 1 : last[value] + 1] += count
         return IntervalCosts(model, order, weights, crossing, working, cuts)
 
     def seconds(self, device_type: str, samples: int) -> Array:
@@ -72,14 +78,17 @@ def _fill(
     model: CostModel,
     order: tuple[str, ...],
     at: dict[str, int],
-    reads: dict[tuple[str, str], float],
+    reads: dict[str, list[Read]],
     first: int,
     rows: tuple[Array, Array, Array],
 ) -> None:
-    """Fill the row of the intervals that begin at `first`, adding one operator after the other."""
+    """Fill the row of the intervals that begin at `first`, adding one operator after the other.
+
+    A value that several operators of the interval read is received once. An operator may send several values.
+    """
     graph, shared = model.graph, {each.name: each.bytes for each in model.graph.shared if each.trainable}
     weights = received = kept = most = 0.0
-    taken, seen = dict[str, float](), set[str]()
+    taken, seen = dict[tuple[str, str], float](), set[str]()
     missing = dict[str, int]()
     """Readers outside the interval, by operator inside."""
     last = dict[str, int]()
@@ -94,12 +103,12 @@ def _fill(
         live[position - first] += own
         most = max(most, float(live[position - first]))
         kept += own
-        for before in graph.predecessors[name]:
-            if at[before] < first:
-                count = max(taken.get(before, 0.0), reads[before, name])
-                received += count - taken.get(before, 0.0)
-                taken[before] = count
-                continue
+        for source, _, value, bytes_read in reads[name]:
+            if at[source] < first:
+                count = max(taken.get(value, 0.0), bytes_read)
+                received += count - taken.get(value, 0.0)
+                taken[value] = count
+        for before in (each for each in graph.predecessors[name] if at[each] >= first):
             missing[before] -= 1
             kept -= 0.0 if missing[before] else graph[before].output_bytes_per_sample
             held = live[last[before] + 1 - first : position + 1 - first]

@@ -6,6 +6,7 @@ from typing import Literal
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_gap_percent, gap_percent
 from graphpipe.plans import Plan, Prediction
 from graphpipe.plans.device_memory import versions_bytes
+from graphpipe.plans.estimates import period_seconds
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.units import format_bytes, format_seconds
@@ -49,6 +50,9 @@ class Summary:
     """Without a flush, by stage: the most versions of its weights that each of its devices holds."""
     versions_bytes: float = 0.0
     """The memory of all versions but the newest, on the device where they take most."""
+    trains: bool = True
+    """False for inference: `samples_per_second` is then that of a full pipeline, and `step_seconds` the time from an
+    empty pipeline to the last answer of a mini-batch."""
 
     @property
     def mini_batch_seconds(self) -> float:
@@ -71,7 +75,9 @@ class Outcome:
 
 def summarise(plan: Plan, prediction: Prediction) -> Summary:
     """Return the figures of a plan and its prediction."""
-    used, seconds = set(plan.used_devices), prediction.mini_batch_seconds
+    used = set(plan.used_devices)
+    # Windows of inference follow each other without a pause, as mini-batches do without a flush.
+    seconds = prediction.mini_batch_seconds if plan.trains else period_seconds(plan)
     steady, slowest = prediction.steady_seconds is not None, bottleneck_gap_percent(plan)
     return Summary(
         planner=plan.planner,
@@ -94,6 +100,7 @@ def summarise(plan: Plan, prediction: Prediction) -> Summary:
         delay_updates=delays(plan) if steady else (),
         versions=tuple(stage.versions for stage in plan.stages) if steady else (),
         versions_bytes=_versions_bytes(plan) if steady else 0.0,
+        trains=plan.trains,
     )
 
 
@@ -110,8 +117,7 @@ def summary_lines(summary: Summary) -> list[str]:
     stages = "1 stage" if summary.stages == 1 else f"{summary.stages} stages"
     lines = [
         f"planner {summary.planner}: {stages}, depth {summary.depth}, micro-batch {summary.micro_batch} "
-        f"of {summary.batch_size}; {_seconds(summary)}, "
-        f"{summary.samples_per_second:,.1f} samples/s, bubble {summary.bubble_fraction:.1%}, "
+        f"of {summary.batch_size}; {_speed(summary)}, "
         f"peak {format_bytes(max(summary.peak_bytes))} per device; searched {format_seconds(summary.search_seconds)}"
     ]
     if summary.steady_seconds is not None:
@@ -126,10 +132,14 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _seconds(summary: Summary) -> str:
-    if summary.steady_seconds is None:
-        return f"step {format_seconds(summary.step_seconds)}"
-    return f"a mini-batch every {format_seconds(summary.steady_seconds)} in the steady state"
+def _speed(summary: Summary) -> str:
+    rate = f"{summary.samples_per_second:,.1f} samples/s"
+    if not summary.trains:
+        return f"{rate} in a full pipeline, latency {format_seconds(summary.step_seconds)} per mini-batch"
+    step = f"step {format_seconds(summary.step_seconds)}"
+    if summary.steady_seconds is not None:
+        step = f"a mini-batch every {format_seconds(summary.steady_seconds)} in the steady state"
+    return f"{step}, {rate}, bubble {summary.bubble_fraction:.1%}"
 
 
 def policy_lines(summary: Summary) -> list[str]:

@@ -1,0 +1,1 @@
+"""Writes plans in the forms of other tools."""
