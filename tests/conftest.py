@@ -10,6 +10,9 @@ import torch
 from forked_programs import forked_programs
 from hypothesis import settings
 
+# Each of some hundred processes would compile graphpipe again where bytecode is not kept, and pytest rewrite each test.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Kernels sum in another order with another number of threads: ranks are compared bit for bit with one thread each.
 torch.set_num_threads(1)
 # Where cores are shared, an example of a third of a millisecond has taken half a second. Whole tests have their limits.
