@@ -4,11 +4,15 @@ import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from forked_programs import forked_programs
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from execnet import XSpec
 
 # Each of some hundred processes would compile graphpipe again where bytecode is not kept, and pytest rewrite each test.
 sys.dont_write_bytecode = False
@@ -39,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; the others stay in order."""
     places = {TESTS / f"{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: "list[XSpec]") -> None:
+    """Start the workers as forks of a server, so that torch and the other large packages are imported once."""
+    for spec in specs:
+        spec.python = str(forked_programs() / "worker")
 
 
 @pytest.fixture

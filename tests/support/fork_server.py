@@ -5,6 +5,7 @@
     python fork_server.py run SOCKET python -c CODE ...       a program
     python fork_server.py run SOCKET python FILE ...          a program in a file
     python fork_server.py run SOCKET python -m MODULE ...     a module, such as a rank of `graphpipe train`
+    python fork_server.py run SOCKET worker -u -c CODE        a worker of pytest-xdist, with the real `sys.executable`
 
 Each command runs in its own fork, with the environment, working directory and open files of the client. The fork
 shares nothing but imports with the server. The client exits with the command's exit code, or by the signal that ended
@@ -36,7 +37,8 @@ SHARED = (
         "matplotlib.backends.backend_svg",
     ),
     *("torch.export._trace", "torch._dynamo.exc", "torch.fx.experimental.validator"),
-    *("torch.distributed.fsdp", "torch.distributed.optim"),
+    *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining"),
+    *("scipy.optimize", "transformers.modeling_utils"),
     *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),
 )
 """Modules that take long to import."""
@@ -68,6 +70,7 @@ def serve(path: str, owner: int) -> None:
 
 
 def _warm_up() -> None:
+    gc.disable()
     for name in SHARED:
         with suppress(ImportError):  # of an optional extra
             import_module(name)
@@ -77,6 +80,7 @@ def _warm_up() -> None:
     gp.capture(*zoo("two-tower-small", device="meta"))  # torch.export imports more when it is first used.
     gc.collect()
     gc.freeze()  # Collections in the forks then do not write to these pages, so they are never copied.
+    gc.enable()
 
 
 def _reap() -> None:
@@ -138,16 +142,17 @@ def _become(files: list[int], environment: dict[str, str], folder: str, command:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    # Processes that the command starts with its own Python, such as ranks, are forked too: see forked_programs.py.
-    sys.executable = environment["FORKED_PYTHON"]
     sys.path.pop(0)  # this file's folder
+    if command[0] != "worker":
+        # Processes that the command starts with its own Python, such as ranks, are forked too: see forked_programs.py.
+        sys.executable = environment["FORKED_PYTHON"]
     match command:
         case ["graphpipe", *_]:
             from graphpipe.cli.main import main
 
             sys.argv = command
             sys.exit(main())
-        case ["python", "-c", code, *arguments]:
+        case ["python", "-c", code, *arguments] | ["worker", "-u", "-c", code, *arguments]:
             sys.argv = ["-c", *arguments]
             sys.path.insert(0, "")
             exec(compile(code, "<snippet>", "exec"), {"__name__": "__main__"})

@@ -20,7 +20,7 @@ _SECONDS = 120.0
 @cache
 def server() -> Path:
     """Return the socket of this test run's server. The first worker to call this starts the server."""
-    owner = psutil.Process(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
+    owner = psutil.Process(int(os.environ.setdefault("GRAPHPIPE_TESTS_PROCESS", str(os.getpid()))))
     folder = Path(tempfile.gettempdir()) / f"graphpipe-fork-server-{owner.pid}-{owner.create_time():.2f}"
     path = folder / "socket"
     try:
@@ -45,9 +45,9 @@ def server() -> Path:
 
 @cache
 def forked_programs() -> Path:
-    """Return a folder with `graphpipe`, `python` and `torchrun` that run in forks of the server, as their ranks do."""
+    """Return a folder with `graphpipe`, `python`, `worker` and `torchrun`. They run in forks of the server."""
     folder = Path(tempfile.mkdtemp(dir=server().parent))
-    for name in ("graphpipe", "python"):
+    for name in ("graphpipe", "python", "worker"):
         _program(folder / name, sys.executable, "-S", str(_FORK_SERVER), "run", str(server()), name)
     _program(folder / "torchrun", sys.executable, "-m", "torch.distributed.run")
     os.environ["FORKED_PYTHON"] = str(folder / "python")  # `sys.executable` of the forks
