@@ -1,6 +1,7 @@
 """`graphpipe export`: the weights of a checkpoint for plain PyTorch, or a plan in the form of another tool."""
 
 import argparse
+import warnings
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
@@ -13,7 +14,10 @@ EXAMPLE = """\
 # in a clone of the repository
 graphpipe train examples/digits.toml cluster=local:2 train.steps=4 train.checkpoint_every=2 plan.costs=estimate
 graphpipe export runs/digits-1 -o model.safetensors
-graphpipe export runs/digits-1/plan.json --format layers"""
+graphpipe export runs/digits-1/plan.json --format layers
+# a chain of stages for another trainer
+graphpipe plan gpt --cluster summit:1x4 --batch 64 --planner pipedream --schedule 1f1b --micro-batch 8 -o plan.json
+graphpipe export plan.json --format torch-pipelining -o pipeline.py"""
 
 
 def add(subparsers: Subparsers) -> None:
@@ -51,11 +55,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _export_plan(output: Output, source: str, name: str, path: str | None) -> int:
     exporter = find_exporter(name)
-    text = exporter.write(Plan.load(source))
+    exported = exporter.write(Plan.load(source))
     if path is None:
-        output.show(text.rstrip("\n"))
+        output.show(exported.text.rstrip("\n"))
     else:
-        write_text(path, text)
+        write_text(path, exported.text)
         output.show(f"written to {path}: {exporter.summary}")
-    output.emit({"plan": source, "format": name, "output": path})
+    for note in exported.notes:
+        warnings.warn(note, stacklevel=2)
+    output.emit({"plan": source, "format": name, "output": path, "notes": list(exported.notes)})
     return 0

@@ -13,14 +13,14 @@ import re
 from collections import defaultdict
 
 from graphpipe.errors import InvalidInput
-from graphpipe.exporters.exporter import Exporter
+from graphpipe.exporters.exporter import Exported, Exporter
 from graphpipe.plans import Plan
 
 _LAYER = re.compile(r"^(?P<list>(?:.*?\.)??(?:[^.\d][^.]*))\.(?P<number>\d+)(?:\.|$)")
 _REMEDY = "exo runs chains of whole layers. Plan with --planner edgepipe --inference, or use --format layers."
 
 
-def write_exo(plan: Plan) -> str:
+def write_exo(plan: Plan) -> Exported:
     """Return the shards of a chain of stages, each with whole layers on one device.
 
     Raises:
@@ -43,7 +43,7 @@ def write_exo(plan: Plan) -> str:
             {"node_id": plan.cluster.devices[stage.devices[0]].name, "shard": {"PipelineShardMetadata": shard}}
         )
     body = {"model_id": plan.graph.name, "shards": shards, "primary_output_node": world - 1}
-    return json.dumps(body, indent=1) + "\n"
+    return Exported(text=json.dumps(body, indent=1) + "\n")
 
 
 def layer_places(plan: Plan) -> list[int]:

@@ -7,12 +7,22 @@ from graphpipe.plans import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A plan as another tool reads it."""
+
+    text: str
+    """The whole file."""
+    notes: tuple[str, ...] = ()
+    """What the other tool does differently from the plan, or needs to be told: one sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
     """A format. `graphpipe.exporters.registry` lists all of them by name."""
 
     name: str
     """As `graphpipe export --format` takes it."""
     summary: str
-    """What reads it, as the end of a line of `--help`."""
-    write: Callable[[Plan], str]
-    """Returns the text of the file. Raises `InvalidInput` if the tool cannot run such a plan."""
+    """What is written, as the end of a line of `--help`."""
+    write: Callable[[Plan], Exported]
+    """Raises `InvalidInput` if the tool cannot run such a plan. The message names the edge or the stage."""

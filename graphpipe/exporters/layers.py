@@ -8,11 +8,11 @@
 import json
 from typing import Any
 
-from graphpipe.exporters.exporter import Exporter
+from graphpipe.exporters.exporter import Exported, Exporter
 from graphpipe.plans import Plan
 
 
-def write_layers(plan: Plan) -> str:
+def write_layers(plan: Plan) -> Exported:
     """Return the stages of every device in use, in the order of the cluster."""
     body = {
         "model": plan.graph.name,
@@ -21,7 +21,7 @@ def write_layers(plan: Plan) -> str:
         "trains": plan.trains,
         "hosts": [_host(plan, device) for device in sorted(plan.used_devices)],
     }
-    return json.dumps(body, indent=1) + "\n"
+    return Exported(text=json.dumps(body, indent=1) + "\n")
 
 
 def _host(plan: Plan, device: int) -> dict[str, Any]:

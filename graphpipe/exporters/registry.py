@@ -5,15 +5,21 @@ from functools import cache
 from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.exporters.cornstarch import CORNSTARCH
 from graphpipe.exporters.exo import EXO
 from graphpipe.exporters.exporter import Exporter
 from graphpipe.exporters.layers import LAYERS
+from graphpipe.exporters.megatron import MEGATRON
+from graphpipe.exporters.megatron_mimo import MEGATRON_MIMO
+from graphpipe.exporters.torch_pipelining import TORCH_PIPELINING
+from graphpipe.exporters.torchtitan import TORCHTITAN
 from graphpipe.plugins import load_plugins
 
 ENTRY_POINTS = "graphpipe.exporters"
 """Entry-point group through which an installed package registers an `Exporter` for every process."""
 
-_BY_NAME = {each.name: each for each in (LAYERS, EXO)}
+_OWN = (LAYERS, TORCH_PIPELINING, TORCHTITAN, MEGATRON, MEGATRON_MIMO, CORNSTARCH, EXO)
+_BY_NAME = {each.name: each for each in _OWN}
 EXPORTERS: Mapping[str, Exporter] = MappingProxyType(_BY_NAME)
 """All formats registered so far."""
 

@@ -22,7 +22,7 @@ LEAVES = {
     "simulate": ["trace.json"],
     "train": ["runs/digits-1/metrics.json"],
     "infer": ["answers.jsonl"],
-    "export": ["model.safetensors"],
+    "export": ["model.safetensors", "pipeline.py"],
     "profile": ["costs.json"],
     "rehearse": ["trace.json", "report.html"],
     "report": ["report.html"],

@@ -12,7 +12,7 @@ from graphpipe.cli.main import main
 from graphpipe.errors import InvalidInput
 from graphpipe.exporters import registry
 from graphpipe.exporters.exo import write_exo
-from graphpipe.exporters.exporter import Exporter
+from graphpipe.exporters.exporter import Exported, Exporter
 from graphpipe.exporters.layers import write_layers
 from graphpipe.exporters.registry import find_exporter, register_exporter
 from graphpipe.graph import Edge, Graph, Op
@@ -37,12 +37,12 @@ def layered(cuts: tuple[int, ...]) -> gp.Plan:
 
 
 def test_exo_gets_half_open_intervals_of_whole_layers() -> None:
-    body = json.loads(write_exo(layered((5,))))
+    body = json.loads(write_exo(layered((5,))).text)
     shards = [each["shard"]["PipelineShardMetadata"] for each in body["shards"]]
     assert [(each["start_layer"], each["end_layer"], each["n_layers"]) for each in shards] == [(0, 2, 3), (2, 3, 3)]
     assert [(each["device_rank"], each["world_size"]) for each in shards] == [(0, 2), (1, 2)]
     assert [each["node_id"] for each in body["shards"]] == ["node0/cpu-0", "node0/cpu-1"]
-    ends = [each["shard"]["PipelineShardMetadata"] for each in json.loads(write_exo(layered((1, 7))))["shards"]]
+    ends = [each["shard"]["PipelineShardMetadata"] for each in json.loads(write_exo(layered((1, 7))).text)["shards"]]
     assert [(each["start_layer"], each["end_layer"]) for each in ends] == [(0, 0), (0, 3), (3, 3)]
 
 
@@ -58,7 +58,7 @@ def test_exo_refuses_what_it_cannot_run() -> None:
 
 def test_layers_names_what_every_device_computes() -> None:
     plan = layered((5,))
-    body = json.loads(write_layers(plan))
+    body = json.loads(write_layers(plan).text)
     assert [each["device"] for each in body["hosts"]] == ["node0/cpu-0", "node0/cpu-1"]
     assert [tuple(stage["operators"]) for each in body["hosts"] for stage in each["stages"]] == [
         stage.ops for stage in plan.stages
@@ -66,19 +66,25 @@ def test_layers_names_what_every_device_computes() -> None:
     assert body["hosts"][0]["stages"][0]["feeds"] == ["s1"]
 
 
+def count(plan: gp.Plan) -> Exported:
+    return Exported(text=f"{len(plan.stages)}\n", notes=("Counted.",))
+
+
 def test_a_registered_format_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(registry, "_BY_NAME", dict(registry.EXPORTERS))
     monkeypatch.setattr(registry, "EXPORTERS", registry._BY_NAME)
-    register_exporter(Exporter(name="count", summary="a number", write=lambda plan: f"{len(plan.stages)}\n"))
+    register_exporter(Exporter(name="count", summary="a number", write=count))
     layered((5,)).save(tmp_path / "plan.json")
     words = ["export", str(tmp_path / "plan.json"), "--format"]
     assert main([*words, "count"]) == 0
-    assert capsys.readouterr().out == "2\n"
+    printed = capsys.readouterr()
+    assert printed.out == "2\n"
+    assert printed.err == "graphpipe: warning: Counted.\n"
     assert main([*words, "exo", "-o", str(tmp_path / "exo.json")]) == 0
     assert json.loads((tmp_path / "exo.json").read_text())["model_id"] == "layered"
     with pytest.raises(InvalidInput, match="another format has this name"):
-        register_exporter(Exporter(name="exo", summary="", write=lambda plan: ""))
+        register_exporter(Exporter(name="exo", summary="", write=count))
     with pytest.raises(InvalidInput, match=r"unknown format 'exoo'\. Did you mean 'exo'"):
         find_exporter("exoo")
