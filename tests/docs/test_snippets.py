@@ -2,8 +2,8 @@
 
 A block with `title="FILE"` is written to that file. The bash blocks run in order. All python blocks of a page run after
 them, in one process. `not-run="REASON"` marks commands that a test cannot run. The command line's own parser must
-accept their arguments, and those of `text` blocks, which are synopses. `console` shows what a command prints, and
-`mermaid` is a picture.
+accept their arguments, and those of `text` blocks, which are synopses. `console` shows what the bash block before it
+prints, or what its own commands print, which follow a `$`. `mermaid` is a picture.
 """
 
 import os
@@ -11,6 +11,8 @@ import re
 import shlex
 import signal
 import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,8 @@ NOT_RUN = {"needs two hosts", "needs SLURM", "makes its environment"}
 SECONDS = 400
 
 
-def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+def run(command: list[str], folder: Path, environment: dict[str, str], *, may_fail: bool = False) -> str:
+    """Run a command, and return what it printed."""
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -41,7 +44,8 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    assert process.returncode == 0, f"{command[-1]}\n{out}\n{err}"
+    assert may_fail or process.returncode == 0, f"{command[-1]}\n{out}\n{err}"
+    return out + err
 
 
 @pytest.mark.timeout(2 * SECONDS)
@@ -52,6 +56,7 @@ def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
     blocks = BLOCK.findall(text)
     assert 2 * len(blocks) == len(FENCE.findall(text)), "a block without a language"
     session: list[str] = []
+    printed = ""
     for language, options, body in blocks:
         if reason := re.search(r'not-run="([^"]*)"', options):
             assert language == "bash"
@@ -62,13 +67,36 @@ def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
         elif language == "text":
             check_commands(body)
         elif language == "bash":
-            run(["bash", "-euc", body], tmp_path, environment)
+            printed = run(["bash", "-euc", body], tmp_path, environment)
         elif language == "python":
             session.append(body)
+        elif language == "console":
+            check_printed(body, printed, lambda line: run(["bash", "-uc", line], tmp_path, environment, may_fail=True))
         else:
-            assert language in ("console", "mermaid"), f"a block of {language} is neither run nor written to a file"
+            assert language == "mermaid", f"a block of {language} is neither run nor written to a file"
     if session:
         run(["python", "-c", "\n".join(session)], tmp_path, environment)
+
+
+def check_printed(body: str, printed: str, shell: Callable[[str], str]) -> None:
+    """Check that a command printed these lines. Of a table, a page may leave out columns, rows and its last times."""
+    timed = body.splitlines()[0].endswith("  search")
+    for line in body.splitlines():
+        if line.startswith("$ "):
+            printed = shell(line.removeprefix("$ "))
+            continue
+        cells = _cells(line)[:-1] if timed else _cells(line)
+        lines = map(_cells, printed.splitlines())
+        assert any(_holds(each, cells) for each in lines), f"'{line}' is not in:\n{printed}"
+
+
+def _cells(line: str) -> list[str]:
+    return [] if set(line) <= {"─"} else re.split(r"\s{2,}", line.strip())
+
+
+def _holds(line: list[str], cells: list[str]) -> bool:
+    rest = iter(line)
+    return all(cell in rest for cell in cells)
 
 
 def check_commands(body: str) -> None:
@@ -109,6 +137,23 @@ def check_verb(words: list[str]) -> None:
 def test_the_check_finds_mistakes_in_commands_that_are_not_run(line: str) -> None:
     with pytest.raises((AssertionError, SystemExit)):
         check_commands(line)
+
+
+@pytest.mark.parametrize(
+    ("body", "holds"),
+    [
+        ("a  c  search\n1  3  9 ms\n", True),
+        ("a  c  search\n1  2  9 ms\n1  3  8 ms\n", True),
+        ("c  a  search\n3  1  9 ms\n", False),
+        ("a  d\n", False),
+        ("$ other\nfour  five\n", True),
+        ("$ other\na  b\n", False),
+    ],
+)
+def test_the_check_finds_lines_that_are_not_printed(body: str, holds: bool) -> None:
+    printed = "a  b  c  search\n──────\n1  2  3  5 ms\n"
+    with nullcontext() if holds else pytest.raises(AssertionError):
+        check_printed(body, printed, lambda _: "four  five\n")
 
 
 def slurm_starts(folder: Path, *words: str) -> tuple[list[str], str]:
