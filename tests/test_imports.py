@@ -46,7 +46,7 @@ ROOMS = (
     "plan_settings",
     *("api", "rehearsal", "launch"),  # api and rehearsal: the public functions that join rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),
-    *("inference", "doctor"),
+    *("inference", "document_schemas", "doctor"),
     *("report/content", "report/tables", "report/figures", "report/page", "report"),
     *("cli", "__main__"),
 )

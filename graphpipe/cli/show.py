@@ -1,6 +1,7 @@
-"""`graphpipe show`: the operators of a model, or lists of models, clusters, planners and schedules."""
+"""`graphpipe show`: the operators of a model, lists of what there is to choose from, or the schema of a document."""
 
 import argparse
+import json
 from typing import Any
 
 from rich.table import Table
@@ -9,7 +10,9 @@ from graphpipe.cli.arguments import Subparsers, add_no_cache, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP, read_model_argument
 from graphpipe.cli.output import Output
 from graphpipe.cluster.presets import preset_forms
+from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
+from graphpipe.files.json_document import PUBLISHED
 from graphpipe.graph import Graph
 from graphpipe.planners.registry import all_planners
 from graphpipe.report.tables.styled_table import Column, FittingTable, new_table
@@ -19,7 +22,8 @@ from graphpipe.zoo_graphs.zoo_graph import zoo_graph_names
 
 EXAMPLE = """\
 graphpipe show
-graphpipe show mmt-small"""
+graphpipe show mmt-small
+graphpipe show --schema stages > stages.schema.json"""
 
 COLUMNS = (
     Column(heading="operator", right=False),
@@ -36,6 +40,11 @@ def add(subparsers: Subparsers) -> None:
         subparsers, "show", "list the operators of a model, or all models, clusters and planners", EXAMPLE
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP}; without it, all names are listed")
+    parser.add_argument(
+        "--schema",
+        metavar="KIND",
+        help=f"print the JSON Schema of a kind of document instead: {', '.join(sorted(PUBLISHED))}",
+    )
     add_no_cache(parser)
     parser.set_defaults(run=run)
 
@@ -43,6 +52,10 @@ def add(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show a model's operators in order, or what there is to choose from."""
     output = Output(args.json)
+    if args.schema is not None:
+        if args.model is not None:
+            raise InvalidInput("goes without a model", where="--schema", remedy="Leave one of them out.")
+        return _show_schema(output, args.schema)
     if args.model is None:
         names = _names()
         output.show(_names_table(names))
@@ -51,6 +64,17 @@ def run(args: argparse.Namespace) -> int:
     graph = read_model_argument(args.model, None if args.no_cache else cache_folder()).graph
     output.show(_operators_table(graph), _total(graph))
     output.emit({"name": graph.name, "operators": _operators(graph)})
+    return 0
+
+
+def _show_schema(output: Output, kind: str) -> int:
+    from graphpipe.document_schemas import document_schema
+
+    schema = document_schema(kind)
+    if output.json:
+        output.emit(schema)
+    else:
+        output.show(json.dumps(schema, indent=1))
     return 0
 
 

@@ -10,6 +10,9 @@ from graphpipe.files.json_body import Value, to_body
 from graphpipe.files.text_file import read_text, write_text
 
 SCHEMA_VERSION = 1
+_HEAD = ("$schema", "graphpipe", "schema_version")
+PUBLISHED = frozenset({"plan", "graph", "costs", "trace", "stages", "train"})
+"""Kinds of documents that people read and write. Each has a JSON Schema: `graphpipe show --schema KIND`."""
 
 
 def write_document(path: str | Path, kind: str, value: object) -> None:
@@ -18,8 +21,14 @@ def write_document(path: str | Path, kind: str, value: object) -> None:
     Raises:
         InvalidInput: the file cannot be written.
     """
+    reference = {"$schema": schema_id(kind)} if kind in PUBLISHED else {}
     head = {"graphpipe": kind, "schema_version": SCHEMA_VERSION}
-    write_text(path, json.dumps(head | to_body(value), indent=1) + "\n")
+    write_text(path, json.dumps(reference | head | to_body(value), indent=1) + "\n")
+
+
+def schema_id(kind: str) -> str:
+    """Return the identifier of the JSON Schema of documents of this kind. It is a name, not an address."""
+    return f"urn:graphpipe:schema:{kind}:{SCHEMA_VERSION}"
 
 
 def read_document(path: str | Path, kind: str, build: Callable[[dict[str, Any]], Value]) -> Value:
@@ -40,7 +49,7 @@ def read_document(path: str | Path, kind: str, build: Callable[[dict[str, Any]],
             where=str(path),
             remedy="Write the file again with this version.",
         )
-    return build({key: item for key, item in content.items() if key not in ("graphpipe", "schema_version")})
+    return build({key: item for key, item in content.items() if key not in _HEAD})
 
 
 def read_json(path: str | Path) -> Any:

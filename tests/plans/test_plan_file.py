@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from problems import towers
 
+from graphpipe.cluster.device import HOST_BANDWIDTH
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import digest
 from graphpipe.planners.by_hand import HandPlan, HandStage, load_hand_plan, plan_by_hand
@@ -52,6 +53,8 @@ def test_a_plan_of_an_earlier_version_has_a_backend(saved: tuple[Plan, Path]) ->
     assert body["plan"]["costs"].pop("loads") == []
     assert body["plan"]["cluster"].pop("duplex") is False
     assert body["plan"]["cluster"].pop("host_memory") == []
+    for kind in body["plan"]["cluster"]["device_types"]:
+        assert kind.pop("host_bandwidth_bytes_per_second") == HOST_BANDWIDTH
     assert body["plan"].pop("trains") is True
     for op in body["plan"]["graph"]["ops"]:
         del op["splits"]
@@ -118,6 +121,8 @@ def test_a_file_without_a_newer_field_loads(saved: tuple[Plan, Path]) -> None:
         assert link.pop("processor_seconds") == 0
     assert body["plan"]["cluster"].pop("duplex") is False
     assert body["plan"]["cluster"].pop("host_memory") == []
+    for kind in body["plan"]["cluster"]["device_types"]:
+        assert kind.pop("host_bandwidth_bytes_per_second") == HOST_BANDWIDTH
     body["cluster_sha256"] = digest(body["plan"]["cluster"])
     assert Plan.load(edited(saved[1], **body)) == saved[0]
 
