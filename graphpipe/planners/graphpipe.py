@@ -35,8 +35,9 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
        best candidates by their step time under the caller's schedule, or their best one, after small changes of
        operators, micro-batch sizes, degrees and cuts (`Options.scheduled`, `hill_climb`).
     7. Search plans in which devices host several stages, and keep the best if it is faster (`with_shared_devices`).
-    8. If no plan fits in memory, repeat 1-7 with stages that recompute in the backward, with replicas that shard the
-       optimizer's state, and with both (`memory_reliefs`).
+    8. If memory is short, repeat 1-7 with more memory and let stages recompute and offload operators until they fit. If
+       no plan fits, also repeat them with stages that recompute in full, with replicas that shard the optimizer's
+       state, and with both (`memory_reliefs`).
 
     With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.
 

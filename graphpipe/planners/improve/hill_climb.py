@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from graphpipe.planners.improve.changes import Change, Changes
+from graphpipe.planners.improve.relieved import decides
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, stage_order
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans.device_memory import memory_shortfall
@@ -31,7 +32,8 @@ def hill_climb(
     """Return the plan, or a faster one near it.
 
     A change is kept if it shortens the step and fits in memory, until a whole pass changes nothing. `Changes` lists
-    the changes. Stages keep their devices, unless a change is of degrees or of the number of stages.
+    the changes. Stages keep their devices, unless a change is of degrees or of the number of stages. A plan whose
+    stages name what they recompute or offload stays as it is.
 
     Args:
         plan: under 1F1B, or any schedule that takes the samples in flight of Algorithm 2.
@@ -41,6 +43,8 @@ def hill_climb(
         sizes: micro-batch sizes that stages may change to; None: all that divide the mini-batch.
         whole_backwards: `evaluate` takes schedules that do not split backwards.
     """
+    if decides(plan):  # its decisions are for these stages
+        return plan
     problem = Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
     allowed = tuple(sorted(micro_batch_sizes(plan.batch_size) if sizes is None else sizes))
     best, seconds = plan, evaluate(plan, inf)

@@ -1,4 +1,4 @@
-"""Recomputation and sharded optimizer state as a last resort: only if no plan fits in memory otherwise."""
+"""Recomputation, offloading and sharded state, where memory is short."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -8,19 +8,29 @@ from graphpipe.errors import Infeasible
 from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_loads import BOTH, StageLoads
+from graphpipe.planners.improve.relieved import relieved
 from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
 from graphpipe.planners.problem.stage_costs import degrees_of
-from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.device_memory import memory_shortfall, needed_bytes
 from graphpipe.plans.estimates import seconds_per_sample
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
+
+_FULL = 0.5
+"""Share of a device's memory up to which a plan had room for other choices."""
+_ROOMIER = (1.3, 1.7, 3.0)
+"""How many times the memory of the devices searches assume."""
 
 Search = Callable[[Problem, Options], Plan]
 
 
 def with_reliefs(problem: Problem, options: Options, planner: str, find: Search) -> Plan:
-    """Return the plan of a search. If nothing fits in memory, return the best plan found that needs less memory.
+    """Return the plan of a search; where memory is short, the best plan found that keeps less of its activations.
+
+    Memory is short if nothing fits, or if the plan fills half of a device, so that more memory could have changed it.
+    Then the search repeats as if devices had more memory, and each of its plans recomputes and offloads single
+    operators until it fits (`relieved`). If nothing fits without that, these are compared with more plans, as follows.
 
     Compares the search's plans for three problems, after `eased`: all stages recompute, replicas shard the optimizer's
     state, and both. If the search also chooses a schedule, it compares its candidates with and without `eased`, before
@@ -39,9 +49,11 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
         Infeasible: nothing fits, even with recomputation and sharded state.
     """
     try:
-        return find(problem, options)
+        kept = find(problem, options)
+        return kept if _has_room(kept) else options.best([kept, *_roomier_plans(problem, options, find)])
     except Infeasible:
         misses: list[Infeasible] = []
+        roomier = list(_roomier_plans(problem, options, find))
         for relieved in _reliefs(problem):
             found: list[Plan] = []
             for attempt in _attempts(relieved, options, planner, find):
@@ -49,9 +61,51 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
                     found.append(attempt())
                 except Infeasible as miss:
                     misses.append(miss)
-            if found:
+            if found := [*found, *roomier]:
                 return options.best(found)
         raise misses[0] from None
+
+
+def _has_room(plan: Plan) -> bool:
+    """Return whether a plan leaves half of every device free."""
+    return all(need <= _FULL * plan.cluster.type_of(at).memory_bytes for at, need in needed_bytes(plan).items())
+
+
+def _roomier_plans(problem: Problem, options: Options, find: Search) -> Iterator[Plan]:
+    """Yield the plans of searches with more memory, fitted into the memory that there is."""
+    seen: list[tuple[Part, ...]] = []
+    for times in _ROOMIER:
+        types = tuple(replace(kind, memory_bytes=kind.memory_bytes * times) for kind in problem.cluster.device_types)
+        try:
+            found = find(
+                replace(problem, cluster=replace(problem.cluster, device_types=types)), replace(options, scheduled=None)
+            )
+        except Infeasible:
+            continue
+        parts = tuple(map(Part.of, found.stages))
+        if parts in seen:
+            continue
+        seen.append(parts)
+        if fitting := _fitting(problem, replace(found, cluster=problem.cluster)):
+            best = options.best(fitting)
+            yield best if options.scheduled is None else options.scheduled([best])
+
+
+def _fitting(problem: Problem, plan: Plan) -> list[Plan]:
+    """Return the plan with decisions that let it fit, at its micro-batch sizes or the largest halves that fit."""
+    while not (found := relieved(plan)):
+        parts = [replace(part, micro_batch=part.micro_batch // 2) for part in map(Part.of, plan.stages)]
+        if any(2 * half.micro_batch != stage.micro_batch for half, stage in zip(parts, plan.stages, strict=True)):
+            return []
+        if any(part.micro_batch % part.degree for part in parts) or _whole_batch(plan):
+            return []
+        devices = [stage.devices for stage in plan.stages]
+        plan = assemble(problem, parts, planner=plan.planner, chain=is_chain(plan), devices=devices)
+    return found
+
+
+def _whole_batch(plan: Plan) -> bool:
+    return any(op.whole_batch for op in plan.graph.ops)
 
 
 def _reliefs(problem: Problem) -> Iterator[list[Problem]]:

@@ -26,12 +26,19 @@ class Part:
     burst: int = 1
     recompute: Recompute = "none"
     state: State = "whole"
+    offload: tuple[str, ...] = ()
 
     @staticmethod
     def of(stage: Stage) -> "Part":
         """Return a stage without its devices and samples in flight."""
         return Part(
-            stage.ops, stage.degree, stage.micro_batch, burst=stage.burst, recompute=stage.recompute, state=stage.state
+            stage.ops,
+            stage.degree,
+            stage.micro_batch,
+            burst=stage.burst,
+            recompute=stage.recompute,
+            state=stage.state,
+            offload=stage.offload,
         )
 
 
@@ -98,6 +105,7 @@ def assemble(
             burst=part.burst,
             recompute=part.recompute,
             state=part.state if part.degree > 1 else "whole",
+            offload=part.offload,
         )
         for position, part in enumerate(parts)
     )

@@ -25,7 +25,7 @@ class Planner:
     """Whether it plans inference."""
     recomputes: bool = False
     """Whether stages may recompute in the backward (`Stage.recompute`) if memory is short. GraphPipe's own planners may
-    then also shard state (`Stage.state`)."""
+    then also offload (`Stage.offload`) and shard state (`Stage.state`)."""
     default_schedule: Literal["1f1b", "auto"] = "1f1b"
     """The schedule if the caller does not choose one. `auto`: the schedule with the shortest step. `1f1b`: the schedule
     in the planner's plan, which is 1F1B for most planners."""

@@ -95,11 +95,11 @@ def test_auto_is_not_slower_than_1f1b_where_stages_must_recompute() -> None:
     sizes: dict[str, Any] = {"saved_bytes": 1e8, "memory_bytes": 7.84e8, "parameter_bytes": 5e7, "layer": (0, 5e-3)}
     problem = towers([3, 3], 3, 8, **sizes)
     plain = graphpipe(problem, Options(evaluate=step_seconds))
-    assert any(stage.recompute == "full" for stage in plain.stages)
+    assert any(stage.recompute != "none" or stage.offload for stage in plain.stages)
     choose = BestCandidate(choice="auto", evaluate=step_seconds)
     found = graphpipe(problem, Options(evaluate=step_seconds, scheduled=choose, splits_backward=True))
     verify(found)
-    assert step_seconds(scheduled(found, "auto", step_seconds)) < step_seconds(plain)
+    assert step_seconds(scheduled(found, "auto", step_seconds)) <= step_seconds(plain)
 
 
 def test_a_model_whose_largest_operator_fits_only_sharded_is_planned() -> None:

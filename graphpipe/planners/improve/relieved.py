@@ -1,0 +1,75 @@
+"""Fit a whole plan into memory by what its stages recompute and offload, each operator on its own."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from graphpipe.planners.problem.relief import Relief
+from graphpipe.plans.device_memory import host_bytes, memory_shortfall, spare_bytes, stage_memory
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import Stage
+
+_WINDOWS = (1.0, 0.5, 0.0)
+"""Shares of the pipeline's period in which copies may hide. Copies in and out take turns, so one period is the most."""
+
+
+def decides(plan: Plan) -> bool:
+    """Return whether a stage names operators that it recomputes or offloads."""
+    return any(stage.offload or not isinstance(stage.recompute, str) for stage in plan.stages)
+
+
+def relieved(plan: Plan) -> list[Plan]:
+    """Return the plan with other decisions about memory, so that it fits; empty if none fit.
+
+    Each stage that lacks memory takes the decisions of fewest seconds (`Relief`). How much of its copies a stage hides
+    shows only in the simulated step, so there is a plan for each of several guesses, and one without offloading.
+    """
+    found: list[Plan] = []
+    for share in _WINDOWS:
+        for offloads in (True, False) if share == _WINDOWS[-1] else (True,):
+            fitted = _fitted(plan, share, offloads=offloads)
+            if fitted is not None and fitted not in found:
+                found.append(fitted)
+    return found
+
+
+def _fitted(plan: Plan, share: float, *, offloads: bool) -> Plan | None:
+    stages = tuple(replace(stage, recompute="none", offload=()) for stage in plan.stages)
+    plan, period = replace(plan, stages=stages, prediction=None), _period_seconds(plan)
+    for at in sorted(range(len(stages)), key=lambda at: -_total(plan, at)):
+        stage, spare = plan.stages[at], spare_bytes(plan)
+        short = -min(spare[device] for device in stage.devices)
+        if short <= 0:
+            continue
+        window = share * max(0.0, period / plan.micro_batches(at) - _own_seconds(plan, stage))
+        relief = Relief(plan=plan, stage=stage, window_seconds=window, offloads=offloads and stage.state != "all")
+        changed = relief.fitted(_total(plan, at) - short) or replace(stage, recompute="full")
+        plan = replace(plan, stages=(*plan.stages[:at], changed, *plan.stages[at + 1 :]))
+    fits = memory_shortfall(plan) <= 0 and all(
+        held <= plan.cluster.host_memory_bytes(node) for node, held in host_bytes(plan).items()
+    )
+    return plan if fits else None
+
+
+def _total(plan: Plan, at: int) -> float:
+    stage = plan.stages[at]
+    return float(stage_memory(plan.cost_model, stage).total(stage.in_flight / stage.degree))
+
+
+def _period_seconds(plan: Plan) -> float:
+    """Return the seconds per mini-batch of the busiest device, without what it recomputes."""
+    busy = dict.fromkeys(plan.used_devices, 0.0)
+    for at, stage in enumerate(plan.stages):
+        for device, seconds in _task_seconds(plan, stage):
+            busy[device] += seconds * plan.micro_batches(at)
+    return max(busy.values())
+
+
+def _own_seconds(plan: Plan, stage: Stage) -> float:
+    """Return the seconds of a micro-batch in which a stage cannot copy."""
+    return max(seconds for _, seconds in _task_seconds(plan, stage)) if plan.cluster.copies_take_devices else 0.0
+
+
+def _task_seconds(plan: Plan, stage: Stage) -> Iterator[tuple[int, float]]:
+    for device in stage.devices:
+        task = plan.cost_model.task_seconds(stage.ops, device, stage.micro_batch / stage.degree)
+        yield device, task.forward + task.backward

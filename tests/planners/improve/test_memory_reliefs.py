@@ -1,0 +1,75 @@
+"""Plans where memory is short."""
+
+from dataclasses import replace
+
+import pytest
+from problems import towers
+
+from graphpipe.errors import Infeasible
+from graphpipe.planners.graphpipe import plan_graphpipe
+from graphpipe.planners.improve.memory_reliefs import eased, with_reliefs
+from graphpipe.planners.improve.relieved import decides, relieved
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.search.search import search
+from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import memory_shortfall, needed_bytes
+from graphpipe.plans.verify import verify
+from graphpipe.simulator import step_seconds
+
+OPTIONS = Options(evaluate=step_seconds)
+
+
+def limited(problem: Problem, share: float, need: float) -> Problem:
+    kinds = tuple(replace(kind, memory_bytes=share * need) for kind in problem.cluster.device_types)
+    return replace(problem, cluster=replace(problem.cluster, device_types=kinds))
+
+
+def by_stages(problem: Problem) -> list[float]:
+    """Return the seconds of keeping all, and of recomputing in full, with what need not be recomputed kept."""
+    found: list[float] = []
+    for each in (problem, replace(problem, recompute="full"), replace(problem, recompute="full", state="optimizer")):
+        try:
+            plan = search(each, OPTIONS, planner="graphpipe", chains=(False, True))
+        except Infeasible:
+            continue
+        found += [step_seconds(plan), step_seconds(eased(plan))]
+    return found
+
+
+def test_a_plan_is_not_slower_than_whole_stages_and_faster_where_single_operators_suffice():
+    roomy = towers([4, 4], 4, 16, saved_bytes=1e8, layer=(0.0, 5e-3))
+    kept = plan_graphpipe(roomy, OPTIONS)
+    need, faster = max(needed_bytes(kept).values()), 0
+    for share in (1.0, 0.6, 0.4, 0.25):
+        problem = limited(roomy, share, need)
+        plan, others = plan_graphpipe(problem, OPTIONS), by_stages(problem)
+        verify(plan)
+        assert step_seconds(plan) <= min(others, default=1e9) * (1 + 1e-9)
+        faster += decides(plan) and step_seconds(plan) < 0.99 * min(others, default=1e9)
+    assert faster
+
+
+def test_nothing_changes_with_memory_to_spare():
+    calls: list[Problem] = []
+
+    def find(problem: Problem, options: Options) -> Plan:
+        calls.append(problem)
+        return search(problem, options, planner="graphpipe", chains=(False, True))
+
+    problem = towers([3, 3], 3, 8)
+    assert with_reliefs(problem, OPTIONS, "graphpipe", find) == find(problem, OPTIONS)
+    assert calls == [problem, problem]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_decisions_fit(share: float):
+    roomy = towers([4], 2, 16, saved_bytes=1e8, layer=(0.0, 5e-3))
+    plan = search(roomy, OPTIONS, planner="graphpipe", chains=(True,))
+    tight = limited(roomy, share, max(needed_bytes(plan).values())).cluster
+    found = relieved(replace(plan, cluster=tight))
+    assert found
+    assert all(memory_shortfall(each) <= 0 for each in found)
+    for each in found:
+        verify(each)
+    assert not relieved(replace(plan, cluster=limited(roomy, 1e-3, 1.0).cluster))

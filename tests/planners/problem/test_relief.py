@@ -1,0 +1,120 @@
+"""Relief against brute force over every decision of every operator."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphpipe.cluster import Cluster, Device, DeviceType, HostMemory, Link
+from graphpipe.costs import CostTable, Curve, OpCost
+from graphpipe.errors import Infeasible
+from graphpipe.graph import Edge, Graph, Op, Work
+from graphpipe.planners.problem.relief import Relief
+from graphpipe.plans import Plan, Stage
+from graphpipe.plans.verify_memory import check_memory
+
+BATCH, MICRO, IN_FLIGHT = 8, 2, 6
+FREE = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0)
+
+
+def one_stage(
+    forwards: Sequence[float], saved: Sequence[float], outputs: Sequence[float], skips: Sequence[int]
+) -> Plan:
+    """Return a plan of one stage: a chain of operators with skips from an operator to the one after the next."""
+    names = [f"o{number}" for number in range(len(forwards))]
+    pairs = [*pairwise(names), *((names[at], names[at + 2]) for at in skips)]
+    size = dict(zip(names, outputs, strict=True))
+    graph = Graph(
+        name="test",
+        ops=tuple(
+            Op(
+                name=name,
+                parameters=(f"{name}.weight",),
+                parameter_bytes=1.0,
+                output_bytes_per_sample=size[name],
+                work=Work(saved_bytes_per_sample=count),
+            )
+            for name, count in zip(names, saved, strict=True)
+        ),
+        edges=tuple(Edge(source=s, target=t, bytes_per_sample=size[s]) for s, t in pairs),
+    )
+    rows = (
+        OpCost(
+            op=name,
+            device_type="unit",
+            forward=line(cost),
+            input_gradient=line(cost),
+            weight_gradient=line(cost),
+            source="analytic",
+        )
+        for name, cost in zip(names, forwards, strict=True)
+    )
+    kind = DeviceType(
+        name="unit", memory_bytes=1e9, peak_flops_per_second=1.0, memory_bytes_per_second=1.0, launch_seconds=0.0,
+        half_peak_flops=0.0, host_bandwidth_bytes_per_second=4.0,
+    )  # fmt: skip
+    cluster = Cluster(
+        name="test", device_types=(kind,), devices=(Device(name="d", type="unit", node="n"),), intra_node=FREE,
+        inter_node=FREE, host_memory=(HostMemory(node="n", bytes=1e9),),
+    )  # fmt: skip
+    stage = Stage(name="s", ops=tuple(names), devices=(0,), micro_batch=MICRO, in_flight=IN_FLIGHT)
+    costs = CostTable(graph_fingerprint=graph.fingerprint, rows=tuple(rows))
+    return Plan(graph=graph, cluster=cluster, costs=costs, batch_size=BATCH, stages=(stage,), edges=())
+
+
+def line(slope: float) -> Curve:
+    return Curve(lines=((0.0, slope),))
+
+
+def by_brute_force(plan: Plan, forwards: Sequence[float], capacity: float, window: float) -> float | None:
+    """Return the fewest seconds of all decisions that the verifier accepts."""
+    ops, best = plan.stages[0].ops, None
+    small = replace(plan.cluster, device_types=(replace(plan.cluster.device_types[0], memory_bytes=capacity),))
+    for ways in product("kro", repeat=len(ops)):
+        again = tuple(op for op, way in zip(ops, ways, strict=True) if way == "r")
+        away = tuple(op for op, way in zip(ops, ways, strict=True) if way == "o")
+        best = _better(
+            plan, small, replace(plan.stages[0], recompute=again or "none", offload=away), forwards, window, best
+        )
+    return _better(plan, small, replace(plan.stages[0], recompute="full"), forwards, window, best)
+
+
+def _better(
+    plan: Plan, small: Cluster, stage: Stage, forwards: Sequence[float], window: float, best: float | None
+) -> float | None:
+    again = stage.ops if stage.recompute == "full" else stage.recompute
+    seconds = MICRO * sum(cost for op, cost in zip(stage.ops, forwards, strict=True) if op in again)
+    moved = plan.cost_model.activation_bytes.offloaded(stage.ops, stage.recompute, stage.offload)
+    seconds += max(0.0, 2 * MICRO * moved / 4.0 - window)
+    if best is not None and seconds >= best:
+        return best
+    try:
+        check_memory(replace(plan, cluster=small, stages=(stage,)))
+    except Infeasible:
+        return best
+    return seconds
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_relief_equals_brute_force(data: st.DataObject):
+    count = data.draw(st.integers(1, 6))
+    figures = st.lists(st.sampled_from([0.0, 1.0, 2.0, 5.0, 7.0]), min_size=count, max_size=count)
+    forwards, saved, outputs = (data.draw(figures) for _ in range(3))
+    skips = data.draw(st.sets(st.integers(0, count - 3))) if count > 2 else set[int]()
+    saved = [max(each) for each in zip(saved, outputs, strict=True)]
+    plan = one_stage(forwards, saved, outputs, sorted(skips))
+    capacity = 4 * count + data.draw(st.floats(0, 1)) * IN_FLIGHT * sum(saved) + 1e-3
+    window = data.draw(st.sampled_from([0.0, 3.0, 1e9]))
+    relief = Relief(plan=plan, stage=plan.stages[0], window_seconds=window)
+    found, least = relief.fitted(capacity), by_brute_force(plan, forwards, capacity, window)
+    assert (found is None) == (least is None)
+    if found is not None and least is not None:
+        assert abs(relief.added_seconds(found) - least) < 1e-9
+
+
+def test_nothing_changes_with_memory_to_spare():
+    plan = one_stage([1.0, 1.0], [4.0, 4.0], [1.0, 1.0], [])
+    assert Relief(plan=plan, stage=plan.stages[0], window_seconds=0.0).fitted(1e9) == plan.stages[0]
