@@ -25,7 +25,16 @@ ROWS = re.findall(
 
 
 def test_the_table_has_every_kind() -> None:
-    kinds = {"planner", "schedule", "replica synchronisation", "model of the zoo", "verb", "panel", "export format"}
+    kinds = {
+        "planner",
+        "schedule",
+        "replica synchronisation",
+        "model of the zoo",
+        "verb",
+        "panel",
+        "export format",
+        "backend",
+    }
     assert {row[0].strip() for row in ROWS} == kinds
 
 

@@ -32,6 +32,17 @@ def check_policy_names(weights: str, predictor: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackendRegion:
+    """Operators of a stage that a backend runs as one piece."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    backend: str
+    """A name in `graphpipe.model.backends.registry`."""
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """A convex set of operators on a set of devices."""
 
@@ -61,6 +72,8 @@ class Stage:
     weights and gradients (FSDP2)."""
     versions: int = 1
     """Most versions of the stage's weights that each device holds at once, the newest and predicted ones included."""
+    regions: tuple[BackendRegion, ...] = ()
+    """Which backend runs which operators; empty: PyTorch runs all of them. Costs are those of the cost table."""
 
     @property
     def degree(self) -> int:

@@ -38,6 +38,7 @@ def verify(plan: PlanFields) -> None:
     _check_recompute(plan)
     _check_offload(plan)
     _check_inference(plan)
+    _check_backends(plan)
     check_memory(plan)
 
 
@@ -279,7 +280,20 @@ def _check_offload(plan: PlanFields) -> None:
         _check_regions(plan, {op: within[0] if within else op for op, within in homes.items()}, where)
 
 
-def _check_regions(plan: PlanFields, home: dict[str, str], where: str) -> None:
+def _check_backends(plan: PlanFields) -> None:
+    """The regions of a stage, if it has any, partition its operators and can run one after the other."""
+    for stage in (stage for stage in plan.stages if stage.regions):
+        where, counts = f"stage '{stage.name}'", Counter(op for region in stage.regions for op in region.ops)
+        for op in (*stage.ops, *counts):
+            if op not in stage.ops:
+                raise InvalidInput(f"a region has '{op}', which is not in the stage", where=where)
+            if counts[op] != 1:
+                raise InvalidInput(f"operator '{op}' is in {counts[op]} regions, must be in one", where=where)
+        home = {op: f"{region.backend} {n}" for n, region in enumerate(stage.regions) for op in region.ops}
+        _check_regions(plan, home, where, "run on its backends")
+
+
+def _check_regions(plan: PlanFields, home: dict[str, str], where: str, what: str = "be computed again") -> None:
     # A stage is convex, so a path out of a region and back into it stays inside the stage.
     before: dict[str, set[str]] = {name: set() for name in home.values()}
     for edge in plan.graph.edges:
@@ -290,7 +304,7 @@ def _check_regions(plan: PlanFields, home: dict[str, str], where: str) -> None:
     except CycleError as error:
         names = " -> ".join(f"'{name}'" for name in error.args[1])
         raise InvalidInput(
-            f"cannot be computed again piece by piece, because the pieces feed each other: {names}",
+            f"cannot {what} piece by piece, because the pieces feed each other: {names}",
             where=where,
             remedy="Name a submodule that holds all of them, or smaller ones.",
         ) from None

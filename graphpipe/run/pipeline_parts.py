@@ -6,6 +6,7 @@ from hashlib import sha256
 
 from torch import nn
 
+from graphpipe.model.backends.registry import check_backward
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.comm.batch_comparison import neighbours
@@ -78,6 +79,7 @@ def build_parts(
         PeerLost, PeerStalled: another rank is gone.
     """
     syncs = StageSyncs.of(plan, options.engine, shard_optimizer=options.shard_optimizer)
+    check_backward(plan)
     if plan.weights != "flush":
         check_policy(plan, syncs, options)
     shapes = ProgramsByShape(plan, model, options.precision, world.device, options.captured)

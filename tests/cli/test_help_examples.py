@@ -23,6 +23,7 @@ LEAVES = {
     "simulate": ["trace.json"],
     "train": ["runs/digits-1/metrics.json"],
     "infer": ["answers.jsonl"],
+    "place": ["placed.json"],
     "export": ["model.safetensors", "pipeline.py"],
     "profile": ["costs.json"],
     "rehearse": ["trace.json", "report.html"],

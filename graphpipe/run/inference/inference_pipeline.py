@@ -8,6 +8,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.backends.place_stage import placed_program
 from graphpipe.model.inputs import Inputs, describe, name_inputs
 from graphpipe.plans import Plan
 from graphpipe.run.comm.messages import RankMessages
@@ -56,13 +57,17 @@ class InferencePipeline:
         with self.world.closing_on_error():
             shapes = ProgramsByShape(plan, model, "fp32", self.world.device, options.captured).first
             self._specs = shapes.specs
-            output = [program.is_output for program in shapes.programs].index(True)
+            programs = [*shapes.programs]
+            output = [program.is_output for program in programs].index(True)
             self._arrange = shapes.programs[output].arrange
             if plan.stages[output].degree > 1:
                 what = f"stage '{plan.stages[output].name}', which computes the answers, is on several devices"
                 raise InvalidInput(what, where="plan", remedy="Give it one device.")
             placement = Placement.of(plan, self.world.size)
             settings = {"engine": "inference", "optimizer sharding": "whole", "precision": "fp32", "seed": 0}
+            for number in {slot.stage for slot in placement.slots(self.world.rank)}:
+                if plan.stages[number].regions:
+                    programs[number] = placed_program(model, plan, number, programs[number], options.captured)
             self._schedules = forward_schedules(plan, build_schedule(plan), placement)
             shake_hands(self.world, plan, placement, settings | {"values on the stage edges": digest(self._specs)})
             self._worker = Worker(
@@ -72,7 +77,7 @@ class InferencePipeline:
                     (slot.stage, slot.device): InferenceReplica(
                         slot=slot,
                         stage_name=plan.stages[slot.stage].name,
-                        program=shapes.programs[slot.stage],
+                        program=programs[slot.stage],
                         device=self.world.device,
                         received=ReceiveBuffers(self.world.device),
                     )

@@ -1,0 +1,96 @@
+"""`graphpipe place`: choose which backend runs which operators of a plan for inference, by measurement."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+
+from graphpipe.cli.arguments import Subparsers, add_no_cache, add_verb
+from graphpipe.cli.model_argument import MODEL_HELP
+from graphpipe.cli.output import Output
+from graphpipe.errors import InvalidInput
+from graphpipe.files.cache_folder import cache_folder
+from graphpipe.files.json_body import to_body
+from graphpipe.units import format_seconds
+from graphpipe.waiting import waiting
+
+if TYPE_CHECKING:
+    from graphpipe.profiler.placement.place import StagePlacement
+
+EXAMPLE = "graphpipe place candle-uno-small --batch 16 --backends eager -o placed.json"
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the verb."""
+    parser = add_verb(subparsers, "place", "choose a backend for every operator of a plan for inference", EXAMPLE)
+    parser.add_argument("plan", metavar="PLAN|MODEL", help=f"a file of `graphpipe plan --inference`, or {MODEL_HELP}")
+    parser.add_argument("--model", metavar="MODEL", help="the model of the plan file")
+    parser.add_argument("--batch", type=int, metavar="B", help="with a MODEL: samples that are computed together")
+    parser.add_argument(
+        "--backends", metavar="NAMES", help="with commas in between (default: all that are installed; eager always)"
+    )
+    parser.add_argument(
+        "--longest", type=int, default=2, metavar="N", help="most operators of a pattern that is measured (default: 2)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=15, metavar="N", help="runs of every candidate that are compared (default: 15)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the evolutionary search (default: 0)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the plan with its backends")
+    add_no_cache(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Place every stage, show what was measured, and save the plan."""
+    output = Output(args.json)
+    is_plan = args.plan.endswith(".json")
+    for name, wanted in (("model", is_plan), ("batch", not is_plan)):
+        if (getattr(args, name) is None) == wanted:
+            given = "a plan file is given" if is_plan else "a model is given"
+            what = f"is missing, and {given}" if wanted else f"does not go together: {given}"
+            raise InvalidInput(what, where=f"--{name}", remedy="Give it." if wanted else "Leave it out.")
+    for name in ("batch", "longest", "rounds"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise InvalidInput(f"is {value}, must be at least 1", where=f"--{name}")
+    from graphpipe.inference.placed_model import read_placed_model
+    from graphpipe.profiler.placement.place import PlaceOptions, place
+    from graphpipe.training.train import print_to_stderr
+
+    cache = None if args.no_cache else cache_folder()
+    with waiting(f"capturing {args.model or args.plan}"):
+        found = read_placed_model(args.model or args.plan, args.plan if is_plan else None, args.batch, cache)
+    options = PlaceOptions(
+        backends=tuple(args.backends.split(",")) if args.backends else (),
+        longest=args.longest,
+        rounds=args.rounds,
+        seed=args.seed,
+        cache=cache / "backends" if cache else None,
+    )
+    with waiting("measuring patterns"):
+        plan, stages = place(found.plan, found.module, found.inputs, found.captured, options, print_to_stderr)
+    if args.output:
+        plan.save(args.output)
+    output.show(*_lines(stages))
+    output.emit({"stages": [to_body(each) for each in stages], "output": args.output})
+    return 0
+
+
+def _lines(stages: "Sequence[StagePlacement]") -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for each in stages:
+        best = min((seconds, name) for name, seconds in each.seconds.items() if name in _single(each))
+        fastest = each.seconds[each.chosen]
+        lines.append(
+            f"stage {each.stage}: {each.chosen} takes {format_seconds(fastest)} per micro-batch, "
+            f"the best backend alone ({best[1]}) {format_seconds(best[0])}: {best[0] / fastest:.2f} times as fast"
+        )
+        lines += [f"  {name}: {format_seconds(seconds)}" for name, seconds in each.seconds.items()]
+        lines += [f"  {name} alone cannot run it: {reason}" for name, reason in each.failed.items()]
+        lines += [f"  region on {region.backend}: {', '.join(region.ops)}" for region in each.regions]
+    return lines
+
+
+def _single(placement: "StagePlacement") -> list[str]:
+    return [name for name in placement.seconds if not name.startswith("operators")]

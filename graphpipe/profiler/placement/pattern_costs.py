@@ -1,0 +1,91 @@
+"""The costs of patterns on backends, measured when the dynamic programme asks for them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from graphpipe.errors import InvalidInput
+from graphpipe.model.backends.backend import Backend
+from graphpipe.model.backends.eager import EAGER
+from graphpipe.model.backends.placed_program import compiled_region
+from graphpipe.model.backends.region_programs import region_program
+from graphpipe.model.capture.capture import Captured
+from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.model.split.submodules import Submodules
+from graphpipe.model.torch_private import flatten
+from graphpipe.planners.placement.frontier_program import Pattern
+from graphpipe.profiler.placement.pattern_key import pattern_key
+from graphpipe.profiler.placement.timing import steady_seconds
+from graphpipe.profiler.placement.timing_cache import TimingCache
+
+Values = Mapping[str, Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class PatternCosts:
+    """Measures patterns of one model for one number of samples."""
+
+    called: Submodules
+    captured: Captured
+    values: Values
+    """Every value between operators, and the model's inputs, by name."""
+    backends: Sequence[Backend]
+    """For patterns; `eager` runs only single operators, because a larger pattern is not faster on it."""
+    cache: TimingCache
+    measured: int = 0
+    """Patterns that were compiled and timed."""
+    costs: dict[Pattern, tuple[float, str] | None] = field(default_factory=dict[Pattern, "tuple[float, str] | None"])
+
+    def cheapest(self, pattern: Pattern) -> tuple[float, str] | None:
+        """Return the seconds of a pattern on its cheapest backend, and that backend's name."""
+        if pattern not in self.costs:
+            ops = [self.captured.graph[name] for name in pattern]
+            able = [each for each in self.backends if all(map(each.runs, ops))]
+            able = [each for each in able if each.name != EAGER.name or len(pattern) == 1]
+            program = region_program(self.called, self.captured, pattern) if able else None
+            found = [(self._seconds(each, program), each.name) for each in able if program is not None]
+            self.costs[pattern] = min(((s, name) for s, name in found if s is not None), default=None)
+        return self.costs[pattern]
+
+    def _seconds(self, backend: Backend, program: ModuleStage) -> float | None:
+        arguments = [self.values[name] for name in program.arguments]
+        key = pattern_key(backend.name, program.module, arguments)
+        if key not in self.cache:
+            self.measured += 1
+            try:
+                self.cache[key] = measured_seconds(backend, program, arguments)
+            except InvalidInput:
+                self.cache[key] = None
+        return self.cache[key]
+
+
+def measured_seconds(backend: Backend, program: ModuleStage, arguments: Sequence[Tensor]) -> float:
+    """Compile a region, compare its outputs with eager's, and time it.
+
+    Raises:
+        InvalidInput: the backend cannot compile it, or its outputs differ by more than it states.
+    """
+    with torch.no_grad():
+        run = compiled_region(program, backend.name, arguments)
+        check_outputs(backend, run(*arguments), program.module.eval()(*arguments))
+        return steady_seconds(lambda: run(*arguments))
+
+
+def check_outputs(backend: Backend, found: object, expected: object) -> None:
+    """Compare the outputs of a backend with eager's.
+
+    Raises:
+        InvalidInput: one differs by more than the backend's tolerance.
+    """
+    for ours, theirs in zip(flatten(found)[0], flatten(expected)[0], strict=True):
+        if not isinstance(theirs, Tensor):
+            continue
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise InvalidInput("returns another shape or type", where=f"backend '{backend.name}'")
+        scale = float(theirs.abs().max()) if theirs.numel() and theirs.is_floating_point() else 0.0
+        if not torch.allclose(ours, theirs, rtol=0.0, atol=backend.relative_tolerance * scale, equal_nan=True):
+            worst = float((ours - theirs).abs().max())
+            what = f"an output differs by {worst:g} from eager's, more than {backend.relative_tolerance:g} of {scale:g}"
+            raise InvalidInput(what, where=f"backend '{backend.name}'", remedy="Place the model without it.")

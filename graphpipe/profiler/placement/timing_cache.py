@@ -1,0 +1,44 @@
+"""Measured seconds of patterns, in memory and in the user's cache folder."""
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphpipe.errors import InvalidInput
+from graphpipe.files.cache_folder import keep_newest, make_private
+from graphpipe.files.text_file import write_text
+
+MOST_ENTRIES = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class TimingCache:
+    """Seconds by key. A pattern that a backend cannot run has None."""
+
+    folder: Path | None
+    """None: what is measured is not kept."""
+    known: dict[str, float | None] = field(default_factory=dict[str, "float | None"])
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether a key is known, here or in the folder."""
+        if key not in self.known and self.folder is not None:
+            with suppress(OSError, ValueError):
+                found = json.loads((self.folder / key).read_text())
+                if found is None or (isinstance(found, float) and math.isfinite(found) and found >= 0):
+                    self.known[key] = found
+        return key in self.known
+
+    def __getitem__(self, key: str) -> float | None:
+        """Return what is known."""
+        return self.known[key]
+
+    def __setitem__(self, key: str, seconds: float | None) -> None:
+        """Keep a measurement. A folder that cannot be written only costs time."""
+        self.known[key] = seconds
+        if self.folder is not None:
+            with suppress(OSError, InvalidInput):
+                make_private(self.folder)
+                write_text(self.folder / key, json.dumps(seconds))
+                keep_newest(self.folder, MOST_ENTRIES)
