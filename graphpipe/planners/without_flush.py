@@ -1,11 +1,11 @@
 """Plans that do not flush: choose stages, samples in flight and versions of weights by the steady period.
 
 In the steady state every stage is busy if nothing makes it wait, so the slowest stage decides. Every planner can search
-for that: it is the published objective (`bottleneck`). What a planner does not count is added here: copies of weights,
-the samples in flight that mini-batches add while they overlap, and the messages that make a stage wait.
+for that: it is the published objective (`bottleneck`). Versions of weights decide which stages fit, so planners count
+them. What planners do not count is added here: the messages that make a stage wait.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
@@ -25,6 +25,8 @@ _SLACK = (0.0, 0.25, 0.5, 1.0)
 """More micro-batches in flight, for each stage that follows."""
 _CLOSE = 1.02
 """Plans whose period is at most this many times the shortest count as equally fast. The least delay wins."""
+_MOST = 4
+"""A plan that fits with this many versions more of all weights is taken to have memory enough."""
 _TRIED = 24
 """Most plans to simulate."""
 
@@ -43,8 +45,9 @@ class WithoutFlush:
     def plan(self, planner: Planner, problem: Problem, options: Options) -> Plan:
         """Return the best plan of a planner under the weight policy.
 
-        1. Let the planner search for the shortest bottleneck and for the shortest step, with every micro-batch size,
-           and with the memory of one, two or four versions of all weights.
+        1. Let the planner search for the shortest bottleneck and for the shortest step, with every micro-batch size. It
+           counts, for every stage, the samples in flight and the versions of weights that its place in the pipeline
+           takes (`Problem.versions`).
         2. Give each plan the samples in flight that the policy needs, with more and more slack to hide messages.
         3. Keep what is sound and fits in memory with all versions, and simulate the most promising.
 
@@ -53,7 +56,7 @@ class WithoutFlush:
             InvalidInput: every plan breaks a rule of the policy, such as stages that share a parameter.
         """
         refused: list[Infeasible | InvalidInput] = []
-        plans = [*self._sound(self._candidates(planner, problem, options, refused), refused)]
+        plans = [*_slacker(self._candidates(planner, problem, options, refused))]
         if not plans:
             # The plan that lacks the fewest bytes is not known, because planners only say that theirs do not fit.
             raise min(refused, key=lambda error: isinstance(error, Infeasible))
@@ -73,39 +76,55 @@ class WithoutFlush:
     def _candidates(
         self, planner: Planner, problem: Problem, options: Options, refused: list[Infeasible | InvalidInput]
     ) -> Iterator[Plan]:
-        sizes = options.sizes(problem.batch_size)
-        objectives: tuple[Objective, ...] = ("bottleneck", "step")
         seen: set[tuple[object, ...]] = set()
-        for size, objective, versions in product(sizes, objectives, (1, 2, 4)):
-            own = replace(options, objective=objective, micro_batch=size, scheduled=None, mixed_micro_batches=False)
-            try:
-                plan = planner.plan(_with_versions(problem, versions), own)
-            except Infeasible as error:
-                refused.append(error)
-                continue
-            plan = replace(plan, costs=problem.costs)
-            if (key := (plan.stages, plan.edges)) not in seen:
-                seen.add(key)
-                yield plan
+        for own in self._options(problem, options):
+            for each in self._problems(problem):
+                try:
+                    plan = replace(planner.plan(each, own), costs=problem.costs)
+                    lean = self.under(plan)
+                    verify(lean)
+                except (Infeasible, InvalidInput) as error:
+                    refused.append(error)
+                    break  # The others have less memory.
+                if (key := (lean.stages, lean.edges)) not in seen:
+                    seen.add(key)
+                    yield lean
+                if memory_shortfall(replace(lean, costs=_with_versions(problem, _MOST).costs)) <= 0:
+                    break  # The others would find the same plan.
 
-    def _sound(self, plans: Iterator[Plan], refused: list[Infeasible | InvalidInput]) -> Iterator[Plan]:
-        for plan in plans:
-            lean = self.under(plan)
-            try:
-                verify(lean)
-            except (Infeasible, InvalidInput) as error:
-                refused.append(error)
-                continue
-            tried: list[Plan] = []
-            for slack in _SLACK:
-                more = _with_slack(lean, slack)
-                if more not in tried and memory_shortfall(more) <= 0:
-                    tried.append(more)
-            yield from tried
+    def _options(self, problem: Problem, options: Options) -> Iterator[Options]:
+        own = replace(options, scheduled=None, mixed_micro_batches=False, evaluate=self._step_seconds)
+        objectives: tuple[Objective, ...] = ("bottleneck", "step")
+        for size, objective in product(options.sizes(problem.batch_size), objectives):
+            yield replace(own, objective=objective, micro_batch=size)
+
+    def _problems(self, problem: Problem) -> Iterator[Problem]:
+        """Yield the problem, with the versions that its stages keep, and with more and more memory left free.
+
+        There fit samples in flight that hide messages.
+        """
+        counting = replace(problem, weights=self.weights, predictor=self.predictor)
+        yield counting
+        yield from (_with_versions(counting, versions) for versions in (2, _MOST))
+
+    def _step_seconds(self, plan: Plan) -> float:
+        # Planners compare their candidates for a micro-batch size by the step.
+        return self.evaluate(plan if plan.weights == "flush" else with_policy(plan, "flush"))
+
+
+def _slacker(plans: Iterable[Plan]) -> Iterator[Plan]:
+    """Yield each plan with more and more samples in flight, as far as they fit."""
+    for lean in plans:
+        tried: list[Plan] = []
+        for slack in _SLACK:
+            more = _with_slack(lean, slack)
+            if more not in tried and memory_shortfall(more) <= 0:
+                tried.append(more)
+        yield from tried
 
 
 def _with_versions(problem: Problem, versions: int) -> Problem:
-    # A copy of the weights takes as many bytes as they do, like one more slot of the optimizer.
+    # More copies of all weights: each takes as many bytes as they do, like one more slot of the optimizer.
     costs = problem.costs
     per_byte = costs.state_bytes_per_parameter_byte + versions - 1
     return replace(problem, costs=replace(costs, state_bytes_per_parameter_byte=per_byte))

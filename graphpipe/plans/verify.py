@@ -105,9 +105,14 @@ def _check_weights(plan: PlanFields) -> None:
         if plan.weights == "flush" and stage.versions > 1:
             what = f"keeps {stage.versions} versions of its weights, but the policy 'flush' needs only one"
             raise InvalidInput(what, where=where, remedy="Set versions to 1, or choose another weight policy.")
-        if plan.weights != "flush" and stage.state == "all":
-            what = f"shards its weights, but the weight policy is '{plan.weights}', whose versions are whole"
-            raise InvalidInput(what, where=where, remedy="Set state to 'whole' or 'optimizer', or weights to 'flush'.")
+        if plan.weights != "flush" and stage.state != "whole" and stage.degree > 1:
+            what = (
+                f"shards its state, and the weight policy is '{plan.weights}': replicas would exchange weights in use"
+            )
+            raise InvalidInput(what, where=where, remedy="Set state to 'whole', or weights to 'flush'.")
+        if plan.weights == "predict" and stage.recompute != "none":
+            what = "recomputes in its backward, with other weights than the predicted ones of its forward"
+            raise InvalidInput(what, where=where, remedy="Set recompute to 'none', or weights to 'stash'.")
     if plan.weights != "flush":
         _check_unshared(plan)
 

@@ -44,19 +44,31 @@ def test_stashing_is_faster_than_a_flush_on_mmt(mmt: tuple[Graph, CostTable], st
     assert throughput(stashed) >= 1.10 * throughput(plan(*mmt, SUMMIT, batch_size=128))
     one_each = plan(*mmt, SUMMIT, batch_size=128, schedule="1f1b", stages_per_device=1)
     assert throughput(stashed) >= 1.25 * throughput(one_each)
-    assert max(delays(stashed)) <= 2
+    assert max(delays(stashed)) <= 4
 
 
 def test_memory_for_versions_changes_the_plan(mmt: tuple[Graph, CostTable], stashed: Plan) -> None:
     # With a quarter of the memory, a plan with fewer samples in flight and fewer versions is chosen.
     assert stashed.prediction is not None
     scarce = max(stashed.prediction.peak_bytes) / 4
-    small = plan(*mmt, with_memory(scarce), batch_size=128, weights="stash")
+    small = plan(*mmt, with_memory(scarce), batch_size=128, weights="stash", micro_batch=32)
     assert small.prediction is not None
     assert max(small.prediction.peak_bytes) <= scarce
     assert throughput(small) < throughput(stashed)
-    with pytest.raises(Infeasible):
-        plan(*mmt, with_memory(scarce / 40), batch_size=128, weights="stash", micro_batch=16)
+    with pytest.raises(Infeasible, match="no partition"):
+        plan(*mmt, with_memory(scarce / 40), batch_size=128, weights="stash", micro_batch=16, planner="pipedream")
+
+
+def test_the_search_counts_the_versions_of_each_stage() -> None:
+    # Only the first stages need several versions. Planned with one version, or with equally many everywhere, no plan
+    # fits that keeps its state whole: this was refused.
+    found = find_zoo_graph("two-tower")
+    assert found is not None
+    small = replace(Cluster.resolve("summit:1x4"), device_types=with_memory(1.6e9).device_types)
+    chosen = plan(found.graph, estimate(found.graph, small), small, batch_size=32, weights="stash", micro_batch=4)
+    assert chosen.prediction is not None
+    assert max(chosen.prediction.peak_bytes) <= 1.6e9
+    assert {1, 3} <= {stage.versions for stage in chosen.stages}
 
 
 @pytest.mark.parametrize(

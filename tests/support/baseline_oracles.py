@@ -1,5 +1,6 @@
 """Brute force for the baseline planners: every possible pipeline, with costs taken only from the cost look-up."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -125,10 +126,17 @@ def fits(problem: Problem, micro_batch: int, pipeline: Pipeline, *, whole: bool 
     costs = CostModel(problem.graph, problem.costs, problem.cluster)
     capacity = problem.cluster.device_types[0].memory_bytes
     for position, (ops, degree, how) in enumerate(pipeline):
-        held = problem.batch_size if whole else min(problem.batch_size, (len(pipeline) - position) * micro_batch)
+        ahead, versions = len(pipeline) - position, 1
+        most = problem.batch_size
+        if problem.weights == "stash":  # PipeDream: one version more than the mini-batches that overlap.
+            most, versions = ahead * micro_batch, 1 + math.ceil((ahead - 1) * micro_batch / problem.batch_size)
+        elif problem.weights == "double-buffer":
+            most, versions = problem.batch_size + micro_batch, 2
+        held = problem.batch_size if whole else min(most, ahead * micro_batch)
         kept = costs.activation_bytes.saved(ops, how) + costs.activation_bytes.received(ops)
         activations = kept * held + costs.activation_bytes.recomputed(ops, how) * micro_batch
-        if costs.parameter_bytes.state(ops) + activations / degree > capacity:
+        older = (versions - 1) * sum(problem.graph[name].parameter_bytes for name in ops)
+        if costs.parameter_bytes.state(ops) + older + activations / degree > capacity:
             return False
     return True
 

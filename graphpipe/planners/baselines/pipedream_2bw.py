@@ -3,8 +3,9 @@
     depth 3, width 2     o1 o2 o3 | o4 o5 | o6 o7 o8        each block on two devices
 
 The published planner expects models of identical blocks. Here the blocks are as equal in time as the model allows.
-2BW keeps two buffered versions of the weights, which makes training asynchronous. This planner's pipelines run
-synchronously, so that only its partitions are compared.
+2BW keeps two buffered versions of the weights, which makes training asynchronous. Under the weight policy
+`double-buffer` this planner counts both versions. Under `flush` its pipelines run synchronously, so that only its
+partitions are compared.
 
 References:
     Narayanan et al.: Memory-efficient pipeline-parallel DNN training. ICML 2021, section 3.3 (the planner).

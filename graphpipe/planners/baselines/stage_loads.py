@@ -13,6 +13,7 @@ from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_cuts import UNLIMITED, BottleneckSearch, StageCuts
 from graphpipe.planners.problem.partition import Part
 from graphpipe.planners.problem.stage_costs import far_bandwidth, smallest_memory_bytes, update_seconds_per_byte
+from graphpipe.plans.in_flight import most_in_flight_of
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -124,12 +125,34 @@ class StageLoads:
             smallest_memory_bytes(table.problem) - memory.total(0.0),
             memory.per_sample / np.array(self.degrees),
         )
+        if table.problem.weights != "flush":
+            return self._limits_without_flush(spare, kept, self._weights(at, below))
         samples = np.where(spare < 0, 0.0, np.full(kept.shape, float(UNLIMITED)))
         np.divide(spare, kept, out=samples, where=(spare >= 0) & (kept > spare / UNLIMITED))
         samples = np.floor(samples * (1 + 1e-9))
         whole = self.whole_batch_held or table.before_tail
         fewer = np.zeros_like(samples) if whole else np.maximum(samples // self.micro_batch, 0)
         return np.where(samples >= batch, UNLIMITED, fewer).astype(np.int64)
+
+    def _weights(self, at: int, below: Indices) -> Array:
+        """Return, of shape [stages], the bytes of a version of a stage's weights."""
+        trained = self.downset_table.costs.op_bytes.trainable[self.downset_table.positions]
+        return (self.downset_table.downsets.members[at] & ~self.downset_table.downsets.members[below]) @ trained
+
+    def _limits_without_flush(self, spare: Array, kept: Array, weights: Array) -> NDArray[np.int64]:
+        """Return the same as `_limits` if mini-batches overlap: a longer way back needs more versions of the weights.
+
+        A stage from which n stages lead to the end has n micro-batches in flight, as far as the policy allows.
+        """
+        problem, size = self.downset_table.problem, self.micro_batch
+        counts = range(1, 1 + min(len(self.downset_table.graph.ops), self.downset_table.devices))
+        limit = np.zeros(spare.shape, np.int64)
+        for count in counts:
+            held = int(min(count * size, most_in_flight_of(problem.weights, problem.batch_size, size)))
+            older = problem.versions(held, size) - 1
+            fits = held * kept + older * weights[:, None] <= spare * (1 + 1e-9)
+            limit = np.where(fits & (limit == count - 1), count if count < counts[-1] else UNLIMITED, limit)
+        return limit
 
     def _temporaries(self, at: int, below: Indices) -> Array:
         """Return, of shape [stages, degrees], the temporary bytes of a running task."""

@@ -50,10 +50,11 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     """
     try:
         kept = find(problem, options)
-        return kept if _has_room(kept) else options.best([kept, *_roomier_plans(problem, options, find)])
-    except Infeasible:
+        fits = problem.weights != "flush" or _has_room(kept)
+        return kept if fits else options.best([kept, *_roomier_plans(problem, options, find)])
+    except Infeasible as first:
         misses: list[Infeasible] = []
-        roomier = list(_roomier_plans(problem, options, find))
+        roomier = [] if problem.weights != "flush" else [*_roomier_plans(problem, options, find)]
         for relieved in _reliefs(problem):
             found: list[Plan] = []
             for attempt in _attempts(relieved, options, planner, find):
@@ -63,7 +64,7 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
                     misses.append(miss)
             if found := [*found, *roomier]:
                 return options.best(found)
-        raise misses[0] from None
+        raise (misses[0] if misses else first) from None
 
 
 def _has_room(plan: Plan) -> bool:
@@ -109,8 +110,14 @@ def _whole_batch(plan: Plan) -> bool:
 
 
 def _reliefs(problem: Problem) -> Iterator[list[Problem]]:
-    """Yield the problems whose plans are compared, the one that needs the least memory first."""
+    """Yield the problems whose plans are compared, the one that needs the least memory first.
+
+    Replicas do not shard anything if mini-batches overlap. Predicted weights exclude recomputation.
+    """
     again = replace(problem, recompute="full")
+    if problem.weights != "flush":
+        yield from [] if problem.weights == "predict" else [[again]]
+        return
     if len(problem.cluster.devices) == 1:
         yield [again]
         return

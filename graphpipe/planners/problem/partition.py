@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
+from math import inf
 from typing import Literal
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Recompute, State
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.assign_devices import place
-from graphpipe.plans.in_flight import in_flight_samples
+from graphpipe.plans.in_flight import Count, delay_of, in_flight_samples, most_in_flight_of, versions_of
 from graphpipe.plans.plan import Plan
-from graphpipe.plans.stage import Stage, StageEdge
+from graphpipe.plans.stage import Predictor, Stage, StageEdge, WeightPolicy
 from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers.registry import find_scheduler
+from graphpipe.schedule.segments.planned_versions import with_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,29 @@ class Problem:
     """False: plan for inference."""
     message_bandwidth: float | None = None
     """Bytes per second that a search assumes between stages. None: the first of the cluster's `LinkLevels`."""
+    weights: WeightPolicy = "flush"
+    """Which weights a micro-batch sees. It decides how many samples are in flight and how many versions are kept."""
+    predictor: Predictor = ""
+    """Of the policy `predict`."""
+
+    def in_flight(
+        self, micro_batches: Sequence[int], bursts: Sequence[int], successors: Sequence[Sequence[int]]
+    ) -> tuple[int, ...]:
+        """Return the samples in flight of every stage, given in topological order."""
+        most = [most_in_flight_of(self.weights, self.batch_size, size) for size in micro_batches]
+        found = in_flight_samples(
+            self.batch_size if self.weights == "flush" else inf, micro_batches, bursts, successors
+        )
+        return tuple(int(min(count, limit)) for count, limit in zip(found, most, strict=True))
+
+    def versions(self, in_flight: Count, micro_batch: Count) -> Count:
+        """Return how many versions of its weights a stage keeps, by its samples in flight.
+
+        Under `vertical-sync` it is at least as many, because every stage is as late as the latest.
+        """
+        return versions_of(
+            self.weights, self.predictor, delay_of(self.weights, in_flight, micro_batch, self.batch_size)
+        )
 
 
 def assemble(
@@ -92,9 +117,7 @@ def assemble(
     successors: list[list[int]] = [[] for _ in parts]
     for source, target, _ in edges:
         successors[source].append(target)
-    in_flight = in_flight_samples(
-        problem.batch_size, [part.micro_batch for part in parts], [part.burst for part in parts], successors
-    )
+    in_flight = problem.in_flight([part.micro_batch for part in parts], [part.burst for part in parts], successors)
     stages = tuple(
         Stage(
             name=f"s{position}",
@@ -120,6 +143,8 @@ def assemble(
         planner=planner,
         trains=problem.trains,
     )
+    if problem.weights != "flush":
+        return with_policy(plan, problem.weights, problem.predictor)
     return with_in_flight_of(find_scheduler(schedule), plan)
 
 

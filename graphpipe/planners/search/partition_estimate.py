@@ -15,7 +15,6 @@ from graphpipe.planners.problem.stage_costs import (
     stage_seconds,
     update_seconds_per_byte,
 )
-from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.plans.one_way_pairs import one_way_pairs
 
 Array = NDArray[np.float64]
@@ -65,9 +64,8 @@ class PartitionEstimator:
             for stage in range(len(parts) - 1):
                 followers[stage].add(stage + 1)
         successors = [sorted(after) for after in followers]
-        in_flight = in_flight_samples(
-            self.problem.batch_size, [part.micro_batch for part in parts], [part.burst for part in parts], successors
-        )
+        sizes, bursts = [part.micro_batch for part in parts], [part.burst for part in parts]
+        in_flight = self.problem.in_flight(sizes, bursts, successors)
         loads = [self._load(part) for part in parts]
         busy = self._busy(parts, loads, crossing)
         batch = self.problem.batch_size
@@ -169,10 +167,15 @@ class PartitionEstimator:
         received = [0.0] * len(parts)
         for (_, target), count in crossing.items():
             received[target] += count
+        versions = self._versions(parts, in_flight)
         return tuple(
-            capacity - replace(load.memory, received=count).total(held / part.degree)
-            for part, load, held, count in zip(parts, loads, in_flight, received, strict=True)
+            capacity - replace(load.memory, received=count).total(held / part.degree) - (kept - 1) * load.weights
+            for part, load, held, count, kept in zip(parts, loads, in_flight, received, versions, strict=True)
         )
+
+    def _versions(self, parts: Sequence[Part], in_flight: Sequence[int]) -> list[int]:
+        each = [self.problem.versions(held, part.micro_batch) for part, held in zip(parts, in_flight, strict=True)]
+        return [max(each)] * len(each) if self.problem.weights == "vertical-sync" else each
 
     def _load(self, part: Part) -> "_Load":
         """Return the summed load of a part's operators, cached because most parts are in many partitions."""
@@ -190,7 +193,8 @@ class PartitionEstimator:
                 temporary=float(each.temporary(samples)[at].max()) if each.has_temporaries else 0.0,
             )
             update = update_seconds_per_byte(self.problem, part.degree) * float(each.trainable[at].sum())
-            known = self._known[part] = _Load(float(self._seconds[key][at].sum()), update, memory)
+            weights = self.costs.parameter_bytes.gradients(part.ops) if self.problem.weights != "flush" else 0.0
+            known = self._known[part] = _Load(float(self._seconds[key][at].sum()), update, memory, weights)
         return known
 
 
@@ -200,4 +204,6 @@ class _Load(NamedTuple):
     update: float
     """Seconds of the all-reduce and the optimizer step, once per mini-batch."""
     memory: StageMemory[float]
-    """Without received tensors, which depend on the other parts."""
+    """Without received tensors, which depend on the other parts, and with one version of the weights."""
+    weights: float
+    """Bytes of a version, if there may be several."""

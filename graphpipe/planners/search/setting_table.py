@@ -98,7 +98,8 @@ class SettingTable:
     def _memory_shares(self, in_flight: Array) -> Array:
         """Return, of shape [operators, settings, degrees], the share of the smallest device each operator takes.
 
-        Tensors received from other stages are left out, because they depend on the cuts.
+        Versions of weights are as many as the samples in flight need. Tensors received from other stages are left out,
+        because they depend on the cuts.
         """
         degrees = np.array(self.degrees, dtype=float)
         state = [self.costs.op_bytes.held(self.problem.state, degree) for degree in self.degrees]
@@ -108,7 +109,13 @@ class SettingTable:
             recompute=self.problem.recompute,
             samples=self.sizes[:, None] / degrees,
         )
-        return memory.total(in_flight[:, :, None] / degrees) / smallest_memory_bytes(self.problem)
+        bytes_held = memory.total(in_flight[:, :, None] / degrees)
+        if self.problem.weights != "flush":
+            held = np.maximum(in_flight, self.sizes)
+            latest = held.max(axis=0, keepdims=True) if self.problem.weights == "vertical-sync" else held
+            older = self.problem.versions(latest, self.sizes.astype(np.float64)) - 1
+            bytes_held = bytes_held + (older * self.costs.op_bytes.trainable[:, None])[:, :, None]
+        return bytes_held / smallest_memory_bytes(self.problem)
 
     def _merged(self, loads: Array, runs: MergedOps) -> Array:
         """Return the loads with the load of a whole run at the operator that represents it."""

@@ -5,24 +5,17 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.plans import Plan
-from graphpipe.plans.in_flight import in_flight_samples
+from graphpipe.plans.in_flight import delay_of, in_flight_samples, most_in_flight_of
 from graphpipe.plans.stage import Predictor, WeightPolicy
 
 
 def delays(plan: Plan) -> tuple[int, ...]:
     """Return, by stage, the most updates between the weights that a micro-batch reads and those that it updates.
 
-    With w micro-batches ahead of the first backward and m micro-batches in a mini-batch, a forward misses the updates
-    of at most ceil(w / m) mini-batches before its own. Under `vertical-sync` every stage is as late as the latest.
-    Under `predict` the prediction bridges the delay.
+    Under `vertical-sync` every stage is as late as the latest. Under `predict` the prediction bridges the delay.
     """
-    if plan.weights == "flush":
-        return (0,) * len(plan.stages)
-    if plan.weights == "double-buffer":
-        return (1,) * len(plan.stages)
-    ahead = (stage.in_flight // stage.micro_batch - 1 for stage in plan.stages)
-    found = [-(-warm_up // plan.micro_batches(stage)) for stage, warm_up in enumerate(ahead)]
-    return (max(found),) * len(found) if plan.weights == "vertical-sync" else tuple(found)
+    each = [delay_of(plan.weights, stage.in_flight, stage.micro_batch, plan.batch_size) for stage in plan.stages]
+    return (max(each),) * len(each) if plan.weights == "vertical-sync" else tuple(each)
 
 
 def planned_versions(plan: Plan) -> tuple[int, ...]:
@@ -64,14 +57,8 @@ def in_flight_of(plan: Plan) -> Sequence[int]:
 
 
 def most_in_flight(plan: Plan) -> Sequence[float]:
-    """Return the most samples in flight that the plan's weight policy allows, by stage.
-
-    Without a flush, they may be more than a mini-batch. With a double buffer, they are at most one micro-batch more:
-    otherwise a mini-batch would begin before the version exists that it reads.
-    """
-    if plan.weights == "double-buffer":
-        return [plan.batch_size + stage.micro_batch for stage in plan.stages]
-    return [plan.batch_size if plan.weights == "flush" else inf] * len(plan.stages)
+    """Return the most samples in flight that the plan's weight policy allows, by stage."""
+    return [most_in_flight_of(plan.weights, plan.batch_size, stage.micro_batch) for stage in plan.stages]
 
 
 def _with(plan: Plan, in_flight: Sequence[int], versions: Sequence[int]) -> Plan:

@@ -1,5 +1,6 @@
 """PipeDream: the published partition of vgg16, and both forms compared with every pipeline."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from published_pipedream import Level, pipedream
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Measured, Op, read_pipedream
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.plans.stage import WeightPolicy
 from graphpipe.plans.verify import verify
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "pipedream" / "vgg16.graph.txt"
@@ -123,10 +125,17 @@ def test_a_graph_without_times_is_refused() -> None:
         pipedream(graph, [Level(machines=2, bytes_per_second=1e9)])
 
 
-@given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4, 16]), tight=st.booleans())
+@given(
+    seed=st.integers(0, 10**9),
+    micro_batch=st.sampled_from([1, 2, 4, 16]),
+    tight=st.booleans(),
+    weights=st.sampled_from(["flush", "stash"]),
+)
 @settings(max_examples=40, deadline=None)
-def test_the_planner_is_optimal_over_the_linear_order(seed: int, micro_batch: int, tight: bool) -> None:
-    problem = busy_problem(seed, tight=tight)
+def test_the_planner_is_optimal_over_the_linear_order(
+    seed: int, micro_batch: int, tight: bool, weights: WeightPolicy
+) -> None:
+    problem = replace(busy_problem(seed, tight=tight), weights=weights)
     found, plan = planned("pipedream", problem, micro_batch, slowest)
     assert found == pytest.approx(best(problem, micro_batch, slowest), rel=1e-9)
     if plan:

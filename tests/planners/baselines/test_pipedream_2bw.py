@@ -1,5 +1,7 @@
 """PipeDream-2BW's planner: equal blocks of one width, compared with every such partition."""
 
+from dataclasses import replace
+
 import pytest
 from baseline_oracles import Pipeline, all_reduce, best, busy_problem, compute, cuts, planned
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from problems import towers
 
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.plans.stage import WeightPolicy
 from graphpipe.plans.verify import verify
 
 
@@ -23,10 +26,15 @@ def slowest(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:
     )
 
 
-@given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4, 16]), tight=st.booleans())
+@given(
+    seed=st.integers(0, 10**9),
+    micro_batch=st.sampled_from([1, 2, 4, 16]),
+    tight=st.booleans(),
+    weights=st.sampled_from(["flush", "double-buffer"]),
+)
 @settings(max_examples=40, deadline=None)
-def test_width_and_depth_are_chosen_best(seed: int, micro_batch: int, tight: bool) -> None:
-    problem = busy_problem(seed, tight=tight)
+def test_width_and_depth_are_chosen_best(seed: int, micro_batch: int, tight: bool, weights: WeightPolicy) -> None:
+    problem = replace(busy_problem(seed, tight=tight), weights=weights)
     found, plan = planned("pipedream-2bw", problem, micro_batch, slowest)
     assert found == pytest.approx(best(problem, micro_batch, slowest, even=True, recompute="all"), rel=1e-9)
     if plan:
