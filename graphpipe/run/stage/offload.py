@@ -87,6 +87,8 @@ class OffloadedTensors:
     held: list[Tensor] = field(default_factory=list[Tensor])
     """What recomputed regions keep."""
     away: list[_Away] = field(default_factory=list[_Away])
+    arrival: Mark | None = None
+    """The end of the copy back, until the backward has waited for it. The task before the backward does not wait."""
 
     def compute(self, inner: nn.Module, args: tuple[Any, ...]) -> Any:
         """Call an offloaded operator."""
@@ -106,9 +108,12 @@ class OffloadedTensors:
         (self.leaving if leaves else self.staying).append(ref(saved))
 
     def on_read(self, saved: SavedTensor) -> None:
-        """Bring everything back, if that was not asked for before."""
+        """Bring everything back, if that was not asked for before, and wait for it."""
         if saved.tensor is None:
             self.fetch()
+        if self.arrival is not None:
+            self.owner.computing.wait(self.arrival)
+            self.arrival = None
 
     def evict(self, held: Iterable[Tensor]) -> None:
         """Start to copy what may leave to the memory of the node, and free it.
@@ -141,7 +146,7 @@ class OffloadedTensors:
         with back.entered():
             for each in away:
                 self._copy_back(each)
-        self.owner.computing.wait(back.mark())
+        self.arrival = back.mark()
 
     def _copy_out(self, found: list[SavedTensor], out: Stream) -> _Away:
         tensors = [(saved, saved.tensor) for saved in found if saved.tensor is not None]

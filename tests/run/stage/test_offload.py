@@ -1,15 +1,22 @@
 """A stage that offloads saved tensors trains, bit for bit, like a stage that keeps them, in any mixture."""
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import pytest
 import torch
 from run_chain import INTERLEAVED, train_chain, train_mixed_in_bf16
 from run_ranks import run_ranks, values
+from torch import Tensor, nn
 
 from graphpipe.costs import Recompute
+from graphpipe.model.saved_tensors import handle_saved_tensors
+from graphpipe.run.device.stage_streams import HostStreams
+from graphpipe.run.device.stream import Stream
+from graphpipe.run.stage.offload import Offloading
 
 TOGETHER = [(["a", "b", "c"], [0], 2), (["d"], [1], 2)]
 CUTS = {"interleaved": INTERLEAVED, "together": TOGETHER}
@@ -38,6 +45,42 @@ def test_any_mixture_has_the_gradients_of_keeping(
         assert all(torch.equal(mixed[what][name], tensor) for name, tensor in kept[what].items())
     kinds = {span["kind"] for span in mixed["trace"]["spans"]}
     assert {"evict", "fetch"} <= kinds
+
+
+@final
+class LoggedStream(Stream):
+    """Notes what is queued, as a GPU's stream would get it."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def entered(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def mark(self) -> str:
+        return self.name
+
+    def wait(self, mark: object) -> None:
+        self.log.append(f"{self.name} waits for {mark}")
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        pass
+
+
+def test_only_the_backward_waits_for_the_copy_back() -> None:
+    # The copy was awaited where it began, so the task before the backward waited too, and hid nothing.
+    log: list[str] = []
+    streams = HostStreams(LoggedStream("out", log), LoggedStream("back", log))
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    owner = Offloading("s0", torch.device("cpu"), streams, LoggedStream("computing", log))
+    offloaded = owner.begin(0, layer)
+    with handle_saved_tensors(offloaded):
+        loss = owner.compute(layer, (torch.randn(2, 4),)).sum()
+    offloaded.evict([])
+    offloaded.fetch()
+    assert log == ["out waits for computing", "back waits for out"]
+    loss.backward()
+    assert log[2:] == ["computing waits for back"]
 
 
 def test_two_ranks_train_like_one_in_bf16(tmp_path: Path) -> None:
