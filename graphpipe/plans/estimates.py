@@ -1,6 +1,7 @@
 """Closed-form estimates of a finished plan: bottleneck and step time."""
 
-from math import gcd
+from collections.abc import Sequence
+from math import gcd, inf
 
 from graphpipe.plans.plan import Plan
 
@@ -84,7 +85,7 @@ def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
 
     A stage starts when the first micro-batch has passed the longest path to it. It then does all its own work and
     updates its weights. After its last input gradient, the longest path back follows, in parallel with its weight
-    gradients.
+    gradients. A device that hosts several stages does the work of all of them (`_least_seconds_of_devices`).
 
     Args:
         plan: a sound plan.
@@ -92,12 +93,14 @@ def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
     """
     costs, batch = plan.cost_model, plan.batch_size
     before, after, least = [0.0] * len(plan.stages), [0.0] * len(plan.stages), 0.0
+    arrivals: list[float] = []
     feeding, back = _hops(plan)
     for stage, here in enumerate(plan.stages):
         samples = here.micro_batch / here.degree
         tasks = costs.tasks_seconds(here.ops, here.devices, samples, here.recompute)
         arrival = max((before[other] + message for other, message in feeding[stage]), default=0.0)
         arrival = max(arrival, plan.gather_seconds(stage))
+        arrivals.append(arrival)
         leaving = max((after[other] + message for other, message in back[stage]), default=0.0)
         count = batch // here.micro_batch
         work = count * max(task.forward + task.backward for task in tasks)
@@ -106,7 +109,33 @@ def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
         least = max(least, arrival + max(work + update_seconds(plan, stage), until_last + leaving))
         before[stage] = arrival + min(task.forward for task in tasks)
         after[stage] = leaving + min(backs)
-    return least
+    return max(least, _least_seconds_of_devices(plan, arrivals)) if plan.shares_devices else least
+
+
+def _least_seconds_of_devices(plan: Plan, arrivals: Sequence[float]) -> float:
+    """Return when a device can have updated its weights at the earliest, for the last one.
+
+    A device starts with one of its stages, and does the work of all. Then it sums the gradients of the stage that ends
+    last, and updates the weights of all.
+
+    Args:
+        plan: a sound plan.
+        arrivals: by stage: the earliest time at which its first micro-batch is there.
+    """
+    begin, work, last = dict[int, float](), dict[int, float](), dict[int, float]()
+    devices = plan.cluster.devices
+    for number, stage in enumerate(plan.stages):
+        summed, updated = plan.reduce_seconds(number), plan.optimizer_seconds(number)
+        samples, busy = stage.micro_batch / stage.degree, dict[str, float]()
+        for device in stage.devices:
+            kind = devices[device].type
+            if kind not in busy:
+                task = plan.cost_model.task_seconds(stage.ops, device, samples, stage.recompute)
+                busy[kind] = plan.micro_batches(number) * (task.forward + task.backward) + updated
+            begin[device] = min(begin.get(device, inf), arrivals[number])
+            work[device] = work.get(device, 0.0) + busy[kind]
+            last[device] = min(last.get(device, inf), summed)
+    return max(begin[device] + work[device] + last[device] for device in work)
 
 
 def _hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[int, float]]]]:

@@ -8,6 +8,18 @@ mini-batch of 8, micro_batch 4, degree 2        samples  0 1 | 2 3 | 4 5 | 6 7
 from dataclasses import dataclass
 from functools import lru_cache
 
+Pieces = tuple[tuple[int, int, int], ...]
+"""Samples that two replicas have in common: the micro-batch of the first, that of the second, and how many samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommonSamples:
+    """Which replicas of two stages have samples in common."""
+
+    pairs: tuple[tuple[int, int, int], ...]
+    """A replica of either stage, and a position in `pieces`. Pairs with equal pieces have equal positions."""
+    pieces: tuple[Pieces, ...]
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleRange:
@@ -39,3 +51,37 @@ def sample_range(batch_size: int, micro_batch: int, degree: int, index: int, rep
     first = index * micro_batch
     length = min(micro_batch, batch_size - first)
     return SampleRange(first + length * replica // degree, first + length * (replica + 1) // degree)
+
+
+@lru_cache(maxsize=4096)  # A search makes many plans whose stages have the same sizes.
+def common_samples(batch_size: int, size: int, degree: int, other_size: int, other_degree: int) -> CommonSamples:
+    """Return which replicas of two stages have samples in common.
+
+    Args:
+        batch_size: samples of both.
+        size: micro-batch of the first stage.
+        degree: of the first stage.
+        other_size: micro-batch of the second stage.
+        other_degree: of the second stage.
+    """
+    left, right = _shares(batch_size, size, degree), _shares(batch_size, other_size, other_degree)
+    found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    # Both sides cut the same mini-batch into consecutive ranges, so one pass over both finds all overlaps.
+    a = b = start = 0
+    while a < len(left) and b < len(right):
+        (stop, index, replica), (end, other_index, other) = left[a], right[b]
+        found.setdefault((replica, other), []).append((index, other_index, min(stop, end) - start))
+        start, a, b = min(stop, end), a + (stop <= end), b + (end <= stop)
+    kinds: dict[Pieces, int] = {}
+    pairs = tuple((*pair, kinds.setdefault(tuple(pieces), len(kinds))) for pair, pieces in found.items())
+    return CommonSamples(pairs, tuple(kinds))
+
+
+def _shares(batch_size: int, size: int, degree: int) -> list[tuple[int, int, int]]:
+    """Return the end of each range of samples of a stage in order, with its micro-batch and its replica."""
+    return [
+        (samples.stop, index, replica)
+        for index in range(count_micro_batches(batch_size, size))
+        for replica in range(degree)
+        if len(samples := sample_range(batch_size, size, degree, index, replica))
+    ]

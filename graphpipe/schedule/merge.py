@@ -1,12 +1,19 @@
 """Merges an order of tasks per stage into an order per device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
 from graphpipe.schedule.schedule import Schedule, StageTask
-from graphpipe.schedule.task_numbers import TaskNumbers, update_waits
+from graphpipe.schedule.task_numbers import (
+    Passage,
+    TaskNumbers,
+    channels_of,
+    equal_devices,
+    samples_along,
+    update_waits,
+)
 
 
 def merge(name: str, plan: Plan, orders: Sequence[Sequence[StageTask]], mini_batches: int = 1) -> Schedule:
@@ -35,20 +42,41 @@ def merge(name: str, plan: Plan, orders: Sequence[Sequence[StageTask]], mini_bat
 def _interleave(
     plan: Plan, orders: Sequence[Sequence[StageTask]], hosted: dict[int, list[int]], mini_batches: int
 ) -> tuple[tuple[StageTask, ...], ...]:
+    # Devices that do the same at the same logical times get the same order, so it is found for one of them.
     numbers = TaskNumbers(plan, mini_batches * plan.batch_size)
-    tasks = {numbers.number(task, d): task for d, stages in hosted.items() for s in stages for task in orders[s]}
+    channels = {pair: tuple(some) for pair, some in channels_of(plan, numbers.batch_size).items()}
+    stands = equal_devices(map(tuple, hosted.values()), channels)
+    listed = {device: stages for device, stages in hosted.items() if stands[device] == device}
+    tasks = {numbers.number(task, d): task for d, stages in listed.items() for s in stages for task in orders[s]}
     chains = [
         TaskChain(device=device, tasks=[numbers.number(task, device) for task in orders[stage]])
-        for device, stages in hosted.items()
+        for device, stages in listed.items()
         for stage in stages
     ]
     clock = LogicalClock(numbers.ticks(tasks))
-    clock.run(chains, [*((flow.source, flow.target) for flow in numbers.flows(None)), *update_waits(plan, tasks)])
+    clock.run(chains, [*_flows(numbers, channels, stands), *update_waits(plan, tasks)])
     check_all_start(plan, clock, chains, tasks)
-    devices: dict[int, list[StageTask]] = {device: [] for device in hosted}
+    devices: dict[int, list[StageTask]] = {device: [] for device in listed}
     for number in clock.starts:
         devices[clock.device_of[number]].append(tasks[number])
-    return tuple(tuple(devices[device]) for device in hosted)
+    found = {device: tuple(some) for device, some in devices.items()}
+    return tuple(found[stands[device]] for device in hosted)
+
+
+def _flows(
+    numbers: TaskNumbers, channels: Mapping[tuple[int, int], tuple[Passage, ...]], stands: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield pairs of numbers, a task and one that waits for it, of the devices that stand for others."""
+    plan = numbers.plan
+    arriving = dict.fromkeys((stands[source], at, some) for (source, at), some in channels.items() if stands[at] == at)
+    for source, target, passages in arriving:
+        for edge, backward, kind in passages:
+            ends = plan.edges[edge]
+            on, other = (target, source) if backward else (source, target)
+            here, there = numbers.first(ends.source, on), numbers.first(ends.target, other)
+            for index, position, _ in samples_along(plan, edge, numbers.batch_size).pieces[kind]:
+                pair = numbers.third + here + index, numbers.third + there + position
+                yield (there + position, here + index) if backward else pair
 
 
 def check_all_start(

@@ -1,15 +1,22 @@
-"""Numbers the tasks of a plan, and derives which samples flow between them. Merging and lowering both use this."""
+"""Numbers the tasks of a plan, and derives which samples flow between them. Merging and lowering both use this.
 
-from collections.abc import Iterator, Mapping
+Two replicas of a stage usually receive the same messages at the same times. So one device stands for several, and an
+order or a time has to be found only once (`equal_devices`).
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from graphpipe.plans import Plan
-from graphpipe.plans.sharding import SampleRange, count_micro_batches, sample_range
+from graphpipe.plans.sharding import CommonSamples, SampleRange, common_samples, count_micro_batches, sample_range
 from graphpipe.schedule.schedule import StageTask
 
 FORWARD_TICKS, BACKWARD_TICKS = 1, 2
 """Logical time of the forward and of the backward of one sample on one replica. Each half of a backward takes half."""
+
+_THIRDS = {"B": 0, "I": 0, "F": 1, "W": 2}
 
 Piece = tuple[SampleRange, int]
 """The samples of a task on one replica, and the number of the micro-batch's backward there."""
@@ -66,12 +73,15 @@ class TaskNumbers:
 
     def number(self, task: StageTask, device: int) -> int:
         """Return the number of a task on one of the devices that host its stage."""
-        replica = self.plan.stages[task.stage].devices.index(device)
         if task.kind == "U":
+            replica = self.plan.stages[task.stage].devices.index(device)
             place = sum(stage.degree for stage in self.plan.stages[: task.stage]) + replica
             return 3 * self.third + place * self.updates + task.micro_batch
-        backward = self.firsts[task.stage] + replica * self.counts[task.stage] + task.micro_batch
-        return backward + self.third * {"B": 0, "I": 0, "F": 1, "W": 2}[task.kind]
+        return self.first(task.stage, device) + task.micro_batch + self.third * _THIRDS[task.kind]
+
+    def first(self, stage: int, device: int) -> int:
+        """Return the number of a stage's first backward on one of its devices."""
+        return self.firsts[stage] + self.plan.stages[stage].devices.index(device) * self.counts[stage]
 
     def pieces(self, stage: int) -> list[Piece]:
         """Return the samples of every task of a stage in ascending order, with the number of its backward.
@@ -150,3 +160,67 @@ def _overlaps(left: list[Piece], right: list[Piece]) -> Iterator[tuple[SampleRan
         other, there = right[b]
         yield one & other, here, there
         a, b = a + (one.stop <= other.stop), b + (other.stop <= one.stop)
+
+
+class Passage(NamedTuple):
+    """What passes along a stage edge from one device to another."""
+
+    edge: int
+    backward: bool
+    kind: int
+    """Position in `CommonSamples.pieces` of the two stages."""
+
+
+Channels = dict[tuple[int, int], list[Passage]]
+"""By source and target device, which may be the same."""
+
+
+def channels_of(plan: Plan, batch_size: int) -> Channels:
+    """Return what passes between the devices of a plan for so many samples, gradients included."""
+    found: Channels = {}
+    for position, edge in enumerate(plan.edges):
+        here, there = plan.stages[edge.source].devices, plan.stages[edge.target].devices
+        trains = position in plan.gradient_edges
+        for replica, other, kind in samples_along(plan, position, batch_size).pairs:
+            source, target = here[replica], there[other]
+            found.setdefault((source, target), []).append(Passage(position, False, kind))
+            if trains:
+                found.setdefault((target, source), []).append(Passage(position, True, kind))
+    return found
+
+
+def samples_along(plan: Plan, edge: int, batch_size: int) -> CommonSamples:
+    """Return which replicas at the ends of a stage edge have samples in common."""
+    source, target = plan.stages[plan.edges[edge].source], plan.stages[plan.edges[edge].target]
+    return common_samples(batch_size, source.micro_batch, source.degree, target.micro_batch, target.degree)
+
+
+def equal_devices(own: Iterable[Hashable], channels: Mapping[tuple[int, int], Hashable]) -> list[int]:
+    """Return for each device the first one that does the same at the same times.
+
+    Colour refinement: devices with equal work get equal colours. Devices that receive other messages, or the same
+    messages from other colours, then get different colours, until nothing changes.
+
+    Args:
+        own: the work of each device.
+        channels: what each device sends another one.
+    """
+    colours = first_equal(own)
+    arriving: list[list[tuple[int, int]]] = [[] for _ in colours]
+    for (source, target), kind in zip(channels, first_equal(channels.values()), strict=True):
+        arriving[target].append((source, kind))
+    while True:
+        refined = first_equal([(colours[at], _coloured(some, colours)) for at, some in enumerate(arriving)])
+        if refined == colours:
+            return colours
+        colours = refined
+
+
+def first_equal(items: Iterable[Hashable]) -> list[int]:
+    """Return for each item the position of the first one equal to it."""
+    first: dict[Hashable, int] = {}
+    return [first.setdefault(item, position) for position, item in enumerate(items)]
+
+
+def _coloured(arriving: Sequence[tuple[int, int]], colours: Sequence[int]) -> frozenset[tuple[int, int]]:
+    return frozenset([(colours[source], kind) for source, kind in arriving])

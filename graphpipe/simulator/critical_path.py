@@ -62,9 +62,14 @@ def _last_tasks(plan: Plan, schedule: Schedule) -> LastTasks:
     if not plan.shares_devices:
         lists = schedule.devices
         return {(d, number): len(lists[d]) - 1 for number, stage in enumerate(plan.stages) for d in stage.devices}
-    return {
-        (device, task.stage): at for device in plan.used_devices for at, task in enumerate(schedule.devices[device])
-    }
+    known: dict[int, dict[int, int]] = {}  # Devices often share one tuple of tasks.
+    found: dict[tuple[int, int], int] = {}
+    for device in plan.used_devices:
+        tasks = schedule.devices[device]
+        if id(tasks) not in known:
+            known[id(tasks)] = {task.stage: at for at, task in enumerate(tasks)}
+        found |= {(device, stage): at for stage, at in known[id(tasks)].items()}
+    return found
 
 
 def _reduction_order(plan: Plan, last: LastTasks) -> Sequence[int] | None:
@@ -76,10 +81,9 @@ def _reduction_order(plan: Plan, last: LastTasks) -> Sequence[int] | None:
     if not plan.shares_devices:
         return range(len(plan.stages))
     sorter = TopologicalSorter({stage: set[int]() for stage in range(len(plan.stages))})
-    replicated = [number for number, stage in enumerate(plan.stages) if stage.degree > 1]
-    for one, other in combinations(replicated, 2):
-        here, there = set(plan.stages[one].devices), set(plan.stages[other].devices)
-        if not here & there:
+    replicated = [(number, frozenset(stage.devices)) for number, stage in enumerate(plan.stages) if stage.degree > 1]
+    for (one, here), (other, there) in combinations(replicated, 2):
+        if here.isdisjoint(there):
             continue
         if here <= there and all(last[device, one] < last[device, other] for device in here):
             sorter.add(other, one)

@@ -1,6 +1,6 @@
 """When the tasks of every device end, in the order of a schedule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -153,14 +153,10 @@ class _Clock:
         return freed
 
 
-def _channels(period: Period) -> Iterator[tuple[Line, Line, list[Message]]]:
-    """Yield the channels to the first line of each group of equal lines, from the first line of each group."""
-    alike, known = period.alike, set[tuple[Line, Line, tuple[Message, ...]]]()
-    for (source, target), messages in period.channels.items():
-        key = alike[source], target, tuple(messages)
-        if alike[target] == target and key not in known:
-            known.add(key)
-            yield alike[source], target, messages
+def _channels(period: Period) -> Iterable[tuple[Line, Line, tuple[Message, ...]]]:
+    """Return the channels to the first line of each group of equal lines, from the first line of each group."""
+    alike, channels = period.alike, period.channels.items()
+    return dict.fromkeys((alike[source], at, messages) for (source, at), messages in channels if alike[at] == at)
 
 
 class _Sums:

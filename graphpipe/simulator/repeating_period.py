@@ -1,19 +1,17 @@
 """The repeating part of a training step, and which of its devices have equal work at equal times."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, product
 from math import lcm
 from typing import NamedTuple
 
 from graphpipe.plans import Plan
-from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule import Schedule
-from graphpipe.schedule.list_scheduling.equal_stages import first_equal
 from graphpipe.schedule.list_scheduling.plan_work import hosted_stages
 from graphpipe.schedule.schedule import Kind
-from graphpipe.schedule.task_numbers import Flow, TaskNumbers
+from graphpipe.schedule.task_numbers import Passage, TaskNumbers, channels_of, equal_devices, samples_along
 from graphpipe.simulator.activities import seconds_of
 
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
@@ -33,23 +31,6 @@ class Message(NamedTuple):
     carriers: tuple[int, ...] = ()
     """Messages of the same task on the same channel that carry all of its values, by their order. It takes no time, and
     arrives with the last of them."""
-
-
-class _Sent:
-    # The messages of each task on each channel, where some messages carry the values of others.
-    def __init__(self) -> None:
-        self._order: dict[tuple[int, int, SampleRange], int] = {}
-        self._count: dict[tuple[int, Line], int] = {}
-
-    def add(self, flow: Flow, target: Line, *, carries: bool) -> None:
-        order = self._count.get((flow.source, target), 0)
-        self._count[flow.source, target] = order + 1
-        if carries and not flow.backward:
-            self._order[flow.edge, target, flow.samples] = order
-
-    def carriers(self, flow: Flow, edges: Sequence[int], target: Line) -> tuple[int, ...]:
-        found = (self._order.get((edge, target, flow.samples)) for edge in edges)
-        return tuple(order for order in found if order is not None)
 
 
 # No slots: the derived tables below are cached properties.
@@ -96,11 +77,13 @@ class Period:
     @cached_property
     def seconds(self) -> list[tuple[tuple[float, ...], ...]]:
         """By line and stage: seconds of a task by kind, in the order of `KINDS`."""
-        found: list[tuple[tuple[float, ...], ...]] = []
-        for device, stages in zip(self.plan.used_devices, self.hosted, strict=True):
-            each = [self._task_seconds(stage, device) for stage in stages]
-            found.append(tuple(each))
-        return found
+        devices = self.plan.cluster.devices
+        known: dict[tuple[str, tuple[int, ...]], tuple[tuple[float, ...], ...]] = {}
+        keys = [(devices[device].type, on) for device, on in zip(self.plan.used_devices, self.hosted, strict=True)]
+        for device, key in zip(self.plan.used_devices, keys, strict=True):
+            if key not in known:
+                known[key] = tuple([self._task_seconds(stage, device) for stage in key[1]])
+        return [known[key] for key in keys]
 
     def _task_seconds(self, number: int, device: int) -> tuple[float, ...]:
         stage = self.plan.stages[number]
@@ -131,68 +114,94 @@ class Period:
         return [tuple(each[stage] for stage in stages) for stages in self.hosted]
 
     @cached_property
-    def places(self) -> list[tuple[Line, int]]:
-        """The line and the position of each task number."""
-        line_of = {device: line for line, device in enumerate(self.plan.used_devices)}
-        counts = self.numbers.counts
-        third = [
-            (line_of[device], self.firsts[line_of[device]][number] + index)
-            for number, stage in enumerate(self.plan.stages)
-            for device in stage.devices
-            for index in range(counts[number])
-        ]
-        return third + [(line, position + self.sizes[line]) for line, position in third]
+    def channels(self) -> dict[tuple[Line, Line], tuple[Message, ...]]:
+        """The messages from one line to another. Those of one task are in the order in which it sends them.
 
-    @cached_property
-    def channels(self) -> dict[tuple[Line, Line], list[Message]]:
-        """The messages from one line to another. Those of one task are in the order in which it sends them."""
-        found: dict[tuple[Line, Line], list[Message]] = {}
-        plan, places, used, sent = self.plan, self.places, self.plan.used_devices, _Sent()
-        for flow in self.numbers.flows(None):
-            (source, start), (target, end) = places[flow.source], places[flow.target]
+        Channels with equal messages share one tuple.
+        """
+        line_of = {device: line for line, device in enumerate(self.plan.used_devices)}
+        known: dict[Hashable, tuple[Message, ...]] = {}
+        found: dict[tuple[Line, Line], tuple[Message, ...]] = {}
+        for (source, target), passages in channels_of(self.plan, self.numbers.batch_size).items():
             if source == target:
                 continue  # The order of the tasks on the device is enough.
-            without = plan.joint_edges.without(flow.edge, backward=flow.backward)
-            count = plan.sent_bytes(flow.edge, without) * len(flow.samples)
-            seconds, carriers = 0.0, tuple[int, ...]()
-            if count or not without:
-                seconds = plan.cost_model.transfer_seconds(count, used[source], used[target])
-            else:
-                carriers = () if flow.backward else sent.carriers(flow, without, target)
-                if not carriers:
-                    continue
-            found.setdefault((source, target), []).append(Message(start, end, seconds, carriers))
-            if plan.joint_edges.outputs:
-                sent.add(flow, target, carries=not carriers)
+            here, there = line_of[source], line_of[target]
+            link = self.plan.cluster.link(source, target)
+            key = link, self.hosted[here], self.hosted[there], *passages
+            if key not in known:
+                messages = tuple(self._messages(passages, here, there))
+                known[key] = known.setdefault(messages, messages)
+            if known[key]:
+                found[here, there] = known[key]
         return found
+
+    def _messages(self, passages: Iterable[Passage], source: Line, target: Line) -> Iterator[Message]:
+        plan, used = self.plan, self.plan.used_devices
+        joint, order = _Joint({}, {}), bool(plan.joint_edges.outputs)
+        for edge, backward, kind in passages:
+            starts, ends = self._positions(edge, source, target, backward=backward)
+            without = plan.joint_edges.without(edge, backward=backward)
+            each = plan.sent_bytes(edge, without)
+            for piece, (index, other, samples) in enumerate(
+                samples_along(plan, edge, self.numbers.batch_size).pieces[kind]
+            ):
+                start, end = (starts + other, ends + index) if backward else (starts + index, ends + other)
+                seconds, carriers = 0.0, tuple[int, ...]()
+                if each or not without:
+                    seconds = plan.cost_model.transfer_seconds(each * samples, used[source], used[target])
+                else:
+                    carriers = () if backward else joint.carriers(without, piece)
+                    if not carriers:
+                        continue
+                yield Message(start, end, seconds, carriers)
+                if order:
+                    joint.add(start, None if backward or carriers else (edge, piece))
+
+    def _positions(self, edge: int, source: Line, target: Line, *, backward: bool) -> tuple[int, int]:
+        """Return the positions of the first tasks of a stage edge on both lines, the one that sends first."""
+        ends = self.plan.edges[edge]
+        if backward:
+            return self.firsts[source][ends.target], self.firsts[target][ends.source]
+        return (
+            self.sizes[source] + self.firsts[source][ends.source],
+            self.sizes[target] + self.firsts[target][ends.target],
+        )
 
     @cached_property
     def alike(self) -> list[Line]:
-        """By line: the first one with the same tasks at the same times.
+        """By line: the first one with the same tasks at the same times (see `equal_devices`).
 
-        Colour refinement: lines start with the same colour if they take equal times for equal lists of tasks. Lines
-        that receive other messages, or the same messages from other colours, then get different colours, until nothing
-        changes. In a segment, a line also receives the gradients of its stage's replicas. Lines of the same colour have
-        equal times.
+        In a segment, a line also receives the gradients of its stage's replicas.
         """
-        lists = [
-            tuple((task.kind, self.firsts[line][task.stage]) for task in self.schedule.devices[device])
-            for line, device in enumerate(self.plan.used_devices)
-        ]
-        colours = first_equal(list(zip(self.seconds, self.begins, self.sizes, self.updates, lists, strict=True)))
-        kinds = first_equal([tuple(messages) for messages in self.channels.values()])
-        arriving: list[list[tuple[Line, int]]] = [[] for _ in colours]
-        for (source, target), kind in zip(self.channels, kinds, strict=True):
-            arriving[target].append((source, kind))
+        known: dict[tuple[int, tuple[int, ...]], tuple[tuple[Kind, int], ...]] = {}
+        lists: list[tuple[tuple[Kind, int], ...]] = []
+        for line, device in enumerate(self.plan.used_devices):
+            tasks = self.schedule.devices[device]  # Devices often share one tuple.
+            key = id(tasks), self.hosted[line]
+            if key not in known:
+                known[key] = tuple([(task.kind, self.firsts[line][task.stage]) for task in tasks])
+            lists.append(known[key])
+        received: dict[tuple[Line, Line], Hashable] = dict(self.channels)
         for stage in range(len(self.plan.stages)) if self.schedule.updates else ():
-            for line in (lines := self.lines_of(stage)):  # Each waits for the gradients of all.
-                arriving[line] += [(other, -1 - self.hosted[line].index(stage)) for other in lines]
-        while True:
-            refined = first_equal([(colours[line], _coloured(some, colours)) for line, some in enumerate(arriving)])
-            if refined == colours:
-                return colours
-            colours = refined
+            for source, target in product(self.lines_of(stage), repeat=2):  # Each waits for the gradients of all.
+                received[source, target] = received.get((source, target)), self.hosted[target].index(stage)
+        return equal_devices(zip(self.seconds, self.begins, self.sizes, self.updates, lists, strict=True), received)
 
 
-def _coloured(arriving: Sequence[tuple[Line, int]], colours: Sequence[Line]) -> frozenset[tuple[Line, int]]:
-    return frozenset((colours[source], kind) for source, kind in arriving)
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    # The messages of one channel, where some messages carry the values of others.
+    order: dict[tuple[int, int], int]
+    """By edge and piece: which message of its task it is."""
+    count: dict[int, int]
+    """How many messages each task has sent."""
+
+    def add(self, source: int, sent: tuple[int, int] | None) -> None:
+        order = self.count.get(source, 0)
+        self.count[source] = order + 1
+        if sent is not None:
+            self.order[sent] = order
+
+    def carriers(self, edges: Sequence[int], piece: int) -> tuple[int, ...]:
+        # Edges that carry values for each other have equal pieces, because their targets are alike.
+        return tuple(self.order[edge, piece] for edge in edges if (edge, piece) in self.order)

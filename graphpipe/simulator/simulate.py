@@ -10,7 +10,7 @@ from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.activities import Activities, SimulatedWork
-from graphpipe.simulator.engine import Interval, run, run_shared
+from graphpipe.simulator.engine import Activity, Interval, run, run_shared
 from graphpipe.simulator.memory import memory_over_time
 from graphpipe.simulator.spans import spans_of
 from graphpipe.simulator.step_loads import DRAWN_STEPS, StepLoads, draw_loads
@@ -70,9 +70,14 @@ def mean_step(plan: Plan, schedule: Schedule | None = None) -> tuple[float, Trac
     """Return the mean length of several drawn steps, and the trace of the step whose length is nearest to it."""
     lowered = _lowered(plan, schedule)
     count = DRAWN_STEPS if any(len(load.loads) > 1 for load in plan.costs.loads) else 1
-    steps = [happen_lowered(plan, lowered, StepLoads.of(plan, draw_loads(plan, step))) for step in range(count)]
-    mean = sum(map(_length, steps)) / len(steps)
-    return mean, _trace(plan, lowered, min(steps, key=lambda happened: abs(_length(happened) - mean)))
+    activities = Activities(plan)
+    activities.add_all(lowered)
+    drawn = (StepLoads.of(plan, draw_loads(plan, step)) for step in range(count))
+    steps = [_intervals(plan, activities.under(loads)) for loads in drawn]
+    lengths = [max(interval.end for interval in step) for step in steps]
+    mean = sum(lengths) / count
+    near = min(zip(lengths, steps, strict=True), key=lambda each: abs(each[0] - mean))[1]
+    return mean, _trace(plan, lowered, list(zip(activities.what, near, strict=True)))
 
 
 def _length(happened: Happened) -> float:
@@ -117,7 +122,11 @@ def happen_lowered(plan: Plan, lowered: LoweredSchedule, loads: StepLoads | None
 
 def intervals_of(activities: Activities) -> Sequence[Interval]:
     """Return when each activity happens, in the order in which they were added."""
-    cluster = activities.plan.cluster
+    return _intervals(activities.plan, activities.found)
+
+
+def _intervals(plan: Plan, activities: Sequence[Activity]) -> Sequence[Interval]:
+    cluster = plan.cluster
     if cluster.cores_per_node is None:
-        return run(activities.found)
-    return run_shared(activities.found, {device.node: cluster.cores_per_node for device in cluster.devices})
+        return run(activities)
+    return run_shared(activities, {device.node: cluster.cores_per_node for device in cluster.devices})

@@ -50,12 +50,13 @@ class Fold:
         return self.teams - 1 - place if self.turns and turn % 2 else place
 
 
-def folded_plans(problem: Problem, options: Options, *, planner: str, most: int) -> list[Plan]:
+def folded_plans(problem: Problem, options: Options, rounds: int, *, planner: str, most: int) -> list[Plan]:
     """Return the plans of the most promising folds that fit in memory under 1F1B.
 
     Args:
         problem: with devices of one type, otherwise there is none.
-        options: the caller's. A device hosts 2, 4, ... stages, at most `stages_per_device`.
+        options: the caller's.
+        rounds: stages that every device hosts.
         planner: name written into the plans.
         most: plans to return.
     """
@@ -63,7 +64,7 @@ def folded_plans(problem: Problem, options: Options, *, planner: str, most: int)
     if tail.before is None or len(problem.cluster.types) > 1:
         return []
     found: list[Plan] = []
-    for fold in sorted(_folds(problem, options, tail.before.order), key=lambda each: each.seconds):
+    for fold in sorted(_folds(problem, options, rounds, tail.before.order), key=lambda each: each.seconds):
         plan = _folded(problem, tail, fold, planner)
         if memory_shortfall(plan) <= 0:
             found.append(plan)
@@ -72,20 +73,18 @@ def folded_plans(problem: Problem, options: Options, *, planner: str, most: int)
     return found
 
 
-def _folds(problem: Problem, options: Options, order: Sequence[str]) -> Iterator[Fold]:
+def _folds(problem: Problem, options: Options, rounds: int, order: Sequence[str]) -> Iterator[Fold]:
     devices = len(problem.cluster.devices)
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     sizes = options.sizes(problem.batch_size)
-    rounds = [2**power for power in range(1, options.stages_per_device.bit_length())]
-    for teams in (each for each in range(1, devices + 1) if devices % each == 0):
+    most = min(_MOST_STAGES, len(order)) // rounds
+    for teams in (each for each in range(1, min(devices, most) + 1) if devices % each == 0):
         for size in sizes:
             count, degree = problem.batch_size // size, devices // teams
             if size % degree == 0 and count <= _MOST_MICRO_BATCHES:
                 seconds = stage_seconds(problem, costs, size, degree)
-                for each in rounds:
-                    if each * teams <= min(_MOST_STAGES, len(order)):
-                        cuts = _balanced(order, [float(seconds[problem.graph.index[op]]) for op in order], each * teams)
-                        yield from _placements(problem, costs, cuts, teams, size)
+                cuts = _balanced(order, [float(seconds[problem.graph.index[op]]) for op in order], rounds * teams)
+                yield from _placements(problem, costs, cuts, teams, size)
 
 
 def _placements(

@@ -15,11 +15,13 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, stage_order
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device, whole_batch_tail
 from graphpipe.plans.device_memory import memory_shortfall
-from graphpipe.plans.estimates import seconds_per_sample, task_count
+from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample, task_count
 from graphpipe.plans.plan import Plan
 
 _TASKS = 15_000
 """Most tasks in all plans that are ranked."""
+_FEWER_TASKS = 6_000
+"""The same where plans with fewer stages have been changed before."""
 _TRIALS = 60
 _PASSES = 6
 _WORTH = 1.001
@@ -40,11 +42,14 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
     changes = _HostChanges(problem, options.sizes(problem.batch_size), whole_batch_tail(problem.graph))
     best = _as_planned(problem, plan)
     seconds = options.ranked(best, inf)
-    trials = min(_TRIALS, max(4, _TASKS // task_count(best)))
+    tasks = _TASKS if options.stages_per_device <= 2 else _FEWER_TASKS
+    trials = min(_TRIALS, max(4, tasks // task_count(best)))
     for _ in range(_PASSES):
         start = best
         for trial in changes.of(best):
             if most_stages_per_device(trial) > options.stages_per_device or memory_shortfall(trial) > 0:
+                continue
+            if least_step_seconds(trial) >= seconds:
                 continue
             if not trials:
                 return best

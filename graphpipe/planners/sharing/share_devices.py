@@ -1,6 +1,8 @@
 """Search plans in which devices host several stages, and keep the best if it is faster than the plan without them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import inf
 
 from graphpipe.errors import Infeasible
@@ -9,8 +11,9 @@ from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.sharing.folds import folded_plans
 from graphpipe.planners.sharing.host_changes import rehosted
-from graphpipe.plans.estimates import task_count
+from graphpipe.plans.estimates import least_step_seconds, task_count
 from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import Stage
 
 _MOST_DEVICES = 128
 """On more, the search would take longer than it is worth."""
@@ -20,40 +23,87 @@ _FAR = 1.5
 """Folds that take this many times as long as the plan without sharing are not worth changing."""
 _CLOSE = 1.05
 """Plans that rank within this factor of it are worth a searched schedule."""
-_FEW_TASKS = 600
-"""Plans of more tasks than this are changed further only if they rank best."""
+_GAIN = 1.002
+"""A plan of many tasks gets a schedule if it ranks better than the best one with fewer stages by this factor."""
+_FEW_TASKS = 400
+"""Most tasks of all plans that get a schedule in any case."""
 _KEPT = 3
-"""Plans whose stages are changed further and get a searched schedule."""
+"""Most plans whose stages are changed further and get a searched schedule, for each number of stages."""
 
 
 def with_shared_devices(problem: Problem, plan: Plan, options: Options) -> Plan:
     """Return the plan, or a faster one in which devices host several stages.
 
-    1. Cut the operators into more stages than there are devices, and fold them onto the devices (`folded_plans`).
-    2. Change the best of these and the plan itself: let devices host further stages, host a stage elsewhere, or let
-       two stages have the devices of both (`rehosted`).
+    For 2 stages per device, then for 3 and so on up to what the caller allows:
+
+    1. If it is a power of two, cut the operators into this many times as many stages as there are teams of devices, and
+       fold them onto the devices (`folded_plans`).
+    2. Change the best of these, and the best plan for fewer stages: let devices host further stages, host a stage
+       elsewhere, or let two stages have the devices of both (`rehosted`).
     3. Choose the best under the caller's schedule, after the small changes of `Options.scheduled`.
+
+    What is found for fewer stages does not depend on how many are allowed, so more never give a slower plan.
 
     Args:
         problem: graph, costs, cluster and batch.
         plan: the best plan without shared devices.
         options: the caller's.
     """
-    few = len(problem.cluster.devices) <= _MOST_DEVICES
-    if options.scheduled is None or options.stages_per_device < 2 or not few:
+    if options.scheduled is None or len(problem.cluster.devices) > _MOST_DEVICES:
         return plan
-    seconds = options.evaluate(plan)
-    folds = _close(folded_plans(problem, options, planner=plan.planner, most=_FOLDS), seconds * _FAR, options)[:_KEPT]
-    found = _close([*folds, *(rehosted(problem, each, options) for each in (plan, *folds[:1]))], seconds, options)
-    shared = [each for each in found if most_stages_per_device(each) > 1]
-    worth = [each for number, each in enumerate(shared[:_KEPT]) if not number or task_count(each) <= _FEW_TASKS]
-    return options.best([plan, *_chosen(worth, options)])
+    found = _Shared(best=plan, start=plan, seen=frozenset())
+    for most in range(2, options.stages_per_device + 1):
+        found = _with_one_more(problem, found, replace(options, stages_per_device=most))
+    return found.best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    best: Plan
+    """So far, under its schedule."""
+    start: Plan
+    """The plan that ranks best, before it got its schedule."""
+    seen: frozenset[tuple[Stage, ...]]
+    """The stages of all plans that got a schedule."""
+
+
+def _with_one_more(problem: Problem, before: _Shared, options: Options) -> _Shared:
+    seconds, most = options.evaluate(before.best), options.stages_per_device
+    folds: list[Plan] = []
+    if most.bit_count() == 1:
+        folds = folded_plans(problem, options, most, planner=before.best.planner, most=_FOLDS)
+        folds = _close(folds, seconds * _FAR, options)
+    # A change at most doubles the stages of a device.
+    again = [before.start] if most <= 2 * most_stages_per_device(before.start) else []
+    found = [*folds, *(rehosted(problem, each, options) for each in (*again, *folds[:1]))]
+    new = [each for each in found if most_stages_per_device(each) > 1 and each.stages not in before.seen]
+    shared = _close(new, seconds, options)
+    if not shared:
+        return before
+    worth = _worth_a_schedule(before, shared, options)
+    best = options.best([before.best, *_chosen(worth, options)])
+    seen = before.seen.union(each.stages for each in worth)
+    return _Shared(best=best, start=shared[0] if best is not before.best else before.start, seen=seen)
+
+
+def _worth_a_schedule(before: _Shared, shared: Sequence[Plan], options: Options) -> list[Plan]:
+    """Return the plans of few tasks, and the first one if it ranks better than the best one before."""
+    known = before.start.stages in before.seen
+    gains = not known or options.ranked(shared[0], inf) * _GAIN < options.ranked(before.start, inf)
+    sums = accumulate(map(task_count, shared))
+    return [
+        each for each, tasks in zip(shared, sums, strict=True) if tasks <= _FEW_TASKS or (each is shared[0] and gains)
+    ]
 
 
 def _close(plans: Sequence[Plan], seconds: float, options: Options) -> list[Plan]:
-    """Return the plans that rank within a small factor of some seconds, the best first."""
-    ranked = [(options.ranked(each, inf), number) for number, each in enumerate(plans)]
-    return [plans[number] for rank, number in sorted(ranked) if rank < _CLOSE * seconds]
+    """Return the plans that rank within a small factor of some seconds, the best first, and not more than are kept."""
+    ranked: list[tuple[float, int]] = []
+    for least, number in sorted((least_step_seconds(each), number) for number, each in enumerate(plans)):
+        limit = ranked[_KEPT - 1][0] if len(ranked) >= _KEPT else _CLOSE * seconds
+        if least < limit and (rank := options.ranked(plans[number], limit)) < limit:
+            ranked = sorted([*ranked, (rank, number)])
+    return [plans[number] for _, number in ranked[:_KEPT]]
 
 
 def _chosen(plans: Sequence[Plan], options: Options) -> list[Plan]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from graphpipe.cluster import Link
 from graphpipe.cluster.device import slowest_seconds
+from graphpipe.schedule.task_numbers import first_equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,6 @@ def find_equal_stages(own: Iterable[Hashable], hops: Sequence[Hop]) -> list[int]
         _refine(colours, up, reversed(stages))
         counts.append(len(set(colours)))
     return first_equal(colours)
-
-
-def first_equal(items: Iterable[Hashable]) -> list[int]:
-    """Return for each item the position of the first one equal to it."""
-    first: dict[Hashable, int] = {}
-    return [first.setdefault(item, position) for position, item in enumerate(items)]
 
 
 def _arriving(hops: Iterable[Hop], stages: Sequence[int], *, forward: bool) -> list[list[Hop]]:

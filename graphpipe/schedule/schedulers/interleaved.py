@@ -24,6 +24,7 @@ that they apply to any graph.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise, zip_longest
 from math import inf
 
@@ -93,26 +94,36 @@ def _orders(plan: Plan, ahead: Sequence[int]) -> list[tuple[StageTask, ...]]:
 
 
 def _order(plan: Plan, hosted: Sequence[int], ahead: Sequence[int]) -> tuple[StageTask, ...]:
-    sizes = [stage.micro_batch for stage in plan.stages]
     gap = min((ahead[a] - ahead[b] for a, b in pairwise(hosted) if ahead[a] > ahead[b]), default=plan.batch_size)
     length = -(-plan.batch_size // max(1, plan.batch_size // gap))  # rounds of about equal length
+    last, size = hosted[-1], plan.stages[hosted[-1]].micro_batch
+    # The forwards after the first one of the last stage that warm up: two for every micro-batch in flight.
+    more = (1 if len(hosted) == 1 else 2) * (-(-ahead[last] // size) - 1)
+    sizes = tuple((stage, plan.stages[stage].micro_batch) for stage in hosted)
+    return _in_turns(plan.batch_size, sizes, length, more)
 
-    def turn(task: StageTask) -> tuple[int, int, int]:
-        stage = task.stage if task.kind == "F" else -task.stage
-        return task.micro_batch * sizes[task.stage] // length, stage, task.micro_batch
 
+@lru_cache(maxsize=256)  # A plan's samples in flight and its schedule follow from the same orders.
+def _in_turns(batch_size: int, sizes: tuple[tuple[int, int], ...], length: int, more: int) -> tuple[StageTask, ...]:
     # Step 1: the order of all forwards, and of all backwards.
-    forwards, backwards = (
-        sorted((StageTask(kind, stage, n) for stage in hosted for n in range(plan.micro_batches(stage))), key=turn)
-        for kind in ("F", "B")
-    )
+    forwards, backwards = list[StageTask](), list[StageTask]()
+    rounds = range(-(-batch_size // length))
+    for turn in rounds:
+        for stage, size in sizes:
+            forwards += [StageTask("F", stage, n) for n in _of_round(turn, length, size, batch_size)]
+        for stage, size in reversed(sizes):
+            backwards += [StageTask("B", stage, n) for n in _of_round(turn, length, size, batch_size)]
     # Step 2: the warm-up.
-    last = hosted[-1]
-    each = 1 if len(hosted) == 1 else 2
-    warm_up = forwards.index(StageTask("F", last, 0)) + 1 + each * (-(-ahead[last] // sizes[last]) - 1)
+    warm_up = forwards.index(StageTask("F", sizes[-1][0], 0)) + 1 + more
     # Step 3: one backward and one forward in turn.
     rest = zip_longest(backwards, forwards[warm_up:])
     return (*forwards[:warm_up], *(task for pair in rest for task in pair if task is not None))
+
+
+def _of_round(turn: int, length: int, size: int, batch_size: int) -> range:
+    """Return the micro-batches of this size that begin in a round."""
+    stop = min(batch_size, (turn + 1) * length)
+    return range(-(-turn * length // size), -(-stop // size))
 
 
 def _most_in_flight(plan: Plan, orders: Iterable[Sequence[StageTask]]) -> list[int]:
