@@ -101,6 +101,19 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
     )
 
 
+def plan_again(config: TrainConfig, last: Plan, cluster: Cluster) -> Plan:
+    """Return a plan for other devices by the settings of the configuration, with the costs and weight policy of a plan.
+
+    That plan may have been given as a file, so that its policy is not in the configuration.
+
+    Raises:
+        Infeasible: no plan fits in memory.
+        InvalidInput: the settings cannot be used.
+    """
+    settings = replace(config.plan, weights=last.weights, predictor=last.predictor)
+    return plan_with_costs(replace(config, plan=settings), last.graph, last.costs, cluster)
+
+
 def use_plan(config: TrainConfig, task: Task, given: Plan | str | Path) -> tuple[Plan, Captured]:
     """Return a given plan, or that of a file, with a new prediction, and the captured model that it is for.
 

@@ -14,7 +14,7 @@ from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.membership import Membership, note_restart
-from graphpipe.training.make_plan import make_plan, plan_with_costs, use_plan
+from graphpipe.training.make_plan import make_plan, plan_again, use_plan
 from graphpipe.training.prepare import Prepared, save_plan
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
@@ -23,11 +23,11 @@ from graphpipe.training.task.task import Task
 
 
 def replan(config: TrainConfig, folder: RunFolder, first: Plan, cluster: Cluster) -> Plan:
-    """Plan for other devices with the costs of the first plan. The first plan's own devices get the first plan again.
+    """Plan for other devices with the costs and weight policy of the first plan. Its own devices get that plan again.
 
     The plan is written to the run's folder twice: as plan.json, which the ranks run, and under a number, which stays.
     """
-    found = first if cluster == first.cluster else plan_with_costs(config, first.graph, first.costs, cluster)
+    found = first if cluster == first.cluster else plan_again(config, first, cluster)
     save_plan(found, folder)
     found.save(folder.next_plan())
     return found
@@ -69,7 +69,7 @@ def prepare_elastic(
     if has_checkpoint(folder):
         last = _last_plan(folder, steps)
         start = time.perf_counter()
-        found = last if last.cluster == cluster else plan_with_costs(config, last.graph, last.costs, cluster)
+        found = last if last.cluster == cluster else plan_again(config, last, cluster)
         planning_seconds = time.perf_counter() - start
         captured = capture_for(task.module, found.graph)
     elif plan is not None:

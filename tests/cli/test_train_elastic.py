@@ -10,6 +10,7 @@ from processes import all_processes_end
 from safetensors.torch import load_file
 from uninterrupted import train_uninterrupted
 
+from graphpipe.api import under_policy
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import newest_valid
 from graphpipe.training.config.settings import TrainConfig
@@ -110,6 +111,24 @@ def test_a_run_continues_without_a_rank_that_raises_or_stops(
     assert 0 < lost["planning_seconds"] < 1
     folder = Path(ran.json["directory"])
     first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
+    config = TrainConfig.load(folder / "config.json")
+    expected = train_uninterrupted(config, tmp_path / "unbroken", [(first, 2), (second, 6)])
+    found = load_file(folder / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_run_without_a_flush_goes_on_from_its_last_drain(run: Run, planned: Path, tmp_path: Path) -> None:
+    # The policy of a plan from a file was lost: the remaining devices trained with a flush.
+    under_policy(Plan.load("plan.json"), "stash").save("plan.json")
+    words = (*WORDS, "train.segment_steps=4", "run.readmit_seconds=1000", "train.steps=6", "--json")
+    ran = run("train", planned, *words, "--fault", "kill@rank1:step4:phase=backward", "--elastic")
+    assert ran.code == 0, ran.err
+    (lost,) = ran.json["recoveries"]
+    assert (lost["step"], len(lost["devices"])) == (2, 2)
+    folder = Path(ran.json["directory"])
+    first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
+    assert (first.weights, second.weights) == ("stash", "stash")
     config = TrainConfig.load(folder / "config.json")
     expected = train_uninterrupted(config, tmp_path / "unbroken", [(first, 2), (second, 6)])
     found = load_file(folder / "model.safetensors")
