@@ -41,6 +41,23 @@ def late_task():
     return dataclasses.replace(task(), accuracy=late_accuracy)
 """
 """Rank 1 is killed while the model is evaluated."""
+PATIENT = """
+
+def patient_task():
+    import dataclasses, pathlib, time
+
+    def patient(number, batch_size, seed):
+        run = pathlib.Path("runs/tiny-1")
+        for place, batch in enumerate(epoch(number, batch_size, seed), 1):
+            while place == 4 and (run / "plan-2.json").exists() and not (run / "plan-3.json").exists():
+                if (run / "take-back").exists():  # the request to leave
+                    break
+                time.sleep(0.05)
+            yield batch
+
+    return dataclasses.replace(task(), epoch=patient)
+"""
+"""Step 4 waits in the second launch until the lost device has answered, which takes long on a busy machine."""
 WORDS = ("cluster=local:3", "--plan", "plan.json", "train.checkpoint_every=2", "run.timeout_seconds=20")
 
 
@@ -55,9 +72,9 @@ def planned(run: Run, config: Path) -> Path:
 
 @pytest.mark.timeout(480)
 def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path) -> None:
-    # The second launch of the ranks is slow, so that the device is back before it ends.
-    faults = ("--fault", "kill@rank1:step4:phase=send", "--fault", "slow@rank0:step4:phase=optimizer:seconds=4")
-    words = (*WORDS, *faults, "--elastic", "--json", "train.steps=8", "run.readmit_seconds=0.01")
+    Path("tiny.py").write_text(Path("tiny.py").read_text() + PATIENT)
+    settings = ("task=tiny.py:patient_task", "train.steps=8", "run.timeout_seconds=120", "run.readmit_seconds=0.01")
+    words = (*WORDS[:-1], *settings, "--fault", "kill@rank1:step4:phase=send", "--elastic", "--json")
     with all_processes_end():
         ran = run("train", planned, *words)
     assert ran.code == 0, ran.err
@@ -67,8 +84,7 @@ def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path
     assert back["cause"] == "device node0/cpu-1 is back"
     assert (back["steps_lost"], len(back["devices"])) == (0, 3)
     for each in (lost, back):
-        assert 0 < each["seconds"] < ALLOWANCE_SECONDS
-        assert 0 < each["planning_seconds"] < 1
+        assert 0 < each["planning_seconds"] < each["seconds"] < ALLOWANCE_SECONDS
     assert "Lost: node0/cpu-1; 2 devices are left: planning again" in ran.err
     assert "on 2 devices: training continues after step 2, 1 step lost" in ran.err
     folder = Path(ran.json["directory"])
@@ -107,8 +123,7 @@ def test_a_run_continues_without_a_rank_that_raises_or_stops(
     assert cause in lost["cause"]
     assert f"rank {fault[fault.index('rank') + 4]} (host " in lost["cause"]
     assert (lost["step"], lost["steps_lost"], len(lost["devices"])) == (2, 1, 2)
-    assert 0 < lost["seconds"] < limit + ALLOWANCE_SECONDS
-    assert 0 < lost["planning_seconds"] < 1
+    assert 0 < lost["planning_seconds"] < lost["seconds"] < limit + ALLOWANCE_SECONDS
     folder = Path(ran.json["directory"])
     first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
     config = TrainConfig.load(folder / "config.json")
