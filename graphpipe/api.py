@@ -1,14 +1,13 @@
 """The public functions that combine several packages: estimate, plan, simulate."""
 
-import gc
 import time
-from collections.abc import Collection, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphpipe.cluster import Cluster
+from graphpipe.collection_pause import collection_paused
 from graphpipe.costs import CostTable, Loads, declare_loads
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput
@@ -151,7 +150,7 @@ def plan(
         return found if keeps else scheduled(found, schedule, step_seconds)
 
     start = time.perf_counter()
-    with _collection_paused():
+    with collection_paused():
         if split == AUTO_SPLIT:  # Splits are compared without sharing, which takes longer to search.
             alone = partial(find, options=replace(options, stages_per_device=1))
             found = plan_with_splits(problem, split, alone, step_seconds)
@@ -171,7 +170,7 @@ def _inference_plan(problem: Problem, planner: str, latency: bool, micro_batch: 
         inference_objective="latency" if latency else "throughput", evaluate=evaluate, micro_batch=micro_batch
     )
     start = time.perf_counter()
-    with _collection_paused():
+    with collection_paused():
         found = plan_with_splits(problem, split, lambda each: find_planner(planner).plan(each, options), evaluate)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
 
@@ -286,19 +285,3 @@ def _checked(found: Plan) -> Plan:
     verify(found)
     # The prediction simulates the plan's schedule, which is verified when it is built.
     return replace(found, prediction=predict(found))
-
-
-@contextmanager
-def _collection_paused() -> Generator[None]:
-    """Run a block without cyclic garbage collection.
-
-    A search makes hundreds of thousands of values without reference cycles, which reference counting frees. A full
-    collection would walk all objects of the process, which takes 0.2 s once torch is imported.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -16,7 +16,7 @@ import graphpipe
 
 PACKAGE = Path(__file__).parent.parent / "graphpipe"
 ROOMS = (
-    *("errors", "units", "versions", "user_frames", "host_memory", "plugins", "waiting", "files"),
+    *("errors", "units", "versions", "user_frames", "host_memory", "collection_pause", "plugins", "waiting", "files"),
     *("graph", "cluster", "trace", "costs", "plans", "zoo_graphs"),
     *("schedule", "schedule/list_scheduling", "schedule/schedulers", "schedule/segments"),
     *(

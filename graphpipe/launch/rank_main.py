@@ -7,8 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from torch.distributed.elastic.multiprocessing.errors import record
-
+from graphpipe.collection_pause import collection_paused
 from graphpipe.errors import GraphPipeError
 from graphpipe.launch.parent_watch import die_with_launcher
 from graphpipe.user_frames import describe_error
@@ -21,6 +20,8 @@ def run_as_rank(main: Callable[[], None]) -> int:
     With GRAPHPIPE_DEBUG=1, the traceback of an unexpected error is printed, too.
     """
     die_with_launcher()
+    with collection_paused():  # A rank imports torch here, if its program has not done so.
+        from torch.distributed.elastic.multiprocessing.errors import record
     try:
         record(main)()
     except GraphPipeError as error:
@@ -40,8 +41,14 @@ def run_as_rank(main: Callable[[], None]) -> int:
 
 def main() -> int:
     """Call the function that the command line names, with the arguments after it."""
+    return run_as_rank(_work)
+
+
+def _work() -> None:
     module, _, name = sys.argv[1].partition(":")
-    return run_as_rank(lambda: getattr(importlib.import_module(module), name)(*sys.argv[2:]))
+    with collection_paused():
+        work = getattr(importlib.import_module(module), name)
+    work(*sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
+from graphpipe.collection_pause import collection_paused
 from graphpipe.model.capture.module_graph.calls.opaque_calls import recording
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
@@ -23,6 +24,7 @@ _NOISY = ("torch.fx", "torch.export", "torch._export", "torch._dynamo", "torch._
 """Loggers that repeat at length, some with a traceback, what the exception contains."""
 
 
+@collection_paused()
 def exported_graph(
     fake: nn.Module,
     paths: Sequence[str],
