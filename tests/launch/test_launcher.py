@@ -40,6 +40,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_launched_ranks_compute_the_same_as_one_process(tmp_path: Path) -> None:
     from run_models import fan_batch
 
@@ -65,6 +66,7 @@ def test_the_first_failure_is_reported_once(how: str, message: str, capfd: pytes
     assert "spoiled" not in printed
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
 def test_ranks_listen_on_the_loopback_interface_only(tmp_path: Path) -> None:
     launch("run_jobs:listen", 2, arguments=[str(tmp_path)])
@@ -73,6 +75,7 @@ def test_ranks_listen_on_the_loopback_interface_only(tmp_path: Path) -> None:
     assert len(heard[0]) == len(heard[1]) + 1
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
 def test_a_chosen_port_is_open_on_the_loopback_interface_only(tmp_path: Path) -> None:
     port = free_port()
@@ -81,6 +84,7 @@ def test_a_chosen_port_is_open_on_the_loopback_interface_only(tmp_path: Path) ->
     check_port(port)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from Linux's /proc")
 def test_data_sent_to_a_chosen_port_reaches_only_the_ranks_and_is_not_unpickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -143,6 +143,9 @@ def _become(files: list[int], environment: dict[str, str], folder: str, command:
     os.environ.update(environment)
     os.chdir(folder)
     sys.path.pop(0)  # this file's folder
+    sys.path[:0] = [
+        each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path
+    ]
     if command[0] != "worker":
         # Processes that the command starts with its own Python, such as ranks, are forked too: see forked_programs.py.
         sys.executable = environment["FORKED_PYTHON"]
