@@ -19,11 +19,11 @@ demo: $(DEMO_READY)
 test: $(READY)
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 5
 
+# Both projects are checked at the same time: pyright uses one core.
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	$(BIN)/pyright --project tests
+	$(BIN)/pyright & package=$$!; $(BIN)/pyright --project tests; tests=$$?; wait $$package && exit $$tests
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
