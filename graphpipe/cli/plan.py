@@ -10,12 +10,16 @@ from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
 from graphpipe.planners.by_hand import HandPlan, load_hand_plan
 from graphpipe.planners.choose_splits import parse_split
+from graphpipe.planners.improve.memory_curve import memory_curve
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, PLANNERS
 from graphpipe.plans import Plan
 from graphpipe.report import summarise, summary_lines
+from graphpipe.report.content.memory_choices import choice_lines, memory_choices
+from graphpipe.report.tables.memory_curve_table import memory_curve_table
 from graphpipe.report.tables.plan_table import plan_table
 from graphpipe.report.tables.text_timeline import timeline
+from graphpipe.simulator import step_seconds
 from graphpipe.waiting import waiting
 
 EXAMPLE = "graphpipe plan mmt-small --cluster local:4 --batch 32 --timeline -o plan.json"
@@ -30,6 +34,9 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("--stages", metavar="FILE", help="use these hand-written stages instead of a planner")
     parser.add_argument("--inference", action="store_true", help="plan only forwards, for `graphpipe infer`")
     parser.add_argument("--timeline", action="store_true", help="draw the predicted step")
+    parser.add_argument(
+        "--memory-curve", action="store_true", help="print the step time of the plan's stages for less and less memory"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan")
     parser.set_defaults(run=run)
 
@@ -43,10 +50,23 @@ def run(args: argparse.Namespace) -> int:
         found.save(args.output)
     with waiting("computing the lower bound"):
         summary = summarise(found, found.prediction)
-    output.show(plan_table(found, found.prediction), *summary_lines(summary))
+    choices = memory_choices(found)
+    output.show(
+        plan_table(found, found.prediction), *summary_lines(summary), *(choice_lines(choices) if choices else [])
+    )
     if args.timeline:
         output.show(timeline(simulate(found), output.width, found))
-    output.emit(to_body(summary) | {"stage_list": [to_body(stage) for stage in found.stages]})
+    body = to_body(summary) | {"stage_list": [to_body(stage) for stage in found.stages]}
+    if choices:
+        body["memory_choices"] = to_body(choices)
+    if args.memory_curve:
+        curve = memory_curve(found, step_seconds)
+        output.show(memory_curve_table(curve))
+        figures = [{"memory_bytes": it.memory_bytes, "step_seconds": it.step_seconds} for it in curve]
+        body["memory_curve"] = [
+            each | {"stage_list": to_body(it.plan)["stages"]} for each, it in zip(figures, curve, strict=True)
+        ]
+    output.emit(body)
     return 0
 
 

@@ -12,6 +12,7 @@ from graphpipe.files.json_body import to_body
 from graphpipe.plans import Plan, Prediction
 from graphpipe.report import summarise, summary_lines
 from graphpipe.report.content.explanation import can_explain, explain, explanation_lines
+from graphpipe.report.content.memory_choices import choice_lines, memory_choices
 from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.simulator import predict
 from graphpipe.trace import Trace, save_chrome
@@ -52,13 +53,15 @@ def run(args: argparse.Namespace) -> int:
     if args.chrome:
         save_chrome(args.chrome, [trace])
     summary = summarise(plan, _prediction(plan, trace, args.mini_batches))
-    output.show(*summary_lines(summary))
+    choices = memory_choices(plan)
+    output.show(*summary_lines(summary), *(choice_lines(choices) if choices else []))
     if args.timeline:
         output.show(timeline(trace, output.width, plan))
     found = explain(plan, trace) if args.explain else None
     if found:
         output.show(*explanation_lines(found, trace.step_seconds))
-    output.emit(to_body(summary) | ({"explanation": to_body(found)} if found else {}))
+    body = to_body(summary) | ({"memory_choices": to_body(choices)} if choices else {})
+    output.emit(body | ({"explanation": to_body(found)} if found else {}))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The figures of memory: each device over time, and each stage by kind of tensor."""
+"""The figures of memory: each device over time, each stage by kind of tensor, and memory against step time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,14 @@ from itertools import accumulate
 
 import plotly.graph_objects as go
 
+from graphpipe.planners.improve.memory_curve import CurvePoint
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.figure import Figure
 from graphpipe.report.figures.palette import HUES
 from graphpipe.trace import MemorySample, Trace
-from graphpipe.units import byte_unit, format_bytes
+from graphpipe.units import byte_unit, format_bytes, format_seconds
 
 MOST_POINTS = 2_000
 """The most points of one device's curve."""
@@ -206,3 +207,23 @@ def _by_device(trace: Trace) -> dict[int, list[MemorySample]]:
 
 def _limits(plan: Plan) -> set[float]:
     return {plan.cluster.type_of(device).memory_bytes for device in plan.used_devices}
+
+
+def memory_curve_figure(points: Sequence[CurvePoint], memory_bytes: float) -> Figure:
+    """Return the figure, with a vertical line at the memory of the smallest device."""
+    unit, size = byte_unit(max(point.memory_bytes for point in points))
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[point.memory_bytes / size for point in points],
+        y=[point.step_seconds * 1e3 for point in points],
+        mode="lines+markers",
+        line={"color": f"#{HUES[0]}", "shape": "hv"},
+        hovertext=[f"{format_bytes(it.memory_bytes)}, step {format_seconds(it.step_seconds)}" for it in points],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+    if memory_bytes <= 1.5 * max(point.memory_bytes for point in points):
+        figure.add_vline(x=memory_bytes / size, line={"color": "red", "dash": "dot"})
+    figure.update_layout(showlegend=False)
+    figure.update_xaxes(title=f"{unit} on the fullest device, red: its memory")
+    figure.update_yaxes(title="step, ms", rangemode="tozero")
+    return Figure(figure=figure, height=320)

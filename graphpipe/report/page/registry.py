@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plugins import load_plugins
-from graphpipe.report.page import explanation_panel, plan_panels, run_panels, step_panels
+from graphpipe.report.page import explanation_panel, memory_panel, plan_panels, run_panels, step_panels
 from graphpipe.report.page.panel import Panel
 
 ENTRY_POINTS = "graphpipe.panels"
@@ -18,6 +18,7 @@ _PANELS = (
     explanation_panel.EXPLANATION,
     step_panels.DIFFERENCES,
     step_panels.MEMORY,
+    memory_panel.CHOICES,
     run_panels.TRAINING,
     run_panels.PLANNERS,
     plan_panels.MODEL,

@@ -1,0 +1,78 @@
+"""What the stages of a plan keep, recompute and offload, and what that costs."""
+
+from dataclasses import dataclass, replace
+
+from graphpipe.plans import Plan, Stage
+from graphpipe.plans.device_memory import stage_memory
+from graphpipe.simulator import step_seconds
+from graphpipe.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryChoice:
+    """Of one stage: what it does with the activations of a micro-batch on each device, in bytes and seconds."""
+
+    stage: str
+    kept_bytes: float
+    recomputed_bytes: float
+    recompute_seconds: float
+    """Added to each backward."""
+    offloaded_bytes: float
+    copy_seconds: float
+    """Out and back. They run beside tasks if the device can copy meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryChoices:
+    """Of all stages that recompute or offload."""
+
+    stages: tuple[MemoryChoice, ...]
+    step_seconds: float
+    keeping_seconds: float
+    """A step of the same stages if they had the memory to keep everything."""
+
+
+def memory_choices(plan: Plan) -> MemoryChoices | None:
+    """Return the choices of a plan that trains; None if all its stages keep everything."""
+    if not plan.trains or not any(stage.offload or stage.recompute != "none" for stage in plan.stages):
+        return None
+    keeping = replace(plan, stages=tuple(replace(stage, recompute="none", offload=()) for stage in plan.stages))
+    return MemoryChoices(
+        stages=tuple(_choice(plan, *pair) for pair in zip(plan.stages, keeping.stages, strict=True)),
+        step_seconds=step_seconds(plan),
+        keeping_seconds=step_seconds(keeping),
+    )
+
+
+def choice_lines(choices: MemoryChoices) -> list[str]:
+    """Return a sentence for each stage that does not keep everything, and one about the step."""
+    lines: list[str] = []
+    for each in choices.stages:
+        parts = [f"keeps {format_bytes(each.kept_bytes)}"]
+        if each.recomputed_bytes:
+            seconds = format_seconds(each.recompute_seconds)
+            parts.append(f"recomputes {format_bytes(each.recomputed_bytes)} in {seconds}")
+        if each.offloaded_bytes:
+            seconds = format_seconds(each.copy_seconds)
+            parts.append(f"offloads {format_bytes(each.offloaded_bytes)} with {seconds} of copies")
+        if len(parts) > 1:
+            lines.append(f"{each.stage}, per micro-batch: {', '.join(parts)}")
+    added = choices.step_seconds - choices.keeping_seconds
+    change = f"{format_seconds(abs(added))} {'shorter' if added >= 0 else 'longer'}"
+    return [*lines, f"with the memory to keep everything, the step would be {change}"]
+
+
+def _choice(plan: Plan, stage: Stage, keeping: Stage) -> MemoryChoice:
+    samples, model = stage.micro_batch / stage.degree, plan.cost_model
+    memory, whole = stage_memory(model, stage), stage_memory(model, keeping)
+    device = stage.devices[0]
+    seconds = model.task_seconds(stage.ops, device, samples, stage.recompute).backward
+    plain = model.task_seconds(stage.ops, device, samples).backward
+    return MemoryChoice(
+        stage=stage.name,
+        kept_bytes=memory.saved * samples,
+        recomputed_bytes=max(0.0, whole.saved - memory.saved - memory.offloaded) * samples,
+        recompute_seconds=seconds - plain,
+        offloaded_bytes=memory.offloaded * samples,
+        copy_seconds=model.copy_seconds(2 * memory.offloaded * samples, device),
+    )
