@@ -7,6 +7,7 @@ from graphpipe.cli.arguments import Subparsers, add_no_cache, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP
 from graphpipe.cli.output import Output
 from graphpipe.cluster import Cluster
+from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
@@ -23,6 +24,12 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--cluster", default="local:4", metavar="C", help="the cluster on which it will run (default local:4)"
     )
+    parser.add_argument(
+        "--samples",
+        default="1,2,4,8,16,32",
+        metavar="N,...",
+        help="numbers of samples to measure at, with commas in between (default 1,2,4,8,16,32)",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the costs")
     add_no_cache(parser)
     parser.set_defaults(run=run)
@@ -32,8 +39,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure the operators, show a summary and save the costs."""
     output = Output(args.json)
     cluster = Cluster.resolve(args.cluster)
+    samples = _sizes(args.samples)
     with waiting(f"capturing {args.model}"):
         from graphpipe.model.capture_cache.capture_cache import cached_capture
+        from graphpipe.profiler.fit_quality import fit_quality
         from graphpipe.profiler.profile import profile
         from graphpipe.training.task.user_function import find_model
 
@@ -41,23 +50,34 @@ def run(args: argparse.Namespace) -> int:
         cache = None if args.no_cache else cache_folder()
         captured = cached_capture(module, inputs, cache)
     start = time.perf_counter()
-    costs = profile(module, inputs, cluster, captured=captured, cache=cache)
+    costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, cache=cache)
     seconds = time.perf_counter() - start
     if args.output:
         costs.save(args.output)
     operators = len({row.op for row in costs.rows})
-    error = max((row.error or 0.0 for row in costs.rows), default=0.0)
+    quality = fit_quality(costs, samples)
     output.show(
-        f"{operators} operators measured in {format_seconds(seconds)}; largest error of a fitted curve {error:.1%}; "
+        f"{operators} operators measured in {format_seconds(seconds)}; "
         f"{format_seconds(costs.task_overhead_seconds)} of overhead per task"
     )
+    if quality is not None:
+        output.show(quality.sentence)
     output.emit(
         {
             "operators": operators,
             "profile_seconds": seconds,
-            "largest_error": error,
+            "largest_error": quality.error if quality else 0.0,
+            "largest_error_operator": quality.op if quality else None,
             "task_overhead_seconds": costs.task_overhead_seconds,
             "graph_fingerprint": costs.graph_fingerprint,
         }
     )
     return 0
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        what = f"'{text}' is not a list of whole numbers"
+        raise InvalidInput(what, where="--samples", remedy="Write them with commas in between: 4,8.") from None

@@ -50,6 +50,7 @@ def check(ran: Ran, code: int, *parts: str) -> None:
         (("plan", "graph.txt", *ON), ("'graph.txt'", "graphpipe import")),
         (("plan", "nothing.py:model", *ON), ("nothing.py", "no such file")),
         (("plan", "no_such_package:model", *ON), ("No module named 'no_such_package'",)),
+        (("profile", "mmt-small", "--samples", "1,x"), ("--samples: '1,x' is not a list", "4,8")),
         (("profile", "GRAPH"), ("no module behind it",)),
         (("simulate", "missing.json"), ("missing.json", "No such file")),
         (("export", "plan.json", "--format", "megatrn"), ("unknown format 'megatrn'", "'megatron'")),
