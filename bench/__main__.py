@@ -16,6 +16,8 @@ NAMES = (
         "start",
         "families",
         "async",
+        "collage",
+        "inference",
         "gpu",
     ),
 )

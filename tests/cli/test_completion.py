@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_verbs(script: Path, folder: Path) -> None:
     assert complete(script, folder, "") == set(VERBS)
-    assert complete(script, folder, "p") == {"plan", "profile"}
+    assert complete(script, folder, "p") == {"place", "plan", "profile"}
 
 
 def test_models_are_zoo_names_and_files(script: Path, folder: Path) -> None:

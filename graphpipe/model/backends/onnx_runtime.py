@@ -17,7 +17,7 @@ def compile_onnxruntime(module: fx.GraphModule, arguments: Sequence[Tensor]) -> 
     """Return a session that runs the exported module."""
     import onnxruntime  # pyright: ignore[reportMissingImports]
 
-    program: Any = torch.onnx.export(module, tuple(arguments), dynamo=True)
+    program: Any = torch.onnx.export(module, tuple(arguments), dynamo=True, verbose=False)
     content = BytesIO()
     program.save(content)
     options: Any = onnxruntime.SessionOptions()

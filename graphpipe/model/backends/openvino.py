@@ -1,21 +1,45 @@
-"""`openvino`: OpenVINO's compiler, through `torch.compile`."""
+"""`openvino`: OpenVINO's compiler on the CPU, in full precision."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from graphpipe.model.backends.backend import Backend, Region
+from graphpipe.model.torch_private import flatten, unflatten
+
+
+class _Flat(nn.Module):
+    """Returns the outputs of a region one after the other, because OpenVINO takes no nested ones."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Return all outputs."""
+        return tuple(flatten(self.module(*values))[0])
 
 
 def compile_openvino(module: fx.GraphModule, arguments: Sequence[Tensor]) -> Region:
-    """Return the compiled module."""
-    import openvino.torch  # noqa: F401 (registers the compiler)  # pyright: ignore
+    """Return a compiled model that shares memory with NumPy's arrays."""
+    openvino: Any = import_module("openvino")
+    found, structure = flatten(module(*arguments))
+    if not all(isinstance(each, Tensor) for each in found):
+        raise TypeError("returns something else than tensors")
+    converted: Any = openvino.convert_model(_Flat(module), example_input=tuple(arguments))
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    compiled: Any = openvino.compile_model(converted, "CPU", settings)
 
-    compiled = torch.compile(module, backend="openvino", dynamic=False)
-    compiled(*arguments)
-    return compiled
+    def run(*values: Tensor) -> Any:
+        results: Any = compiled([value.contiguous().numpy() for value in values])
+        leaves = [torch.from_numpy(results[number].copy()) for number in range(len(found))]
+        return unflatten(leaves, structure)
+
+    return run
 
 
 def _missing() -> str:

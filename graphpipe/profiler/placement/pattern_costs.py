@@ -1,6 +1,6 @@
 """The costs of patterns on backends, measured when the dynamic programme asks for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,6 +34,7 @@ class PatternCosts:
     backends: Sequence[Backend]
     """For patterns; `eager` runs only single operators, because a larger pattern is not faster on it."""
     cache: TimingCache
+    clock: Callable[[], float]
     measured: int = 0
     """Patterns that were compiled and timed."""
     costs: dict[Pattern, tuple[float, str] | None] = field(default_factory=dict[Pattern, "tuple[float, str] | None"])
@@ -55,13 +56,15 @@ class PatternCosts:
         if key not in self.cache:
             self.measured += 1
             try:
-                self.cache[key] = measured_seconds(backend, program, arguments)
+                self.cache[key] = measured_seconds(backend, program, arguments, self.clock)
             except InvalidInput:
                 self.cache[key] = None
         return self.cache[key]
 
 
-def measured_seconds(backend: Backend, program: ModuleStage, arguments: Sequence[Tensor]) -> float:
+def measured_seconds(
+    backend: Backend, program: ModuleStage, arguments: Sequence[Tensor], clock: Callable[[], float]
+) -> float:
     """Compile a region, compare its outputs with eager's, and time it.
 
     Raises:
@@ -70,7 +73,7 @@ def measured_seconds(backend: Backend, program: ModuleStage, arguments: Sequence
     with torch.no_grad():
         run = compiled_region(program, backend.name, arguments)
         check_outputs(backend, run(*arguments), program.module.eval()(*arguments))
-        return steady_seconds(lambda: run(*arguments))
+        return steady_seconds(lambda: run(*arguments), clock=clock)
 
 
 def check_outputs(backend: Backend, found: object, expected: object) -> None:

@@ -1,5 +1,6 @@
 """Places the stages of a plan for inference on backends: patterns first, then whole candidates, the fastest wins."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +48,8 @@ class PlaceOptions:
     seed: int = 0
     cache: Path | None = None
     """The folder of measured patterns; None keeps nothing."""
+    clock: Callable[[], float] = time.perf_counter
+    """In seconds. A thread's own time is not lengthened by other processes, but does not count other threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +169,7 @@ class _StageSearch:
             values=self.values,
             backends=[each for each in self.backends if each.kind == "operators"],
             cache=self.cache,
+            clock=self.options.clock,
         )
         patterns = patterns_of(self.plan.graph, ops, self.options.longest)
         cover = cheapest_cover(self.plan.graph, patterns, costs.cheapest)
@@ -173,7 +177,7 @@ class _StageSearch:
         self._add("operators", joined(cover[1]), candidates, runs)
         for backend in (each for each in self.backends if each.kind == "graph"):
             self._add(f"operators and {backend.name}", self._evolved(cover[1], backend), candidates, runs)
-        seconds = alternating_medians(runs, rounds=self.options.rounds)
+        seconds = alternating_medians(runs, rounds=self.options.rounds, clock=self.options.clock)
         chosen = min(seconds, key=seconds.__getitem__)  # of equals a single backend, which comes first
         return StagePlacement(
             stage=self.plan.stages[self.stage].name,
@@ -214,7 +218,7 @@ class _StageSearch:
 
         def seconds(genome: Genome) -> float:
             try:
-                return steady_seconds(self._run(regions(genome)), most_seconds=0.2)
+                return steady_seconds(self._run(regions(genome)), most_seconds=0.2, clock=self.options.clock)
             except InvalidInput:
                 return inf
 

@@ -1,7 +1,6 @@
 """Placements: the measured choice, the cache of patterns, and backends that give other outputs."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from graphpipe.graph import Op
 from graphpipe.model.backends import registry
 from graphpipe.model.backends.backend import Backend, Region
 from graphpipe.model.capture.capture import capture_nodes
-from graphpipe.profiler.placement import pattern_costs as costing
-from graphpipe.profiler.placement import place as placing
 from graphpipe.profiler.placement.place import PlaceOptions, StagePlacement, place, usable_backends
 from graphpipe.profiler.placement.timing import steady_seconds
 
@@ -77,8 +74,6 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[gp.Plan, Sta
     monkeypatch.setattr(registry, "_BY_NAME", dict(registry.BACKENDS))
     monkeypatch.setattr(registry, "BACKENDS", registry._BY_NAME)
     COMPILED.clear()
-    for module, name in ((placing, "steady_seconds"), (placing, "alternating_medians"), (costing, "steady_seconds")):
-        monkeypatch.setattr(module, name, partial(getattr(module, name), clock=lambda: NOW[0]))
     torch.manual_seed(0)
     layers = nn.Sequential(Slow(4), Slow(4), Slow(4), Slow(4))
     inputs = torch.randn(2, 4)
@@ -91,7 +86,9 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[gp.Plan, Sta
     def call(*backends: Backend, cache: Path | None = None) -> tuple[gp.Plan, StagePlacement]:
         for backend in backends:
             registry._BY_NAME[backend.name] = backend  # pyright: ignore[reportIndexIssue]
-        options = PlaceOptions(backends=tuple(each.name for each in backends), rounds=3, cache=cache, generations=1)
+        options = PlaceOptions(
+            backends=tuple(each.name for each in backends), rounds=3, cache=cache, generations=1, clock=lambda: NOW[0]
+        )
         found, (placed,) = place(plan, layers, inputs, captured, options)
         return found, placed
 
