@@ -4,7 +4,19 @@ import sys
 from importlib import import_module
 
 NAMES = (
-    *("planning", "figure6", "splits", "sharing", "table1", "sweeps", "profiles", "bounds", "scaling", "counts"),
+    *(
+        "planning",
+        "figure6",
+        "splits",
+        "sharing",
+        "table1",
+        "sweeps",
+        "profiles",
+        "bounds",
+        "scaling",
+        "counts",
+        "exhaustive",
+    ),
     *(
         "runtime",
         "prediction",

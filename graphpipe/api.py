@@ -154,8 +154,9 @@ def plan(
         if split == AUTO_SPLIT:  # Splits are compared without sharing, which takes longer to search.
             alone = partial(find, options=replace(options, stages_per_device=1))
             found = plan_with_splits(problem, split, alone, step_seconds)
-            if stages_per_device > 1:
-                found = find(replace(problem, graph=found.graph, costs=found.costs))
+            if stages_per_device > 1:  # One more may only pay where a device can host parts and what they feed.
+                chosen = replace(problem, graph=found.graph, costs=found.costs)
+                found = plan_with_splits(chosen, split, find, step_seconds, tried=1)
         else:
             found = plan_with_splits(problem, split, find, step_seconds)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))

@@ -16,7 +16,7 @@ SplitChoice = Literal["none", "auto"] | Sequence[str]
 """`none`, `auto`, or the names of operators."""
 NONE, AUTO = "none", "auto"
 _TRIED = 8
-"""Most operators whose split by inputs `auto` tries, those with the most weights."""
+"""Most operators whose split by inputs `auto` tries."""
 
 
 def parse_split(words: str) -> SplitChoice:
@@ -25,7 +25,11 @@ def parse_split(words: str) -> SplitChoice:
 
 
 def plan_with_splits(
-    problem: Problem, choice: SplitChoice, find: Callable[[Problem], Plan], seconds: Callable[[Plan], float]
+    problem: Problem,
+    choice: SplitChoice,
+    find: Callable[[Problem], Plan],
+    seconds: Callable[[Plan], float],
+    tried: int = _TRIED,
 ) -> Plan:
     """Return the plan of a planner, with operators split.
 
@@ -40,24 +44,25 @@ def plan_with_splits(
         choice: which operators to split.
         find: plans a problem. It raises `Infeasible` if no plan fits.
         seconds: of one step of a plan.
+        tried: most operators whose split by inputs `auto` tries, those with the most weights.
 
     Raises:
         InvalidInput: a name is not an operator that can be split.
         Infeasible: no plan fits in memory, whichever of the chosen operators are split.
     """
     if choice == AUTO:
-        return _best(problem, find, seconds)
+        return _best(problem, find, seconds, tried)
     names = () if choice == NONE else (choice,) if isinstance(choice, str) else choice
     done = () if problem.graph.origin is None else [each.op for each in problem.graph.origin.split_ops]
     new = [name for name in dict.fromkeys(names) if name not in done and name.rpartition(":")[0] not in done]
     return find(reduce(_with, [find_split(problem.graph, name) for name in new], problem))
 
 
-def _best(problem: Problem, find: Callable[[Problem], Plan], seconds: Callable[[Plan], float]) -> Plan:
+def _best(problem: Problem, find: Callable[[Problem], Plan], seconds: Callable[[Plan], float], tried: int) -> Plan:
     best: tuple[float, Plan] | None = None
     misses: list[Infeasible] = []
     by_inputs = [each for each in splittable(problem.graph) if each.by == "inputs"]
-    for split in (None, *by_inputs[:_TRIED]):
+    for split in (None, *by_inputs[:tried]):
         candidate = problem if split is None else _with(problem, split)
         try:
             plan = find(candidate)

@@ -4,7 +4,8 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
+from math import inf
 
 import pytest
 from problems import cluster, table
@@ -13,10 +14,12 @@ import graphpipe as gp
 from bench.case import summit
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op
+from graphpipe.planners.best_candidate import BestCandidate
 from graphpipe.planners.choose_schedule import under
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, stage_order
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
+from graphpipe.planners.raise_in_flight import with_slack
 from graphpipe.planners.sharing.folds import folded_plans
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import memory_shortfall
@@ -139,6 +142,27 @@ def test_gpt_shares_under_1f1b() -> None:
     devices = summit(32)
     problem = Problem(zoo_graph.graph, gp.estimate(zoo_graph.graph, devices), devices, 512)
     assert step_seconds(planned(problem, 1)) >= 1.05 * step_seconds(planned(problem, 4))
+
+
+def test_slack_that_would_make_devices_wait_forever_counts_as_infinitely_slow() -> None:
+    """With slack, three stages of one device begin so many micro-batches of unequal sizes that none can go on.
+
+    `auto` tries every plan with slack. It crashed on such a plan when devices began to share.
+    """
+    names = [f"o{number}" for number in range(4)]
+    graph = Graph(
+        name="chain",
+        ops=tuple(Op(name=name, output_bytes_per_sample=1e6) for name in names),
+        edges=tuple(Edge(source=s, target=t, bytes_per_sample=1e6) for s, t in pairwise(names)),
+    )
+    problem = Problem(graph, table(graph, dict.fromkeys(names, (0.0, 1e-3))), cluster(2), 16)
+    parts = [Part((name,), 1, size) for name, size in zip(names, (1, 4, 2, 2), strict=True)]
+    plan = assemble(problem, parts, planner="test", devices=[(0,), (1,), (1,), (1,)])
+    assert step_seconds(plan) < inf
+    with pytest.raises(InvalidInput, match="tasks wait for each other forever"):
+        step_seconds(with_slack(plan))
+    best = BestCandidate(choice="auto", evaluate=step_seconds)([plan])
+    assert step_seconds(best) <= step_seconds(plan)
 
 
 def test_folds_go_round_and_turn() -> None:

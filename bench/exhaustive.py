@@ -1,0 +1,132 @@
+"""The default planner against brute force on small graphs, with split operators and several stages on a device.
+
+Brute force tries every partition of the operators into stages, every set of devices for each stage, shared or not, and
+every micro-batch size that is the same for all stages, in graphs with and without the split. All plans are under 1F1B,
+interleaved where devices share. The planner may also mix micro-batch sizes, so its plan can be the faster one.
+"""
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations, product
+from math import inf
+from typing import Any
+
+import graphpipe as gp
+from bench.record import save
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.graph import splittable, with_split
+from graphpipe.model.zoo import zoo
+from graphpipe.planners.choose_schedule import under
+from graphpipe.planners.problem.partition import Part, Problem, assemble, stage_order
+from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import memory_shortfall
+from graphpipe.plans.estimates import least_step_seconds
+from graphpipe.schedule.schedulers.registry import find_scheduler
+from graphpipe.simulator import step_seconds
+
+GRAPHS = 20
+BATCH = 12
+MOST_DEVICES = 3
+TARGETS = {"worst": 0.03, "mean": 0.005}
+
+
+def main() -> None:
+    """Run the benchmark, write JSON, and print the gaps."""
+    rows = [_row(seed) for seed in range(GRAPHS)]
+    gaps = [row["gap"] for row in rows]
+    targets = {"worst_gap": max(gaps), "mean_gap": sum(gaps) / len(gaps), "targets": TARGETS}
+    print(targets)
+    print(f"saved {save('exhaustive', rows, targets=targets, simulated='analytic V100, random links')}")
+
+
+def _row(seed: int) -> dict[str, Any]:
+    rng = random.Random(seed)
+    problem = _problem(rng)
+    found = gp.plan(problem.graph, problem.costs, problem.cluster, batch_size=BATCH, schedule="1f1b", split="auto")
+    assert found.prediction is not None
+    best = min(_least_seconds(each) for each in _forms(problem))
+    row = {
+        "seed": seed,
+        "ops": len(problem.graph.ops),
+        "devices": len(problem.cluster.devices),
+        "split": len(found.graph.ops) > len(problem.graph.ops),
+        "shares_devices": found.shares_devices,
+        "seconds": found.prediction.step_seconds,
+        "best_seconds": best,
+        "gap": max(0.0, found.prediction.step_seconds / best - 1),
+    }
+    print(row, file=sys.stderr, flush=True)
+    return row
+
+
+def _problem(rng: random.Random) -> Problem:
+    """Return two branches that a linear layer joins, 4 operators or 6 with it split, on devices with random links."""
+    width = rng.choice([256, 512, 1024, 2048, 4096])
+    graph = gp.capture(*zoo("candle-uno", branches=2, layers=1, top_layers=1, width=width))
+    devices = MOST_DEVICES if rng.random() < 0.2 else 2
+    whole = gp.Cluster.preset("summit:1x4")
+    link = replace(whole.intra_node, bandwidth_bytes_per_second=rng.choice([2e9, 1e10, 5e10, 2e11]))
+    cluster = replace(whole, devices=whole.devices[:devices], intra_node=link)
+    return Problem(graph, gp.estimate(graph, cluster), cluster, BATCH)
+
+
+def _forms(problem: Problem) -> Iterator[Problem]:
+    yield problem
+    for split in splittable(problem.graph):
+        if split.by == "inputs":
+            graph = with_split(problem.graph, split)
+            yield replace(problem, graph=graph, costs=gp.estimate(graph, problem.cluster))
+
+
+def _least_seconds(problem: Problem) -> float:
+    devices = range(len(problem.cluster.devices))
+    teams = [tuple(device for device in devices if chosen >> device & 1) for chosen in range(1, 2 ** len(devices))]
+    sizes = [size for size in range(1, BATCH + 1) if BATCH % size == 0]
+    least = inf
+    for groups in partitions(problem.graph.order):
+        order = stage_order(problem.graph, [Part(tuple(ops), 1, 1) for ops in groups])
+        if order is None:
+            continue
+        for hosts in product(teams, repeat=len(groups)):
+            if not _first_of_equals(hosts, len(devices)):
+                continue
+            for size in sizes:
+                if all(size % len(team) == 0 for team in hosts):
+                    parts = [Part(tuple(groups[stage]), len(hosts[stage]), size) for stage in order]
+                    plan = assemble(problem, parts, planner="all", devices=[hosts[stage] for stage in order])
+                    least = min(least, _seconds(plan, least))
+    return least
+
+
+def _first_of_equals(hosts: Sequence[tuple[int, ...]], devices: int) -> bool:
+    """Return whether no other naming of the equal devices gives a smaller sequence of teams."""
+    names = permutations(range(devices))
+    return all(
+        tuple(tuple(sorted(name[device] for device in team)) for team in hosts) >= tuple(hosts) for name in names
+    )
+
+
+def _seconds(plan: Plan, limit: float) -> float:
+    if memory_shortfall(plan) > 0 or least_step_seconds(plan, whole_backwards=True) >= limit:
+        return inf
+    try:
+        return step_seconds(under(find_scheduler("interleaved" if plan.shares_devices else "1f1b"), plan))
+    except (Infeasible, InvalidInput):
+        return inf
+
+
+def partitions(names: Sequence[str]) -> Iterator[list[list[str]]]:
+    """Yield every way to group names."""
+    if not names:
+        yield []
+        return
+    for rest in partitions(names[1:]):
+        yield [[names[0]], *rest]
+        for at in range(len(rest)):
+            yield [*rest[:at], [names[0], *rest[at]], *rest[at + 1 :]]
+
+
+if __name__ == "__main__":
+    main()
