@@ -30,14 +30,14 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
 
     Memory is short if nothing fits, or if the plan fills half of a device, so that more memory could have changed it.
     Then the search repeats as if devices had more memory, and each of its plans recomputes and offloads single
-    operators until it fits (`relieved`). If nothing fits without that, these are compared with more plans, as follows.
+    operators until it fits (`relieved`).
 
-    Compares the search's plans for three problems, after `eased`: all stages recompute, replicas shard the optimizer's
-    state, and both. If the search also chooses a schedule, it compares its candidates with and without `eased`, before
-    schedules fill the memory with samples in flight. Further candidates are the chains of least bottleneck over every
-    choice of stages that recompute, with the optimizer's state whole and sharded. With whole state the chain is exact,
-    so a plan is found if any sequence of intervals fits. If nothing is found, replicas shard everything
-    (`Stage.state`). This only helps where one parameter is most of a stage.
+    These are compared with the search's plans for three problems, after `eased`: all stages recompute, replicas shard
+    the optimizer's state, and both. If the search also chooses a schedule, it compares its candidates with and without
+    `eased`, before schedules fill the memory with samples in flight. If nothing fits otherwise, further candidates are
+    the chains of least bottleneck over every choice of stages that recompute, with the optimizer's state whole and
+    sharded. With whole state the chain is exact, so a plan is found if any sequence of intervals fits. If nothing is
+    found, replicas shard everything (`Stage.state`). This only helps where one parameter is most of a stage.
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -48,23 +48,24 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     Raises:
         Infeasible: nothing fits, even with recomputation and sharded state.
     """
+    found: list[Plan] = []
+    misses: list[Infeasible] = []
     try:
-        kept = find(problem, options)
-        fits = problem.weights != "flush" or _has_room(kept)
-        return kept if fits else options.best([kept, *_roomier_plans(problem, options, find)])
-    except Infeasible as first:
-        misses: list[Infeasible] = []
-        roomier = [] if problem.weights != "flush" else [*_roomier_plans(problem, options, find)]
-        for relieved in _reliefs(problem):
-            found: list[Plan] = []
-            for attempt in _attempts(relieved, options, planner, find):
-                try:
-                    found.append(attempt())
-                except Infeasible as miss:
-                    misses.append(miss)
-            if found := [*found, *roomier]:
-                return options.best(found)
-        raise (misses[0] if misses else first) from None
+        found.append(find(problem, options))
+        if problem.weights != "flush" or _has_room(found[0]):
+            return found[0]
+    except Infeasible as miss:
+        misses.append(miss)
+    found += [] if problem.weights != "flush" else _roomier_plans(problem, options, find)
+    for relieved_problems in _reliefs(problem):
+        for attempt in _attempts(relieved_problems, options, planner, find, chains=bool(misses)):
+            try:
+                found.append(attempt())
+            except Infeasible as miss:
+                misses.append(miss)
+        if found:
+            return options.best(found)
+    raise misses[1] if len(misses) > 1 else misses[0]
 
 
 def _has_room(plan: Plan) -> bool:
@@ -126,12 +127,12 @@ def _reliefs(problem: Problem) -> Iterator[list[Problem]]:
 
 
 def _attempts(
-    problems: Sequence[Problem], options: Options, planner: str, find: Search
+    problems: Sequence[Problem], options: Options, planner: str, find: Search, *, chains: bool
 ) -> Iterator[Callable[[], Plan]]:
     for problem in problems:
         yield partial(_eased_search, find, problem, options)
     for problem in problems:
-        if problem.recompute == "full":
+        if problem.recompute == "full" and chains:
             chain = Baseline(name=planner, partitioner=_partitions)
             yield partial(chain.plan, replace(problem, recompute="none"), options)
 
