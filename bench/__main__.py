@@ -16,6 +16,7 @@ NAMES = (
         "scaling",
         "counts",
         "exhaustive",
+        "memory",
     ),
     *(
         "runtime",

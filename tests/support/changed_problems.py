@@ -57,7 +57,11 @@ def scaled(problem: Problem, factor: float) -> Problem:
         task_overhead_seconds=problem.costs.task_overhead_seconds * factor,
     )
     here = problem.cluster
-    cluster = replace(here, intra_node=link(here.intra_node), inter_node=link(here.inter_node))
+    kinds = tuple(
+        replace(kind, host_bandwidth_bytes_per_second=kind.host_bandwidth_bytes_per_second / factor)
+        for kind in here.device_types
+    )
+    cluster = replace(here, device_types=kinds, intra_node=link(here.intra_node), inter_node=link(here.inter_node))
     return replace(problem, costs=costs, cluster=cluster)
 
 
