@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,6 +38,16 @@ from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
 
 Method = Literal["auto", "export", "declared"]
 _AUTO = Origin(method="auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A module's graph, and the copy on fake tensors that was traced."""
+
+    mode: AbstractContextManager[object]
+    """Of the fake tensors."""
+    fake: nn.Module
+    module_graph: ModuleGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +162,28 @@ def capture_again(
 def _capture_by(
     method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, compare_modes: bool
 ) -> Captured:
-    whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
     mode = fake_mode()
     fake, module_graph, origin = make_module_graph(
         method, module, inputs, origin, mode, samples=SAMPLES[0], compare_modes=compare_modes
     )
-    with mode, quiet():
+    return capture_traced(module, inputs, replace(origin, method=method), Traced(mode, fake, module_graph))
+
+
+def capture_traced(module: nn.Module, inputs: tuple[Input, ...], origin: Origin, traced: Traced) -> Captured:
+    """Return the capture of a module that has been traced. The trace must not be used again.
+
+    Args:
+        module: the model.
+        inputs: of the traced graph.
+        origin: how it was traced: its method is `export` or `declared`.
+        traced: the module's graph.
+
+    Raises:
+        InvalidInput: as `capture`.
+    """
+    whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
+    fake, module_graph = traced.fake, traced.module_graph
+    with traced.mode, quiet():
         readings = _readings(module_graph, fake, inputs)
     values = crossing_values(module_graph.graph, readings)
     measured = MeasuredModel(
@@ -164,11 +191,11 @@ def _capture_by(
     )
     submodules = {name for name in whole_batch if name in dict(fake.named_modules())}
     groups = join_uncuttable(module_graph.graph, values)
-    if method == "export":
+    if origin.method == "export":
         groups = fuse_tiny(
             groups, readings, measured.parameter_elements, lambda node: needs_whole_batch(node, submodules)
         )
-    return _captured(module, inputs, replace(origin, method=method), measured, join_output(groups), whole_batch)
+    return _captured(module, inputs, origin, measured, join_output(groups), whole_batch)
 
 
 def _declared_whole_batch(module: nn.Module) -> list[str]:

@@ -9,11 +9,12 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, Origin
-from graphpipe.model.capture.capture import Captured, capture_again
+from graphpipe.graph import Graph, Input, Origin
+from graphpipe.model.capture.capture import Captured, Traced, capture_again, capture_traced
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
+from graphpipe.model.own_loss.without_loss import without_loss
 from graphpipe.model.recorded_parts import recorded_parts
 
 LABELS = ("labels", "start_positions", "end_positions")
@@ -118,14 +119,16 @@ def from_transformers(
         arguments=tuple(arguments.items()),
     )
     inputs = {name: each for name, each in tensors.items() if name not in labels}
-    loss = None
+    loss, traced = None, None
     if len(inputs) < len(tensors):
         known = [name for name in labels if name in tensors]
-        loss, origin = own_loss(model, describe(_named(model, tensors)), known, origin)
-    wanted = tuple(dict.fromkeys([*outputs, *(loss.reads if loss else ())]))
+        loss, origin, whole = own_loss(model, describe(_named(model, tensors)), known, origin)
+        rest = without_loss(whole.module_graph, wanted := tuple(dict.fromkeys([*outputs, *loss.reads])), known)
+        traced = rest and replace(whole, module_graph=rest)
+        outputs = wanted
     # The glue was compared in both modes when the loss was cut out of it.
-    origin = replace(origin, outputs=wanted)
-    captured = _captured(model, describe(_named(model, inputs)), origin, compare_modes=loss is None)
+    origin = replace(origin, outputs=tuple(dict.fromkeys(outputs)))
+    captured = _captured(model, describe(_named(model, inputs)), origin, traced, compare_modes=loss is None)
     return TransformersModel(module=model, captured=captured, loss=loss)
 
 
@@ -207,9 +210,14 @@ def _compares(captured: Captured, node: fx.Node) -> bool:
     return captured.readings[node].compares or any(captured.readings[each].shape == () for each in returned)
 
 
-def _captured(model: nn.Module, inputs: Any, origin: Origin, *, compare_modes: bool) -> Captured:
+def _captured(
+    model: nn.Module, inputs: tuple[Input, ...], origin: Origin, traced: Traced | None, *, compare_modes: bool
+) -> Captured:
     # Captured twice if operators need the whole mini-batch.
-    captured = capture_again(model, inputs, origin, compare_modes=compare_modes)
+    if traced is not None:
+        captured = capture_traced(model, inputs, origin, traced)
+    else:
+        captured = capture_again(model, inputs, origin, compare_modes=compare_modes)
     comparing = [
         op.name
         for op in captured.graph.ops

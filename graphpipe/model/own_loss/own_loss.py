@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from graphpipe.graph import Input, Origin
+from graphpipe.model.capture.capture import Traced
 from graphpipe.model.capture.module_graph.make_module_graph import make_module_graph
 from graphpipe.model.capture.reading import SAMPLES
 from graphpipe.model.own_loss.loss_cut import LossCut
+from graphpipe.model.own_loss.without_loss import copy_of
 from graphpipe.model.torch_private import fake_mode
 
 
@@ -52,8 +54,13 @@ class OwnLoss:
 
 def own_loss(
     module: nn.Module, inputs: Sequence[Input], labels: Sequence[str], origin: Origin
-) -> tuple[OwnLoss, Origin]:
-    """Return the loss that a module's forward computes from labels, and the origin to capture the module again.
+) -> tuple[OwnLoss, Origin, Traced]:
+    """Return the loss that a module's forward computes from labels, and how to capture the module again.
+
+    Returns:
+        loss: of the module.
+        origin: to capture the module again.
+        traced: the module with its loss, for `without_loss`.
 
     Args:
         module: returns a dict (or a dataclass of Hugging Face) with the entry `loss`.
@@ -65,14 +72,13 @@ def own_loss(
         InvalidInput: it does not return a loss, cannot be traced, or computes a loss that is not known to be a mean
             over labels or samples. The remedy is a loss function of the user.
     """
-    _, module_graph, origin = make_module_graph(
-        "export", module, tuple(inputs), origin, fake_mode(), samples=SAMPLES[0]
-    )
-    cut = LossCut.of(type(module).__name__, module_graph, labels)
+    mode = fake_mode()
+    fake, module_graph, origin = make_module_graph("export", module, tuple(inputs), origin, mode, samples=SAMPLES[0])
+    cut = LossCut.of(type(module).__name__, copy_of(module_graph), labels)
     loss = OwnLoss(
         reads=tuple(cut.outputs.values()),
         labels=tuple(cut.labels.values()),
         formula=cut.formula(),
         counting=cut.counting(),
     )
-    return loss, origin
+    return loss, origin, Traced(mode, fake, module_graph)
