@@ -66,17 +66,41 @@ def _shared(
     graph: fx.Graph, readings: Mapping[fx.Node, Reading], duplicated: frozenset[fx.Node], crossing: set[fx.Node]
 ) -> frozenset[fx.Node]:
     # Cheap nodes whose values may not cross, and that several others read. Without them, all readers would be one
-    # operator. What they read may cross or is duplicated, so every reader can compute them again.
+    # operator. What they read may cross or is duplicated, so every reader can compute them again. But then it computes
+    # again what crossed, too. So such a node stays with its readers if they can be one operator, as where queries, keys
+    # and values of one attention are unpacked.
     cheap: set[fx.Node] = set()
+    of_crossing: set[fx.Node] = set()
     for node in graph.nodes:
         available = all(each in duplicated or each in crossing or each in cheap for each in node.all_input_nodes)
         if available and node not in duplicated | crossing and _is_cheap(node, readings[node]):
             cheap.add(node)
+            if any(each in crossing or each in of_crossing for each in node.all_input_nodes):
+                of_crossing.add(node)
     readers: dict[fx.Node, set[fx.Node]] = {}
     for node in reversed(graph.nodes):
         if node in cheap:
             readers[node] = {each for user in node.users for each in (readers[user] if user in cheap else {user})}
-    return frozenset(node for node, found in readers.items() if len(found) > 1)
+    position = {node: number for number, node in enumerate(graph.nodes)}
+    return frozenset(
+        node
+        for node, found in readers.items()
+        if len(found) > 1 and (node not in of_crossing or _one_leads_to_another(found, position))
+    )
+
+
+def _one_leads_to_another(nodes: set[fx.Node], position: Mapping[fx.Node, int]) -> bool:
+    # Then they cannot be one operator without everything in between.
+    last = max(position[node] for node in nodes)
+    stack, seen = [user for node in nodes for user in node.users], set[fx.Node]()
+    while stack:
+        node = stack.pop()
+        if node in nodes:
+            return True
+        if node not in seen and position[node] < last:
+            seen.add(node)
+            stack += node.users
+    return False
 
 
 def _is_cheap(node: fx.Node, reading: Reading) -> bool:

@@ -76,3 +76,30 @@ def test_layers_that_share_values_without_samples_stay_apart(kind: str) -> None:
     names = {name for program in programs for name in program.parameter_names.values()}
     assert names == {name for name, _ in module.named_parameters()}
     assert_same(run_stages(programs, plan, {"words": words}), module(words))
+
+
+class Attention(nn.Module):
+    """Attention within the forward of a layer; its queries, keys and values are unpacked from one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, width = x.shape
+        query, key, value = self.qkv(x).view(samples, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        found = nn.functional.scaled_dot_product_attention(query, key, value)
+        return x + self.out(found.transpose(1, 2).reshape(samples, length, width))
+
+
+def test_unpacked_queries_do_not_repeat_what_was_before_them() -> None:
+    # The permuted value begins with 3 instead of samples. Every attention computed all earlier layers again.
+    layers = (Attention() for _ in range(LAYERS))
+    module = nn.Sequential(nn.Embedding(WORDS, WIDTH), *layers, nn.Linear(WIDTH, WORDS))
+    words = torch.randint(0, WORDS, (6, LENGTH), generator=torch.Generator().manual_seed(0))
+    graph = capture(module, words, split=[str(1 + number) for number in range(LAYERS)])
+    assert graph.shared == ()
+    assert sum(len(op.parameters) for op in graph.ops) == len([*module.parameters()])
+    assert len(graph.ops) == 2 + 3 * LAYERS
+    plan = make_plan(graph, [list(graph.order[:5]), list(graph.order[5:])])
+    assert_same(run_stages(split(module, plan), plan, {"input": words}), module(words))
