@@ -23,7 +23,7 @@ from graphpipe.zoo_graphs.zoo_graph import zoo_graph_names
 EXAMPLE = """\
 graphpipe show
 graphpipe show mmt-small
-graphpipe show --schema stages > stages.schema.json"""
+graphpipe show --schema stages"""
 
 COLUMNS = (
     Column(heading="operator", right=False),

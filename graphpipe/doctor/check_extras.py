@@ -10,6 +10,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "transformers": ("transformers",),
+    "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
+    "openvino": ("openvino",),
 }
 """The packages of each extra that a user may want."""
 

@@ -19,7 +19,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LEAVES = {
     "demo": ["runs/graph-against-chain.html"],
     "plan": ["plan.json"],
-    "show": ["stages.schema.json"],
     "simulate": ["trace.json"],
     "train": ["runs/digits-1/metrics.json"],
     "infer": ["answers.jsonl"],

@@ -85,7 +85,9 @@ def test_long_segments_approach_the_period(plan: Plan, policy: WeightPolicy) -> 
     cycle = steady.cycle or 1  # Branches of different periods, which never meet, do not repeat their common state.
     count = -(-12 // cycle) * cycle
     some, more = (simulate(plan, mini_batches=each).step_seconds for each in (20, 20 + count))
-    assert (more - some) / count == pytest.approx(steady.period_seconds)
+    # Two branches that never meet may not have drifted apart yet: then the slower one did not end every segment.
+    tolerance = 1e-6 if steady.cycle else 1e-3
+    assert (more - some) / count == pytest.approx(steady.period_seconds, rel=tolerance)
 
 
 @given(plan=plans(batch_size=16, quick=True), policy=st.sampled_from(("stash", "predict")), split=st.booleans())

@@ -19,6 +19,8 @@ from graphpipe.plans.stage import Stage
 
 _FULL = 0.5
 """Share of a device's memory up to which a plan had room for other choices."""
+_GAIN = 0.98
+"""Share of a step that a plan with more memory must take for memory to count as short."""
 _ROOMIER = (1.3, 1.7, 3.0)
 """How many times the memory of the devices searches assume."""
 
@@ -28,9 +30,9 @@ Search = Callable[[Problem, Options], Plan]
 def with_reliefs(problem: Problem, options: Options, planner: str, find: Search) -> Plan:
     """Return the plan of a search; where memory is short, the best plan found that keeps less of its activations.
 
-    Memory is short if nothing fits, or if the plan fills half of a device, so that more memory could have changed it.
-    Then the search repeats as if devices had more memory, and each of its plans recomputes and offloads single
-    operators until it fits (`relieved`).
+    Memory is short if nothing fits, or if the plan fills half of a device and a quick search with more memory finds a
+    plan that is at least 2 % faster. Then the search repeats as if devices had more memory, and each of its plans
+    recomputes and offloads single operators until it fits (`relieved`).
 
     These are compared with the search's plans for three problems, after `eased`: all stages recompute, replicas shard
     the optimizer's state, and both. If the search also chooses a schedule, it compares its candidates with and without
@@ -52,7 +54,7 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     misses: list[Infeasible] = []
     try:
         found.append(find(problem, options))
-        if problem.weights != "flush" or _has_room(found[0]):
+        if problem.weights != "flush" or _has_room(found[0]) or not _memory_gains(problem, options, find, found[0]):
             return found[0]
     except Infeasible as miss:
         misses.append(miss)
@@ -73,15 +75,24 @@ def _has_room(plan: Plan) -> bool:
     return all(need <= _FULL * plan.cluster.type_of(at).memory_bytes for at, need in needed_bytes(plan).items())
 
 
+def _memory_gains(problem: Problem, options: Options, find: Search, plan: Plan) -> bool:
+    """Return whether more memory leads to a faster plan, as far as a search with one stage per device shows."""
+    roomy = _with_memory(problem, _ROOMIER[-1])
+    quick = replace(options, scheduled=None, stages_per_device=1)
+    return options.evaluate(find(roomy, quick)) <= _GAIN * options.evaluate(plan)
+
+
+def _with_memory(problem: Problem, times: float) -> Problem:
+    types = tuple(replace(kind, memory_bytes=kind.memory_bytes * times) for kind in problem.cluster.device_types)
+    return replace(problem, cluster=replace(problem.cluster, device_types=types))
+
+
 def _roomier_plans(problem: Problem, options: Options, find: Search) -> Iterator[Plan]:
     """Yield the plans of searches with more memory, fitted into the memory that there is."""
     seen: list[tuple[Part, ...]] = []
     for times in _ROOMIER:
-        types = tuple(replace(kind, memory_bytes=kind.memory_bytes * times) for kind in problem.cluster.device_types)
         try:
-            found = find(
-                replace(problem, cluster=replace(problem.cluster, device_types=types)), replace(options, scheduled=None)
-            )
+            found = find(_with_memory(problem, times), replace(options, scheduled=None))
         except Infeasible:
             continue
         parts = tuple(map(Part.of, found.stages))

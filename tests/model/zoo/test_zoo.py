@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from graphpipe.cli.model_argument import find_model
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo import ZOO, registry, zoo
 from graphpipe.model.zoo.registry import Entry, zoo_model
 from graphpipe.model.zoo.two_tower import contrastive_loss
 from graphpipe.model.zoo.zoo_model import ZooModel, assemble, multiple_of
+from graphpipe.training.task.user_function import find_model
 
 # By hand, from the shapes. A transformer layer of hidden h and feed-forward f has two norms (2h each), the
 # attention's projections (h -> 3h -> h) and the feed-forward's (h -> f -> h), all with biases.

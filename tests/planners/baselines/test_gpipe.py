@@ -74,7 +74,7 @@ def test_stages_recompute_if_nothing_fits_otherwise(name: str) -> None:
     assert {stage.recompute for stage in loose.stages} == {"none"}
     plan = PLANNERS[name].plan(tight, Options(micro_batch=1))
     verify(plan)
-    assert any(stage.recompute == "full" for stage in plan.stages)
+    assert any(stage.recompute != "none" or stage.offload for stage in plan.stages)
     if name in ("gpipe", "pipedream-2bw"):
         assert {stage.recompute for stage in plan.stages} == {"full"}
     elif name == "piper":  # a stage that fits without recomputation has a faster backward
