@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -17,7 +18,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 def to_body(value: object) -> dict[str, Any]:
     """Return the plain JSON object of a dataclass value."""
-    return TypeAdapter(type(value)).dump_python(value, mode="json")
+    return _adapter(type(value)).dump_python(value, mode="json")
 
 
 def from_body(kind: type[Value], body: object, where: str, *, strict: bool = False) -> Value:
@@ -32,7 +33,7 @@ def from_body(kind: type[Value], body: object, where: str, *, strict: bool = Fal
     Raises:
         InvalidInput: names the first wrong field (unknown fields come first), its value and what was expected.
     """
-    adapter = TypeAdapter(kind)
+    adapter = _adapter(kind)
     try:
         # Pydantic's strict mode accepts a list for a tuple only when it reads JSON text.
         return (
@@ -44,6 +45,12 @@ def from_body(kind: type[Value], body: object, where: str, *, strict: bool = Fal
         problems = error.errors()
         unknown = [each for each in problems if each["type"] == "unexpected_keyword_argument"]
         raise _invalid_field(kind, [*unknown, *problems][0], where) from None
+
+
+@cache
+def _adapter(kind: type[Value]) -> TypeAdapter[Value]:
+    # Pydantic takes ten milliseconds to make one for a plan.
+    return TypeAdapter(kind)
 
 
 def fingerprint(value: object) -> str:
