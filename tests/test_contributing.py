@@ -4,6 +4,7 @@ import argparse
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,9 +50,6 @@ def test_the_files_and_the_test_exist(row: tuple[str, str, str, str]) -> None:
     assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8")
 
 
-CODE = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "graphpipe").rglob("*.py")}
-
-
 def texts(tree: ast.AST) -> Iterator[str]:
     """Yield the texts of a module that are not docstrings."""
     for node in ast.walk(tree):
@@ -60,6 +58,13 @@ def texts(tree: ast.AST) -> Iterator[str]:
             yield from (
                 each.value for each in children if isinstance(each, ast.Constant) and isinstance(each.value, str)
             )
+
+
+@cache
+def texts_by_path() -> dict[Path, set[str]]:
+    """Return the texts of each module. Not at import: every worker collects every file."""
+    code = (ROOT / "graphpipe").rglob("*.py")
+    return {path: set(texts(ast.parse(path.read_text(encoding="utf-8")))) for path in code}
 
 
 DEFAULTS = {DEFAULT, DEFAULT_SYNC, "1f1b"}
@@ -80,7 +85,7 @@ FORMATS = {"pipedream", "piper"}
 )
 def test_a_name_stands_only_in_its_own_file_and_the_registry(names: set[str], folder: str) -> None:
     for name in names:
-        files = {path for path, tree in CODE.items() if name in set(texts(tree))}
+        files = {path for path, found in texts_by_path().items() if name in found}
         assert all(path.is_relative_to(ROOT / "graphpipe" / folder) for path in files), f"{name}: {sorted(files)}"
         assert len(files) <= 2, f"{name}: {sorted(files)}"
 

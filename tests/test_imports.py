@@ -6,6 +6,7 @@ import pkgutil
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from statistics import median
@@ -66,10 +67,17 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@cache
+def tree_of(name: str) -> ast.Module:
+    """Return a parsed module. Not at import: every worker collects every file."""
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+@cache
 def imported(name: str) -> set[str]:
     """Return what a module imports anywhere: at its top, inside functions, and for type checkers only."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -136,13 +144,13 @@ def test_files_and_functions_stay_small() -> None:
     files = [len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES.values()]
     assert median(files) <= 130
     assert max(files) <= 350
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in MODULES.values()]
+    trees = [tree_of(name) for name in MODULES]
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     assert median((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 10
 
 
 def test_no_two_public_classes_have_one_name() -> None:
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in MODULES.values()]
+    trees = [tree_of(name) for name in MODULES]
     names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1 and not name.startswith("_")] == []
 
