@@ -147,7 +147,7 @@ def test_gpt_shares_under_1f1b() -> None:
 def test_slack_that_would_make_devices_wait_forever_counts_as_infinitely_slow() -> None:
     """With slack, three stages of one device begin so many micro-batches of unequal sizes that none can go on.
 
-    `auto` tries every plan with slack. It crashed on such a plan when devices began to share.
+    `auto` tries every plan with slack.
     """
     names = [f"o{number}" for number in range(4)]
     graph = Graph(
