@@ -4,11 +4,12 @@ vision:    s0 -> s1 -.
 audio:     s2 --------> s3 -> s4  language
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
 from graphpipe.errors import InvalidInput
-from graphpipe.exporters.stage_chain import StageChain, chain_of
+from graphpipe.exporters.stage_chain import ONE_STAGE_EACH, StageChain, chain_of
 from graphpipe.exporters.stage_modules import layer, stage_modules
 from graphpipe.plans import Plan
 
@@ -46,6 +47,18 @@ def branches_of(plan: Plan) -> tuple[Branch, ...]:
     _check_own_devices(plan, found)
     _check_names(found)
     return tuple(found)
+
+
+def check_one_stage_each(branches: Iterable[Branch], tool: str) -> None:
+    """Check that each device hosts one stage.
+
+    Raises:
+        InvalidInput: a branch has several on each device, and the tool has one.
+    """
+    for branch in branches:
+        if branch.chain.rounds > 1:
+            what = f"'{branch.name}' has {branch.chain.rounds} stages on each device, and {tool} has one"
+            raise InvalidInput(what, where="plan", remedy=ONE_STAGE_EACH)
 
 
 def _language(plan: Plan) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ References:
 """
 
 from graphpipe.errors import InvalidInput
-from graphpipe.exporters.branches import LANGUAGE, Branch, branches_of
+from graphpipe.exporters.branches import LANGUAGE, Branch, branches_of, check_one_stage_each
 from graphpipe.exporters.exporter import Exported, Exporter
 from graphpipe.exporters.notes import check_synchronous, notes_of
 from graphpipe.exporters.stage_chain import PLAN_ALIKE
@@ -32,7 +32,8 @@ def write_cornstarch(plan: Plan) -> Exported:
     check_synchronous(plan)
     check_parameters(plan)
     branches = branches_of(plan)
-    _check_alike(plan, branches)
+    check_one_stage_each(branches, "Cornstarch")
+    _check_alike(branches)
     first = branches[0].chain
     notes = notes_of(plan, one_f_one_b.NAME)
     lines = [f"# {note}" for note in notes]
@@ -59,12 +60,9 @@ def _modules(branch: Branch) -> str:
     return repr([[path.removeprefix(inside) for path in part] for part in branch.modules])
 
 
-def _check_alike(plan: Plan, branches: tuple[Branch, ...]) -> None:
+def _check_alike(branches: tuple[Branch, ...]) -> None:
     last = branches[-1]
     for branch in branches:
-        if branch.chain.rounds > 1:
-            what = f"'{branch.name}' has {branch.chain.rounds} stages on each device, and Cornstarch has one"
-            raise InvalidInput(what, where="plan", remedy="Plan again with `--stages-per-device 1`.")
         for field, here, there in (
             ("data-parallel degree", branch.chain.degree, last.chain.degree),
             ("micro-batch", branch.chain.micro_batch, last.chain.micro_batch),

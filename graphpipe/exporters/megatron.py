@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from graphpipe.errors import InvalidInput
 from graphpipe.exporters.exporter import Exported, Exporter
 from graphpipe.exporters.notes import check_synchronous, notes_of
-from graphpipe.exporters.stage_chain import chain_of
+from graphpipe.exporters.stage_chain import chain_of, check_looped
 from graphpipe.exporters.stage_modules import CUT_BETWEEN, check_parameters, layer, stage_modules
 from graphpipe.plans import Plan
 from graphpipe.schedule.schedulers import interleaved, one_f_one_b
@@ -31,9 +31,7 @@ def write_megatron(plan: Plan) -> Exported:
     check_synchronous(plan)
     chain = chain_of(plan)
     check_parameters(plan, may_tie=True)
-    if chain.placement == "V":
-        remedy = "Plan again with `--stages-per-device 1`."
-        raise InvalidInput("the stages lie on the devices as a V, and Megatron visits them in rounds", remedy=remedy)
+    check_looped(chain, "Megatron visits them in rounds")
     parts = stage_modules(plan, chain.stages, layer)
     names = [plan.stages[stage].name for stage in chain.stages]
     notes = notes_of(plan, interleaved.NAME if chain.rounds > 1 else one_f_one_b.NAME)

@@ -7,7 +7,7 @@ References:
 from itertools import accumulate
 
 from graphpipe.errors import InvalidInput
-from graphpipe.exporters.branches import LANGUAGE, Branch, branches_of
+from graphpipe.exporters.branches import LANGUAGE, Branch, branches_of, check_one_stage_each
 from graphpipe.exporters.exporter import Exported, Exporter
 from graphpipe.exporters.notes import check_synchronous, notes_of
 from graphpipe.exporters.stage_modules import check_parameters
@@ -24,6 +24,7 @@ def write_megatron_mimo(plan: Plan) -> Exported:
     check_synchronous(plan)
     check_parameters(plan)
     branches = sorted(branches_of(plan), key=lambda branch: branch.chain.groups[0])
+    check_one_stage_each(branches, "MIMO")
     _check_degrees(branches)
     counts = [len(branch.chain.groups) * branch.chain.degree for branch in branches]
     notes = (*notes_of(plan, one_f_one_b.NAME), *_uneven(branches))
@@ -54,14 +55,8 @@ def _stages(plan: Plan, branch: Branch) -> list[str]:
     return [
         f"{plan.stages[stage].name} on {', '.join(plan.cluster.devices[device].name for device in group)}: "
         + ", ".join(modules if len(modules) < 4 else (modules[0], "..", modules[-1]))
-        for stage, group, modules in zip(branch.chain.stages, _groups(branch), branch.modules, strict=True)
+        for stage, group, modules in zip(branch.chain.stages, branch.chain.groups, branch.modules, strict=True)
     ]
-
-
-def _groups(branch: Branch) -> list[tuple[int, ...]]:
-    groups = branch.chain.groups
-    ranks = {place: rank for rank, places in enumerate(branch.chain.stages_by_rank) for place in places}
-    return [groups[ranks[place]] for place in range(len(branch.chain.stages))]
 
 
 def _uneven(branches: list[Branch]) -> list[str]:
@@ -75,9 +70,6 @@ def _uneven(branches: list[Branch]) -> list[str]:
 def _check_degrees(branches: list[Branch]) -> None:
     (language,) = (branch for branch in branches if branch.name == LANGUAGE)
     for branch in branches:
-        if branch.chain.rounds > 1:
-            what = f"'{branch.name}' has {branch.chain.rounds} stages on each device, and MIMO has one"
-            raise InvalidInput(what, where="plan", remedy="Plan again with `--stages-per-device 1`.")
         if branch.chain.degree % language.chain.degree:
             what = (
                 f"'{branch.name}' has data-parallel degree {branch.chain.degree}, which must be a multiple of the "

@@ -13,7 +13,7 @@ from graphpipe.exporters.megatron import MEGATRON
 from graphpipe.exporters.megatron_mimo import MEGATRON_MIMO
 from graphpipe.exporters.torch_pipelining import TORCH_PIPELINING
 from graphpipe.exporters.torchtitan import TORCHTITAN
-from graphpipe.plugins import load_plugins
+from graphpipe.plugins import load_plugins, register_by_name
 
 ENTRY_POINTS = "graphpipe.exporters"
 """Entry-point group through which an installed package registers an `Exporter` for every process."""
@@ -35,10 +35,7 @@ def register_exporter(exporter: Exporter) -> None:
     Raises:
         InvalidInput: another format has this name.
     """
-    if _BY_NAME.get(exporter.name, exporter) != exporter:
-        where = f"format '{exporter.name}'"
-        raise InvalidInput("another format has this name", where=where, remedy="Choose another name.")
-    _BY_NAME[exporter.name] = exporter
+    register_by_name(_BY_NAME, exporter, "format")
 
 
 def find_exporter(name: str) -> Exporter:

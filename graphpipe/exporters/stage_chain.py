@@ -17,6 +17,7 @@ from graphpipe.plans import Plan
 PLAN_A_CHAIN = (
     "Plan again with `--planner pipedream`, whose stages form a chain, or run this plan with `graphpipe train`."
 )
+ONE_STAGE_EACH = "Plan again with `--stages-per-device 1`."
 PLAN_ALIKE = "Plan again with `--planner gpipe`, whose stages are alike, or run this plan with `graphpipe train`."
 
 
@@ -73,8 +74,23 @@ def chain_of(plan: Plan, stages: Sequence[int] | None = None) -> StageChain:
         f"the stages visit the {len(groups)} groups of devices in the order {hosts}, and other tools know only "
         "rounds over all groups and the V",
         where="plan",
-        remedy="Plan again with `--stages-per-device 1`.",
+        remedy=ONE_STAGE_EACH,
     )
+
+
+def check_looped(chain: StageChain, why: str) -> None:
+    """Check that the stages go round over the devices.
+
+    Args:
+        chain: the stages.
+        why: the other tool needs that, as the end of a sentence.
+
+    Raises:
+        InvalidInput: they turn back, as a V.
+    """
+    if chain.placement == "V":
+        what = f"the stages lie on the devices as a V, and {why}"
+        raise InvalidInput(what, where="plan", remedy=ONE_STAGE_EACH)
 
 
 def _order(groups: int, stages: int, placement: str) -> list[int]:
@@ -114,4 +130,4 @@ def _check_alike(plan: Plan, chosen: tuple[int, ...]) -> None:
     for one, other in combinations((plan.stages[place] for place in chosen), 2):
         if one.devices != other.devices and set(one.devices) & set(other.devices):
             what = f"{one.name} and {other.name} share some devices but not all, and the format cannot hold that"
-            raise InvalidInput(what, where="plan", remedy="Plan again with `--stages-per-device 1`.")
+            raise InvalidInput(what, where="plan", remedy=ONE_STAGE_EACH)

@@ -4,15 +4,13 @@ References:
     docs.pytorch.org, torch.distributed.pipelining, torch 2.13.
 """
 
-from graphpipe.errors import InvalidInput
 from graphpipe.exporters.exporter import Exported, Exporter
 from graphpipe.exporters.notes import check_synchronous, notes_of
-from graphpipe.exporters.stage_chain import StageChain, chain_of
+from graphpipe.exporters.stage_chain import chain_of
 from graphpipe.exporters.stage_modules import check_parameters, first_calls
+from graphpipe.exporters.torch_schedule import torch_schedule
 from graphpipe.plans import Plan
-from graphpipe.schedule.schedulers import gpipe, interleaved, one_f_one_b
 
-_SCHEDULES = {gpipe.NAME: ("ScheduleGPipe", gpipe.NAME), one_f_one_b.NAME: ("Schedule1F1B", one_f_one_b.NAME)}
 _TEXT = '''\
 """A pipeline of {stages} stages that GraphPipe planned, for torch.distributed.pipelining (torch 2.11 or later).
 
@@ -71,14 +69,14 @@ def write_torch_pipelining(plan: Plan) -> Exported:
     check_synchronous(plan)
     chain = chain_of(plan)
     check_parameters(plan)
-    schedule, written = _schedule(plan, chain)
+    name, written = torch_schedule(plan, chain)
     notes = notes_of(plan, written)
     number = {device: rank for rank, device in enumerate(plan.used_devices)}
     text = _TEXT.format(
         stages=len(chain.stages),
         world=len(plan.used_devices),
         notes="".join(f"\n\n{note}" for note in notes),
-        schedule=schedule,
+        schedule=f"Schedule{name}",
         ranks=[[number[device] for device in group] for group in chain.groups],
         by_rank=chain.stages_by_rank,
         split=first_calls(plan, chain.stages),
@@ -87,18 +85,6 @@ def write_torch_pipelining(plan: Plan) -> Exported:
         passed="stages[0]" if chain.rounds == 1 else "stages",
     )
     return Exported(text=text, notes=notes)
-
-
-def _schedule(plan: Plan, chain: StageChain) -> tuple[str, str]:
-    # The class, and the name that GraphPipe has for what it does.
-    if chain.rounds == 1:
-        return _SCHEDULES.get(plan.schedule, _SCHEDULES[one_f_one_b.NAME])
-    if chain.placement == "looped":
-        return "ScheduleInterleaved1F1B", interleaved.NAME
-    remedy = "Plan again with `--stages-per-device 1`."
-    raise InvalidInput(
-        "the stages lie on the devices as a V, and torch has no 1F1B for it", where="plan", remedy=remedy
-    )
 
 
 TORCH_PIPELINING = Exporter(

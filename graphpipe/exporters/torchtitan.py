@@ -4,15 +4,14 @@ References:
     github.com/pytorch/torchtitan, config/job_config.py, Parallelism, release 0.2.
 """
 
-from graphpipe.errors import InvalidInput
+import json
+
 from graphpipe.exporters.exporter import Exported, Exporter
 from graphpipe.exporters.notes import check_synchronous, notes_of
-from graphpipe.exporters.stage_chain import StageChain, chain_of
+from graphpipe.exporters.stage_chain import chain_of
 from graphpipe.exporters.stage_modules import check_parameters, stage_modules, top_level
+from graphpipe.exporters.torch_schedule import torch_schedule
 from graphpipe.plans import Plan
-from graphpipe.schedule.schedulers import gpipe, interleaved, one_f_one_b
-
-_SCHEDULES = {gpipe.NAME: "GPipe", one_f_one_b.NAME: "1F1B"}
 
 
 def write_torchtitan(plan: Plan) -> Exported:
@@ -24,7 +23,7 @@ def write_torchtitan(plan: Plan) -> Exported:
     check_synchronous(plan)
     chain = chain_of(plan)
     check_parameters(plan)
-    name, written = _schedule(plan, chain)
+    name, written = torch_schedule(plan, chain)
     parts = stage_modules(plan, chain.stages, top_level)
     notes = notes_of(plan, written)
     lines = [
@@ -40,27 +39,10 @@ def write_torchtitan(plan: Plan) -> Exported:
         f'pipeline_parallel_schedule = "{name}"',
         f"pipeline_parallel_microbatch_size = {chain.micro_batch // chain.degree}",
         "module_fqns_per_model_part = [",
-        *(f"    [{', '.join(_quoted(each) for each in part)}]," for part in parts),
+        *(f"    {json.dumps(part)}," for part in parts),
         "]",
     ]
     return Exported(text="\n".join([*lines, ""]), notes=notes)
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'
-
-
-def _schedule(plan: Plan, chain: StageChain) -> tuple[str, str]:
-    # The name in torchtitan, and the one in GraphPipe.
-    if chain.rounds == 1:
-        written = plan.schedule if plan.schedule in _SCHEDULES else one_f_one_b.NAME
-        return _SCHEDULES[written], written
-    if chain.placement == "looped":
-        return "Interleaved1F1B", interleaved.NAME
-    remedy = "Plan again with `--stages-per-device 1`."
-    raise InvalidInput(
-        "the stages lie on the devices as a V, and torch has no 1F1B for it", where="plan", remedy=remedy
-    )
 
 
 TORCHTITAN = Exporter(
