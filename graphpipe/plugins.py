@@ -2,11 +2,40 @@
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from graphpipe.errors import InvalidInput
 
 T = TypeVar("T")
+
+
+class Named(Protocol):
+    """What is registered under a name of its own."""
+
+    @property
+    def name(self) -> str:
+        """As users write it."""
+        ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def register_by_name(known: dict[str, N], item: N, word: str) -> None:
+    """Add an item to those that are known by name. The same item may be added again.
+
+    Args:
+        known: by name.
+        item: to add.
+        word: what it is, such as `planner`.
+
+    Raises:
+        InvalidInput: another item has this name.
+    """
+    if known.get(item.name, item) != item:
+        what, where = f"another {word} has this name", f"{word} '{item.name}'"
+        raise InvalidInput(what, where=where, remedy="Choose another name.")
+    known[item.name] = item
 
 
 def load_plugins(group: str, kind: type[T]) -> Iterator[tuple[str, T]]:

@@ -14,7 +14,7 @@ from graphpipe.planners.baselines.piper import PIPER
 from graphpipe.planners.graphpipe import GRAPHPIPE
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.spp import SPP
-from graphpipe.plugins import load_plugins
+from graphpipe.plugins import load_plugins, register_by_name
 
 ENTRY_POINTS = "graphpipe.planners"
 """Entry-point group through which an installed package registers a `Planner` for every process."""
@@ -36,10 +36,7 @@ def register_planner(planner: Planner) -> None:
     Raises:
         InvalidInput: another planner has this name.
     """
-    if _BY_NAME.get(planner.name, planner) != planner:
-        where = f"planner '{planner.name}'"
-        raise InvalidInput("another planner has this name", where=where, remedy="Choose another name.")
-    _BY_NAME[planner.name] = planner
+    register_by_name(_BY_NAME, planner, "planner")
 
 
 def all_planners() -> Mapping[str, Planner]:

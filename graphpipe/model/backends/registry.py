@@ -11,7 +11,7 @@ from graphpipe.model.backends.inductor import INDUCTOR
 from graphpipe.model.backends.onnx_runtime import ONNXRUNTIME
 from graphpipe.model.backends.openvino import OPENVINO
 from graphpipe.plans import Plan
-from graphpipe.plugins import load_plugins
+from graphpipe.plugins import load_plugins, register_by_name
 
 ENTRY_POINTS = "graphpipe.backends"
 """Entry-point group through which an installed package registers a `Backend` for every process."""
@@ -32,10 +32,7 @@ def register_backend(backend: Backend) -> None:
     Raises:
         InvalidInput: another backend has this name.
     """
-    if _BY_NAME.get(backend.name, backend) != backend:
-        where = f"backend '{backend.name}'"
-        raise InvalidInput("another backend has this name", where=where, remedy="Choose another name.")
-    _BY_NAME[backend.name] = backend
+    register_by_name(_BY_NAME, backend, "backend")
 
 
 def all_backends() -> Mapping[str, Backend]:

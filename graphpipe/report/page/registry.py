@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
-from graphpipe.errors import InvalidInput
-from graphpipe.plugins import load_plugins
+from graphpipe.plugins import load_plugins, register_by_name
 from graphpipe.report.page import explanation_panel, memory_panel, plan_panels, run_panels, step_panels
 from graphpipe.report.page.panel import Panel
 
@@ -33,9 +32,7 @@ def register_panel(panel: Panel) -> None:
     Raises:
         InvalidInput: another panel has this name.
     """
-    if _BY_NAME.get(panel.name, panel) != panel:
-        raise InvalidInput("another panel has this name", where=f"panel '{panel.name}'", remedy="Choose another name.")
-    _BY_NAME[panel.name] = panel
+    register_by_name(_BY_NAME, panel, "panel")
 
 
 def all_panels() -> Mapping[str, Panel]:
