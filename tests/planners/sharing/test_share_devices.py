@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from math import inf
@@ -12,6 +11,7 @@ from problems import cluster, table
 
 import graphpipe as gp
 from bench.case import summit
+from bench.exhaustive import partitions
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op
 from graphpipe.planners.best_candidate import BestCandidate
@@ -61,16 +61,6 @@ def planned(problem: Problem, most: int, schedule: str = "1f1b") -> Plan:
         schedule=schedule,
         stages_per_device=most,
     )
-
-
-def partitions(names: Sequence[str]) -> Iterator[list[list[str]]]:
-    if not names:
-        yield []
-        return
-    for rest in partitions(names[1:]):
-        yield [[names[0]], *rest]
-        for at in range(len(rest)):
-            yield [*rest[:at], [names[0], *rest[at]], *rest[at + 1 :]]
 
 
 def least_seconds(problem: Problem) -> float:
