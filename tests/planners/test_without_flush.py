@@ -42,10 +42,10 @@ def throughput(found: Plan) -> float:
 def test_stashing_is_faster_than_a_flush_on_mmt(mmt: tuple[Graph, CostTable], stashed: Plan) -> None:
     # 32 V100s, 4 samples per device.
     assert throughput(stashed) >= 1.10 * throughput(plan(*mmt, SUMMIT, batch_size=128, stages_per_device=1))
-    assert throughput(stashed) >= 1.05 * throughput(plan(*mmt, SUMMIT, batch_size=128))  # it hosts several stages
+    assert throughput(stashed) >= 1.08 * throughput(plan(*mmt, SUMMIT, batch_size=128))  # it hosts several stages
     one_each = plan(*mmt, SUMMIT, batch_size=128, schedule="1f1b", stages_per_device=1)
     assert throughput(stashed) >= 1.25 * throughput(one_each)
-    assert max(delays(stashed)) <= 4
+    assert max(delays(stashed)) <= 2
 
 
 def test_memory_for_versions_changes_the_plan(mmt: tuple[Graph, CostTable], stashed: Plan) -> None:

@@ -99,7 +99,7 @@ def test_auto_is_not_slower_than_1f1b_where_stages_must_recompute() -> None:
     choose = BestCandidate(choice="auto", evaluate=step_seconds)
     found = graphpipe(problem, Options(evaluate=step_seconds, scheduled=choose, splits_backward=True))
     verify(found)
-    assert step_seconds(scheduled(found, "auto", step_seconds)) <= step_seconds(plain)
+    assert step_seconds(scheduled(found, "auto", step_seconds)) < step_seconds(plain)
 
 
 def test_a_model_whose_largest_operator_fits_only_sharded_is_planned() -> None:
