@@ -1,11 +1,12 @@
-"""`graphpipe profile`: measure a model's operators on this machine."""
+"""`graphpipe profile`: measure a model's operators on this machine, or the links between ranks."""
 
 import argparse
 import time
 
-from graphpipe.cli.arguments import Subparsers, add_no_cache, add_verb
-from graphpipe.cli.model_argument import MODEL_HELP
+from graphpipe.cli.arguments import Subparsers, add_look_into, add_no_cache, add_verb
+from graphpipe.cli.model_argument import MODEL_HELP, listed
 from graphpipe.cli.output import Output
+from graphpipe.cli.profile_links import run_links
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
@@ -14,13 +15,17 @@ from graphpipe.waiting import waiting
 
 EXAMPLE = """\
 graphpipe profile two-tower-small --cluster local:2 -o costs.json
-graphpipe plan two-tower-small --cluster local:2 --batch 32 --costs costs.json"""
+graphpipe profile --links --cluster local:2 -o cluster.toml
+graphpipe plan two-tower-small --cluster cluster.toml --batch 32 --costs costs.json"""
 
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
-    parser = add_verb(subparsers, "profile", "measure a model's operators on this machine", EXAMPLE)
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser = add_verb(subparsers, "profile", "measure a model's operators, or links, on this machine", EXAMPLE)
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=MODEL_HELP)
+    parser.add_argument(
+        "--links", action="store_true", help="measure the links between the cluster's ranks instead of a model"
+    )
     parser.add_argument(
         "--cluster", default="local:4", metavar="C", help="the cluster on which it will run (default local:4)"
     )
@@ -30,7 +35,8 @@ def add(subparsers: Subparsers) -> None:
         metavar="N,...",
         help="numbers of samples to measure at, with commas in between (default 1,2,4,8,16,32)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the costs")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the costs, or the cluster with measured links")
+    add_look_into(parser)
     add_no_cache(parser)
     parser.set_defaults(run=run)
 
@@ -39,6 +45,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure the operators, show a summary and save the costs."""
     output = Output(args.json)
     cluster = Cluster.resolve(args.cluster)
+    if args.links == (args.model is not None):
+        raise InvalidInput("takes either MODEL or --links", where="profile")
+    if args.links:
+        return run_links(cluster, args.output, output)
     samples = _sizes(args.samples)
     with waiting(f"capturing {args.model}"):
         from graphpipe.model.capture_cache.capture_cache import cached_capture
@@ -48,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
         module, inputs = find_model(args.model)
         cache = None if args.no_cache else cache_folder()
-        captured = cached_capture(module, inputs, cache)
+        captured = cached_capture(module, inputs, cache, split=listed(args.look_into))
     start = time.perf_counter()
     costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, cache=cache)
     seconds = time.perf_counter() - start

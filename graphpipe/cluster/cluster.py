@@ -58,6 +58,11 @@ class Cluster:
         return self.types[self.devices[device].type]
 
     @cached_property
+    def smallest_memory_bytes(self) -> float:
+        """The memory of the smallest device."""
+        return min(self.types[device.type].memory_bytes for device in self.devices)
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON of this cluster, without fields of later versions that have their default."""
         return digest(without_default_fields(to_body(self)))
@@ -89,7 +94,7 @@ class Cluster:
     def messages_take_devices(self) -> bool:
         """Whether devices send and receive some of their messages themselves."""
         links = (self.intra_node, self.inter_node, *(pair.link for pair in self.pair_links))
-        return any(link.processor_seconds for link in links)
+        return any(link.processor_seconds or link.processor_seconds_per_byte for link in links)
 
     def link(self, first: int, second: int) -> Link | None:
         """Return the link between two devices (positions in `devices`); None inside one device."""
@@ -204,18 +209,21 @@ class Cluster:
 def without_default_fields(cluster: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a cluster as fingerprints use it.
 
-    Clusters of schema version 1 did not say `duplex`, nor anything about the memory of nodes.
+    Clusters of schema version 1 did not say `duplex`, nor anything about the memory of nodes or the work of a byte.
     """
-    later = {"duplex": False, "host_memory": []}
-    found = {field: value for field, value in cluster.items() if field not in later or value != later[field]}
+    link, kind = {"processor_seconds_per_byte": 0.0}, {"host_bandwidth_bytes_per_second": HOST_BANDWIDTH}
+    pairs: list[dict[str, Any]] = cluster["pair_links"]
     types: list[dict[str, Any]] = cluster["device_types"]
-    link = "host_bandwidth_bytes_per_second"
-    return found | {
-        "device_types": [
-            {field: value for field, value in kind.items() if field != link or value != HOST_BANDWIDTH}
-            for kind in types
-        ]
+    return _without(cluster, {"duplex": False, "host_memory": []}) | {
+        "intra_node": _without(cluster["intra_node"], link),
+        "inter_node": _without(cluster["inter_node"], link),
+        "pair_links": [pair | {"link": _without(pair["link"], link)} for pair in pairs],
+        "device_types": [_without(each, kind) for each in types],
     }
+
+
+def _without(body: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in body.items() if field not in defaults or value != defaults[field]}
 
 
 def _check(cluster: Cluster) -> None:
@@ -269,6 +277,7 @@ def _check_links(cluster: Cluster, where: str) -> None:
         _positive(link.bandwidth_bytes_per_second, f"{where}, {name}, bandwidth_bytes_per_second")
         _not_negative(link.latency_seconds, f"{where}, {name}, latency_seconds")
         _not_negative(link.processor_seconds, f"{where}, {name}, processor_seconds")
+        _not_negative(link.processor_seconds_per_byte, f"{where}, {name}, processor_seconds_per_byte")
 
 
 def _positive(amount: float, where: str) -> None:

@@ -9,6 +9,7 @@ cores_per_node = 8                  # optional: when the devices are processes t
 latency = "5 us"
 bandwidth = "50 GB/s"
 processor = "0 us"                  # optional: work per message of the device at each end (CPU processes)
+processor_bandwidth = "2.5 GB/s"    # optional: how fast such a device copies a message (default: without work)
 
 [inter_node]                        # optional with one node
 latency = "15 us"
@@ -50,6 +51,7 @@ from graphpipe.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 
 LAUNCH_SECONDS = 5e-6
 """Assumed if the file does not give `launch`."""
+_LINK_KEYS = ("latency", "bandwidth", "processor", "processor_bandwidth")
 HALF_PEAK_SECONDS = 64e-6
 """Time at peak of a kernel that reaches half of the peak. Assumed, as in the presets, if the file does not give
 `half_peak_flops`."""
@@ -84,20 +86,22 @@ def file_fields(path: str | Path) -> ClusterFields:
 
 
 def _link(section: Section) -> Link:
-    section.only("latency", "bandwidth", "processor")
+    section.only(*_LINK_KEYS)
     return _latency_and_bandwidth(section)
 
 
 def _pair_link(section: Section) -> PairLink:
-    section.only("first", "second", "latency", "bandwidth", "processor")
+    section.only("first", "second", *_LINK_KEYS)
     return PairLink(first=section.text("first"), second=section.text("second"), link=_latency_and_bandwidth(section))
 
 
 def _latency_and_bandwidth(section: Section) -> Link:
+    copies = "processor_bandwidth" in section.table
     return Link(
         latency_seconds=section.quantity("latency", parse_seconds, zero=True),
         bandwidth_bytes_per_second=section.quantity("bandwidth", parse_rate),
         processor_seconds=section.quantity("processor", parse_seconds, default=0.0, zero=True),
+        processor_seconds_per_byte=1 / section.quantity("processor_bandwidth", parse_rate) if copies else 0.0,
     )
 
 

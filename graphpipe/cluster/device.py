@@ -18,6 +18,12 @@ class Link:
     processor_seconds: float = 0.0
     """Seconds of work that each message costs the device at each end, besides its transfer. Positive if devices are
     processes that send and receive messages themselves."""
+    processor_seconds_per_byte: float = 0.0
+    """Seconds of the same work for each byte, because such a process copies its messages."""
+
+    def work_seconds(self, count: float) -> float:
+        """Return the seconds of work that a message of `count` bytes costs the device at each end."""
+        return self.processor_seconds + count * self.processor_seconds_per_byte
 
     def seconds(self, count: float) -> float:
         """Return the seconds that `count` bytes take; 0 for 0 bytes."""

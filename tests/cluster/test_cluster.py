@@ -62,6 +62,8 @@ def test_the_default_of_a_newer_field_is_left_out_of_the_fingerprint() -> None:
     older = {field: value for field, value in to_body(CLUSTER).items() if field not in ("duplex", "host_memory")}
     for kind in older["device_types"]:
         assert kind.pop("host_bandwidth_bytes_per_second") == HOST_BANDWIDTH
+    for link in (older["intra_node"], older["inter_node"], *(pair["link"] for pair in older["pair_links"])):
+        assert link.pop("processor_seconds_per_byte") == 0
     assert digest(older) == CLUSTER.fingerprint
 
 

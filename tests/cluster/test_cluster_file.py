@@ -48,6 +48,7 @@ second = "n/v100-1"
 latency = "2 us"
 bandwidth = "25 GB/s"
 processor = "30 us"
+processor_bandwidth = "2.5 GB/s"
 """
 
 
@@ -89,6 +90,7 @@ def test_everything_is_read_in_base_units(tmp_path: Path) -> None:
                 latency_seconds=near(2e-6),
                 bandwidth_bytes_per_second=25e9,
                 processor_seconds=near(30e-6),
+                processor_seconds_per_byte=near(0.4e-9),
             ),
         ),
     )

@@ -1,0 +1,54 @@
+"""Text of a cluster's TOML file."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+
+from graphpipe.cluster.cluster import Cluster
+from graphpipe.cluster.device import DeviceType, Link
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """Return the TOML text from which `Cluster.load` makes an equal cluster. Amounts are in seconds and bytes."""
+    return "\n".join(_lines(cluster)) + "\n"
+
+
+def _lines(cluster: Cluster) -> Iterator[str]:
+    yield f"name = {json.dumps(cluster.name)}"
+    yield f"overlap = {json.dumps(cluster.overlap)}"
+    yield f"duplex = {json.dumps(cluster.duplex)}"
+    if cluster.cores_per_node is not None:
+        yield f"cores_per_node = {cluster.cores_per_node}"
+    yield from ("", "[intra_node]", *_link(cluster.intra_node))
+    yield from ("", "[inter_node]", *_link(cluster.inter_node))
+    for kind in cluster.device_types:
+        yield from ("", f"[device_types.{json.dumps(kind.name)}]", *_type(kind))
+    host_memory = {each.node: each.bytes for each in cluster.host_memory}
+    for node, devices in groupby(cluster.devices, lambda device: device.node):
+        counts = Counter(device.type for device in devices)
+        kinds = ", ".join(f"{json.dumps(kind)} = {count}" for kind, count in counts.items())
+        yield from ("", "[[nodes]]", f"name = {json.dumps(node)}", f"devices = {{ {kinds} }}")
+        if node in host_memory:
+            yield f"host_memory = {host_memory[node]!r}"
+    for pair in cluster.pair_links:
+        ends = (f"first = {json.dumps(pair.first)}", f"second = {json.dumps(pair.second)}")
+        yield from ("", "[[pair_links]]", *ends, *_link(pair.link))
+
+
+def _link(link: Link) -> Iterator[str]:
+    yield f"latency = {link.latency_seconds!r}"
+    yield f"bandwidth = {link.bandwidth_bytes_per_second!r}"
+    if link.processor_seconds:
+        yield f"processor = {link.processor_seconds!r}"
+    if link.processor_seconds_per_byte:
+        yield f"processor_bandwidth = {1 / link.processor_seconds_per_byte!r}"
+
+
+def _type(kind: DeviceType) -> Iterator[str]:
+    yield f"memory = {kind.memory_bytes!r}"
+    yield f"peak = {kind.peak_flops_per_second!r}"
+    yield f"memory_bandwidth = {kind.memory_bytes_per_second!r}"
+    yield f"launch = {kind.launch_seconds!r}"
+    yield f"half_peak_flops = {kind.half_peak_flops!r}"
+    yield f"host_bandwidth = {kind.host_bandwidth_bytes_per_second!r}"
