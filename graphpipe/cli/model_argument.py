@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.graph.import_common import warn_of_units
 from graphpipe.plans.backward_record import BackwardRecord
@@ -32,21 +33,30 @@ class ModelArgument:
     """Of a zoo model whose graph is in the package."""
 
 
-def read_model_argument(word: str, cache: Path | None = None) -> ModelArgument:
+def listed(names: str | None) -> tuple[str, ...]:
+    """Return names with commas in between as a tuple."""
+    return tuple(name.strip() for name in names.split(",")) if names else ()
+
+
+def read_model_argument(word: str, cache: Path | None = None, look_into: str | None = None) -> ModelArgument:
     """Read a graph from a file or from the package, or make a model and capture it.
 
     Args:
         word: the argument.
         cache: the folder of the cache. None: captures are neither read nor kept.
+        look_into: the submodules to look into, with commas in between. None: those of the default.
 
     Raises:
         InvalidInput: there is no such model (the message names the nearest one), or it cannot be read or captured.
     """
+    if word.endswith(".json") and look_into:
+        remedy = "Name the model that it was captured from."
+        raise InvalidInput("a graph file has no submodules to look into", where="--look-into", remedy=remedy)
     if word.endswith(".json"):
         graph = Graph.load(word)
         warn_of_units(graph, word)
         return ModelArgument(graph=graph)
-    if found := find_zoo_graph(word):
+    if look_into is None and (found := find_zoo_graph(word)):
         return ModelArgument(graph=found.graph, backward=found.backward)
     with waiting(f"capturing {word}"):
         from graphpipe.model.capture_cache.capture_cache import cached_capture
@@ -54,5 +64,5 @@ def read_model_argument(word: str, cache: Path | None = None) -> ModelArgument:
 
         module, inputs = find_model(word)
 
-        captured = cached_capture(module, inputs, cache)
+        captured = cached_capture(module, inputs, cache, split=listed(look_into))
     return ModelArgument(graph=captured.graph, module=module, captured=captured)

@@ -56,6 +56,9 @@ class Op:
     """False if every parameter is frozen. Ignored for operators without parameters."""
     whole_batch: bool = False
     """Whether the operator needs the whole mini-batch at once (contrastive losses)."""
+    without_gradient: tuple[str, ...] = ()
+    """Names of values that it sends and that get no gradient, although it or operators before it train: masks, indices
+    or detached values. The name is empty for a value that edges do not list."""
     splits: tuple[OpSplit, ...] = ()
     """How the operator can be split (`graph.split_operators`): in at most one way by inputs, and one by outputs."""
 

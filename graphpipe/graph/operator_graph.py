@@ -14,7 +14,7 @@ from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph.operator import Edge, Input, Op, Origin, Read, Shared
 
-_FOLLOWS = {"ops": "splits", "edges": "values"}
+_FOLLOWS = {"ops": ("splits", "without_gradient"), "edges": ("values",)}
 """What fingerprints leave out."""
 
 
@@ -77,13 +77,40 @@ class Graph:
         (written by hand), all of its operators train.
         """
         silent = not any(op.parameters or op.parameter_bytes for op in self.ops)
+        before: dict[str, list[Read]] = {op.name: [] for op in self.ops}
+        for read in self.reads:
+            before[read.target].append(read)
         found: set[str] = set()
         for name in self.order:
             op = self[name]
             trains = op.trainable and (silent or bool(op.parameters) or op.parameter_bytes > 0)
-            if trains or any(before in found for before in self.predecessors[name]):
+            if trains or any(each.source in found and not self._is_constant(each) for each in before[name]):
                 found.add(name)
         return frozenset(found)
+
+    @cached_property
+    def whole_batch_tail(self) -> frozenset[str]:
+        """Names of the operators that need the whole mini-batch at once, and of all operators after them."""
+        inside: set[str] = set()
+        for name in self.order:
+            if self[name].whole_batch or not inside.isdisjoint(self.predecessors[name]):
+                inside.add(name)
+        return frozenset(inside)
+
+    @cached_property
+    def one_way(self) -> frozenset[tuple[str, str]]:
+        """The values that get no gradient, as `Read.value`: those of frozen branches, masks, indices and the like."""
+        return frozenset(
+            read.value for read in self.reads if read.source not in self.differentiable or self._is_constant(read)
+        )
+
+    @cached_property
+    def returning(self) -> frozenset[str]:
+        """Names of the operators that compute a gradient of something that they read."""
+        return frozenset(read.target for read in self.reads if read.value not in self.one_way)
+
+    def _is_constant(self, read: Read) -> bool:
+        return read.value[1] in self[read.source].without_gradient
 
     @cached_property
     def holders(self) -> dict[str, tuple[str, ...]]:
@@ -124,7 +151,7 @@ def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
     What can be split follows from the rest of the model, and so do the values on edges. Graphs of schema version 1 did
     not say these, nor what was split.
     """
-    found = graph | {key: [_without(each, left_out) for each in graph[key]] for key, left_out in _FOLLOWS.items()}
+    found = graph | {key: [_without(each, *left_out) for each in graph[key]] for key, left_out in _FOLLOWS.items()}
     if graph.get("origin"):
         splits = [
             split | {"branches": [_without(branch, "value") for branch in split["branches"]]}
@@ -134,8 +161,8 @@ def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _without(body: dict[str, Any], left_out: str) -> dict[str, Any]:
-    return {field: value for field, value in body.items() if field != left_out}
+def _without(body: dict[str, Any], *left_out: str) -> dict[str, Any]:
+    return {field: value for field, value in body.items() if field not in left_out}
 
 
 def _neighbours(graph: Graph, *, forward: bool) -> dict[str, tuple[str, ...]]:

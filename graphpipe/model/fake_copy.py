@@ -1,13 +1,19 @@
 """A copy of a module whose tensors have shapes and no data."""
 
 import copy
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial, update_wrapper
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.torch_private import is_lazy
+
+_ASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
+"""Modules that compare the values of a mask with those of a causal one, unless they are told what it is."""
 
 
 def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: torch.device | str = "cpu") -> nn.Module:
@@ -25,9 +31,40 @@ def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: t
             fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
             trainable = tensor.requires_grad
             memo[id(tensor)] = nn.Parameter(fake, trainable) if isinstance(tensor, nn.Parameter) else fake
+    for computed in _computed(module):  # Python cannot copy them, and a new forward computes new ones
+        memo[id(computed)] = computed.detach()
     try:
-        return copy.deepcopy(module, memo).train()
+        copied = copy.deepcopy(module, memo).train()
     except (TypeError, RuntimeError) as error:
         what = f"{type(module).__name__} cannot be copied: {str(error).splitlines()[0]}"
         remedy = "Remove locks, handles and computed tensors from its attributes."
         raise InvalidInput(what, where="capture", remedy=remedy) from None
+    for path, part in copied.named_modules():
+        part.to = partial(_already_there, part, path)  # torch cannot convert the parameters of a traced forward
+        for kind, argument in _ASKS:
+            if isinstance(part, kind):
+                asking: Any = part.forward
+                vars(part)["forward"] = update_wrapper(partial(_not_asking, asking, argument), asking)
+    return copied
+
+
+def _not_asking(forward: Callable[..., object], argument: str, *args: object, **kwargs: object) -> object:
+    # The layers get the mask itself, with the same result.
+    return forward(*args, **{**kwargs, argument: kwargs.get(argument) or False})
+
+
+def _computed(module: nn.Module) -> Iterator[Tensor]:
+    # The tensors that an earlier forward left in attributes, such as a recurrent state.
+    for part in module.modules():
+        yield from (each for each in vars(part).values() if isinstance(each, Tensor) and not each.is_leaf)
+
+
+def _already_there(module: nn.Module, path: str, *args: object, **kwargs: object) -> nn.Module:
+    # `module.to(...)` in a forward, which must change nothing.
+    asked = [each.dtype if isinstance(each, Tensor) else each for each in (*args, *kwargs.values())]
+    (dtype,) = [each for each in asked if isinstance(each, torch.dtype)][:1] or (None,)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype:
+            what = f"a forward converts '{path}.{name}' from {tensor.dtype} to {dtype}"
+            raise InvalidInput(what, where="capture", remedy=f"Convert it beforehand: model.{path}.to({dtype}).")
+    return module

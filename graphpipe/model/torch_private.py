@@ -66,6 +66,14 @@ def size_at(size: object, samples: int) -> int:
     return int(expression.subs(dict.fromkeys(expression.free_symbols, samples)))
 
 
+def guessed(number: float | torch.SymInt | torch.SymFloat, each: int) -> float:
+    """Return a number in which every size that depends on the values in a tensor counts as `each`."""
+    if not isinstance(number, torch.SymInt | torch.SymFloat):
+        return float(number)
+    expression: Any = number.node.expr
+    return float(expression.subs(dict.fromkeys(expression.free_symbols, each)))
+
+
 def call_on_fake(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return what an operator returns on fake tensors.
 
@@ -145,6 +153,16 @@ def leaf(tree: object, position: int) -> Any:
 def is_mutable(target: object) -> bool:
     """True for an operator that writes into one of its arguments."""
     return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def without_write(target: OpOverload) -> OpOverload | None:
+    """Return the operator that returns what this one writes into its first argument; None if there is none."""
+    namespace, _, name = target._schema.name.partition("::")
+    writes = [each.name for each in target._schema.arguments if each.alias_info is not None]
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    found = getattr(packet, target._overloadname, None)
+    plain = name.endswith("_") and writes == [each.name for each in target._schema.arguments[:1]]
+    return found if plain and isinstance(found, OpOverload) and not found._schema.is_mutable else None
 
 
 def is_higher_order(target: object) -> bool:

@@ -31,6 +31,15 @@ def test_without_a_model_all_names_are_listed(run: Run) -> None:
     assert "summit:2x4" in run("show").out
 
 
+def test_single_operations_of_a_model_are_listed(run: Run) -> None:
+    ran = run("show", "two-tower-small", "--look-into", "*", "--json", "--no-cache")
+    whole = find_zoo_graph("two-tower-small")
+    assert whole is not None
+    names = [op["name"] for op in ran.json["operators"]]
+    assert len(names) > 2 * len(whole.graph.ops)
+    assert any(name.endswith(".gelu") for name in names)
+
+
 def test_an_unknown_model_is_refused(run: Run) -> None:
     ran = run("show", "mtm")
     assert (ran.code, "mmt" in ran.err) == (2, True)

@@ -19,6 +19,7 @@ from graphpipe.model.torch_private import (
     fake_mode,
     flat_vector,
     flatten,
+    guessed,
     intercepted,
     is_data_dependent,
     is_mutable,
@@ -33,6 +34,7 @@ from graphpipe.model.torch_private import (
     unflatten,
     unregister_buffer,
     with_child,
+    without_write,
     written_arguments,
 )
 
@@ -48,6 +50,16 @@ def test_properties_of_operators() -> None:
     assert is_random(aten.rand.default)
     assert is_random(aten.dropout.default) or is_random(aten.native_dropout.default)
     assert not is_random(aten.add.Tensor)
+    assert without_write(aten.add_.Tensor) is aten.add.Tensor
+    assert without_write(aten.add.Tensor) is None
+
+
+def test_sizes_that_depend_on_values_are_guessed() -> None:
+    # JetMoE and X-MOD could not be captured: a layer gives each expert or language its own words.
+    with fake_mode():
+        chosen = torch.ones(5).nonzero()
+    assert guessed(chosen.numel() * 4, 3) == 3 * 4
+    assert guessed(7, 3) == 7
 
 
 def test_errors_that_depend_on_data_are_recognised() -> None:

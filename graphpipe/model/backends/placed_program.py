@@ -24,6 +24,8 @@ class PlacedRegion:
     backend: str
     samples: int
     compiled: Region | None = None
+    refusal: InvalidInput | None = None
+    """Why the backend cannot compile it, once this is known."""
 
     def run(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:
         """Compute the region, and compile it before its first run.
@@ -34,11 +36,20 @@ class PlacedRegion:
         arguments = [values[name] for name in self.program.arguments]
         if self.backend == EAGER.name or arguments[0].shape[0] != self.samples:
             return self.program(values)
-        if self.compiled is None:
-            self.compiled = compiled_region(self.program, self.backend, arguments)
-        sent, results = self.compiled(*arguments)
+        sent, results = self._compiled(arguments)(*arguments)
         output = unflatten(results, self.program.output_spec) if self.program.is_output else None
         return dict(zip(self.program.sent, sent, strict=True)), output
+
+    def _compiled(self, arguments: Sequence[Tensor]) -> Region:
+        if self.refusal is not None:
+            raise self.refusal
+        try:
+            if self.compiled is None:
+                self.compiled = compiled_region(self.program, self.backend, arguments)
+        except InvalidInput as error:
+            self.refusal = error
+            raise
+        return self.compiled
 
 
 def compiled_region(program: ModuleStage, backend: str, arguments: Sequence[Tensor]) -> Region:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, fx, nn
 
@@ -55,15 +55,28 @@ def build_ops(
     crossing = _crossing(model, groups, where)
     sent = {value: None for values in crossing.values() for value in values}
     saved = _saved_bytes(model, groups)
-    ops = [
-        _op(model, name, group, whole_batch, saved[name], [value for value in sent if where[value] == name])
-        for name, group in zip(names, groups, strict=True)
-    ]
     several = {name for name, count in Counter(where[value] for value in sent).items() if count > 1}
+    ops: list[Op] = []
+    for name, group in zip(names, groups, strict=True):
+        own = [value for value in sent if where[value] == name]
+        op = _op(model, name, group, whole_batch, saved[name], own)
+        ops.append(replace(op, without_gradient=_without_gradient(model, group, own, listed=name in several)))
     edges = [
         _edge(model, source, target, values, listed=source in several) for (source, target), values in crossing.items()
     ]
     return tuple(ops), tuple(edges)
+
+
+def _without_gradient(
+    model: MeasuredModel, group: Sequence[fx.Node], sent: Sequence[fx.Node], *, listed: bool
+) -> tuple[str, ...]:
+    # Nothing of a frozen branch needs a gradient, which the graph knows without this.
+    nodes = {each for node in _with_duplicated(model, group) for each in (node, *node.all_input_nodes)}
+    trains = any(model.readings[node].requires_grad for node in nodes) or any(
+        each.requires_grad for node in nodes for each in model.parameters(node)
+    )
+    constant = [value.name for value in sent if trains and not model.readings[value].requires_grad]
+    return tuple(name if listed else "" for name in constant)
 
 
 def _edge(model: MeasuredModel, source: str, target: str, values: Iterable[fx.Node], *, listed: bool) -> Edge:

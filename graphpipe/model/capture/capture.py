@@ -21,14 +21,16 @@ from graphpipe.model.capture.build_ops import (
 from graphpipe.model.capture.crossing_values import CrossingValues, crossing_values
 from graphpipe.model.capture.fuse_tiny import fuse_tiny
 from graphpipe.model.capture.groups import Groups
-from graphpipe.model.capture.join_uncuttable import join_output, join_uncuttable
+from graphpipe.model.capture.join_uncuttable import join_output, join_uncuttable, stateful
 from graphpipe.model.capture.module_graph.exported_graph import quiet
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_trace
 from graphpipe.model.capture.module_graph.make_module_graph import make_module_graph
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.module_graph.opaque_modules import EVERY
 from graphpipe.model.capture.op_splits.input_splits import find_input_splits
 from graphpipe.model.capture.op_splits.output_splits import find_output_splits
 from graphpipe.model.capture.reading import SAMPLES, Reading
+from graphpipe.model.capture.samples_in_front import put_samples_in_front
 from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
@@ -82,7 +84,8 @@ def capture(
         module: any module that torch.export can trace with a variable number of samples, or a DagModule.
         example_inputs: a tensor, a sequence of tensors, or tensors by name; their first dimension is samples.
         whole_batch: submodules or operators that need the whole mini-batch at once (contrastive losses).
-        split: submodules to look into, although they are whole by default (see `opaque_modules`).
+        split: submodules to look into, although they are whole by default (see `opaque_modules`). `*` looks into all
+            that can be followed, and keeps every operator apart that saves something for the backward.
         opaque: submodules to keep whole, although they are split by default.
         method: `export` traces with torch.export; `declared` makes one operator per submodule of a DagModule;
             `auto` tries the first, then the second.
@@ -146,7 +149,7 @@ def capture_again(
         InvalidInput: as `capture`.
     """
     if origin.method == "declared" or (origin.method == "auto" and not isinstance(module, DagModule)):
-        method = "declared" if origin.method == "declared" else "export"
+        method: Method = "declared" if origin.method == "declared" else "export"
         return _capture_by(method, module, inputs, origin, compare_modes)
     try:
         return _capture_by("export", module, inputs, origin, compare_modes)
@@ -160,40 +163,80 @@ def capture_again(
 
 
 def _capture_by(
-    method: str, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, compare_modes: bool
+    method: Method, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, compare_modes: bool
 ) -> Captured:
-    mode = fake_mode()
-    fake, module_graph, origin = make_module_graph(
-        method, module, inputs, origin, mode, samples=SAMPLES[0], compare_modes=compare_modes
-    )
-    return capture_traced(module, inputs, replace(origin, method=method), Traced(mode, fake, module_graph))
+    traced, origin = trace(module, inputs, replace(origin, method=method), compare_modes=compare_modes)
+    return capture_measured(module, inputs, origin, measure(traced, inputs))
 
 
-def capture_traced(module: nn.Module, inputs: tuple[Input, ...], origin: Origin, traced: Traced) -> Captured:
-    """Return the capture of a module that has been traced. The trace must not be used again.
+def trace(
+    module: nn.Module, inputs: tuple[Input, ...], origin: Origin, *, compare_modes: bool
+) -> tuple[Traced, Origin]:
+    """Return the graph of a module, and the origin with every submodule that had to be opaque.
 
     Args:
         module: the model.
-        inputs: of the traced graph.
-        origin: how it was traced: its method is `export` or `declared`.
-        traced: the module's graph.
+        inputs: of the graph.
+        origin: how to trace it: its method is `export` or `declared`.
+        compare_modes: as in `capture_again`.
 
     Raises:
         InvalidInput: as `capture`.
     """
-    whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
-    fake, module_graph = traced.fake, traced.module_graph
-    with traced.mode, quiet():
-        readings = _readings(module_graph, fake, inputs)
-    values = crossing_values(module_graph.graph, readings)
-    measured = MeasuredModel(
-        module_graph=module_graph, values=values, readings=readings, module=fake, parameter_names=tensor_names(fake)
+    fake, module_graph, origin = make_module_graph(
+        origin.method, module, inputs, origin, mode := fake_mode(), samples=SAMPLES[0], compare_modes=compare_modes
     )
-    submodules = {name for name in whole_batch if name in dict(fake.named_modules())}
-    groups = join_uncuttable(module_graph.graph, values)
+    return Traced(mode, fake, module_graph), origin
+
+
+def measure(traced: Traced, inputs: tuple[Input, ...]) -> MeasuredModel:
+    """Return a traced module with the shapes and the work of its nodes.
+
+    Args:
+        traced: the module's graph.
+        inputs: of that graph.
+
+    Raises:
+        InvalidInput: a forward cannot run on fake tensors.
+    """
+    graph = traced.module_graph.graph
+    with traced.mode, quiet():
+        readings = _readings(traced.module_graph, traced.fake, inputs)
+        values = crossing_values(graph, readings)
+        if put_samples_in_front(graph, join_uncuttable(graph, values, stateful(traced.fake)), values, readings):
+            readings = _readings(traced.module_graph, traced.fake, inputs)
+            values = crossing_values(graph, readings)
+    return MeasuredModel(
+        module_graph=traced.module_graph,
+        values=values,
+        readings=readings,
+        module=traced.fake,
+        parameter_names=tensor_names(traced.fake),
+    )
+
+
+def capture_measured(module: nn.Module, inputs: tuple[Input, ...], origin: Origin, measured: MeasuredModel) -> Captured:
+    """Return the capture of a module that has been traced and measured.
+
+    Args:
+        module: the model.
+        inputs: of the traced graph.
+        origin: how it was traced, and what needs the whole mini-batch. Other operators may need it the next time.
+        measured: the module's graph.
+
+    Raises:
+        InvalidInput: `whole_batch` names something that is neither a submodule nor an operator.
+    """
+    whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
+    submodules = {name for name in whole_batch if name in dict(measured.module.named_modules())}
+    groups = join_uncuttable(measured.module_graph.graph, measured.values, stateful(measured.module))
     if origin.method == "export":
         groups = fuse_tiny(
-            groups, readings, measured.parameter_elements, lambda node: needs_whole_batch(node, submodules)
+            groups,
+            measured.readings,
+            measured.parameter_elements,
+            lambda node: needs_whole_batch(node, submodules),
+            saving=EVERY not in origin.split,
         )
     return _captured(module, inputs, origin, measured, join_output(groups), whole_batch)
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
-from graphpipe.model.capture.module_graph.module_graph import device_of, draws, sample_count
+from graphpipe.model.capture.module_graph.module_graph import device_of, draws, mode_dropout, sample_count
 from graphpipe.model.capture.reading import Reading
 
 
@@ -46,9 +47,14 @@ def _duplicated(graph: fx.Graph) -> frozenset[fx.Node]:
         if node.op == "output" or writes or any(each not in found for each in node.all_input_nodes):
             continue
         by_input, by_parameter = _dependence(node, found)
-        if not (by_input and by_parameter) and not draws(node.target):
+        if not (by_input and by_parameter) and (not draws(node.target) or _keeps_all(node)):
             found[node] = (by_input, by_parameter)
     return frozenset(found)
+
+
+def _keeps_all(node: fx.Node) -> bool:
+    # A dropout of nothing, as of Funnel's table of positions, which all layers read.
+    return node.target in (torch.ops.aten.dropout.default, mode_dropout) and not node.args[1]
 
 
 def _dependence(node: fx.Node, known: Mapping[fx.Node, tuple[bool, bool]]) -> tuple[bool, bool]:

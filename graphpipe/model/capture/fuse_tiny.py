@@ -14,6 +14,8 @@ def fuse_tiny(
     readings: Mapping[fx.Node, Reading],
     parameter_elements: Callable[[fx.Node], int],
     whole_batch: Callable[[fx.Node], bool],
+    *,
+    saving: bool = True,
 ) -> Groups:
     """Join every tiny group to a neighbour.
 
@@ -27,12 +29,15 @@ def fuse_tiny(
         readings: of every node.
         parameter_elements: elements of a node's own parameters.
         whole_batch: true for nodes that need the whole mini-batch.
+        saving: also join groups that save something for the backward.
     """
     links = _link(groups)
     whole = {number: any(map(whole_batch, group)) for number, group in enumerate(groups)}
 
     def tiny(number: int) -> bool:
         nodes = links.members[number]
+        if not saving and any(readings[node].saved for node in nodes):
+            return False
         flops = sum(readings[node].flops for node in nodes)
         return not flops and sum(map(parameter_elements, nodes)) <= 2 * max(readings[node].elements for node in nodes)
 

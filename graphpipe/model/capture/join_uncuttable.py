@@ -1,21 +1,27 @@
 """The finest groups of nodes between which a plan may cut."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from torch import fx
+from torch import fx, nn
 
 from graphpipe.model.capture.crossing_values import CrossingValues
 from graphpipe.model.capture.groups import Groups, acyclic_groups
 
 
-def join_uncuttable(graph: fx.Graph, values: CrossingValues) -> Groups:
+def join_uncuttable(graph: fx.Graph, values: CrossingValues, stateful: Collection[str]) -> Groups:
     """Return the finest groups that form no cycle and pass only crossing values to each other.
+
+    Args:
+        graph: of a module.
+        values: of the graph.
+        stateful: the submodules whose buffers a call may change.
 
     Duplicated nodes are in no group. A node joins
     1. the readers of its value, if that value may not cross;
     2. the call that writes into its value, because the value is complete only after that call;
     3. everything that reads the buffer into which it writes, because no other stage sees the new value;
-    4. all groups on a cycle with its own.
+    4. the other calls of its submodule, if that has buffers: statistics of two stages would differ;
+    5. all groups on a cycle with its own.
     """
     nodes = [node for node in graph.nodes if node not in values.duplicated]
     groups = _DisjointSets(nodes)
@@ -30,7 +36,18 @@ def join_uncuttable(graph: fx.Graph, values: CrossingValues) -> Groups:
         if "writes" in node.meta:
             for reader in _readers(node.args[0], values) or nodes[:1]:
                 groups.join(reader, node)
+    calls: dict[str, fx.Node] = {}
+    for node in nodes:
+        if node.op == "call_module" and str(node.target) in stateful:
+            groups.join(calls.setdefault(str(node.target), node), node)
     return acyclic_groups(nodes, {node: groups.find(node) for node in nodes})
+
+
+def stateful(module: nn.Module) -> frozenset[str]:
+    """Return the paths of the submodules with buffers that a call may change, such as running statistics."""
+    return frozenset(
+        path for path, part in module.named_modules() if any(buffer.is_floating_point() for buffer in part.buffers())
+    )
 
 
 def _writer(copy: fx.Node) -> fx.Node:

@@ -24,6 +24,8 @@ class Reading:
     """Shape of its value; None if that is not a tensor."""
     sample_shape: tuple[int, ...] | None = None
     """Shape without the first dimension, if only the first dimension depends on the number of samples."""
+    samples_at: int | None = None
+    """The dimension that is samples, if only this one depends on the number of samples."""
     compares: bool = False
     """Whether two dimensions of its value are samples, which means that samples are compared with each other."""
     dtype: torch.dtype = torch.float32

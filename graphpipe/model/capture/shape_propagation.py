@@ -22,8 +22,8 @@ from graphpipe.model.torch_private import (
     FLASH_ATTENTION_ON_CPU,
     GROUPED_PRODUCT,
     DispatchMode,
-    call_on_fake,
     flatten,
+    guessed,
     is_view,
     memory_key,
 )
@@ -36,11 +36,13 @@ def propagate_shapes(module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[I
         Exception: any error of a submodule on fake tensors.
     """
     structures = Structures(fake)
-    few, many = (_run(module_graph, fake, blank(inputs, samples), structures) for samples in SAMPLES)
+    few, many = (_decided_run(module_graph, fake, blank(inputs, samples), structures) for samples in SAMPLES)
     for node, reading in many.items():
         reading.sample_shape = _sample_shape(few[node].shape, reading.shape)
         sizes = list(zip(few[node].shape or (), reading.shape or (), strict=False))
         reading.compares = sizes.count(SAMPLES) > 1
+        varying = [at for at, (one, other) in enumerate(sizes) if one != other]
+        reading.samples_at = varying[0] if len(varying) == 1 and sizes[varying[0]] == SAMPLES else None
     return many
 
 
@@ -50,8 +52,25 @@ def _sample_shape(few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> 
     return many[1:]
 
 
-def _run(
+def _decided_run(
     module_graph: ModuleGraph, fake: nn.Module, inputs: Mapping[str, Tensor], structures: Structures
+) -> dict[fx.Node, Reading]:
+    # Truth values in tensors that glue hands to calls count as true, or as false if calls then raise an error.
+    decisions = Decisions(answer=True)
+    try:
+        return _run(module_graph, fake, inputs, structures, decisions)
+    except Exception:
+        if not decisions.count:
+            raise
+        return _run(module_graph, fake, inputs, structures, Decisions(answer=False))
+
+
+def _run(
+    module_graph: ModuleGraph,
+    fake: nn.Module,
+    inputs: Mapping[str, Tensor],
+    structures: Structures,
+    decided: Decisions,
 ) -> dict[fx.Node, Reading]:
     names = {node: name for name, node in module_graph.inputs.items()}
     values: dict[fx.Node, Any] = {}
@@ -62,12 +81,13 @@ def _run(
     calls = CallReadings(module=fake, outside=state | given, structures=structures)
 
     def run(node: fx.Node, answer: bool = True) -> tuple[Any, Reading]:
-        meter = _Meter(state, given, alive, decisions := Decisions(answer=answer))
+        decisions = Decisions(answer=answer) if node.op == "call_module" else decided
+        meter = _Meter(state, given, alive, decisions)
         try:
             with handle_saved_tensors(meter), meter:
                 value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph)
         except Exception:
-            if not answer or not decisions.count:
+            if not answer or not decisions.count or decisions is decided:
                 raise
             return run(node, answer=False)  # the branch for true values raises an error
         return value, meter.reading(value)
@@ -127,7 +147,7 @@ class _Meter(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = self.decisions.known(call_on_fake(func, args, kwargs))
+        result = self.decisions.result(func, args, kwargs)
         if func.namespace != "aten" or is_view(func):
             return result
         outputs = [item for item in flatten(result)[0] if isinstance(item, Tensor)]
@@ -147,7 +167,7 @@ class _Meter(DispatchMode):
         key = memory_key(tensor)
         if key not in self.state | self.given:
             self.alive.append(tensor)
-            self.result.saved[key] = float(tensor.untyped_storage().nbytes())
+            self.result.saved[key] = guessed(tensor.untyped_storage().nbytes(), SAMPLES[1])
 
     def on_read(self, saved: SavedTensor) -> None:
         """Do nothing: a backward inside a forward finds all that was saved."""
@@ -165,12 +185,13 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     if func.overloadpacket is FLASH_ATTENTION_ON_CPU:
         # torch has no formula for it: queries x keys, then weights x values.
         (batch, heads, queries, width), keys, out = args[0].shape, args[1].shape[2], args[2].shape[3]
-        return 2.0 * batch * heads * queries * keys * (width + out)
+        return guessed(2 * batch * heads * queries * keys * (width + out), SAMPLES[1])
     if func.overloadpacket is GROUPED_PRODUCT:
-        return 2.0 * args[0].numel() * result.shape[-1]
+        return guessed(2 * args[0].numel() * result.shape[-1], SAMPLES[1])
     formula = flop_registry.get(func.overloadpacket)
-    return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
+    return guessed(formula(*args, **kwargs, out_val=result), SAMPLES[1]) if formula else 0.0
 
 
 def _bytes(tensor: Tensor) -> float:
-    return float(tensor.numel() * tensor.element_size())
+    # What depends on values, such as the words of an expert, counts as one row per sample.
+    return guessed(tensor.numel() * tensor.element_size(), SAMPLES[1])

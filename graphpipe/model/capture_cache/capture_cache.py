@@ -7,6 +7,7 @@ so that a reader sees all of it or nothing. Reading it runs no code.
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,22 +30,26 @@ MOST_ENTRIES = 64
 _GRAPH, _CAPTURE = "graph.json", "capture.json"
 
 
-def cached_capture(module: nn.Module, example_inputs: Inputs, folder: Path | None) -> Captured:
+def cached_capture(
+    module: nn.Module, example_inputs: Inputs, folder: Path | None, *, split: Sequence[str] = ()
+) -> Captured:
     """Return the capture of a model, from the cache if it is there; otherwise capture the model and keep the capture.
 
     Args:
         module: as for `capture`.
         example_inputs: as for `capture`.
         folder: the cache (see `cache_folder`). None: the model is captured, and nothing is kept.
+        split: as for `capture`.
 
     Raises:
         InvalidInput: as `capture`.
     """
-    entry = _entry(module, example_inputs, folder)
+    origin = Origin(method="auto", split=tuple(split))
+    entry = _entry(module, example_inputs, folder, origin)
     if entry and (known := read_entry(entry)):
         warn_of_unregistered_layers(module)
         return known
-    found = capture_nodes(module, example_inputs)
+    found = capture_nodes(module, example_inputs, origin)
     # The capture of a model that export cannot trace warns. It is made again, so that the warning is repeated.
     if entry and found.graph.origin and found.graph.origin.method == "export":
         with suppress(OSError, InvalidInput):  # a folder that cannot be written only costs time
@@ -59,7 +64,8 @@ def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, 
     Raises:
         InvalidInput: as `capture_for`.
     """
-    entry = _entry(module, example_inputs, folder)
+    origin = Origin(method="auto", split=() if graph.origin is None else graph.origin.split)
+    entry = _entry(module, example_inputs, folder, origin)
     if entry and (known := read_entry(entry)):
         with suppress(InvalidInput):  # a split that this model does not allow, as `capture_for` explains
             known = split_like(known, graph)
@@ -68,12 +74,12 @@ def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, 
     return capture_for(module, graph)
 
 
-def _entry(module: nn.Module, example_inputs: Inputs, folder: Path | None) -> Path | None:
+def _entry(module: nn.Module, example_inputs: Inputs, folder: Path | None, origin: Origin) -> Path | None:
     # None if there is no cache, or if no key is sure to tell this model from others.
     if folder is None:
         return None
     inputs = describe(name_inputs(input_names(module, example_inputs), example_inputs))
-    key = model_key(module, inputs, Origin(method="auto"))
+    key = model_key(module, inputs, origin)
     return folder / "captures" / key if key else None
 
 

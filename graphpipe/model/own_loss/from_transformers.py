@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Input, Origin
-from graphpipe.model.capture.capture import Captured, Traced, capture_again, capture_traced
+from graphpipe.model.capture.capture import Captured, Traced, capture_measured, measure, trace
+from graphpipe.model.capture.module_graph.opaque_modules import EVERY
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
@@ -84,11 +85,11 @@ def from_transformers(
 ) -> TransformersModel:
     """Return a model of Hugging Face `transformers`, captured for planning: nothing is computed or downloaded.
 
-    Its transformer layers stay whole, unless the model is asked for results inside them, such as the scores of routers.
-    Key-value caches are switched off. Operators that compare samples with each other, or return one number for all of
-    them, need the whole mini-batch. If the example has labels, the pipeline returns only the outputs that the model's
-    own loss reads, and the last stage computes that loss. A cross-entropy is then the sum over all labels, divided by
-    the number of labels in the whole mini-batch that are not -100.
+    Its transformer layers stay whole, unless `split` names them, or the model is asked for results inside them, such as
+    the scores of routers. Key-value caches are switched off. Operators that compare samples with each other, or return
+    one number for all of them, need the whole mini-batch. If the example has labels, the pipeline returns only the
+    outputs that the model's own loss reads, and the last stage computes that loss. A cross-entropy is then the sum over
+    all labels, divided by the number of labels in the whole mini-batch that are not -100.
 
     Args:
         model: any model that `capture` can trace. For others declare a DagModule of its parts.
@@ -97,7 +98,7 @@ def from_transformers(
         outputs: the entries of the model's output to return; by default those that the loss reads, or else all.
         labels: names of inputs that only the loss reads.
         whole_batch: as in `capture`, in addition to operators that compare samples.
-        split: layers to look into, as in `capture`.
+        split: layers to look into, as in `capture`. `*` looks into all of them.
         opaque: further submodules to keep whole, as in `capture`.
 
     Raises:
@@ -110,7 +111,7 @@ def from_transformers(
     layers = innermost(model, _layer_class())
     recorded = [path for path in recorded_parts(model, arguments) if _inside_one(path, layers)]
     split = [*dict.fromkeys([*split, *recorded])]
-    layers = [path for path in layers if not _inside(path, split)]
+    layers = [] if EVERY in split else [path for path in layers if not _inside(path, split)]
     origin = Origin(
         method="export",
         split=tuple(split),
@@ -213,11 +214,11 @@ def _compares(captured: Captured, node: fx.Node) -> bool:
 def _captured(
     model: nn.Module, inputs: tuple[Input, ...], origin: Origin, traced: Traced | None, *, compare_modes: bool
 ) -> Captured:
-    # Captured twice if operators need the whole mini-batch.
-    if traced is not None:
-        captured = capture_traced(model, inputs, origin, traced)
-    else:
-        captured = capture_again(model, inputs, origin, compare_modes=compare_modes)
+    # The model is traced once. It is grouped twice if operators need the whole mini-batch.
+    if traced is None:
+        traced, origin = trace(model, inputs, origin, compare_modes=compare_modes)
+    measured = measure(traced, inputs)
+    captured = capture_measured(model, inputs, origin, measured)
     comparing = [
         op.name
         for op in captured.graph.ops
@@ -225,7 +226,5 @@ def _captured(
     ]
     if not comparing:
         return captured
-    found = captured.graph.origin
-    assert found is not None
-    found = replace(found, whole_batch=(*origin.whole_batch, *comparing))
-    return capture_again(model, inputs, found, compare_modes=False)
+    origin = replace(origin, whole_batch=(*origin.whole_batch, *comparing))
+    return capture_measured(model, inputs, origin, measured)

@@ -52,7 +52,6 @@ def build_stages(
     """
     stage_of = {op: number for number, stage in enumerate(plan.stages) for op in stage.ops}
     where = {node: stage_of[op] for op, nodes in captured.nodes.items() for node in nodes}
-    _check_called_twice(module, where, plan)
     crossing = _crossing(captured, where)
     _check_edges(plan, crossing)
     called = submodules or submodules_for(module, plan.graph)
@@ -133,22 +132,6 @@ def _difference(plan: Graph, model: Graph) -> str:
             if ours != theirs:
                 return f"operator '{op.name}' has {field} {ours} in the plan, {theirs} in this model"
     return "their operators are connected differently"
-
-
-def _check_called_twice(module: nn.Module, where: Mapping[fx.Node, int], plan: Plan) -> None:
-    # Every stage has its own copy of a buffer. If two stages changed it (running statistics), the copies would differ.
-    stages: dict[str, int] = {}
-    for node, stage in where.items():
-        if node.op == "call_module" and stages.setdefault(str(node.target), stage) != stage:
-            path = str(node.target)
-            for name, buffer in module.get_submodule(path).named_buffers():
-                if buffer.is_floating_point():
-                    names = " and ".join(f"'{plan.stages[number].name}'" for number in (stages[path], stage))
-                    raise InvalidInput(
-                        f"submodule '{path}' is called in stages {names}, and has the buffer '{name}'",
-                        where="split",
-                        remedy="Plan with both calls in one stage: no stage sees what another writes into a buffer.",
-                    )
 
 
 Crossing = Mapping[tuple[int, int], tuple[fx.Node, ...]]

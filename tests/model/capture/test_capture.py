@@ -104,6 +104,22 @@ def test_leaf_blocks_and_library_modules_are_opaque_by_default() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["encoder", "conv_net"])
+def test_single_operations_compute_and_save_what_the_submodules_do(name: str) -> None:
+    build, batch = MODELS[name]
+    module, inputs = build(), batch(4)
+    coarse, fine = capture(module, inputs), capture(module, inputs, split="*")
+    assert len(fine.ops) >= 2 * len(coarse.ops)
+    for figure in ("flops_per_sample", "saved_bytes_per_sample"):
+        assert sum(getattr(op.work, figure) for op in fine.ops) == sum(getattr(op.work, figure) for op in coarse.ops)
+    assert {op.name for op in fine.ops} >= {
+        "encoder": {"layers.0.self_attn.scaled_dot_product_attention", "layers.0.norm1", "layers.0.linear1"},
+        "conv_net": {"blocks.0.conv1", "blocks.0.norm1", "blocks.0.relu"},
+    }[name]
+    plan = make_plan(fine, [[op.name] for op in fine.ops])
+    assert_same(module(**inputs), run_stages(split(module, plan), plan, inputs))
+
+
 def test_a_residual_addition_joins_its_branch_but_a_sum_of_two_branches_does_not() -> None:
     module, batch = MODELS["conv_net"]
     graph = capture(module(), batch(2))
@@ -128,9 +144,70 @@ def test_operators_with_frozen_parameters_are_not_trainable() -> None:
     assert graph["live.0"].trainable
 
 
-def test_a_plan_cannot_cut_where_samples_are_not_the_first_dimension() -> None:
+def test_a_value_whose_samples_are_not_the_first_dimension_is_passed_on_with_samples_in_front() -> None:
     graph = capture(SequenceFirst(), torch.zeros(2, 5, 4))
-    assert [op.name for op in graph.ops] == ["recurrent", "head"]
+    assert [op.name for op in graph.ops] == ["recurrent", "inner", "head"]
+    assert [edge.bytes_per_sample for edge in graph.edges] == [4 * 5 * 6, 4 * 6]
+
+
+def test_the_layers_of_a_transformer_of_torch_are_operators() -> None:
+    """Samples are their second dimension by default, and torch compares the values of their mask."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+            self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+        def forward(self, words: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(words.shape[1])
+            return self.head(self.layers(self.embed(words).transpose(0, 1), mask=mask).transpose(0, 1))
+
+    graph = capture(Words(), torch.zeros(2, 5, dtype=torch.long))
+    layers = [name.split(".")[2] for op in graph.ops for name in op.parameters if name.endswith("linear1.weight")]
+    assert layers == ["0", "1", "2"]
+    assert len(graph.ops) >= 3
+
+
+def test_experts_that_a_forward_finds_by_values_are_one_operator_each() -> None:
+    """A loop over the experts that some row is sent to, whose number is not known before it runs, as in DBRX."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(8, 3)
+            self.weights = nn.Parameter(torch.zeros(3, 8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            best = self.gate(x).argmax(-1)
+            out = torch.zeros_like(x)
+            for number in nn.functional.one_hot(best, 3).sum(0).nonzero():
+                (rows,) = torch.where(best == number)
+                out = out.index_add(0, rows, x[rows] @ self.weights[number[0]])
+            return x + out
+
+    graph = capture(nn.Sequential(Experts(), Experts()), torch.zeros(2, 8))
+    assert [op.name for op in graph.ops] == ["0", "1"]
+
+
+def test_a_forward_that_left_a_computed_tensor_in_an_attribute_or_names_its_dtype_is_captured() -> None:
+    """RecurrentGemma keeps its states, and the router of Switch Transformers converts itself to its dtype."""
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = self.linear.to(torch.float32)(x)
+            return self.kept
+
+    module = nn.Sequential(Keeping(), Keeping())
+    module(torch.zeros(2, 4))
+    assert len(capture(module, torch.zeros(2, 4)).ops) == 2
+    with pytest.raises(InvalidInput, match=r"a forward converts '0.linear.weight' from torch.float64 to torch.float32"):
+        capture(module.double(), torch.zeros(2, 4).double())
 
 
 def test_only_an_output_of_several_operators_is_an_operator_itself() -> None:
@@ -247,6 +324,7 @@ def test_a_forward_that_glue_cannot_express_is_opaque_or_refused(
 ) -> None:
     x = torch.zeros(2, 4)
     assert names(nn.Sequential(kind(), nn.Linear(4, 2)), x) == ["0", "1"]
+    assert names(nn.Sequential(kind(), nn.Linear(4, 2)), x, split="*")[-1] == "1"
     with pytest.raises(InvalidInput, match=rf"the forward of {kind.__name__}, the model itself, .*{reason}"):
         capture(kind(), x)
     with pytest.raises(InvalidInput, match=rf"the forward of '0' .*{inside}.* Do not split '0'"):

@@ -103,3 +103,40 @@ def test_unpacked_queries_do_not_repeat_what_was_before_them() -> None:
     assert len(graph.ops) == 2 + 3 * LAYERS
     plan = make_plan(graph, [list(graph.order[:5]), list(graph.order[5:])])
     assert_same(run_stages(split(module, plan), plan, {"input": words}), module(words))
+
+
+class Told(nn.Module):
+    """A layer that is told whether words are special, and reads a table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.special = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, table: Tensor, any_special: bool) -> Tensor:
+        return x + self.linear(x + table) + (self.special(x) if any_special else 0)
+
+
+class Telling(nn.Module):
+    """Layers after an embedding, as in Longformer and, for the table, in Funnel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(WORDS, WIDTH), nn.ModuleList(Told() for _ in range(3))
+
+    def forward(self, words: Tensor) -> Tensor:
+        x, any_special = self.embed(words), (words == 0).any().item()
+        table = nn.functional.dropout(torch.arange(LENGTH * WIDTH).view(LENGTH, WIDTH) / 99, 0.0)
+        for layer in self.layers:
+            x = layer(x, table, any_special)
+        return x
+
+
+def test_layers_that_are_told_a_truth_value_in_a_tensor_stay_apart() -> None:
+    # Longformer and LED were refused, and the layers of Funnel were one operator.
+    module = Telling()
+    graph = capture(module, torch.zeros(2, LENGTH, dtype=torch.long), opaque=[f"layers.{n}" for n in range(3)])
+    assert [op.name for op in graph.ops] == ["embed", "layers.0", "layers.1", "layers.2"]
+    plan = make_plan(graph, [[name] for name in graph.order])
+    programs = split(module, plan)
+    for words in (torch.zeros(3, LENGTH, dtype=torch.long), torch.ones(3, LENGTH, dtype=torch.long)):
+        assert_same(module(words), run_stages(programs, plan, {"words": words}))

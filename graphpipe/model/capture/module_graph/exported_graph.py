@@ -3,7 +3,7 @@
 import inspect
 import logging
 import warnings
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 
@@ -16,6 +16,7 @@ from graphpipe.model.capture.module_graph.calls.opaque_calls import recording
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes
 from graphpipe.model.capture.module_graph.translation import Translation
 from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import is_mutable
@@ -53,16 +54,16 @@ def exported_graph(
     with recording(fake, paths, runs) as calls, loops, quiet():
         program = _export(fake, inputs)
         detach_blocks(program)
-        if any(is_mutable(node.target) for node in _nodes(program)):
-            program = program.run_decompositions({})  # in-place operators become functions
+        for module in _graphs(program):
+            replace_plain_writes(module)
+        if any(is_mutable(node.target) for module in _graphs(program) for node in module.graph.nodes):
+            program = program.run_decompositions({})  # the others become functions, too
     return Translation(program, calls, list(inputs), outputs, written).module_graph()
 
 
-def _nodes(program: ExportedProgram) -> Iterator[fx.Node]:
+def _graphs(program: ExportedProgram) -> list[fx.GraphModule]:
     # Blocks in which gradients are switched on or off have graphs of their own.
-    for module in program.graph_module.modules():
-        if isinstance(module, fx.GraphModule):
-            yield from module.graph.nodes
+    return [module for module in program.graph_module.modules() if isinstance(module, fx.GraphModule)]
 
 
 def _export(fake: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:

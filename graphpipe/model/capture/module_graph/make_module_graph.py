@@ -15,7 +15,7 @@ from graphpipe.model.capture.module_graph.exported_graph import exported_graph, 
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_express, cannot_trace
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
-from graphpipe.model.capture.module_graph.opaque_modules import opaque_modules
+from graphpipe.model.capture.module_graph.opaque_modules import EVERY, opaque_modules
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
@@ -105,11 +105,18 @@ def _by_export(
                 continue
             if not fault.path or fault.path in (*origin.split, *opaque):
                 raise cannot_express(fake, fault) from fault
-            opaque.append(fault.path)
+            opaque += _alike(fake, fault.path) if EVERY in origin.split else [fault.path]
         except InvalidInput:
             raise
         except Exception as error:
             raise cannot_trace(fake, error) from ExportFailed(str(error))
+
+
+def _alike(fake: nn.Module, path: str) -> list[str]:
+    # The submodules of one kind, outermost first: what cannot be followed once cannot be followed in every layer.
+    kind = type(fake.get_submodule(path))
+    found = [path for path, module in fake.named_modules() if type(module) is kind]
+    return [each for each in found if not any(_inside(each, other) for other in found if other != each)]
 
 
 def _check_recorded(paths: Sequence[str], recorded: Mapping[str, str]) -> None:

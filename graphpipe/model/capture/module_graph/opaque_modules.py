@@ -18,6 +18,10 @@ CONTAINERS = (
 )
 
 
+EVERY = "*"
+"""As a name of a submodule to look into: all of them."""
+
+
 def opaque_modules(root: nn.Module, split: Collection[str] = (), opaque: Collection[str] = ()) -> tuple[str, ...]:
     """Return the paths of the opaque submodules, in order of registration; they do not overlap.
 
@@ -26,7 +30,8 @@ def opaque_modules(root: nn.Module, split: Collection[str] = (), opaque: Collect
 
     Args:
         root: the model, which is never opaque itself.
-        split: fully qualified names of submodules to look into, although they are opaque by default.
+        split: fully qualified names of submodules to look into, although they are opaque by default. `*`: all but the
+            modules of `torch.nn` without children.
         opaque: fully qualified names of submodules that are opaque, although they are not by default.
 
     Raises:
@@ -35,12 +40,13 @@ def opaque_modules(root: nn.Module, split: Collection[str] = (), opaque: Collect
     known = [name for name, _ in root.named_modules() if name]
     for where, names in (("split", split), ("opaque", opaque)):
         for name in names:
-            if name not in known:
+            if name not in known and (where, name) != ("split", EVERY):
                 raise InvalidInput(f"'{name}' is not a submodule", where=where, remedy=nearest(name, known))
     for name in split:
         if name in opaque:
             raise InvalidInput(f"'{name}' is both split and opaque", where="split")
-    return tuple(dict.fromkeys(_walk(root, "", frozenset(split), frozenset(opaque), set())))
+    every = [path for path, module in root.named_modules() if not is_primitive(module)] if EVERY in split else []
+    return tuple(dict.fromkeys(_walk(root, "", frozenset([*split, *every]), frozenset(opaque), set())))
 
 
 def _walk(
@@ -64,6 +70,11 @@ def is_opaque(module: nn.Module) -> bool:
     children = list(module.children())
     library = type(module).__module__.startswith("torch.nn.")
     return library or all(not list(child.children()) for child in children)
+
+
+def is_primitive(module: nn.Module) -> bool:
+    """True for a module of `torch.nn` without children, such as a linear layer."""
+    return type(module).__module__.startswith("torch.nn.") and not list(module.children())
 
 
 def is_container(module: nn.Module) -> bool:

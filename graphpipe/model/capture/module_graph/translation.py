@@ -218,7 +218,7 @@ class Translation:
             given[position] = self.graph.call_function(torch.clone, (given[position],))
             given[position].meta["owner"] = owner
             given[position].meta["written_by"] = call.path
-        args, kwargs = self._call_arguments(call, given, list(self._argument(sizes)))
+        args, kwargs = self._call_arguments(call, given, self._numbers(call, list(self._argument(sizes))))
         new = self.graph.call_module(call.path, args, kwargs)
         new.meta["owner"] = owner
         new.meta["repeatable"] = call.outcome.repeatable
@@ -230,6 +230,16 @@ class Translation:
                 leaves.append(self.graph.call_function(leaf, (new, position)))
                 leaves[-1].meta["owner"] = owner
         return [*leaves, *(given[position] for position in written)]
+
+    def _numbers(self, call: OpaqueCall, numbers: list[Any]) -> list[Any]:
+        # Of the sizes and truth values that a call gets, the truth values are numbers until here.
+        first = len(call.size_slots)
+        return [*numbers[:first], *(self._truth(each, call) for each in numbers[first:])]
+
+    def _truth(self, number: fx.Node, call: OpaqueCall) -> fx.Node:
+        new = self.graph.call_function(bool, (number,))
+        new.meta["owner"] = call.path.rpartition(".")[0]
+        return new
 
     def _stand_in(self, node: fx.Node, owner: str) -> fx.Node | None:
         # A tensor of this node's shape, dtype and device, for a call that does not read its values. None if its shape
@@ -251,7 +261,8 @@ class Translation:
                     value
                 )
                 raise CannotExpress(call.path.rpartition(".")[0], f"passes a {name} to {call.path} {known}".rstrip())
-        for slot, value in [*zip(call.tensor_slots, tensors, strict=True), *zip(call.size_slots, sizes, strict=True)]:
+        slots = [*call.tensor_slots, *call.size_slots, *call.truth_slots]
+        for slot, value in zip(slots, [*tensors, *sizes], strict=True):
             leaves[slot] = value
         args, kwargs = rebuild_containers(self.graph, unflatten(leaves, call.inputs), call.path.rpartition(".")[0])
         return args, kwargs

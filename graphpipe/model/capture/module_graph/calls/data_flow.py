@@ -18,6 +18,8 @@ from graphpipe.model.torch_private import (
 )
 
 _MOST_DECISIONS = 100
+TRUTH = object()
+"""In place of an argument of a call that is a truth value in a tensor."""
 
 
 class Decisions:
@@ -33,17 +35,38 @@ class Decisions:
         """The questions so far."""
 
     def known(self, result: Any) -> Any:
-        """Return the answer for the result of an operator that asks, and any other result as it is.
+        """Return the answer for the result of an operator that asks, or for `TRUTH`, and any other result as it is.
 
         Raises:
             RuntimeError: too many questions, as from a loop until a value changes.
         """
-        if not isinstance(result, torch.SymBool):
+        if result is not TRUTH and not isinstance(result, torch.SymBool):
             return result
+        return self._decide()
+
+    def result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operator on fake tensors, or the answer if it asks.
+
+        A loop over a number of rows that depends on values runs once, or not at all: a mixture of experts may loop over
+        the experts that some word is sent to.
+
+        Raises:
+            RuntimeError: as `known`.
+        """
+        if func is torch.ops.aten.unbind.int and _rows_are_unknown(*args, **kwargs):
+            row = args[0].sum(0).to(args[0].dtype)  # has the shape of a row, and depends on the same values
+            return [row] * self._decide()
+        return self.known(call_on_fake(func, args, kwargs))
+
+    def _decide(self) -> bool:
         self.count += 1
         if self.count > _MOST_DECISIONS:
             raise RuntimeError("a loop that depends on the values in a tensor")
         return self.answer
+
+
+def _rows_are_unknown(tensor: Tensor, dim: int = 0) -> bool:
+    return dim in (0, -tensor.dim()) and isinstance(tensor.shape[0], torch.SymInt)
 
 
 class DataFlow(DispatchMode):
@@ -75,7 +98,7 @@ class DataFlow(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = self.decisions.known(call_on_fake(func, args, kwargs))
+        result = self.decisions.result(func, args, kwargs)
         if func.namespace != "prim":  # questions for the device, whose answers torch remembers
             self.operators.append(func)
         self.random |= is_random(func)

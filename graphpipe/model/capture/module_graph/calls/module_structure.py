@@ -10,7 +10,8 @@ from graphpipe.model.recorders import is_recorder
 
 _NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "index"})
 """Attributes that tell layers apart. Most layers only name themselves to a cache with them."""
-_INSIDE = frozenset(vars(nn.Module()))
+_INSIDE = frozenset({*vars(nn.Module()), "to"})
+"""Attributes of every module, and what `fake_copy` adds."""
 
 
 class Structures:

@@ -35,12 +35,14 @@ class OpaqueCall:
     """The leaves of the arguments; None in place of each tensor or size."""
     tensor_slots: list[int]
     size_slots: list[int]
+    truth_slots: list[int]
+    """Truth values in tensors, which are passed after the sizes as 0 or 1."""
     outcome: CallOutcome
 
     def results(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """Return its output tensors, then the arguments that it wrote into, for fake arguments."""
         forms = self.outcome.forms
-        samples = _samples(tensors, sizes) if any(form.grows for form in forms) else None
+        samples = _samples(tensors, sizes[: len(self.size_slots)]) if any(form.grows for form in forms) else None
         device = tensors[0].device if tensors else torch.device("cpu")
         return [form.empty(samples, device) for form in forms]
 
@@ -102,7 +104,8 @@ def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[Opaque
             raise
         tensors = [slot for slot, value in enumerate(leaves) if isinstance(value, Tensor)]
         sizes = [slot for slot, value in enumerate(leaves) if isinstance(value, torch.SymInt)]
-        constants = [None if slot in (*tensors, *sizes) else value for slot, value in enumerate(leaves)]
+        truths = [slot for slot, value in enumerate(leaves) if isinstance(value, torch.SymBool)]
+        constants = [None if slot in (*tensors, *sizes, *truths) else value for slot, value in enumerate(leaves)]
         calls.append(
             OpaqueCall(
                 path=path,
@@ -110,11 +113,13 @@ def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[Opaque
                 constants=constants,
                 tensor_slots=tensors,
                 size_slots=sizes,
+                truth_slots=truths,
                 outcome=outcome,
             )
         )
         given = [leaves[slot] for slot in tensors]
-        rest = iter(torch.ops.graphpipe.call(given, [leaves[slot] for slot in sizes], len(calls) - 1))
+        numbers = [*(leaves[slot] for slot in sizes), *(torch.sym_ite(leaves[slot], 1, 0) for slot in truths)]
+        rest = iter(torch.ops.graphpipe.call(given, numbers, len(calls) - 1))
         outputs = [next(rest) if isinstance(leaf, Form) else leaf for leaf in outcome.leaves]
         for (position, _), value in zip(outcome.written, rest, strict=True):
             given[position].copy_(value)

@@ -90,7 +90,7 @@ def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: D
     copies: list[Tensor] = []
     arguments: list[Any] = []
     for leaf in leaves:
-        arguments.append(leaf.tensor() if isinstance(leaf, BlankArgument) else leaf)
+        arguments.append(leaf.tensor() if isinstance(leaf, BlankArgument) else decisions.known(leaf))
         copies += [arguments[-1]] * isinstance(leaf, BlankArgument)
     args, kwargs = unflatten(arguments, spec)
     with DataFlow(copies, decisions) as flow:

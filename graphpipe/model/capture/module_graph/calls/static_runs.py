@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, CallOutcome, Form
+from graphpipe.model.capture.module_graph.calls.data_flow import TRUTH
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument, StaticRun, returning_runs
 from graphpipe.model.capture.module_graph.failures import CannotExpress
@@ -107,6 +108,8 @@ def _at(leaf: Any, samples: int) -> Any:
     if isinstance(leaf, Tensor):
         shape, strides = (tuple(size_at(size, samples) for size in sizes) for sizes in (leaf.shape, leaf.stride()))
         return BlankArgument(shape, strides, leaf.dtype)
+    if isinstance(leaf, torch.SymBool):
+        return TRUTH
     return size_at(leaf, samples) if isinstance(leaf, torch.SymInt) else leaf
 
 
