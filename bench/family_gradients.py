@@ -15,26 +15,37 @@ from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.stage.tensor_tree import leaves
 
+SINGLE = ("mra", "prophetnet", "xglm")
+"""Families whose forward does not run in double precision, also in plain PyTorch, or returns NaN."""
 CANCELLING = 1e-3
 """A gradient that is a sum of terms that cancel is rounded relative to its terms. Its size counts as at least this
 share of the model's largest gradient."""
 
 
 def precise(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a model and a mini-batch in double precision, unless the model has experts.
+    """Return a model and a mini-batch in double precision, unless the model has experts or is one of `SINGLE`.
 
     Torch does not multiply the matrices of experts in double precision. Some other models compute norms or angles in
     single precision by themselves.
     """
-    if any(path.endswith("experts") for path, _ in model.named_modules()):
+    experts = any(path.endswith("experts") for path, _ in model.named_modules())
+    if experts or getattr(model.config, "model_type", "") in SINGLE:
         return model, dict(batch)
     return model.double(), {name: each.double() if each.is_floating_point() else each for name, each in batch.items()}
 
 
 def mean_square(output: Any, targets: object) -> Tensor:
-    """Return the sum over all outputs of the mean of their squares: a loss for any model."""
+    """Return the sum over all outputs of a weighted mean of their squares: a loss for any model.
+
+    The features have unequal weights. Without them, the gradients of an output that the model has normed would vanish.
+    """
     del targets
-    return torch.stack([each.square().mean() for each in leaves(output) if each.is_floating_point()]).sum()
+    found = [each for each in leaves(output) if each.is_floating_point()]
+    return torch.stack([(each.square() * _weights(each)).mean() for each in found]).sum()
+
+
+def _weights(output: Tensor) -> Tensor:
+    return torch.linspace(1, 2, output.shape[-1], dtype=output.dtype)
 
 
 def plain_gradients(model: nn.Module, batch: Mapping[str, Tensor], *, own: bool) -> tuple[float, dict[str, Tensor]]:
@@ -76,13 +87,13 @@ def distance(held: TransformersModel, batch: Mapping[str, Tensor]) -> float:
     loss, expected = plain_gradients(held.module, batch, own=own)
     inputs, targets = held.batch(batch)
     samples = len(next(iter(inputs.values())))
-    normed = any(isinstance(part, nn.BatchNorm2d) for part in held.module.modules())
+    normed = any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d) for part in held.module.modules())
     plan = cut_everywhere(held.graph, samples, samples if normed else samples // 2)
     with Pipeline(plan, held.module, held.loss_fn if own else mean_square) as pipeline:
         away = [abs(pipeline.step(inputs, targets) - loss) / abs(loss)]
         found = {name: each for name, each in pipeline.gradients().items() if each is not None}
-    largest = max(each.abs().max().item() for each in expected.values())
-    for name in found.keys() | expected.keys():
+    largest = max(each.abs().max().item() for each in expected.values() if each.numel())
+    for name in (name for name in found.keys() | expected.keys() if held.module.get_parameter(name).numel()):
         zero = torch.zeros_like(held.module.get_parameter(name))  # the loss does not depend on it
         one, other = found.get(name, zero), expected.get(name, zero)
         away.append((one - other).abs().max().item() / max(other.abs().max().item(), CANCELLING * largest))

@@ -1,220 +1,34 @@
-"""Families of Hugging Face as tiny models of random weights, each with an example batch."""
+"""The families of Hugging Face that the benchmark tries."""
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
-import transformers
-from torch import Tensor, nn
-
-from bench import family_sizes
-
-library: Any = transformers
-"""Its configurations are not typed as they are called."""
-SAMPLES, LENGTH, WORDS, LAYERS = 4, 7, 60, 3
-SIZES: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim"), 16),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers"), LAYERS),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "hidden_dim"), 32),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 32),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 64),
-    **dict.fromkeys(("num_experts", "num_local_experts"), 4),
-    **{"num_key_value_heads": 2, "head_dim": 4, "d_kv": 4, "rotary_dim": 4, "vocab_size": 64},
-    **{"num_experts_per_tok": 2, "moe_intermediate_size": 16, "image_size": 32, "patch_size": 8},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-    **{"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 64, "projection_dim": 16},
-}
-"""Sizes by name of a configuration's attribute, as the families call them."""
-Family = tuple[nn.Module, dict[str, Tensor]]
-
-
-def tiny(name: str, **more: Any) -> Any:
-    """Return the configuration of a family, with those of SIZES that it has, and without dropout."""
-    kind = library.CONFIG_MAPPING[name]
-    plain = kind()
-    renamed: dict[str, str] = getattr(plain, "attribute_map", {})
-    known = {key: size for key, size in SIZES.items() if hasattr(plain, key) and key not in renamed}
-    known |= {target: SIZES[key] for key, target in renamed.items() if key in SIZES}
-    settable = {key: size for key, size in known.items() if not isinstance(getattr(kind, key, None), property)}
-    settable |= {key: 0.0 for key, size in vars(plain).items() if "drop" in key and isinstance(size, float)}
-    listed = vars(plain).get("layer_types") and not isinstance(getattr(kind, "layer_types", None), property)
-    layer_types = {"layer_types": None} if listed else {}  # otherwise one for each of the usual number of layers
-    return kind(**{**settable, **layer_types, **more})
-
-
-def words() -> Tensor:
-    """Return texts."""
-    return torch.randint(3, WORDS, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(0))
-
-
-def texts() -> dict[str, Tensor]:
-    """Return texts with a mask and labels."""
-    return {"input_ids": words(), "attention_mask": torch.ones_like(words()), "labels": words()}
-
-
-def causal(name: str, **more: Any) -> Callable[[], Family]:
-    """Return the builder of a model of language."""
-    return lambda: (library.AutoModelForCausalLM.from_config(tiny(name, **more)), texts())
-
-
-def masked(name: str, **more: Any) -> Callable[[], Family]:
-    """Return the builder of a model that fills masked words in."""
-    return lambda: (library.AutoModelForMaskedLM.from_config(tiny(name, **more)), texts())
-
-
-def translator(name: str, **more: Any) -> Callable[[], Family]:
-    """Return the builder of an encoder-decoder."""
-
-    def build() -> Family:
-        config = tiny(name, **more)
-        config.decoder_start_token_id = 1
-        return library.AutoModelForSeq2SeqLM.from_config(config), texts()
-
-    return build
-
-
-def images(name: str, kind: str = "AutoModelForImageClassification", **more: Any) -> Callable[[], Family]:
-    """Return the builder of a classifier of images."""
-
-    def build() -> Family:
-        made = getattr(library, kind)
-        model = getattr(made, "from_config", made)(tiny(name, **more))
-        return model, {"pixel_values": pixels(), "labels": torch.arange(SAMPLES) % 2}
-
-    return build
-
-
-def sounds(name: str, **more: Any) -> Callable[[], Family]:
-    """Return the builder of a classifier of waves."""
-    shape = {"conv_dim": (16, 16), "conv_kernel": (4, 4), "conv_stride": (2, 2), "num_feat_extract_layers": 2}
-    groups = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16}
-
-    def build() -> Family:
-        model = library.AutoModelForAudioClassification.from_config(
-            tiny(name, **shape, **groups, apply_spec_augment=False, **more)
-        )
-        waves = torch.randn(SAMPLES, 64, generator=torch.Generator().manual_seed(0))
-        return model, {"input_values": waves, "labels": torch.arange(SAMPLES) % 2}
-
-    return build
-
-
-def two_towers(name: str, kind: str, **more: Any) -> Callable[[], Family]:
-    """Return the builder of a model that compares texts with images."""
-
-    def build() -> Family:
-        config = library.CONFIG_MAPPING[name](
-            text_config=tiny(f"{name}_text_model").to_dict(),
-            vision_config=tiny(f"{name}_vision_model").to_dict(),
-            **more,
-        )
-        inputs = {"input_ids": words(), "attention_mask": torch.ones_like(words()), "pixel_values": pixels()}
-        return getattr(transformers, kind)(config), inputs
-
-    return build
-
-
-def pixels(size: int = 32) -> Tensor:
-    """Return images."""
-    return torch.randn(SAMPLES, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-
-def whisper() -> Family:
-    """Return an encoder of sounds with a decoder of words."""
-    model = library.WhisperForConditionalGeneration(tiny("whisper"))
-    sounds = torch.randn(SAMPLES, 8, 32, generator=torch.Generator().manual_seed(0))
-    return model, {"input_features": sounds, "decoder_input_ids": words(), "labels": words()}
-
-
-def spectrograms() -> Family:
-    """Return a classifier of spectrograms."""
-    sizes = {"max_length": 32, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4}
-    model = library.ASTForAudioClassification(tiny("audio-spectrogram-transformer", **sizes))
-    inputs = torch.randn(SAMPLES, 32, 16, generator=torch.Generator().manual_seed(0))
-    return model, {"input_values": inputs, "labels": torch.arange(SAMPLES) % 2}
-
-
-def captions() -> Family:
-    """Return an encoder of images with a decoder of words."""
-    decoder = tiny("gpt2", add_cross_attention=True, is_decoder=True)
-    config = library.VisionEncoderDecoderConfig.from_encoder_decoder_configs(tiny("vit"), decoder)
-    config.pad_token_id, config.decoder_start_token_id = 0, 1
-    model = library.VisionEncoderDecoderModel(config)
-    return model, {"pixel_values": pixels(), "decoder_input_ids": words(), "labels": words()}
-
-
-def objects() -> Family:
-    """Return a detector of objects."""
-    backbone = library.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=["stage4"]
-    )
-    sizes = {"use_timm_backbone": False, "backbone_config": backbone, "backbone": None, "num_queries": 5}
-    model = library.DetrForObjectDetection(tiny("detr", **sizes, use_pretrained_backbone=False))
-    return model, {"pixel_values": pixels(64)}
-
-
-def llava() -> Family:
-    """Return a Llama whose texts contain the features of images."""
-    config = library.LlavaConfig(
-        vision_config=tiny("clip_vision_model"), text_config=tiny("llama"), image_token_index=WORDS, image_seq_length=16
-    )
-    text = torch.randint(3, WORDS, (SAMPLES, 24), generator=torch.Generator().manual_seed(0))
-    text[:, 2:18] = WORDS
-    inputs = {"input_ids": text, "attention_mask": torch.ones_like(text), "pixel_values": pixels(), "labels": text}
-    return library.LlavaForConditionalGeneration(config), inputs
-
-
-def qwen2_vl() -> Family:
-    """Return a Qwen2 whose texts contain the features of patches."""
-    vision = {"depth": LAYERS, "embed_dim": 16, "num_heads": 2, "hidden_size": 16, "patch_size": 4, "mlp_ratio": 2}
-    rope = {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 1e4}
-    config = library.Qwen2VLConfig(
-        vision_config={**vision, "spatial_merge_size": 2, "temporal_patch_size": 2},
-        text_config=tiny("qwen2_vl_text", rope_parameters=rope).to_dict(),
-        **{"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 58, "vision_end_token_id": 59},
-    )
-    text = torch.randint(3, 58, (SAMPLES, 12), generator=torch.Generator().manual_seed(0))
-    text[:, 1], text[:, 2:6], text[:, 6] = 58, 60, 59
-    patches = torch.randn(SAMPLES * 16, 96, generator=torch.Generator().manual_seed(0))
-    images = {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, 4, 4]] * SAMPLES)}
-    model = library.Qwen2VLForConditionalGeneration(config)
-    return model, {"input_ids": text, "attention_mask": torch.ones_like(text), "labels": text, **images}
-
-
-IDEFICS_EVERY = 2
-"""Its layers between two that attend to images."""
-
-
-def idefics() -> Family:
-    """Return a Llama that attends to images in layers between its own."""
-    vision = {"embed_dim": 16, "hidden_size": 16, "image_size": 32, "patch_size": 8, "intermediate_size": 32}
-    heads = {"num_hidden_layers": 2 * IDEFICS_EVERY, "num_attention_heads": 4}
-    config = library.CONFIG_MAPPING["idefics"](
-        **{"hidden_size": 16, "intermediate_size": 32, "vocab_size": 64, "additional_vocab_size": 0, **heads},
-        **{
-            "cross_layer_interval": IDEFICS_EVERY,
-            "max_position_embeddings": 64,
-            "use_resampler": False,
-            "pad_token_id": 0,
-        },
-        vision_config={**vision, **heads},
-        perceiver_config={"use_resampler": False},
-    )
-    inputs = texts() | {"pixel_values": pixels()[:, None]}
-    mask = torch.ones(SAMPLES, LENGTH, 1, dtype=torch.long)
-    return library.IdeficsForVisionText2Text(config), inputs | {"image_attention_mask": mask}
-
-
-def vilt() -> Family:
-    """Return one transformer over words and patches."""
-    model = library.ViltForQuestionAnswering(tiny("vilt", num_labels=5))
-    answers = torch.rand(SAMPLES, 5, generator=torch.Generator().manual_seed(0))
-    inputs = {"input_ids": words(), "attention_mask": torch.ones_like(words()), "pixel_values": pixels()}
-    return model, inputs | {"labels": answers}
-
+from bench import family_image_sizes, family_sizes
+from bench.family_builders import (
+    Family,
+    captioner,
+    captions,
+    causal,
+    dbrx,
+    encoder,
+    gemma4,
+    idefics,
+    image_gpt,
+    images,
+    llava,
+    masked,
+    masked_autoencoder,
+    objects,
+    qwen2_vl,
+    sound_features,
+    sounds,
+    spectrograms,
+    text_encoder,
+    translator,
+    two_towers,
+    videos,
+    vilt,
+    whisper,
+)
 
 CAUSAL = (
     *("apertus", "arcee", "biogpt", "bitnet", "bloom", "codegen", "cohere", "cohere2", "ctrl", "diffllama", "doge"),
@@ -223,18 +37,32 @@ CAUSAL = (
     *("hunyuan_v1_dense", "jamba", "jetmoe", "lfm2", "llama", "mamba", "minimax", "mistral", "mixtral", "mpt"),
     *("nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "openai-gpt", "opt", "persimmon", "phi", "phi3"),
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "rwkv", "seed_oss", "smollm3", "stablelm", "starcoder2"),
-    "vaultgemma",
+    *("vaultgemma", "afmoe", "bert-generation", "cpmant", "cwm", "flex_olmo", "granitemoeshared", "hunyuan_v1_moe"),
+    *("aria_text", "beam", "cohere2_moe", "emu3", "exaone_moe", "falcon_h1", "flint", "fuyu", "gemma3", "got_ocr2"),
+    *("gpt-sw3", "gpt_neox_japanese", "granite_swa", "granitemoe_swa", "hrm_text", "hy_v3", "hy_v4", "hyperclovax"),
+    *("inkling2_text", "inkling_text", "internlm3", "iquestcoder", "kolibri1", "laguna", "lfm3", "llama4"),
+    *("llama4_text", "mellum", "mimo_v2_flash", "minimax_m3_vl_text", "ministral3", "mllama", "modernbert-decoder"),
+    *("moshi", "moss_transcribe_diarize", "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
+    *("qwen4_exp", "qwen4_exp_text", "roberta-prelayernorm", "roc_bert", "trocr", "xglm"),
+    *("jais2", "minimax_m2", "ministral", "nanochat", "olmo_hybrid", "qwen3_5_text", "solar_open"),
 )
 MASKED = (
     *("albert", "bert", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra"),
     *("esm", "eurobert", "fnet", "funnel", "layoutlm", "megatron-bert", "modernbert", "mpnet", "nystromformer"),
     *("rembert", "roberta", "roformer", "xlm-roberta", "yoso"),
+    *("gte", "ibert", "jina_embeddings_v3", "modernvbert", "ultrabert", "ultravbert"),
+    *("ernie", "luke", "nomic_bert", "tapas", "xlm-roberta-xl"),
 )
 TRANSLATORS = (
     *("bart", "blenderbot", "blenderbot-small", "led", "longt5", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"),
-    *("plbart", "t5", "umt5"),
+    *("plbart", "t5", "umt5", "nllb-moe", "pegasus_x", "switch_transformers", "t5gemma", "t5gemma2"),
 )
-IMAGES = ("beit", "dinov2", "vit")
+IMAGES = (*("beit", "dinov2", "vit", "data2vec-vision", "dinov2_with_registers", "ijepa", "metaclip_2", "vit_msn"),)
+SOUNDS = (
+    *("hubert", "wav2vec2", "data2vec-audio", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2-conformer"),
+    "wavlm",
+)
+TEXT_ENCODERS = ("clip_text_model", "molmo2_text", "tipsv2_text_model")
 
 FAMILIES: dict[str, Callable[[], Family]] = {
     **{name: causal(name) for name in CAUSAL},
@@ -248,11 +76,23 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "mixtral, router losses": causal("mixtral", output_router_logits=True, router_aux_loss_coef=1.0),
     **{name: masked(name) for name in MASKED},
     **{name: masked(name, **sizes) for name, sizes in family_sizes.MASKED.items()},
-    **{name: translator(name) for name in TRANSLATORS},
+    **{name: translator(name, **family_sizes.TRANSLATORS.get(name, {})) for name in TRANSLATORS},
     **{name: images(name) for name in IMAGES},
     "deit": images("deit", "DeiTForImageClassification"),
-    **{name: images(name, **sizes) for name, sizes in family_sizes.PYRAMIDS.items()},
-    **{name: sounds(name) for name in ("hubert", "wav2vec2")},
+    **{name: images(name, **sizes) for name, sizes in family_image_sizes.PYRAMIDS.items()},
+    **{name: sounds(name) for name in SOUNDS},
+    "wav2vec2-bert": sound_features,
+    **{name: encoder(name, **sizes) for name, sizes in family_image_sizes.ENCODERS.items()},
+    "imagegpt": image_gpt,
+    "vit_mae": masked_autoencoder,
+    "timesformer": videos("timesformer"),
+    "videomae": videos("videomae", tubelet_size=2),
+    "vivit": videos("vivit", tubelet_size=[2, 8, 8]),
+    **{name: text_encoder(name) for name in TEXT_ENCODERS},
+    "dbrx": dbrx,
+    "gemma4_text": gemma4("gemma4_text", hidden_size_per_layer_input=8, vocab_size_per_layer_input=64),
+    "gemma4_unified_text": gemma4("gemma4_unified_text"),
+    "git": captioner,
     "audio-spectrogram-transformer": spectrograms,
     "whisper": whisper,
     "clip": two_towers("clip", "CLIPModel", projection_dim=16),
