@@ -45,7 +45,7 @@ class ActivationBytes:
         if not offload or not self.each.trains:
             return 0.0
         kept, away = (
-            self._kept(inside, recompute, offload),
+            self.kept_by_op(inside, recompute, offload),
             [name for each in regions(inside, offload) for name in each],
         )
         saved = dict(zip(away, self.each.saved[self.each.positions(away)].tolist(), strict=True))
@@ -58,9 +58,10 @@ class ActivationBytes:
             return 0.0
         if recompute == "none" and not offload:
             return float(self.each.saved[self.each.positions(inside)].sum())
-        return sum(self._kept(inside, recompute, offload).values())
+        return sum(self.kept_by_op(inside, recompute, offload).values())
 
-    def _kept(self, inside: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> dict[str, float]:
+    def kept_by_op(self, inside: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> dict[str, float]:
+        """Return what each operator of a stage keeps per sample in flight (see `saved`)."""
         region_of = {name: number for number, region in enumerate(regions(inside, recompute)) for name in region}
         region_of |= {name: _AWAY for region in regions(inside, offload) for name in region}
         saved = dict(zip(inside, self.each.saved[self.each.positions(inside)].tolist(), strict=True))

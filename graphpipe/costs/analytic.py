@@ -63,7 +63,7 @@ def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: 
 def _gradient_needs(graph: Graph) -> dict[str, _Need]:
     return {
         op.name: _Need(
-            input_gradient=any(before in graph.differentiable for before in graph.predecessors[op.name]),
+            input_gradient=op.name in graph.returning,
             weight_gradient=op.trainable and op.parameter_bytes > 0,
         )
         for op in graph.ops

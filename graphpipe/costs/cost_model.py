@@ -260,10 +260,10 @@ class CostModel:
         link = self.cluster.link(source, target)
         return link.seconds(count) if link else 0.0
 
-    def message_seconds(self, source: int, target: int) -> float:
-        """Return the seconds of work that a message between two devices costs each of them."""
+    def message_seconds(self, count: float, source: int, target: int) -> float:
+        """Return the seconds of work that a message of `count` bytes between two devices costs each of them."""
         link = self.cluster.link(source, target)
-        return link.processor_seconds if link else 0.0
+        return link.work_seconds(count) if link else 0.0
 
     def slowest_transfer_seconds(self, count: float, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
         """Return the most seconds that `count` bytes take from any of the sources to any of the targets."""

@@ -130,7 +130,7 @@ class OpBytes:
         """By operator: bytes per sample of the gradient of those outputs that other operators read."""
         largest: dict[tuple[str, str], float] = {}
         for read in self.graph.reads:
-            if read.source in self.graph.differentiable:
+            if read.value not in self.graph.one_way:
                 largest[read.value] = max(largest.get(read.value, 0.0), read.bytes_per_sample)
         found = {op.name: 0.0 for op in self.graph.ops}
         for (source, _), count in largest.items():

@@ -45,8 +45,8 @@ def _rows(costs: CostTable, before: Graph, after: Graph, split: OpSplit, cluster
             elif whole.source == "analytic" or not op.work.flops_per_sample:
                 yield row
             else:
-                needs_input = any(source in after.differentiable for source in after.predecessors[op.name])
-                yield _share(whole, op.name, op.work.flops_per_sample / flops, needs_input=needs_input)
+                share = op.work.flops_per_sample / flops
+                yield _share(whole, op.name, share, needs_input=op.name in after.returning)
 
 
 def _share(whole: OpCost, op: str, share: float, *, needs_input: bool) -> OpCost:

@@ -1,10 +1,11 @@
 """The memory that the tasks of a stage hold only while they run."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from graphpipe.costs.activation_bytes import ActivationBytes
 from graphpipe.costs.op_bytes import OpBytes
-from graphpipe.costs.recompute_regions import Recompute
+from graphpipe.costs.recompute_regions import Recompute, regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,31 +19,41 @@ class TaskMemory:
     """Later backwards, which add to these gradients."""
 
     @staticmethod
-    def of(each: OpBytes, ops: Collection[str], samples: float, recompute: Recompute = "none") -> "TaskMemory":
+    def of(
+        each: OpBytes,
+        ops: Collection[str],
+        samples: float,
+        recompute: Recompute = "none",
+        offload: tuple[str, ...] = (),
+    ) -> "TaskMemory":
         """Return the memory of the tasks of a stage; 0 if the cost table does not record temporaries.
 
-        Everything kept of a micro-batch counts as held from the start of its forward to the end of its backward (see
-        `StageMemory`). An operator's temporaries are added to it, less what is not allocated yet or already freed:
+        Everything kept of a micro-batch counts as held from the start of its forward to the end of its backward, and
+        what the largest region saves during the whole backward (see `StageMemory`). An operator's temporaries are added
+        to it, less what is not allocated yet or already freed:
 
-            forward    a > b > [c]   d      temporaries of c, less what d will save
-            backward   a   b   [c] < d      temporaries of c and the gradient from d, less what d had saved
+            forward    a > b > [c]   d      temporaries of c, less what d will keep
+            backward   a   b   [c] < d      temporaries of c and the gradient from d, less what d had kept
 
-        If a stage recomputes only some of its operators, nothing counts as freed early.
+        A backward holds what a region saves only from the time when it computes the region again. Each operator of the
+        region then frees its part. So a backward may need less than what counts as held, and be negative here.
 
         Args:
             each: bytes of every operator.
             ops: of the stage.
             samples: of one micro-batch on one device.
             recompute: what the stage recomputes.
+            offload: what the stage offloads.
         """
         if not each.has_temporaries:
             return TaskMemory()
         inside, graph = frozenset(ops), each.graph
-        forward = first = backward = 0.0
-        freed = grown = 0.0  # bytes that later operators save, and bytes of their parameters' gradients
+        held = _Activations.of(each, tuple(ops), recompute, offload)
+        again = samples * held.largest_region
+        forward, first, backward = 0.0, -again, -again
+        freed = grown = 0.0  # bytes that later operators keep, and bytes of their parameters' gradients
         for name in (name for name in reversed(graph.order) if name in inside):
-            at = graph.index[name]
-            rows = each.temporaries[at]
+            rows = each.temporaries[graph.index[name]]
             computed = samples * each.largest_load[name]
             passing = max((row.forward(computed) for row in rows), default=0.0)
             handed_on = not inside.isdisjoint(graph.successors[name])
@@ -50,9 +61,56 @@ class TaskMemory:
                 each.returned_gradient[name] * samples if handed_on else 0.0
             )  # otherwise it is in a message buffer
             returning = max((row.backward(computed) for row in rows), default=0.0) + arrived
-            forward = max(forward, passing - freed)
+            repeated = samples * held.repeated[name] - again
+            returning = max(returning, arrived + passing if held.repeated[name] else 0.0) + repeated
+            forward = max(forward, passing - freed + samples * held.dropped[name])
             first = max(first, returning - freed + grown)
             backward = max(backward, returning - freed)
-            freed += float(each.saved[at]) * samples if recompute in ("none", "full") else 0.0
-            grown += float(each.trainable[at])
+            freed += samples * held.kept[name]
+            grown += float(each.trainable[graph.index[name]])
         return TaskMemory(forward, first, backward)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Activations:
+    """Bytes per sample, by operator of a stage.
+
+    region of b and c       a   [b   c]   d
+    backward of d           the kept bytes of all
+    backward of c           those of a, b and c, and what b and c save, which is computed again
+    backward of b           those of a and b, and what b saves
+    """
+
+    kept: Mapping[str, float]
+    """What the operator's backward finds and frees. What was offloaded has come back."""
+    repeated: Mapping[str, float]
+    """What the operator's region holds at that time besides: what it and earlier operators of the region save."""
+    dropped: Mapping[str, float]
+    """What the forward of a recomputed operator saves and does not keep."""
+    largest_region: float
+    """The most that a region saves."""
+
+    @staticmethod
+    def of(each: OpBytes, ops: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> "_Activations":
+        """Return the activations of a stage. A stage that recomputes in full holds in its backward what others keep."""
+        saved = dict(zip(ops, each.saved[each.positions(ops)].tolist(), strict=True))
+        nothing = dict.fromkeys(ops, 0.0)
+        if isinstance(recompute, str):
+            return _Activations(kept=saved, repeated=nothing, dropped=nothing, largest_region=0.0)
+        activations = ActivationBytes(each)
+        kept = activations.kept_by_op(ops, recompute, offload)
+        again = {name: number for number, region in enumerate(regions(ops, recompute)) for name in region}
+        return _Activations(
+            kept={name: kept[name] if name in again else max(kept[name], saved[name]) for name in ops},
+            repeated=nothing | _so_far((name for name in each.graph.order if name in again), again, saved),
+            dropped={name: max(0.0, saved[name] - kept[name]) if name in again else 0.0 for name in ops},
+            largest_region=activations.recomputed(ops, recompute),
+        )
+
+
+def _so_far(names: Iterable[str], region: Mapping[str, int], saved: Mapping[str, float]) -> dict[str, float]:
+    totals, found = dict.fromkeys(region.values(), 0.0), dict[str, float]()
+    for name in names:
+        totals[region[name]] += saved[name]
+        found[name] = totals[region[name]]
+    return found

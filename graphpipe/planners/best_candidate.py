@@ -1,7 +1,7 @@
 """Choose the best of several plans of one problem under a schedule: a named one, or the one with the shortest step."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput
@@ -9,6 +9,7 @@ from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, under
 from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_room, with_slack
+from graphpipe.planners.remembered_seconds import RememberedSeconds
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import least_step_seconds, task_count
 from graphpipe.schedule.schedulers import interleaved, zb_auto
@@ -50,6 +51,8 @@ class BestCandidate:
     """The only micro-batch size that stages may have; None: any."""
     quick: Callable[[Plan], bool] | None = None
     """Whether `evaluate` is quick for a plan; None: always. Otherwise fewer changes are tried."""
+    greedy: RememberedSeconds = field(default_factory=lambda: RememberedSeconds(_greedy_seconds))
+    """Seconds of a plan under a greedy zero-bubble schedule."""
 
     def __call__(self, plans: Sequence[Plan]) -> Plan:
         """Return the best of at least one plan, or a plan near it, under its schedule.
@@ -67,7 +70,7 @@ class BestCandidate:
         """Return about the seconds of a 1F1B plan under the chosen schedule, quickly. Infinite above the limit."""
         try:
             if self.choice in (AUTO, zb_auto.NAME):
-                return _greedy_seconds(plan, limit_seconds)
+                return self.greedy(plan, limit_seconds)
             found = _under_rule(self.choice, plan)
             quick = _interleaves(self.choice, plan) and _replica_tasks(plan) > _EXACT_TASKS
             return interleaved.quick_seconds(found) if quick else self.evaluate(found)
@@ -102,9 +105,9 @@ class BestCandidate:
             close = _CLOSE if task_count(plan) <= _FEW_TASKS else 1.0
             if promises and least >= close * min(promises, key=_seconds)[0]:
                 continue
-            promises.append((_greedy_seconds(plan), plan))
+            promises.append((self.greedy(plan), plan))
         promising = [plan for _, plan in sorted(promises, key=_seconds)]
-        near = [self._improved(plan, _greedy_seconds) for plan in _worth_improving(promising)]
+        near = [self._improved(plan, self.greedy) for plan in _worth_improving(promising)]
         searched = (
             replace(with_room(plan), schedule=zb_auto.NAME)
             for plan in _affordable(_distinct(near, promising[:_SEARCHED]), _SEARCHED_TASKS)
@@ -139,7 +142,7 @@ class BestCandidate:
         return _under_rule(choice, min([*near, ranked[0][1]], key=seconds_of))
 
     def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
-        slow = evaluate is not _greedy_seconds and self.quick is not None and not self.quick(plan)
+        slow = evaluate is not self.greedy and self.quick is not None and not self.quick(plan)
         trials = _REFINED_TASKS // task_count(plan) // (_SLOWER if slow else 1)
         sizes = None if self.micro_batch is None else (self.micro_batch,)
         return hill_climb(plan, evaluate, trials, sizes=sizes, whole_backwards=whole_backwards)
@@ -166,7 +169,7 @@ def _bounded(plans: Sequence[Plan], *, whole_backwards: bool = False) -> list[tu
     return sorted([(least_step_seconds(plan, whole_backwards=whole_backwards), plan) for plan in plans], key=_seconds)
 
 
-def _greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:
+def _greedy_seconds(plan: Plan, limit_seconds: float) -> float:
     return zb_auto.greedy_seconds(with_room(plan), limit_seconds)
 
 

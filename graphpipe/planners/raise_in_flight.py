@@ -5,6 +5,7 @@ from math import inf
 
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import needed_bytes, stage_memory
+from graphpipe.plans.stage import Stage
 
 
 def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
@@ -35,16 +36,26 @@ def with_slack(plan: Plan) -> Plan:
 
     The samples in flight of 1F1B keep a pipeline busy if messages take no time. Otherwise each backward is late by the
     messages of its round trip, and every stage waits. One more micro-batch per hop hides these messages.
+
+    A stage whose predecessor has no memory for more samples gets only as many as that predecessor can send it before
+    its first backward. With more, the two would wait for each other forever.
     """
     hops = [0] * len(plan.stages)
     for stage in reversed(range(len(plan.stages))):
         hops[stage] = max((1 + hops[after] for after in plan.successors[stage]), default=0)
-    most = with_room(plan).stages
-    stages = tuple(
-        replace(stage, in_flight=min(stage.in_flight + count * stage.micro_batch, limit.in_flight))
-        for stage, count, limit in zip(plan.stages, hops, most, strict=True)
-    )
-    return replace(plan, stages=stages, prediction=None)
+    stages: list[Stage] = []
+    for number, (stage, limit) in enumerate(zip(plan.stages, with_room(plan).stages, strict=True)):
+        wanted = min(stage.in_flight + hops[number] * stage.micro_batch, limit.in_flight)
+        sent = min((_sent(stages[before], stage) for before in plan.predecessors[number]), default=wanted)
+        stages.append(replace(stage, in_flight=max(stage.in_flight, min(wanted, sent))))
+    return replace(plan, stages=tuple(stages), prediction=None)
+
+
+def _sent(before: Stage, stage: Stage) -> int:
+    # The samples that a stage can forward before it needs a backward, in whole micro-batches of its successor. Larger
+    # bursts of the predecessor need the rest of a burst more (see `in_flight_samples`).
+    rest = max(before.burst * before.micro_batch - stage.burst * stage.micro_batch, 0)
+    return (before.in_flight - rest) // stage.micro_batch * stage.micro_batch
 
 
 def _more(plan: Plan, number: int, spare: float) -> int:

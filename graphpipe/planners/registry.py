@@ -14,12 +14,17 @@ from graphpipe.planners.baselines.piper import PIPER
 from graphpipe.planners.graphpipe import GRAPHPIPE
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.spp import SPP
+from graphpipe.planners.swapping.dawnpiper import DAWNPIPER
+from graphpipe.planners.swapping.vpipe import VPIPE
 from graphpipe.plugins import load_plugins, register_by_name
 
 ENTRY_POINTS = "graphpipe.planners"
 """Entry-point group through which an installed package registers a `Planner` for every process."""
 
-_BY_NAME = {each.name: each for each in (GRAPHPIPE, SPP, PIPEDREAM, PIPER, GPIPE, DAPPLE, PIPEDREAM_2BW, EDGEPIPE)}
+_BY_NAME = {
+    each.name: each
+    for each in (GRAPHPIPE, SPP, PIPEDREAM, PIPER, GPIPE, DAPPLE, PIPEDREAM_2BW, DAWNPIPER, VPIPE, EDGEPIPE)
+}
 PLANNERS: Mapping[str, Planner] = MappingProxyType(_BY_NAME)
 """All planners registered so far."""
 DEFAULT = GRAPHPIPE.name

@@ -44,11 +44,14 @@ def _transfer_seconds(plan: Plan, stage: int) -> list[float]:
     for position, edge in enumerate(plan.edges):
         if stage in (edge.source, edge.target) and edge.bytes_per_sample:
             other = plan.stages[edge.target if edge.source == stage else edge.source]
-            sent = plan.sent_bytes(position, plan.joint_edges.without(position, backward=False))
-            count = sent * here.micro_batch / min(here.degree, other.degree)
-            once = plan.cost_model.slowest_transfer_seconds(count, here.devices[:1], other.devices)
-            directions = 1 if plan.cluster.overlap or position not in plan.gradient_edges else 2
-            found.append(directions * once)
+            share = here.micro_batch / min(here.degree, other.degree)
+            back = not plan.cluster.overlap and position in plan.gradient_edges
+            sent = (
+                plan.sent_bytes(position, plan.joint_edges.without(position, backward=False), backward=backward)
+                for backward in ((False, True) if back else (False,))
+            )
+            ends = here.devices[:1], other.devices
+            found.append(sum(plan.cost_model.slowest_transfer_seconds(each * share, *ends) for each in sent))
     return found
 
 
@@ -151,8 +154,8 @@ def _hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[in
         feeding[edge.target].append((edge.source, seconds))  # all values, even those that come along another edge
         if position in plan.gradient_edges:
             without = plan.joint_edges.without(position, backward=True)
-            if without:
-                sent = plan.sent_bytes(position, without) * samples
+            if without or plan.one_way_bytes[position]:
+                sent = plan.sent_bytes(position, without, backward=True) * samples
                 seconds = plan.cost_model.fastest_transfer_seconds(sent, source.devices, target.devices) if sent else 0
             back[edge.target].append((edge.source, seconds))
     return feeding, back
@@ -181,12 +184,11 @@ def period_seconds(plan: Plan) -> float:
             for other in target.devices:
                 if one == other or not count:
                     continue
-                sent = (
-                    messages * plan.cost_model.transfer_seconds(share, one, other) / min(source.degree, target.degree)
-                )
+                fewer = min(source.degree, target.degree)
+                sent = messages * plan.cost_model.transfer_seconds(share, one, other) / fewer
                 links[one, other] = links.get((one, other), 0.0) + sent
                 for end in (one, other):
-                    devices[end] += messages * plan.cost_model.message_seconds(one, other)
+                    devices[end] += messages * plan.cost_model.message_seconds(share / fewer, one, other)
                     devices[end] += 0.0 if plan.cluster.overlap else sent
     nodes: dict[str, float] = {}
     for device, busy in devices.items():

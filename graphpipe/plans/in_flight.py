@@ -85,8 +85,11 @@ def versions_of(weights: WeightPolicy, predictor: Predictor, delay: Count) -> Co
     """Return the most versions of the weights of a stage with this delay that a device holds at once.
 
     A stage that predicts needs a copy to return to. SpecTrain predicts for the backward too, so that only the first
-    stages and the last one may need less than this.
+    stages and the last one may need less than this. A moving average is as large as a version, and so is the copy to
+    return to after a backward.
     """
+    if weights == "moving-average":
+        return 0 * delay + 1 + 2 * (delay > 0)
     if weights != "predict":
         return 1 + delay
     return 0 * delay + 1 + ((delay > 0) | (predictor == "spectrain"))

@@ -17,7 +17,7 @@ from graphpipe.graph import Graph
 from graphpipe.graph.operator_graph import fingerprinted
 from graphpipe.plans.joint_edges import NONE, JointEdges, joint_edges, whole_values
 from graphpipe.plans.older_plans import with_current_fields, with_version_1_fields
-from graphpipe.plans.one_way_pairs import one_way_pairs
+from graphpipe.plans.one_way_pairs import one_way_bytes, one_way_pairs
 from graphpipe.plans.prediction import Prediction
 from graphpipe.plans.stage import Predictor, Stage, StageEdge, WeightPolicy
 from graphpipe.plans.tied_gradients import TiedGradients, tied_gradients_of
@@ -95,14 +95,25 @@ class Plan:
         """By edge: the values that it carries, by operator and name, with the bytes per sample."""
         return whole_values(self.graph, self.stages, self.edges)
 
-    def sent_bytes(self, edge: int, without: tuple[int, ...] = NONE) -> float:
-        """Return the bytes per sample that the messages of an edge carry, without values that other edges carry too."""
-        count = self.edges[edge].bytes_per_sample
+    @cached_property
+    def one_way_bytes(self) -> list[float]:
+        """By edge: the bytes per sample of its values that get no gradient."""
+        return one_way_bytes(self.graph, self.stages, self.edges)
+
+    def sent_bytes(self, edge: int, without: tuple[int, ...] = NONE, *, backward: bool = False) -> float:
+        """Return the bytes per sample that the messages of an edge carry.
+
+        Args:
+            edge: its position.
+            without: edges that carry some of the values too, which are left out.
+            backward: whether the messages carry gradients, which not all values have.
+        """
+        count = self.edges[edge].bytes_per_sample - (self.one_way_bytes[edge] if backward else 0.0)
         if not without or not count:
             return count
         own = self.whole_values[edge]
-        other = {name for each in without for name in self.whole_values[each]}
-        return max(0.0, count - sum(own[name] for name in own.keys() & other))
+        common = own.keys() & {name for each in without for name in self.whole_values[each]}
+        return max(0.0, count - sum(own[name] for name in common if not backward or name not in self.graph.one_way))
 
     @cached_property
     def gradient_sources(self) -> tuple[tuple[int, ...], ...]:

@@ -10,8 +10,10 @@ from graphpipe.costs import CostTable, Recompute, State
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 
-WeightPolicy = Literal["flush", "stash", "vertical-sync", "double-buffer", "predict"]
+WeightPolicy = Literal["flush", "stash", "vertical-sync", "double-buffer", "moving-average", "predict"]
 """Which weights a micro-batch sees if mini-batches follow each other without a flush (`schedule.segments`)."""
+OTHER_BACKWARDS: tuple[WeightPolicy, ...] = ("moving-average", "predict")
+"""Under these, a backward may read other weights than its forward, so stages cannot recompute."""
 Predictor = Literal["", "pipeoptim", "spectrain", "xpipe"]
 """How the policy `predict` predicts weights; empty for other policies."""
 

@@ -11,7 +11,7 @@ from math import inf
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.graph.verify_splits import check_splits
-from graphpipe.plans.stage import PlanFields, WeightPolicy
+from graphpipe.plans.stage import OTHER_BACKWARDS, PlanFields, WeightPolicy
 from graphpipe.plans.verify_memory import RELATIVE, check_memory, submodule
 
 _FEW = 40
@@ -110,8 +110,8 @@ def _check_weights(plan: PlanFields) -> None:
                 f"shards its state, and the weight policy is '{plan.weights}': replicas would exchange weights in use"
             )
             raise InvalidInput(what, where=where, remedy="Set state to 'whole', or weights to 'flush'.")
-        if plan.weights == "predict" and stage.recompute != "none":
-            what = "recomputes in its backward, with other weights than the predicted ones of its forward"
+        if plan.weights in OTHER_BACKWARDS and stage.recompute != "none":
+            what = f"recomputes in its backward, which reads other weights than its forward under '{plan.weights}'"
             raise InvalidInput(what, where=where, remedy="Set recompute to 'none', or weights to 'stash'.")
     if plan.weights != "flush":
         _check_unshared(plan)

@@ -1,11 +1,14 @@
 """More samples in flight, against sums by hand."""
 
 from dataclasses import replace
+from itertools import product
 
+import pytest
 from builders import Part, make_plan
 
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
+from graphpipe.simulator import step_seconds
 
 
 def in_flight(plan: Plan) -> list[int]:
@@ -29,6 +32,23 @@ def test_slack_follows_the_longest_way_out() -> None:
     plan = make_plan([Part()] * 4, edges, batch_size=16)
     added = [more - less for more, less in zip(in_flight(with_slack(plan)), in_flight(plan), strict=True)]
     assert added == [3, 2, 1, 0]
+
+
+def test_slack_ends_at_what_a_full_stage_before_can_send() -> None:
+    # A mixed cluster once got a plan whose devices waited for each other forever: the stage with the least memory came
+    # first and kept its 5 samples, and the next one wanted 4 + 3 before its first backward.
+    plan = with_memory(make_plan([Part(saved_bytes=10.0), *[Part()] * 4], batch_size=16), 50.0)
+    assert in_flight(plan) == [5, 4, 3, 2, 1]
+    assert in_flight(with_slack(plan)) == [5, 5, 5, 3, 1]
+
+
+@pytest.mark.parametrize("sizes", list(product((1, 2, 4), repeat=4))[::5])
+def test_slack_of_any_sizes_and_bursts_runs_to_its_end(sizes: tuple[int, ...]) -> None:
+    for bursts in ((1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 2)):
+        parts = [Part(micro_batch=size, burst=burst) for size, burst in zip(sizes, bursts, strict=True)]
+        plan = make_plan([replace(parts[0], saved_bytes=1.0), *parts[1:]], batch_size=32)
+        full = with_memory(plan, plan.stages[0].in_flight)
+        assert step_seconds(replace(with_slack(full), schedule="kfkb")) > 0  # or it raises an error
 
 
 def test_slack_and_room_end_at_the_mini_batch_and_at_the_memory() -> None:

@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 from builders import Part, make_plan
 
+from graphpipe.graph import EdgeValue
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample
+from graphpipe.plans.verify import verify
+from graphpipe.run.rehearse.emulated_replica import emulated_specs
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
@@ -36,6 +39,20 @@ def test_gradients_of_stages_that_do_not_feed_each_other_go_back_separately():
     assert not plan.joint_edges.gradients
     sent = sum(span.bytes for span in simulate(plan).spans if span.kind == "send")
     assert sent == 8 * (5.0 + 2 * 5.0 + 2 * (1.0 + 1.0))
+
+
+@pytest.mark.parametrize(("constant", "back"), [((), 8.0), (("b",), 5.0), (("a", "b"), 0.0)])
+def test_only_values_with_a_gradient_are_sent_back(constant: tuple[str, ...], back: float):
+    plan = make_plan([Part(), Part()], [(0, 1, 8.0)], overlap=False)
+    values = (EdgeValue(name="a", bytes_per_sample=5.0), EdgeValue(name="b", bytes_per_sample=3.0))
+    (first, second), (edge,) = plan.graph.ops, plan.graph.edges
+    ops = (replace(first, without_gradient=constant), second)
+    plan = replace(plan, graph=replace(plan.graph, ops=ops, edges=(replace(edge, values=values),)))
+    verify(plan)
+    assert sum(span.bytes for span in simulate(plan).spans if span.kind == "send") == 8 * (8.0 + back)
+    # A message takes a second per byte, and the devices with it.
+    assert seconds_per_sample(plan, 0) == pytest.approx(3.0 + 8.0 + back)
+    assert sum(spec.requires_grad for spec in emulated_specs(plan)[0]) == bool(back)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
@@ -42,7 +43,7 @@ class Baseline:
         plans = [plan for parts in partitions for plan in self._finished(problem, tail, parts)]
         fitting = [plan for plan in plans if memory_shortfall(plan) <= 0]
         if not fitting:
-            missing = min(map(memory_shortfall, plans))
+            missing = min(map(memory_shortfall, plans), default=inf)
             raise Infeasible(
                 f"no partition of '{problem.graph.name}' that {self.name} finds over {len(problem.cluster.devices)} "
                 f"devices fits in memory: the nearest misses by {format_bytes(missing)} ({missing:.0f} bytes)",

@@ -1,7 +1,8 @@
 """The downsets of a graph, with the bytes that each of them reads and holds."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from graphpipe.planners.problem.partition import Part, Problem
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
+_CHUNK = 20_000
+"""About how many stages are computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,33 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """Stages, each the operators of one downset that are not in a smaller one. All arrays have the shape [stages]."""
+
+    upper: Indices
+    """Positions of the larger downsets, ascending."""
+    lower: Indices
+    received: Array
+    """Bytes per sample that the stage reads from outside."""
+
+    @staticmethod
+    def concatenate(stages: "Sequence[Stages]") -> "Stages":
+        """Return the stages of several values in one."""
+        return Stages(*(np.concatenate([getattr(each, name) for each in stages]) for name in Stages.__slots__))
+
+    def only(self, chosen: Indices | slice) -> "Stages":
+        """Return some of the stages."""
+        return Stages(self.upper[chosen], self.lower[chosen], self.received[chosen])
+
+    @property
+    def groups(self) -> "Iterator[tuple[int, Stages]]":
+        """The stages of each larger downset."""
+        starts = np.flatnonzero(np.diff(self.upper, prepend=-1))
+        for start, end in pairwise([*starts.tolist(), len(self.upper)]):
+            yield int(self.upper[start]), self.only(slice(start, end))
+
+
+@dataclass(frozen=True, slots=True)
 class DownsetTable:
     """The downsets of a graph, with the bytes they hold and read, for any micro-batch size."""
 
@@ -54,6 +84,7 @@ class DownsetTable:
     cut_bytes: Array
     """[downsets]: bytes per sample that the downset reads from outside."""
     saved_bytes: Array
+    _stages: "list[Stages]" = field(default_factory=lambda: [])
 
     @staticmethod
     def of(problem: Problem, costs: CostModel, graph: Graph, downsets: Downsets) -> "DownsetTable":
@@ -80,6 +111,21 @@ class DownsetTable:
     def before_tail(self) -> bool:
         """Whether a whole-batch tail follows, which makes every stage keep the mini-batch in flight."""
         return len(self.graph.ops) < len(self.problem.graph.ops)
+
+    @property
+    def stages(self) -> "Iterator[Stages]":
+        """All stages, grouped by the larger downset, in chunks that fit in a cache."""
+        if not self._stages:
+            groups = [self._stages_of(at) for at in range(1, len(self.downsets))]
+            ends = np.cumsum([len(group.lower) for group in groups]) // _CHUNK
+            for chunk in np.split(np.arange(len(groups)), np.flatnonzero(np.diff(ends)) + 1):
+                self._stages.append(Stages.concatenate([groups[at] for at in chunk]))
+        return iter(self._stages)
+
+    def _stages_of(self, at: int) -> "Stages":
+        members, below = self.downsets.members, self.downsets.below(at)
+        received = self.reads[at].bytes_read(members[at] & ~members[below])
+        return Stages(np.full(len(below), at), below, received)
 
     def parts(self, cuts: list[StageCut], micro_batch: int) -> list[Part]:
         """Return the stages of a solution."""

@@ -41,7 +41,7 @@ class StageCuts:
         """Return the cuts of several values in one."""
         return StageCuts(*(np.concatenate([getattr(each, name) for each in cuts]) for name in StageCuts.__slots__))
 
-    def only(self, chosen: NDArray[np.bool_] | Indices) -> "StageCuts":
+    def only(self, chosen: NDArray[np.bool_] | Indices | slice) -> "StageCuts":
         """Return some of the cuts."""
         return StageCuts(*(getattr(self, name)[chosen] for name in StageCuts.__slots__))
 

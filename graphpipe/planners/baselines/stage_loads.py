@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import StageMemory
-from graphpipe.planners.baselines.downset_table import DownsetTable
+from graphpipe.planners.baselines.downset_table import DownsetTable, Stages
 from graphpipe.planners.baselines.stage_cuts import UNLIMITED, BottleneckSearch, StageCuts
 from graphpipe.planners.problem.partition import Part
 from graphpipe.planners.problem.stage_costs import far_bandwidth, smallest_memory_bytes, update_seconds_per_byte
 from graphpipe.plans.in_flight import most_in_flight_of
 
 Array = NDArray[np.float64]
-Indices = NDArray[np.intp]
 Counting = Literal["none", "longest", "added"]
 """How transfers or the all-reduce count: not at all, as a maximum with the other times, or added to them."""
 Policy = Literal["none", "full"]
@@ -48,8 +48,18 @@ class StageLoads:
             (policy, self._summed(partial(self._compute, again=policy == "full"))) for policy in policies
         ]
         reduce, state = self._summed(self._reduce), self._summed(self._state)
-        cuts = [self._cuts_of_all_policies(at, compute, reduce, state, ceiling) for at in range(1, len(table.downsets))]
+        cuts = [
+            cuts
+            for stages in table.stages
+            for cuts in self._cuts_of_all_policies(stages, compute, reduce, state, ceiling)
+        ]
         return BottleneckSearch(cuts, len(table.problem.cluster.devices))
+
+    def least_bottleneck(self) -> float:
+        """Return the seconds per sample of each stage if all devices were always busy. No stages can be faster."""
+        again = self.downset_table.problem.recompute == "full" and not self.policies
+        busy = [(self._compute(degree, again) + self._reduce(degree)) * degree for degree in self.degrees]
+        return float(np.min(busy, axis=0).sum()) / len(self.downset_table.problem.cluster.devices)
 
     def _summed(self, each: Callable[[int], Array]) -> Array:
         """Return, of shape [downsets, degrees], the sums over operators at every degree."""
@@ -75,58 +85,67 @@ class StageLoads:
         return table.costs.op_bytes.held(table.problem.state, degree)[table.positions]
 
     def _cuts_of_all_policies(
-        self, at: int, compute: Sequence[tuple[Policy, Array]], reduce: Array, state: Array, ceiling: float
-    ) -> StageCuts:
-        """Return the cuts of all policies; those that recompute only if memory may be short otherwise."""
+        self, stages: Stages, compute: Sequence[tuple[Policy, Array]], reduce: Array, state: Array, ceiling: float
+    ) -> list[StageCuts]:
+        """Return the cuts of all policies by larger downset; those that recompute only if memory may be short
+        otherwise."""
         (first, seconds), *others = compute
-        found = [self._cuts(at, seconds, reduce, state, ceiling, first)]
-        if others and (found[0].limit < min(len(self.downset_table.graph.ops), self.downset_table.devices)).any():
-            found += [self._cuts(at, seconds, reduce, state, ceiling, policy) for policy, seconds in others]
-        return StageCuts.concatenate(found) if len(found) > 1 else found[0]
+        found = self._cuts(stages, seconds, reduce, state, ceiling, first)
+        if not others:
+            return found
+        needed = min(len(self.downset_table.graph.ops), self.downset_table.devices)
+        for number, (_, group) in enumerate(stages.groups):
+            if (found[number].limit < needed).any():
+                more = [self._cuts(group, seconds, reduce, state, ceiling, policy)[0] for policy, seconds in others]
+                found[number] = StageCuts.concatenate([found[number], *more])
+        return found
 
-    def _cuts(self, at: int, compute: Array, reduce: Array, state: Array, ceiling: float, policy: Policy) -> StageCuts:
-        table = self.downset_table
-        below = table.downsets.below(at)
-        seconds = compute[at] - compute[below]
-        promising = (seconds <= ceiling).any(axis=1)
-        below, seconds = below[promising], seconds[promising]
-        received = table.reads[at].bytes_read(table.downsets.members[at] & ~table.downsets.members[below])
-        seconds = _counted(seconds, reduce[at] - reduce[below], self.all_reduce)
-        seconds = _counted(seconds, self._traffic(at, below, received), self.traffic)
-        limit = self._limits(at, state[at] - state[below], received, policy, below)
+    def _cuts(
+        self, stages: Stages, compute: Array, reduce: Array, state: Array, ceiling: float, policy: Policy
+    ) -> list[StageCuts]:
+        """Return the cuts of stages that are fast enough, by larger downset."""
+        uppers = np.unique(stages.upper)
+        at, below = stages.upper, stages.lower
+        seconds = _counted(compute[at] - compute[below], reduce[at] - reduce[below], self.all_reduce)
+        promising = np.flatnonzero((seconds <= ceiling).any(axis=1))
+        stages, seconds = stages.only(promising), seconds[promising]
+        seconds = _counted(seconds, self._traffic(stages), self.traffic)
+        limit = self._limits(stages, state[stages.upper] - state[stages.lower], policy)
         row, column = np.nonzero(seconds <= ceiling)
+        devices, recomputes = np.array(self.degrees)[column], np.full(len(row), policy == "full")
         one = np.ones(len(row), np.int64)
-        again = np.full(len(row), policy == "full")
-        return StageCuts(
-            below[row], np.array(self.degrees)[column], seconds[row, column], one, limit[row, column], again
-        )
+        cuts = StageCuts(stages.lower[row], devices, seconds[row, column], one, limit[row, column], recomputes)
+        ends = np.searchsorted(stages.upper[row], uppers, side="right")
+        return [cuts.only(slice(start, end)) for start, end in pairwise([0, *ends.tolist()])]
 
-    def _traffic(self, at: int, below: Indices, received: Array) -> Array:
+    def _traffic(self, stages: Stages) -> Array:
         """Return, of shape [stages, degrees], seconds per sample of moving activations and their gradients."""
         table = self.downset_table
         if self.traffic == "longest":  # All bytes that cross the wider end, including those that pass the stage by.
-            count = np.maximum(table.cut_bytes[at], table.cut_bytes[below])
+            count = np.maximum(table.cut_bytes[stages.upper], table.cut_bytes[stages.lower])
         else:
-            count = received + table.cut_bytes[below] - table.reads[at].bytes_read(table.downsets.members[below])
+            members = table.downsets.members
+            passing = [table.reads[at].bytes_read(members[group.lower]) for at, group in stages.groups]
+            count = stages.received + table.cut_bytes[stages.lower] - np.concatenate([*passing, np.zeros(0)])
         return 2 * count[:, None] / np.array(self.degrees) / far_bandwidth(table.problem)
 
-    def _limits(self, at: int, state: Array, received: Array, policy: Policy, below: Indices) -> NDArray[np.int64]:
+    def _limits(self, stages: Stages, state: Array, policy: Policy) -> NDArray[np.int64]:
         """Return, of shape [stages, degrees], the largest count of stages at which the stage fits."""
         table, batch = self.downset_table, self.downset_table.problem.batch_size
         memory = StageMemory.summed(
             state,
-            (table.saved_bytes[at] - table.saved_bytes[below])[:, None],
+            (table.saved_bytes[stages.upper] - table.saved_bytes[stages.lower])[:, None],
             recompute=policy,
             samples=self.micro_batch / np.array(self.degrees),
-            received=received[:, None],
-            temporary=self._temporaries(at, below) if table.costs.op_bytes.has_temporaries else 0.0,
+            received=stages.received[:, None],
+            temporary=self._temporaries(stages) if table.costs.op_bytes.has_temporaries else 0.0,
         )
         spare, kept = (
             smallest_memory_bytes(table.problem) - memory.total(0.0),
             memory.per_sample / np.array(self.degrees),
         )
         if table.problem.weights != "flush":
-            return self._limits_without_flush(spare, kept, self._weights(at, below))
+            return self._limits_without_flush(spare, kept, self._weights(stages))
         samples = np.where(spare < 0, 0.0, np.full(kept.shape, float(UNLIMITED)))
         np.divide(spare, kept, out=samples, where=(spare >= 0) & (kept > spare / UNLIMITED))
         samples = np.floor(samples * (1 + 1e-9))
@@ -134,10 +153,11 @@ class StageLoads:
         fewer = np.zeros_like(samples) if whole else np.maximum(samples // self.micro_batch, 0)
         return np.where(samples >= batch, UNLIMITED, fewer).astype(np.int64)
 
-    def _weights(self, at: int, below: Indices) -> Array:
+    def _weights(self, stages: Stages) -> Array:
         """Return, of shape [stages], the bytes of a version of a stage's weights."""
         trained = self.downset_table.costs.op_bytes.trainable[self.downset_table.positions]
-        return (self.downset_table.downsets.members[at] & ~self.downset_table.downsets.members[below]) @ trained
+        held = self.downset_table.downsets.members @ trained
+        return held[stages.upper] - held[stages.lower]
 
     def _limits_without_flush(self, spare: Array, kept: Array, weights: Array) -> NDArray[np.int64]:
         """Return the same as `_limits` if mini-batches overlap: a longer way back needs more versions of the weights.
@@ -154,12 +174,15 @@ class StageLoads:
             limit = np.where(fits & (limit == count - 1), count if count < counts[-1] else UNLIMITED, limit)
         return limit
 
-    def _temporaries(self, at: int, below: Indices) -> Array:
+    def _temporaries(self, stages: Stages) -> Array:
         """Return, of shape [stages, degrees], the temporary bytes of a running task."""
-        table = self.downset_table
-        inside = table.downsets.members[at] & ~table.downsets.members[below]
-        each = (table.costs.op_bytes.temporary(self.micro_batch / degree)[table.positions] for degree in self.degrees)
-        return np.stack([(inside * held).max(axis=1) for held in each], axis=1)
+        table, members = self.downset_table, self.downset_table.downsets.members
+        each = [table.costs.op_bytes.temporary(self.micro_batch / degree)[table.positions] for degree in self.degrees]
+        found = [np.zeros((0, len(each)))]
+        for at, group in stages.groups:
+            inside = members[at] & ~members[group.lower]
+            found.append(np.stack([(inside * held).max(axis=1) for held in each], axis=1))
+        return np.concatenate(found)
 
 
 def uniform_partitions(loads: StageLoads) -> Iterator[list[Part]]:

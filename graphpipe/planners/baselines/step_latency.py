@@ -145,22 +145,24 @@ class StepLatency:
         for at in reversed(range(1, len(least))):
             for number, degree_cuts in enumerate(self.cuts[at - 1]):
                 chosen = np.flatnonzero(degree_cuts.block <= block)
-                trial = (
-                    least[at, : self.devices + 1 - degree_cuts.degree, :-1]
-                    + (degree_cuts.block[chosen] + degree_cuts.transfer)[:, None, None]
-                )
+                before = least[at, : self.devices + 1 - degree_cuts.degree, :-1]
+                if not len(chosen) or not np.isfinite(before).any():
+                    continue
+                trial = before + (degree_cuts.block[chosen] + degree_cuts.transfer)[:, None, None]
                 trial[self._refused(degree_cuts, chosen, hidden)] = np.inf
-                there = (degree_cuts.below[chosen], slice(degree_cuts.degree, None), slice(1, None))
-                previous[there] = np.where(trial < least[there], at * len(self.cuts[0]) + number, previous[there])
+                there = (_rows(degree_cuts.below[chosen]), slice(degree_cuts.degree, None), slice(1, None))
+                shorter = trial < least[there]
+                previous[there] = np.where(shorter, at * len(self.cuts[0]) + number, previous[there])
                 least[there] = np.minimum(trial, least[there])
         return self._backtrack(least, previous) if np.isfinite(least[0]).any() else None
 
     def _refused(self, degree_cuts: DegreeCuts, chosen: NDArray[np.intp], hidden: Array) -> NDArray[np.bool_]:
         """Return, of shape [cuts, devices before, stages before], which exceed the all-reduce limit or memory."""
         refused = (degree_cuts.all_reduce[chosen, None] > hidden)[:, None, :]
+        if not self.memory:
+            return np.broadcast_to(refused, (len(chosen), self.devices + 1 - degree_cuts.degree, len(hidden)))
         behind = np.arange(self.devices - degree_cuts.degree + 1, 0, -1)
-        crowded = (degree_cuts.limit[chosen, None] < behind)[:, :, None] & self.memory
-        return refused | crowded
+        return refused | (degree_cuts.limit[chosen, None] < behind)[:, :, None]
 
     def _backtrack(self, least: Array, previous: NDArray[np.intp]) -> StageSequence:
         devices, stages = (int(axis) for axis in np.unravel_index(int(least[0].argmin()), least[0].shape))
@@ -180,3 +182,9 @@ class StepLatency:
         block = max(cut.seconds for cut in cuts)
         exposed = max(0.0, *(seconds - stage * block for stage, seconds in enumerate(reduces)))
         return StageSequence(cuts, fill, block, exposed)
+
+
+def _rows(positions: NDArray[np.intp]) -> "slice | NDArray[np.intp]":
+    """Return ascending positions as a slice if they follow each other, because a slice is not copied."""
+    first, last = int(positions[0]), int(positions[-1])
+    return slice(first, last + 1) if last - first + 1 == len(positions) else positions

@@ -30,7 +30,8 @@ class Changes:
 
     def __iter__(self) -> Iterator[Change]:
         """Yield the changes, those that most often shorten a step first."""
-        free = [number for number in range(len(self.plan.stages)) if number not in self._fixed]
+        fixed = self._fixed
+        free = [number for number in range(len(self.plan.stages)) if number not in fixed]
         moves = list(self._moves())
         order = self.plan.graph.index
         for name, stage in moves:
@@ -52,18 +53,20 @@ class Changes:
 
     def _moves(self) -> list[tuple[str, int]]:
         """Return operators with the stages that they may move to: neighbours, or all stages of a small plan."""
-        stages, stage_of = self.plan.stages, self._stage_of
+        stages, stage_of, fixed = self.plan.stages, self._stage_of, self._fixed
         found = dict[tuple[str, int], None]()
         for edge in self.plan.graph.edges:
             found |= {(edge.source, stage_of[edge.target]): None, (edge.target, stage_of[edge.source]): None}
         if self._small:
             found |= {(name, stage): None for name in stage_of for stage in range(len(stages))}
-        return [(name, stage) for name, stage in found if not {stage, stage_of[name]} & self._fixed]
+        return [(name, stage) for name, stage in found if not {stage, stage_of[name]} & fixed]
 
     def _pairs(self) -> list[tuple[str, str]]:
         """Return the pairs of operators of a small plan that may change places."""
-        free = [name for name, stage in self._stage_of.items() if stage not in self._fixed] if self._small else []
-        return list(combinations(free, 2))
+        if not self._small:
+            return []
+        fixed = self._fixed
+        return list(combinations([name for name, stage in self._stage_of.items() if stage not in fixed], 2))
 
     @property
     def _stage_of(self) -> dict[str, int]:

@@ -70,7 +70,7 @@ def transfer_seconds(plan: Plan) -> float:
     directions = [(position, False) for position in range(len(plan.edges))]
     directions += [(position, True) for position in sorted(plan.gradient_edges)]
     messages = sum(
-        plan.sent_bytes(position, plan.joint_edges.without(position, backward=backward))
+        plan.sent_bytes(position, plan.joint_edges.without(position, backward=backward), backward=backward)
         * plan.batch_size
         * _mean_seconds_per_byte(plan, plan.edges[position])
         for position, backward in directions

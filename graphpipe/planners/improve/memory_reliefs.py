@@ -3,28 +3,31 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from graphpipe.errors import Infeasible
 from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_loads import BOTH, StageLoads
-from graphpipe.planners.improve.relieved import relieved
+from graphpipe.planners.improve.roomier_plans import Search, faster_with_memory, roomier_plans
 from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
+from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.stage_costs import degrees_of
+from graphpipe.planners.problem.too_large import too_large
+from graphpipe.planners.swapping.chain_stages import FindChain, partitions_of
+from graphpipe.planners.swapping.dawnpiper import fitting_partition
+from graphpipe.planners.swapping.vpipe import repartitioned
 from graphpipe.plans.device_memory import memory_shortfall, needed_bytes
-from graphpipe.plans.estimates import seconds_per_sample
+from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample
 from graphpipe.plans.plan import Plan
-from graphpipe.plans.stage import Stage
+from graphpipe.plans.stage import OTHER_BACKWARDS, Stage
 
 _FULL = 0.5
 """Share of a device's memory up to which a plan had room for other choices."""
-_GAIN = 0.98
-"""Share of a step that a plan with more memory must take for memory to count as short."""
-_ROOMIER = (1.3, 1.7, 3.0)
-"""How many times the memory of the devices searches assume."""
-
-Search = Callable[[Problem, Options], Plan]
+_NEAR = 1.1
+"""Plans whose lower bound is within this factor of the best are worth a schedule, because small changes may help."""
+_LATER = 2.0
+"""How many times as long a plan may take before `eased` and the moves after the search, which shorten its step."""
 
 
 def with_reliefs(problem: Problem, options: Options, planner: str, find: Search) -> Plan:
@@ -32,14 +35,19 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
 
     Memory is short if nothing fits, or if the plan fills half of a device and a quick search with more memory finds a
     plan that is at least 2 % faster. Then the search repeats as if devices had more memory, and each of its plans
-    recomputes and offloads single operators until it fits (`relieved`).
+    recomputes and offloads single operators until it fits (`roomier_plans`).
 
     These are compared with the search's plans for three problems, after `eased`: all stages recompute, replicas shard
     the optimizer's state, and both. If the search also chooses a schedule, it compares its candidates with and without
     `eased`, before schedules fill the memory with samples in flight. If nothing fits otherwise, further candidates are
     the chains of least bottleneck over every choice of stages that recompute, with the optimizer's state whole and
-    sharded. With whole state the chain is exact, so a plan is found if any sequence of intervals fits. If nothing is
-    found, replicas shard everything (`Stage.state`). This only helps where one parameter is most of a stage.
+    sharded. With whole state the chain is exact, so a plan is found if any sequence of intervals fits. Then
+    DawnPiper's chains are compared too, which balance memory before they swap and recompute operators. vPipe's chains
+    are found quickly, so they are always compared. If nothing is found, replicas shard everything (`Stage.state`). This
+    only helps where one parameter is most of a stage.
+
+    Each search looks only for plans that can be faster than the best one so far. Problems whose parameters do not fit
+    (`too_large`) are not searched.
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -52,22 +60,35 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     """
     found: list[Plan] = []
     misses: list[Infeasible] = []
-    try:
-        found.append(find(problem, options))
-        if problem.weights != "flush" or _has_room(found[0]) or not _memory_gains(problem, options, find, found[0]):
-            return found[0]
-    except Infeasible as miss:
-        misses.append(miss)
-    found += [] if problem.weights != "flush" else _roomier_plans(problem, options, find)
-    for relieved_problems in _reliefs(problem):
-        for attempt in _attempts(relieved_problems, options, planner, find, chains=bool(misses)):
-            try:
-                found.append(attempt())
-            except Infeasible as miss:
-                misses.append(miss)
+
+    def tried(problem: Problem, attempt: Callable[[], Plan]) -> None:
+        try:
+            found.extend([] if too_large(problem) else [attempt()])
+        except Infeasible as miss:
+            misses.append(miss)
+
+    tried(problem, partial(find, problem, options))
+    if found and (problem.weights != "flush" or _has_room(found[0])):
+        return found[0]
+    nothing_fits = not found
+    options = replace(options, thorough=False)
+    roomiest = faster_with_memory(problem, options, find, found[0]) if found else None
+    if found and roomiest is None:
+        return found[0]
+    if problem.weights == "flush" and not too_large(problem):
+        found += roomier_plans(problem, options, find, roomiest, _seconds(options, found))
+    for problems in _reliefs(problem):
+        for each, attempt in _attempts(problems, planner, find, chains=nothing_fits):
+            tried(each, partial(attempt, replace(options, most_seconds=_seconds(options, found))))
         if found:
             return options.best(found)
-    raise misses[1] if len(misses) > 1 else misses[0]
+    if not too_large(problem):
+        raise misses[1] if len(misses) > 1 else misses[0]
+    return find(next(_reliefs(problem), [problem])[0], options)  # Its error names the nearest miss.
+
+
+def _seconds(options: Options, plans: Sequence[Plan]) -> float:
+    return min(map(options.evaluate, plans), default=inf)
 
 
 def _has_room(plan: Plan) -> bool:
@@ -75,60 +96,15 @@ def _has_room(plan: Plan) -> bool:
     return all(need <= _FULL * plan.cluster.type_of(at).memory_bytes for at, need in needed_bytes(plan).items())
 
 
-def _memory_gains(problem: Problem, options: Options, find: Search, plan: Plan) -> bool:
-    """Return whether more memory leads to a faster plan, as far as a search with one stage per device shows."""
-    roomy = _with_memory(problem, _ROOMIER[-1])
-    quick = replace(options, scheduled=None, stages_per_device=1)
-    return options.evaluate(find(roomy, quick)) <= _GAIN * options.evaluate(plan)
-
-
-def _with_memory(problem: Problem, times: float) -> Problem:
-    types = tuple(replace(kind, memory_bytes=kind.memory_bytes * times) for kind in problem.cluster.device_types)
-    return replace(problem, cluster=replace(problem.cluster, device_types=types))
-
-
-def _roomier_plans(problem: Problem, options: Options, find: Search) -> Iterator[Plan]:
-    """Yield the plans of searches with more memory, fitted into the memory that there is."""
-    seen: list[tuple[Part, ...]] = []
-    for times in _ROOMIER:
-        try:
-            found = find(_with_memory(problem, times), replace(options, scheduled=None))
-        except Infeasible:
-            continue
-        parts = tuple(map(Part.of, found.stages))
-        if parts in seen:
-            continue
-        seen.append(parts)
-        if fitting := _fitting(problem, replace(found, cluster=problem.cluster)):
-            best = options.best(fitting)
-            yield best if options.scheduled is None else options.scheduled([best])
-
-
-def _fitting(problem: Problem, plan: Plan) -> list[Plan]:
-    """Return the plan with decisions that let it fit, at its micro-batch sizes or the largest halves that fit."""
-    while not (found := relieved(plan)):
-        parts = [replace(part, micro_batch=part.micro_batch // 2) for part in map(Part.of, plan.stages)]
-        if any(2 * half.micro_batch != stage.micro_batch for half, stage in zip(parts, plan.stages, strict=True)):
-            return []
-        if any(part.micro_batch % part.degree for part in parts) or _whole_batch(plan):
-            return []
-        devices = [stage.devices for stage in plan.stages]
-        plan = assemble(problem, parts, planner=plan.planner, chain=is_chain(plan), devices=devices)
-    return found
-
-
-def _whole_batch(plan: Plan) -> bool:
-    return any(op.whole_batch for op in plan.graph.ops)
-
-
 def _reliefs(problem: Problem) -> Iterator[list[Problem]]:
     """Yield the problems whose plans are compared, the one that needs the least memory first.
 
-    Replicas do not shard anything if mini-batches overlap. Predicted weights exclude recomputation.
+    Replicas do not shard anything if mini-batches overlap. If a backward reads other
+    weights than its forward, stages cannot recompute.
     """
     again = replace(problem, recompute="full")
     if problem.weights != "flush":
-        yield from [] if problem.weights == "predict" else [[again]]
+        yield from [] if problem.weights in OTHER_BACKWARDS else [[again]]
         return
     if len(problem.cluster.devices) == 1:
         yield [again]
@@ -138,26 +114,48 @@ def _reliefs(problem: Problem) -> Iterator[list[Problem]]:
 
 
 def _attempts(
-    problems: Sequence[Problem], options: Options, planner: str, find: Search, *, chains: bool
-) -> Iterator[Callable[[], Plan]]:
+    problems: Sequence[Problem], planner: str, find: Search, *, chains: bool
+) -> Iterator[tuple[Problem, Callable[[Options], Plan]]]:
+    """Yield the searches to try, by their options, and the problem of each."""
     for problem in problems:
-        yield partial(_eased_search, find, problem, options)
-    for problem in problems:
-        if problem.recompute == "full" and chains:
-            chain = Baseline(name=planner, partitioner=_partitions)
-            yield partial(chain.plan, replace(problem, recompute="none"), options)
+        yield problem, partial(_eased_search, find, problem)
+    for problem in (each for each in problems if each.recompute == "full"):
+        kept, swaps = replace(problem, recompute="none"), problem.weights == "flush" and problem.state == "whole"
+        if chains:
+            yield problem, partial(Baseline(name=planner, partitioner=_partitions).plan, kept)
+        for find_chain in ((repartitioned, fitting_partition) if chains else (repartitioned,)) if swaps else ():
+            yield problem, partial(_swapping_chain, find_chain, kept, planner)
+
+
+def _swapping_chain(find: FindChain, problem: Problem, planner: str, options: Options) -> Plan:
+    partitioner = partial(partitions_of, find, most_seconds=options.most_seconds)
+    return Baseline(name=planner, partitioner=partitioner).plan(problem, options)
 
 
 def _eased_search(find: Search, problem: Problem, options: Options) -> Plan:
-    return eased(find(problem, _easing(options)))
+    slower = inf if options.stages_per_device > 1 else _LATER
+    return eased(find(problem, replace(_easing(options), most_seconds=slower * options.most_seconds)))
 
 
 def _easing(options: Options) -> Options:
+    """Return options under which a schedule is only chosen among plans that can be fast enough, after `eased`.
+
+    Where devices may share stages, a slow plan keeps its schedule, because sharing may still shorten its step.
+
+    Raises of `scheduled`:
+        Infeasible: no plan can be fast enough.
+    """
     if (choose := options.scheduled) is None:
         return options
 
     def scheduled(plans: Sequence[Plan]) -> Plan:
-        return choose([*map(eased, plans), *plans])
+        both = [*map(eased, plans), *plans]
+        least = partial(least_step_seconds, whole_backwards=not options.splits_backward)
+        if fast := [plan for plan in both if least(plan) < _NEAR * options.most_seconds]:
+            return choose(fast)
+        if options.stages_per_device > 1:
+            return options.best(both)
+        raise Infeasible(f"every plan takes at least {options.most_seconds} seconds")
 
     return replace(options, scheduled=scheduled)
 

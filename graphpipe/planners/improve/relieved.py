@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 from graphpipe.planners.problem.relief import Relief
 from graphpipe.plans.device_memory import host_bytes, memory_shortfall, spare_bytes, stage_memory
+from graphpipe.plans.estimates import update_seconds
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
@@ -17,22 +19,26 @@ def decides(plan: Plan) -> bool:
     return any(stage.offload or not isinstance(stage.recompute, str) for stage in plan.stages)
 
 
-def relieved(plan: Plan) -> list[Plan]:
+def relieved(plan: Plan, most_seconds: float = inf) -> list[Plan]:
     """Return the plan with other decisions about memory, so that it fits; empty if none fit.
 
     Each stage that lacks memory takes the decisions of fewest seconds (`Relief`). How much of its copies a stage hides
     shows only in the simulated step, so there is a plan for each of several guesses, and one without offloading.
+
+    Args:
+        plan: of any need for memory.
+        most_seconds: of a step. The decisions in slower plans need not be the best.
     """
     found: list[Plan] = []
     for share in _WINDOWS:
         for offloads in (True, False) if share == _WINDOWS[-1] else (True,):
-            fitted = _fitted(plan, share, offloads=offloads)
+            fitted = _fitted(plan, share, most_seconds, offloads=offloads)
             if fitted is not None and fitted not in found:
                 found.append(fitted)
     return found
 
 
-def _fitted(plan: Plan, share: float, *, offloads: bool) -> Plan | None:
+def _fitted(plan: Plan, share: float, most_seconds: float, *, offloads: bool) -> Plan | None:
     stages = tuple(replace(stage, recompute="none", offload=()) for stage in plan.stages)
     plan, period = replace(plan, stages=stages, prediction=None), _period_seconds(plan)
     for at in sorted(range(len(stages)), key=lambda at: -_total(plan, at)):
@@ -41,7 +47,13 @@ def _fitted(plan: Plan, share: float, *, offloads: bool) -> Plan | None:
         if short <= 0:
             continue
         window = share * max(0.0, period / plan.micro_batches(at) - _own_seconds(plan, stage))
-        relief = Relief(plan=plan, stage=stage, window_seconds=window, offloads=offloads and stage.state != "all")
+        relief = Relief(
+            plan=plan,
+            stage=stage,
+            window_seconds=window,
+            offloads=offloads and stage.state != "all",
+            most_seconds=_room_seconds(plan, at, most_seconds),
+        )
         changed = relief.fitted(_total(plan, at) - short) or replace(stage, recompute="full")
         plan = replace(plan, stages=(*plan.stages[:at], changed, *plan.stages[at + 1 :]))
     fits = memory_shortfall(plan) <= 0 and all(
@@ -62,6 +74,12 @@ def _period_seconds(plan: Plan) -> float:
         for device, seconds in _task_seconds(plan, stage):
             busy[device] += seconds * plan.micro_batches(at)
     return max(busy.values())
+
+
+def _room_seconds(plan: Plan, at: int, most_seconds: float) -> float:
+    """Return the seconds per micro-batch by which a stage may take longer, in a step of at most so many seconds."""
+    own = max(seconds for _, seconds in _task_seconds(plan, plan.stages[at]))
+    return (most_seconds - update_seconds(plan, at)) / plan.micro_batches(at) - own
 
 
 def _own_seconds(plan: Plan, stage: Stage) -> float:

@@ -11,7 +11,7 @@ from graphpipe.planners.lower_bound.configuration_lp import packing_bound
 from graphpipe.planners.lower_bound.device_loads import any_stages, one_stage_each
 from graphpipe.planners.lower_bound.op_minima import OpMinima
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device, own_stages, whole_batch_tail
+from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device, own_stages
 from graphpipe.plans.estimates import bottleneck_seconds
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.prediction import Prediction
@@ -86,7 +86,7 @@ def step_bound(problem: Problem, *, shared: bool = True, sharded: bool = False) 
     path = float(np.max(before + np.maximum(work, until_last + after)))
     hidden: Collection[str] = ()
     if problem.cluster.overlap:
-        hidden = problem.graph.index.keys() if shared else whole_batch_tail(problem.graph)
+        hidden = problem.graph.index.keys() if shared else problem.graph.whole_batch_tail
     return max(bottleneck_bound(problem, shared=shared, hidden=hidden, sharded=sharded), path)
 
 

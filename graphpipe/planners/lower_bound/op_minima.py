@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel, StageMemory
 from graphpipe.planners.problem.partition import Problem
-from graphpipe.planners.problem.whole_batch_tail import whole_batch_tail
 
 Array = NDArray[np.float64]
 _ROUNDED = 1 + 1e-6
@@ -71,7 +70,7 @@ class OpMinima:
         batch, count = problem.batch_size, len(problem.cluster.devices)
         allowed = sorted(sizes or (size for size in range(1, batch + 1) if batch % size == 0), reverse=True)
         degrees = tuple(d for d in range(1, count + 1) if any(size % d == 0 for size in allowed))
-        inside = whole_batch_tail(problem.graph)
+        inside = problem.graph.whole_batch_tail
         tail = np.array([op.name in inside for op in problem.graph.ops])
         whole_batch = np.array([op.whole_batch for op in problem.graph.ops])
         parts = {degree: degree if sharded else 1 for degree in (1, *degrees)}

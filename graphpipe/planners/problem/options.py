@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
@@ -35,10 +36,14 @@ class Options:
     the step takes longer than the second argument."""
     stages_per_device: int = 1
     """The most stages that a device may host, except for stages of the whole-batch tail."""
+    most_seconds: float = inf
+    """Of a step: slower plans are not wanted. The search then looks only for stages that are fast enough."""
     splits_backward: bool = False
     """Whether `scheduled` may split the backward. More stages then fill and drain faster."""
     micro_batch: int | None = None
     """The only micro-batch size to try; None tries all."""
+    thorough: bool = True
+    """False: leave out the part of GraphPipe's search that takes longest and gains least, the shortest chains."""
     mixed_micro_batches: bool = False
     """Allow each stage its own micro-batch size, with kFkB (GraphPipe, section 6)."""
 

@@ -182,11 +182,11 @@ def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int],
     """Return bytes per sample between stages; a value that a stage reads several times counts once."""
     stage_of = {name: position for position, part in enumerate(parts) for name in part.ops}
     sent: dict[tuple[int, int, tuple[str, str]], float] = {}
-    for read in graph.reads:
-        source, target = stage_of[read.source], stage_of[read.target]
+    for writer, reader, value, count in graph.reads:
+        source, target = stage_of[writer], stage_of[reader]
         if source != target:
-            key = (source, target, read.value)
-            sent[key] = max(sent.get(key, 0.0), read.bytes_per_sample)
+            key = (source, target, value)
+            sent[key] = max(sent.get(key, 0.0), count)
     crossing: dict[tuple[int, int], float] = {}
     for (source, target, _), count in sent.items():
         crossing[source, target] = crossing.get((source, target), 0.0) + count

@@ -56,7 +56,7 @@ def all_reduce_seconds_per_byte(problem: Problem, degree: int) -> float:
 
 def smallest_memory_bytes(problem: Problem) -> float:
     """Return the memory of the smallest device."""
-    return min(problem.cluster.type_of(device).memory_bytes for device in range(len(problem.cluster.devices)))
+    return problem.cluster.smallest_memory_bytes
 
 
 def far_bandwidth(problem: Problem) -> float:

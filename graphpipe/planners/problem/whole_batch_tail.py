@@ -10,19 +10,9 @@ from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
 
-def whole_batch_tail(graph: Graph) -> frozenset[str]:
-    """Return the whole-batch operators and all operators after them."""
-    inside: set[str] = set()
-    for name in graph.order:
-        if graph[name].whole_batch or not inside.isdisjoint(graph.predecessors[name]):
-            inside.add(name)
-    return frozenset(inside)
-
-
 def own_stages(plan: Plan) -> list[Stage]:
     """Return the stages outside the whole-batch tail, whose stages may always share devices."""
-    tail = whole_batch_tail(plan.graph)
-    return [stage for stage in plan.stages if not tail.issuperset(stage.ops)]
+    return [stage for stage in plan.stages if not plan.graph.whole_batch_tail.issuperset(stage.ops)]
 
 
 def most_stages_per_device(plan: Plan) -> int:
@@ -42,7 +32,7 @@ class WholeBatchTail:
     @staticmethod
     def of(graph: Graph) -> "WholeBatchTail":
         """Return the tail of a graph. Operators after a whole-batch operator can only start when it has ended."""
-        inside = whole_batch_tail(graph)
+        inside = graph.whole_batch_tail
         if not inside:
             return WholeBatchTail(graph, ())
         ops = tuple(op for op in graph.ops if op.name not in inside)

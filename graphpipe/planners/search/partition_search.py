@@ -40,6 +40,8 @@ _SHORTEST_RANGES = 60
 """Ranges of limits that this search examines, fewer than the planner `dapple` does."""
 _SHORTEST_SIZES = 6
 """Micro-batch sizes that it tries."""
+_NEAR = 1.02
+"""Sequential pipelines whose estimate is within this factor of the best may win with DAPPLE's stages."""
 _MEMORY_MARGIN = 1.02
 _PRECISION = {"step": 1.01, "bottleneck": 1.003}
 """Of targets, by objective; lower for `step`, because the step time depends on more than the target."""
@@ -54,6 +56,8 @@ class PartitionSearch:
     tail: WholeBatchTail
     planner: str
     rankings: tuple[Ranking, ...]
+    most_seconds: float = np.inf
+    """Of a mini-batch at the slowest stage."""
 
     def search_form(self, table: SettingTable, form: GraphForm) -> None:
         """Search partitions of one form of the graph under every setting of a table.
@@ -98,7 +102,8 @@ class PartitionSearch:
 
     def _ceiling(self, rankings: Sequence[Ranking]) -> float:
         """Return the seconds per sample above which a plan cannot become a candidate."""
-        return max(ranking.found.ceiling for ranking in rankings) / self.problem.batch_size
+        most = max(ranking.found.ceiling for ranking in rankings)
+        return min(most, self.most_seconds) / self.problem.batch_size
 
     def _parts(self, found: TargetPartitions, setting: int, target: int) -> list[Part]:
         return [*found.parts(setting, target), *([self.tail.part(self.problem)] if self.tail.ops else [])]
@@ -177,15 +182,16 @@ class PartitionSearch:
             )
         table = DownsetTable.of(self.problem, self.costs, graph, downsets)
         for size in sizes:
-            loads = StageLoads(table, size, degrees_of(self.problem, size))
-            self._offer(table.parts(loads.bottleneck_search(self._ceiling([ranking])).solve(), size))
+            loads, ceiling = StageLoads(table, size, degrees_of(self.problem, size)), self._ceiling([ranking])
+            if loads.least_bottleneck() <= ceiling:
+                self._offer(table.parts(loads.bottleneck_search(ceiling).solve(), size))
 
     def _offer(self, parts: list[Part]) -> None:
         if parts:
             self.rankings[0].offer([*parts, self.tail.part(self.problem)] if self.tail.ops else parts)
 
     def shortest_chains(self) -> list[Plan]:
-        """Return the plans of the shortest steps that DAPPLE finds, if the best estimates are sequential pipelines.
+        """Return the plans of the shortest steps that DAPPLE finds, if sequential pipelines are near the best estimate.
 
         The search spreads updates over the mini-batch. DAPPLE counts them after the last micro-batch, so that it finds
         other stages if some have much computing and others many parameters. The list is empty for a large graph or
@@ -196,7 +202,10 @@ class PartitionSearch:
         best = ranking.found.estimates
         share = 1 if ranking.estimator.waiting else 3  # Split backwards fill most of the time that updates take.
         most, tried = _SHORTEST // share, _SHORTEST_SIZES // share
-        if graph is None or not best or len(graph.ops) * devices > most or not _is_chain(self.problem, best[0]):
+        if graph is None or not best or len(graph.ops) * devices > most:
+            return []
+        near = _NEAR * ranking.found.score(best[0])
+        if not any(ranking.found.score(each) <= near and _is_chain(self.problem, each) for each in best):
             return []
         table = DownsetTable.of(self.problem, self.costs, graph, Downsets.chain(graph))
         tail = [self.tail.part(self.problem)] if self.tail.ops else []

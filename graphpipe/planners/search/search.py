@@ -47,7 +47,8 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
         )
         for chain in chains
     )
-    run = PartitionSearch(problem, costs, WholeBatchTail.of(problem.graph), planner, rankings)
+    tail = WholeBatchTail.of(problem.graph)
+    run = PartitionSearch(problem, costs, tail, planner, rankings, options.most_seconds)
     if run.tail.before is None:
         for ranking in rankings:
             ranking.offer([run.tail.part(problem)])
@@ -57,7 +58,7 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     plans = _distinct(plan for kind in kinds for plan in kind)
     if options.objective == "bottleneck":
         return min(plans, key=bottleneck_seconds)
-    if False in chains:
+    if False in chains and options.thorough:
         plans = _distinct([*plans, *run.shortest_chains()])
     return options.scheduled(plans) if options.scheduled is not None else options.best(plans)
 

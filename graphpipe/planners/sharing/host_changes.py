@@ -5,15 +5,15 @@ host      s on A, t on B   ->   s and t on B, if A hosts another stage
 join      s on A, t on B   ->   s and t on A and B
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from math import inf
 
 from graphpipe.planners.improve.changes import halves, with_degree
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, stage_order
-from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device, whole_batch_tail
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample, task_count
 from graphpipe.plans.plan import Plan
@@ -39,7 +39,8 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
         plan: a sound plan.
         options: the caller's.
     """
-    changes = _HostChanges(problem, options.sizes(problem.batch_size), whole_batch_tail(problem.graph))
+    sizes, tail = options.sizes(problem.batch_size), problem.graph.whole_batch_tail
+    changes = _HostChanges(problem, sizes, tail, options.stages_per_device)
     best = _as_planned(problem, plan)
     seconds = options.ranked(best, inf)
     tasks = _TASKS if options.stages_per_device <= 2 else _FEWER_TASKS
@@ -47,9 +48,7 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
     for _ in range(_PASSES):
         start = best
         for trial in changes.of(best):
-            if most_stages_per_device(trial) > options.stages_per_device or memory_shortfall(trial) > 0:
-                continue
-            if least_step_seconds(trial) >= seconds:
+            if memory_shortfall(trial) > 0 or least_step_seconds(trial) >= seconds:
                 continue
             if not trials:
                 return best
@@ -68,14 +67,22 @@ class _HostChanges:
     problem: Problem
     sizes: Sequence[int]
     tail: frozenset[str]
+    most: int
+    """Stages that a device may host, those of the tail aside."""
 
     def of(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plans after one change, those that most often shorten a step first."""
         hosted = [(Part.of(stage), stage.devices) for stage in plan.stages]
         free = [number for number, stage in enumerate(plan.stages) if self.tail.isdisjoint(stage.ops)]
         for changed in self._changed(plan, hosted, free):
-            if changed is not None and (trial := self._assembled(plan, changed)) is not None:
+            if changed is None or self._most_on_a_device(changed) > self.most:
+                continue
+            if (trial := self._assembled(plan, changed)) is not None:
                 yield trial
+
+    def _most_on_a_device(self, hosted: Sequence[Hosted]) -> int:
+        own = (team for part, team in hosted if not self.tail.issuperset(part.ops))
+        return max(Counter(chain.from_iterable(own)).values(), default=0)
 
     def _changed(self, plan: Plan, hosted: Sequence[Hosted], free: Sequence[int]) -> Iterator[list[Hosted] | None]:
         deep: list[Hosted] | None = list(hosted)

@@ -7,15 +7,19 @@ from itertools import pairwise, product
 from math import inf
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from problems import cluster, table
+from split_layer import LAYER, layer_graph
 
 import graphpipe as gp
 from bench.case import summit
 from bench.exhaustive import partitions
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.graph import Edge, Graph, Op
+from graphpipe.graph import Edge, Graph, Op, with_split
 from graphpipe.planners.best_candidate import BestCandidate
 from graphpipe.planners.choose_schedule import under
+from graphpipe.planners.lower_bound.lower_bound import gap_percent, step_bound
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, stage_order
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
@@ -24,7 +28,7 @@ from graphpipe.planners.sharing.folds import folded_plans
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.schedule.schedulers.registry import find_scheduler
-from graphpipe.simulator import step_seconds
+from graphpipe.simulator import predict, step_seconds
 from graphpipe.simulator.simulate import simulate
 from graphpipe.zoo_graphs.zoo_graph import find_zoo_graph
 
@@ -88,6 +92,30 @@ def test_plans_are_near_the_best_of_all(seed: int) -> None:
     problem = random_problem(seed, ops=4, devices=2)
     best, found = least_seconds(problem), step_seconds(planned(problem, 4))
     assert best * 0.999 <= found <= 1.005 * best
+    assert step_bound(problem) <= best
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_plans_of_a_split_layer_are_above_the_bound_of_its_parts(data: st.DataObject) -> None:
+    """So `gap_percent` is never negative, whichever operators are split and whatever the devices host."""
+    whole, devices = layer_graph(), cluster(3)
+    graph = with_split(whole, LAYER)
+    problem = Problem(graph, gp.estimate(graph, devices), devices, 12)
+    numbers = data.draw(st.lists(st.integers(0, 3), min_size=len(graph.ops), max_size=len(graph.ops)))
+    size = data.draw(st.sampled_from([6, 12]))
+    groups = [tuple(op.name for op, at in zip(graph.ops, numbers, strict=True) if at == number) for number in range(4)]
+    teams = st.sets(st.integers(0, 2), min_size=1).map(lambda team: tuple(sorted(team)))
+    hosts = [data.draw(teams) for _ in groups]
+    parts = [(Part(ops, len(team), size), team) for ops, team in zip(groups, hosts, strict=True) if ops]
+    order = stage_order(graph, [part for part, _ in parts])
+    assume(order is not None)
+    assert order is not None
+    placed = [parts[stage] for stage in order]
+    plan = assemble(problem, [part for part, _ in placed], planner="all", devices=[team for _, team in placed])
+    plan = under(find_scheduler("interleaved" if plan.shares_devices else "1f1b"), plan)
+    assert gap_percent(plan, predict(plan)) >= -1e-6
+    assert step_bound(problem) <= step_seconds(plan) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "auto", "interleaved", "zb-h1"])
@@ -134,11 +162,8 @@ def test_gpt_shares_under_1f1b() -> None:
     assert step_seconds(planned(problem, 1)) >= 1.05 * step_seconds(planned(problem, 4))
 
 
-def test_slack_that_would_make_devices_wait_forever_counts_as_infinitely_slow() -> None:
-    """With slack, three stages of one device begin so many micro-batches of unequal sizes that none can go on.
-
-    `auto` tries every plan with slack.
-    """
+def test_slack_of_stages_that_share_a_device_never_makes_devices_wait_forever() -> None:
+    """With slack, three stages of a device once began so many micro-batches of unequal sizes that none could go on."""
     names = [f"o{number}" for number in range(4)]
     graph = Graph(
         name="chain",
@@ -149,10 +174,15 @@ def test_slack_that_would_make_devices_wait_forever_counts_as_infinitely_slow() 
     parts = [Part((name,), 1, size) for name, size in zip(names, (1, 4, 2, 2), strict=True)]
     plan = assemble(problem, parts, planner="test", devices=[(0,), (1,), (1,), (1,)])
     assert step_seconds(plan) < inf
-    with pytest.raises(InvalidInput, match="tasks wait for each other forever"):
-        step_seconds(with_slack(plan))
+    assert step_seconds(with_slack(plan)) < inf
     best = BestCandidate(choice="auto", evaluate=step_seconds)([plan])
     assert step_seconds(best) <= step_seconds(plan)
+
+
+def test_few_operators_share_many_devices() -> None:
+    """Above 128 devices nothing was shared, though gpt is 1.09 times as fast with it on 256, found in 2 seconds."""
+    problem = random_problem(0, ops=3, devices=160, batch_size=160)
+    assert most_stages_per_device(planned(problem, 4)) == 2
 
 
 def test_folds_go_round_and_turn() -> None:

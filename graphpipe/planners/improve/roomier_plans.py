@@ -1,0 +1,95 @@
+"""Plans of searches that assume more memory, fitted into the memory that there is."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+
+from graphpipe.errors import Infeasible
+from graphpipe.planners.improve.relieved import relieved
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
+from graphpipe.plans.device_memory import needed_bytes
+from graphpipe.plans.estimates import least_step_seconds
+from graphpipe.plans.plan import Plan
+
+_GAIN = 0.98
+"""Share of a step that a plan with more memory must take for memory to count as short."""
+_ROOMIER = (3.0, 1.7, 1.3)
+"""How many times the memory of the devices searches assume."""
+
+Search = Callable[[Problem, Options], Plan]
+
+
+def faster_with_memory(problem: Problem, options: Options, find: Search, plan: Plan) -> Plan | None:
+    """Return the plan for the most memory that a search with one stage per device finds; None if it is hardly faster
+    than the plan without it.
+
+    Args:
+        problem: of which the plan is.
+        options: the caller's.
+        find: the search.
+        plan: the best for the memory that there is.
+    """
+    most = _GAIN * options.evaluate(plan)
+
+    def evaluate(plan: Plan) -> float:
+        return inf if least_step_seconds(plan) > most else options.evaluate(plan)
+
+    quick = replace(options, scheduled=None, most_seconds=most, evaluate=evaluate)
+    try:
+        found = find(_with_memory(problem, _ROOMIER[0]), quick)
+    except Infeasible:  # Every plan is slower.
+        return None
+    return found if evaluate(found) <= most else None
+
+
+def _with_memory(problem: Problem, times: float) -> Problem:
+    types = tuple(replace(kind, memory_bytes=kind.memory_bytes * times) for kind in problem.cluster.device_types)
+    return replace(problem, cluster=replace(problem.cluster, device_types=types))
+
+
+def roomier_plans(
+    problem: Problem, options: Options, find: Search, roomiest: Plan | None, most_seconds: float
+) -> Iterator[Plan]:
+    """Yield the plans of searches with more memory, fitted into the memory that there is.
+
+    A plan for much memory that fits in less is not searched again with less: it stays the best.
+
+    Args:
+        problem: whose memory is short.
+        options: the caller's.
+        find: the search.
+        roomiest: what it finds for the most memory with one stage per device, if that is known.
+        most_seconds: of a step; slower plans may be left out.
+    """
+    found, needs = roomiest, inf
+    for times in _ROOMIER:
+        if needs <= times:
+            continue
+        if found is None or times != _ROOMIER[0]:
+            try:
+                found = find(_with_memory(problem, times), replace(options, scheduled=None))
+            except Infeasible:
+                return  # With less memory nothing fits either.
+        found = replace(found, cluster=problem.cluster)
+        needs = max(need / found.cluster.type_of(at).memory_bytes for at, need in needed_bytes(found).items())
+        if fitting := _fitting(problem, found, most_seconds):
+            best = options.best(fitting)
+            yield best if options.scheduled is None else options.scheduled([best])
+
+
+def _fitting(problem: Problem, plan: Plan, most_seconds: float) -> list[Plan]:
+    """Return the plan with decisions that let it fit, at its micro-batch sizes or the largest halves that fit."""
+    while not (found := relieved(plan, most_seconds)):
+        parts = [replace(part, micro_batch=part.micro_batch // 2) for part in map(Part.of, plan.stages)]
+        if any(2 * half.micro_batch != stage.micro_batch for half, stage in zip(parts, plan.stages, strict=True)):
+            return []
+        if any(part.micro_batch % part.degree for part in parts) or _whole_batch(plan):
+            return []
+        devices = [stage.devices for stage in plan.stages]
+        plan = assemble(problem, parts, planner=plan.planner, chain=is_chain(plan), devices=devices)
+    return found
+
+
+def _whole_batch(plan: Plan) -> bool:
+    return any(op.whole_batch for op in plan.graph.ops)

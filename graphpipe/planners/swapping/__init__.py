@@ -1,0 +1,1 @@
+"""Published planners that swap and recompute: memory is part of where they cut."""
