@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule.schedule import StageTask
 
@@ -31,6 +32,11 @@ class Transfer:
     without: tuple[int, ...] = ()
     """Other edges (positions in `Plan.edges`) whose values this transfer leaves out: for the same samples, the transfer
     of one of them between the same devices carries them. See `plans.joint_edges`."""
+
+    def bytes(self, plan: Plan) -> float:
+        """Return the bytes that it carries. Values that get no gradient carry none back."""
+        backward = self.direction == "backward"
+        return plan.sent_bytes(self.edge, self.without, backward=backward) * len(self.samples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ class Activities:
                 peers[action.transfer.source_device].add(action.transfer.target_device)
                 peers[action.transfer.target_device].add(action.transfer.source_device)
         for device, others in peers.items():
-            self._handle(device, 2 * sum(self.plan.cost_model.message_seconds(device, each) for each in others), [])
+            self._handle(device, 2 * sum(self.plan.cost_model.message_seconds(0, device, each) for each in others), [])
 
     def _gather(self, stage: int) -> None:
         if seconds := self.plan.gather_seconds(stage):
@@ -178,7 +178,7 @@ class Activities:
             return
         root, *_ = self.plan.stages[0].devices
         others = [device for device in self.plan.used_devices if device != root]
-        handling = [2 * self.plan.cost_model.message_seconds(root, device) for device in others]
+        handling = [2 * self.plan.cost_model.message_seconds(0, root, device) for device in others]
         given = [self._handle(*each, self._ended(each[0])) for each in zip(others, handling, strict=True)]
         summed = self._handle(root, sum(handling), given + self._ended(root))
         for device in others:
@@ -256,13 +256,13 @@ class Activities:
         source, target = transfer.source_device, transfer.target_device
         if source == target:
             return  # Passed inside the device, where the order of tasks is enough.
-        count = self.plan.sent_bytes(transfer.edge, transfer.without) * len(transfer.samples)
+        count = transfer.bytes(self.plan)
         if transfer.without and transfer.direction == "forward":
             self._await_others(transfer)
         if transfer.without and not count:
             return  # Other transfers carry all of its values.
         seconds = self.plan.cost_model.transfer_seconds(count, source, target)
-        if handling := self.plan.cost_model.message_seconds(source, target):
+        if handling := self.plan.cost_model.message_seconds(count, source, target):
             self._handle(source, handling, self._last_of(source))
             arriving = target, transfer.target_task
             self._arrived_seconds[arriving] = self._arrived_seconds.get(arriving, 0.0) + handling

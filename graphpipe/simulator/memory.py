@@ -69,7 +69,9 @@ def _profiled_changes(plan: Plan, lowered: LoweredSchedule, device: int, spans: 
     seconds = {Moment(None, "start"): 0.0, Moment(None, "end"): max(span.end_seconds for span in spans)}
     first: set[int] = set()  # stages whose first backward, or weight half, has run
     worsts = {
-        stage: TaskMemory.of(plan.cost_model.op_bytes, here.ops, here.micro_batch / here.degree, here.recompute)
+        stage: TaskMemory.of(
+            plan.cost_model.op_bytes, here.ops, here.micro_batch / here.degree, here.recompute, here.offload
+        )
         for stage, here in enumerate(plan.stages)
         if device in here.devices
     }

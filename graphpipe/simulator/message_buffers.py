@@ -105,10 +105,11 @@ class Buffers:
         self._there.add((task, edge))
         stage = self.plan.stages[task.stage]
         # An output that comes along another edge is copied into a buffer of its own. A left-out gradient has none.
-        without = transfer.without if transfer.direction == "backward" else ()
-        count = self.plan.sent_bytes(edge, without) * stage.micro_batch / stage.degree
+        backward = transfer.direction == "backward"
+        each = self.plan.sent_bytes(edge, transfer.without if backward else (), backward=backward)
+        count = each * stage.micro_batch / stage.degree
         self._note(count)
-        if transfer.direction == "backward":
+        if backward:
             self.changes.append((Moment(task, "end"), -count))
         elif task.stage in self.kept:
             kept = self.kept[task.stage]
@@ -119,8 +120,8 @@ class Buffers:
 
     def _hold_gradients(self, transfer: Transfer) -> None:
         if transfer.without:
-            listed = self.plan.edges[transfer.edge].bytes_per_sample
-            left = (listed - self.plan.sent_bytes(transfer.edge, transfer.without)) * len(transfer.samples)
+            listed, sent = (self.plan.sent_bytes(transfer.edge, each, backward=True) for each in ((), transfer.without))
+            left = (listed - sent) * len(transfer.samples)
             key = transfer.without[0], transfer.samples
             self._held[key] = self._held.get(key, 0.0) + left
             self._note(left)
@@ -133,4 +134,4 @@ class Buffers:
         return action.transfer.source_device != self.device
 
     def _bytes(self, transfer: Transfer) -> int:
-        return round(self.plan.sent_bytes(transfer.edge, transfer.without) * len(transfer.samples))
+        return round(transfer.bytes(self.plan))

@@ -141,7 +141,7 @@ class Period:
         for edge, backward, kind in passages:
             starts, ends = self._positions(edge, source, target, backward=backward)
             without = plan.joint_edges.without(edge, backward=backward)
-            each = plan.sent_bytes(edge, without)
+            each = plan.sent_bytes(edge, without, backward=backward)
             for piece, (index, other, samples) in enumerate(
                 samples_along(plan, edge, self.numbers.batch_size).pieces[kind]
             ):

@@ -31,7 +31,7 @@ def spans_of(plan: Plan, what: SimulatedWork, when: Interval) -> list[Span]:
 
 def _records(plan: Plan, what: SimulatedWork) -> list[Record]:
     if isinstance(what, Transfer):
-        count = plan.sent_bytes(what.edge, what.without) * len(what.samples)
+        count = what.bytes(plan)
         source, target = what.source_task, what.target_task
         return [
             (what.source_device, "send", source.stage, source.micro_batch, what.target_device, count),

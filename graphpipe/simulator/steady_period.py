@@ -38,7 +38,8 @@ def steady_state(plan: Plan) -> SteadyState:
     Segments of more and more mini-batches are simulated, until the ends of all tasks of a mini-batch are those of an
     earlier one, shifted by one and the same constant. This must hold for as many mini-batches as a task can depend on.
     Then it holds for all later ones, because every end is a maximum of sums. If the state does not repeat within
-    96 mini-batches (if devices share cores, or if branches never meet), the period is the mean of the later half.
+    96 mini-batches (if devices share cores, or if branches never meet), every task has a period of its own, and the
+    longest of them counts: that of the slowest branch.
 
     Raises:
         InvalidInput: the plan's schedule deadlocks, or cannot go on without a flush.
@@ -76,14 +77,28 @@ def _period(ends: Sequence[Sequence[float]], window: int, *, last_resort: bool) 
     """Return the period and its cycle if the last mini-batches before the drain repeat; the cycle is 0 if they do not,
     and it is the last resort."""
     stop = len(ends) - window  # later mini-batches may be part of the drain
+    found = _repetition(ends[:stop], window)
+    if found is not None or not last_resort:
+        return found
+    return max(_own_period([each[task] for each in ends[:stop]], window) for task in range(len(ends[0]))), 0
+
+
+def _own_period(ends: Sequence[float], window: int) -> float:
+    """Return the seconds from one end of a task to the next: the mean of the later half if they do not repeat."""
+    found = _repetition([(end,) for end in ends], window)
+    half = len(ends) // 2
+    return found[0] if found is not None else (ends[-1] - ends[half - 1]) / (len(ends) - half)
+
+
+def _repetition(ends: Sequence[Sequence[float]], window: int) -> tuple[float, int] | None:
+    """Return the period and the cycle after which the last ends are earlier ones, shifted by one constant."""
+    stop = len(ends)
+    limit = _RELATIVE * max(ends[-1])
     for cycle in range(1, stop - window + 1):
-        first = stop - cycle - window
-        shift = ends[stop - 1][0] - ends[stop - 1 - cycle][0]
-        limit = _RELATIVE * max(ends[stop - 1])
-        pairs = ((ends[turn], ends[turn + cycle]) for turn in range(first, stop - cycle))
+        shift = ends[-1][0] - ends[-1 - cycle][0]
+        pairs = zip(ends[stop - cycle - window : stop - cycle], ends[stop - window :], strict=True)
         if all(
             abs(late - early - shift) <= limit for some, more in pairs for early, late in zip(some, more, strict=True)
         ):
             return shift / cycle, cycle
-    half = stop // 2
-    return ((max(ends[stop - 1]) - max(ends[half - 1])) / (stop - half), 0) if last_resort else None
+    return None

@@ -78,6 +78,17 @@ def test_input_comparison_and_scalar_sum_take_device_time_if_messages_do():
     assert step_seconds(plan) == trace.step_seconds
 
 
+def test_a_device_that_copies_its_messages_works_for_every_byte():
+    # Forward, backward 1 and 2 seconds; each end of a message works 18 / 6 = 3 seconds. Comparisons have 0 bytes.
+    link = Link(latency_seconds=1.0, bandwidth_bytes_per_second=2.0, processor_seconds_per_byte=1 / 6)
+    plan = make_plan([Part(), Part()], chain(2, bytes_per_sample=18), batch_size=1, link=link)
+    trace = simulate(plan)
+    # Sent until 4, under way until 14, taken until 17; back: sent until 23, under way until 33, taken until 36.
+    assert times(trace, 1, "F", "B") == [("F0", 17, 18), ("B0", 18, 20)]
+    assert times(trace, 0, "B") == [("B0", 36, 38)]
+    assert step_seconds(plan) == trace.step_seconds == 38
+
+
 def test_optimizer_steps_wait_for_the_scalar_sum():
     link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0)
     parts = [Part(parameter_bytes=1), Part(parameter_bytes=1)]

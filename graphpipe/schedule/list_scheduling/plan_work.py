@@ -42,10 +42,11 @@ def _hops(plan: Plan) -> list[Hop]:
     for number, edge in enumerate(plan.edges):
         source, target = plan.stages[edge.source], plan.stages[edge.target]
         links = plan.cluster.links(source.devices, target.devices)
-        messages = Messages(edge.bytes_per_sample, max(source.degree, target.degree), links)
-        found.append(Hop(edge.source, edge.target, messages))
+        shares = max(source.degree, target.degree)
+        found.append(Hop(edge.source, edge.target, Messages(edge.bytes_per_sample, shares, links)))
         if number in plan.gradient_edges:
-            found.append(Hop(edge.target, edge.source, messages))
+            back = Messages(plan.sent_bytes(number, backward=True), shares, links)
+            found.append(Hop(edge.target, edge.source, back))
     return found
 
 

@@ -51,17 +51,26 @@ def build(plan: Plan) -> Schedule:
     ahead = _ahead(plan)
     lean = (replace(stage, in_flight=min(stage.in_flight, n)) for stage, n in zip(plan.stages, ahead, strict=True))
     plain = one_f_one_b.build(replace(plan, stages=tuple(lean)))
-    if not plan.shares_devices:
+    if (in_turn := build_in_turn(plan)) is None:
         return replace(plain, name=NAME)
-    orders = _orders(plan, ahead)
-    held = _most_in_flight(plan, orders)
-    if any(most > stage.in_flight for most, stage in zip(held, plan.stages, strict=True)):
-        return replace(plain, name=NAME)
-    in_turn = Schedule(name=NAME, devices=tuple(orders))
     works = work_of_plan(plan)
     timed, known = replay(works, in_turn), replay(works, plain)
     shorter = timed is not None and (known is None or timed.seconds <= known.seconds)
     return in_turn if shorter else replace(plain, name=NAME)
+
+
+def build_in_turn(plan: Plan) -> Schedule | None:
+    """Return the interleaved order, in which devices might wait for each other forever.
+
+    None if each device hosts one stage, or if the plan allows too few samples in flight.
+    """
+    if not plan.shares_devices:
+        return None
+    orders = _orders(plan, _ahead(plan))
+    held = _most_in_flight(plan, orders)
+    if any(most > stage.in_flight for most, stage in zip(held, plan.stages, strict=True)):
+        return None
+    return Schedule(name=NAME, devices=tuple(orders))
 
 
 def quick_seconds(plan: Plan) -> float:

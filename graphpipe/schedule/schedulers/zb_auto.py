@@ -85,20 +85,19 @@ def _value(partial: PartialSchedule) -> tuple[float, float]:
 
 
 def _known(plan: Plan, works: PlanWork) -> Iterator[PartialSchedule]:
-    lean = [
+    lean = tuple(
         replace(stage, in_flight=works.stages[stand].warm_up * stage.micro_batch)
         for stage, stand in zip(plan.stages, works.work_of, strict=True)
-    ]
-    builds = [
-        (one_f_one_b.build, plan),
-        (one_f_one_b.build, replace(plan, stages=tuple(lean))),
-        (zb_h1.build, plan),
-    ]
-    for build_known, form in [*builds, (interleaved.build, plan)] if plan.shares_devices else builds:
+    )
+    builds = [(one_f_one_b.build, plan), (zb_h1.build, plan), (interleaved.build_in_turn, plan)]
+    if lean != plan.stages:
+        builds.insert(1, (one_f_one_b.build, replace(plan, stages=lean)))
+    for build_known, form in builds:
         try:
-            partial = replay(works, build_known(form))
+            found = build_known(form)
         except InvalidInput:  # The greedy rules may still find a schedule.
             continue
+        partial = None if found is None else replay(works, found)
         if partial is not None:
             yield partial
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.plans import Plan
-from graphpipe.plans.in_flight import delay_of, in_flight_samples, most_in_flight_of
+from graphpipe.plans.in_flight import delay_of, in_flight_samples, most_in_flight_of, versions_of
 from graphpipe.plans.stage import Predictor, WeightPolicy
 
 
@@ -22,13 +22,14 @@ def planned_versions(plan: Plan) -> tuple[int, ...]:
     """Return, by stage, the most versions of its weights that are needed at once.
 
     PipeDream's stage s keeps w_s + 1 versions if a mini-batch is one micro-batch. In general it is one more than the
-    delay. Stages that predict need a copy to return to: two versions at most.
+    delay. Stages that predict need a copy to return to: two versions at most. Under `moving-average`, late stages hold
+    the average and a copy to return to.
     """
     if plan.weights == "predict":
         spectrain, last = plan.predictor == "spectrain", plan.depth - 1
         back = [spectrain and last - after > 1 for after in plan.stages_after]  # it also predicts for the backward
         return tuple(2 if delay or late else 1 for delay, late in zip(delays(plan), back, strict=True))
-    return tuple(1 + delay for delay in delays(plan))
+    return tuple(versions_of(plan.weights, plan.predictor, delay) for delay in delays(plan))
 
 
 def with_policy(plan: Plan, weights: WeightPolicy, predictor: Predictor = "") -> Plan:

@@ -33,8 +33,8 @@ def verify_versions(plan: Plan, schedule: Schedule, reads: Reads) -> None:
         for task, made in history.steps:
             version, ahead = reads[task]
             assert 0 <= version <= made, f"{task} reads version {version}, but its stage has made {made}"
-            assert ahead >= 0, f"{task} predicts {ahead} updates ahead"
-            assert plan.weights == "predict" or not ahead, f"{task} reads predicted weights"
+            assert ahead >= 0 or plan.weights == "moving-average", f"{task} predicts {ahead} updates ahead"
+            assert ahead <= 0 or plan.weights == "predict", f"{task} reads predicted weights"
         _check_policy(plan, history, reads)
         _check_held(plan, history, reads)
     if plan.weights == "vertical-sync":
@@ -78,6 +78,9 @@ def _check_policy(plan: Plan, history: _History, reads: Reads) -> None:
             right = version == (mini_batch - 1 if mini_batch else 0)
         elif plan.weights == "stash":
             right = version == at_forward
+        elif plan.weights == "moving-average":
+            newest = history.made_before[task.kind == "F", task.micro_batch]
+            right = (version, version + ahead) == (newest, at_forward)
         elif plan.weights == "predict":
             right = _predicts_rightly(plan, history, task, version, ahead)
         assert right, f"{task} reads version {version} (+{ahead}), which '{plan.weights}' does not allow"
@@ -120,6 +123,8 @@ def _check_held(plan: Plan, history: _History, reads: Reads) -> None:
             kept.update(range(places[0], places[-1] + 1))
         else:  # Each reader makes its own.
             kept.update(places)
+    if plan.weights == "moving-average" and any(reads[task][1] for task, _ in history.steps):
+        kept.update(range(len(history.steps)))  # the average
     for place, (task, _) in enumerate(history.steps):
         held = 1 + kept[place]
         if held > planned:

@@ -12,10 +12,11 @@ With t for the task's mini-batch and n for the stage's updates before the forwar
     stash           v = n                       PipeDream: max(0, t - w), w = forwards ahead; straight chain: S - 1 - s
     vertical-sync   v = min n over all stages   PipeDream: max(0, t - S + 1). Fixed when t's first micro-batch arrives
     double-buffer   v = max(0, t - 1)           PipeDream-2BW
+    moving-average  forward: version n; backward: version n as reconstructed from the newest, by the updates since then
     predict         forward: version n, predicted ahead by the updates until t's own; backward: the newest
 
 Narayanan et al., PipeDream (SOSP 2019), section 3.3; Narayanan et al., PipeDream-2BW (ICML 2021), section 3.1; Guan et
-al., PipeOptim and XPipe; Chen et al., SpecTrain (arXiv 1809.02839).
+al., PipeOptim and XPipe; Chen et al., SpecTrain (arXiv 1809.02839); Unnikrishnan and Parhi, LayerPipe2 (2025).
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +34,8 @@ class WeightRead(NamedTuple):
     """Updates of the stage in the segment that made them."""
     ahead: int = 0
     """Updates by which they are predicted ahead of that version (the horizon); 0: they are not predicted. Under XPipe
-    a prediction is made once, by the first forward that reads it, and kept for the others with the same values."""
+    a prediction is made once, by the first forward that reads it, and kept for the others with the same values.
+    Negative: they are reconstructed, so many updates before that version."""
 
 
 WeightReads = Mapping[StageTask, WeightRead]
@@ -80,12 +82,21 @@ class _Rule:
                 return WeightRead(min(self._at_first_forwards(mini_batch)))
             case "double-buffer":
                 return WeightRead(max(0, mini_batch - 1))
+            case "moving-average":
+                return self._reconstructed(task)
             case "predict":
                 return self._predicted(task, mini_batch)
 
     def _at_first_forwards(self, mini_batch: int) -> Iterator[int]:
         for stage in range(len(self.plan.stages)):
             yield self.newest[StageTask("F", stage, mini_batch * self.plan.micro_batches(stage))]
+
+    def _reconstructed(self, task: StageTask) -> WeightRead:
+        if task.kind == "F":
+            return WeightRead(self.newest[task])
+        # A weight gradient reads what its other half has read.
+        newest = self.newest[task if task.kind == "B" else StageTask("I", task.stage, task.micro_batch)]
+        return WeightRead(newest, self.newest[StageTask("F", task.stage, task.micro_batch)] - newest)
 
     def _predicted(self, task: StageTask, mini_batch: int) -> WeightRead:
         """Return what a task reads if weights are predicted.

@@ -1,0 +1,73 @@
+"""When the tasks of rounds happen, with the messages between devices, and how often a mini-batch ends."""
+
+from dataclasses import dataclass, field
+
+from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTask
+from graphpipe.schedule.gradient_tasks.rounds import Rounds
+from graphpipe.simulator.engine import Activity, run
+
+_MINI_BATCHES = 8
+"""Over which the period is measured, after all devices have work."""
+
+
+def round_seconds(rounds: Rounds) -> float:
+    """Return the seconds from one mini-batch to the next in the steady state.
+
+    Every task starts when its device is free and what it reads has arrived. From one device to another, one message
+    moves at a time, while devices compute. Forwards wait for the weights of their version.
+    """
+    built = _Activities(rounds)
+    settled = 2 * max(rounds.lag.values()) + 2 * rounds.work.micro_batches
+    stop = settled + _MINI_BATCHES * rounds.work.micro_batches
+    for number in range(stop):
+        built.add_round(number)
+    happened = run(built.activities)
+    begin, end = (max(happened[at].end for at in built.of_round(number - 1)) for number in (settled, stop))
+    return (end - begin) / _MINI_BATCHES
+
+
+@dataclass(slots=True)
+class _Activities:
+    rounds: Rounds
+    activities: list[Activity] = field(default_factory=list[Activity])
+    free: dict[int | tuple[int, int], int] = field(default_factory=dict[int | tuple[int, int], int])
+    """By device, or by sender and receiver: the last activity there."""
+    made: dict[tuple[LayerTask, int, int], int] = field(default_factory=dict[tuple[LayerTask, int, int], int])
+    """By task, micro-batch and device: what makes its result available there."""
+
+    def add_round(self, number: int) -> None:
+        """Add the tasks of a round, then the messages of their results."""
+        rounds, each = self.rounds, self.rounds.work.micro_batches
+        for device, order in rounds.orders.items():
+            for task in order:
+                if (micro_batch := number - rounds.lag[task]) >= 0:
+                    needs = [self.made[it, micro_batch, device] for it in rounds.work.producers[task]]
+                    version = rounds.version(task.layer, micro_batch)
+                    update = LayerTask("W", task.layer), version * each - 1, device
+                    if task.kind != "W" and update in self.made:
+                        needs.append(self.made[update])
+                    seconds = rounds.work.seconds(task, device)
+                    seconds += 0.0 if (micro_batch + 1) % each else rounds.work.update_seconds(task)
+                    self.made[task, micro_batch, device] = self._add(device, seconds, needs)
+        for (source, target, task), count in rounds.messages.items():
+            micro_batch = number - rounds.lag[task]
+            if micro_batch >= 0 and (task.kind != "W" or not (micro_batch + 1) % each):
+                seconds = rounds.work.model.transfer_seconds(count, source, target)
+                needs = [self.made[task, micro_batch, source]]
+                self.made[task, micro_batch, target] = self._add((source, target), seconds, needs)
+
+    def of_round(self, number: int) -> list[int]:
+        """Return the activities of the tasks of a round."""
+        rounds = self.rounds
+        return [
+            self.made[task, number - rounds.lag[task], device]
+            for device, order in rounds.orders.items()
+            for task in order
+        ]
+
+    def _add(self, where: int | tuple[int, int], seconds: float, needs: list[int]) -> int:
+        if where in self.free:
+            needs.append(self.free[where])
+        self.activities.append(Activity(seconds, tuple(needs)))
+        self.free[where] = len(self.activities) - 1
+        return self.free[where]
