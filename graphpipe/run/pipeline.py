@@ -20,6 +20,7 @@ from graphpipe.run.faults.out_of_memory import reporting_out_of_memory
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.pipeline_parts import build_parts
 from graphpipe.run.pipeline_warnings import warn_of_idle_ranks, warn_of_whole_backwards
+from graphpipe.run.segments.mini_batch_stream import MiniBatchStream, taken_from
 from graphpipe.run.segments.train_segment import TrainSegment
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch, check_alike
@@ -48,7 +49,7 @@ class Pipeline:
 
     Raises:
         InvalidInput: the plan is for inference, the world does not fit it, the model does not, or the ranks differ.
-        PeerLost, PeerStalled: a peer did not come.
+        Infeasible: ranks offload more than is free. PeerLost, PeerStalled: a peer did not come.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Pipeline:
         """
         training = self._parts.training
         if isinstance(training, TrainSegment):
-            return self._train(training, [(inputs, targets)])[0]
+            return self._train(training, MiniBatchStream.checked([(inputs, targets)], self._of_segment))[0]
         batch = self._batch(inputs, targets, training=True)
         with self._closing_on_error():
             loss = training.run(batch, self.steps + 1)
@@ -101,16 +102,19 @@ class Pipeline:
             warn_of_whole_backwards(self.backwards())
         return loss
 
-    def segment(self, batches: Iterable[tuple[Inputs, Any]]) -> list[float]:
+    def segment(self, batches: Iterable[tuple[Inputs, Any]], *, count: int | None = None) -> list[float]:
         """Train on mini-batches without a flush in between, and return the mean loss of each.
 
         Which weights they see is the plan's weight policy. Under the policy `flush` each of them is a `step`.
 
         Args:
             batches: inputs and targets of each mini-batch, as for `step`, all of the same shapes.
+            count: how many to take. They are then read when they are needed, and only those in flight are held, so that
+                a segment may be longer than memory. None: all, which are checked before the segment begins.
 
         Raises:
-            InvalidInput: as `step`, or the shapes differ.
+            InvalidInput: as `step`, the shapes differ, or there are fewer than `count`. With `count`, this may be found
+                in the middle of a segment, which then fails as for a loss that is not finite.
             NonFiniteLoss: of a loss or gradient, on every rank. Under `flush`, the mini-batches before it have changed
                 the weights. Under other policies the state is that before the segment. Without
                 `PipelineOptions.rollback` it is lost, and the pipeline is closed.
@@ -119,8 +123,12 @@ class Pipeline:
         """
         training = self._parts.training
         if isinstance(training, TrainStep):
-            return [self.step(inputs, targets) for inputs, targets in batches]
-        return self._train(training, [*batches])
+            taken = batches if count is None else taken_from(batches, count)
+            return [self.step(inputs, targets) for inputs, targets in taken]
+        if count is not None:
+            return self._train(training, MiniBatchStream.lazy(batches, count, self._of_segment))
+        given = [*batches]
+        return self._train(training, MiniBatchStream.checked(given, self._of_segment)) if given else []
 
     def evaluate(self, inputs: Inputs, targets: Any = None, *, gather: bool = True) -> tuple[float | None, Any]:
         """Compute outputs, and the mean loss if there are targets, in evaluation mode; no weight or mode changes.
@@ -279,13 +287,7 @@ class Pipeline:
         else:
             self._abandon(error)
 
-    def _train(self, training: TrainSegment, given: Sequence[tuple[Inputs, Any]]) -> list[float]:
-        batches: list[MiniBatch] = []
-        for inputs, targets in given:
-            first = batches[0] if batches else None
-            batches.append(self._batch(inputs, targets, training=True, step=self.steps + len(batches), like=first))
-        if not batches:
-            return []
+    def _train(self, training: TrainSegment, batches: MiniBatchStream) -> list[float]:
         with self._closing_on_error(always=not self.options.rollback):
             losses = training.run(batches, self.steps + 1)
         began, self.steps = self.steps, self.steps + len(losses)
@@ -298,22 +300,32 @@ class Pipeline:
         if self._model is not None:
             publish_slices(self._model, self._parts.programs)
 
+    def _of_segment(self, given: tuple[Inputs, Any], number: int, first: MiniBatch | None, running: bool) -> MiniBatch:
+        if running:  # The other ranks do not listen for errors. They find a lost peer.
+            return self._checked(*given, self.steps + number, first)
+        return self._batch(*given, training=True, step=self.steps + number, like=first)
+
     def _batch(
         self, inputs: Inputs, targets: Any, *, training: bool, step: int | None = None, like: MiniBatch | None = None
     ) -> MiniBatch:
         step = self.steps if step is None else step
         if not self._open:
             raise InvalidInput("the pipeline is closed", remedy="Build a new one; an error on any rank closes it.")
-        batches = self._parts.batches
         try:
-            found = batches.check(inputs, targets, step=step, training=training, loss_factor=self.loss_scale)
-            if like is not None:
-                check_alike(found, like)
-            return found
+            return self._checked(inputs, targets, step, like, training=training)
         except InvalidInput as error:
             with self._closing_on_error():
-                batches.report_invalid(error)
+                self._parts.batches.report_invalid(error)
             raise
+
+    def _checked(
+        self, inputs: Inputs, targets: Any, step: int, like: MiniBatch | None, *, training: bool = True
+    ) -> MiniBatch:
+        batches = self._parts.batches
+        found = batches.check(inputs, targets, step=step, training=training, loss_factor=self.loss_scale)
+        if like is not None:
+            check_alike(found, like)
+        return found
 
     def _abandon(self, error: BaseException) -> None:
         # Any reference to a connection keeps it open, and the peers waiting: those of messages and of torch's frames.

@@ -9,6 +9,7 @@ from torch import nn
 from graphpipe.model.backends.registry import check_backward
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
+from graphpipe.run.check_host_memory import check_host_memory
 from graphpipe.run.comm.batch_comparison import neighbours
 from graphpipe.run.comm.plan_handshake import shake_hands
 from graphpipe.run.comm.rank_placement import Placement
@@ -76,6 +77,7 @@ def build_parts(
 
     Raises:
         InvalidInput: the world or the model does not fit the plan, or the ranks differ.
+        Infeasible: a node has less free memory than its ranks offload.
         PeerLost, PeerStalled: another rank is gone.
     """
     syncs = StageSyncs.of(plan, options.engine, shard_optimizer=options.shard_optimizer)
@@ -89,6 +91,7 @@ def build_parts(
     verify_lowered(plan, tasks, lowered, gradient_edges(specs))
     placement = Placement.of(plan, world.size)
     shake_hands(world, plan, placement, _settings(specs, options))
+    check_host_memory(world, placement)
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
     ranks = neighbours(plan, placement, lowered, world.rank)
     batches = BatchPreparer(plan=plan, shapes=shapes, worker=worker, neighbours=ranks, options=options)

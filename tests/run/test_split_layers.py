@@ -15,6 +15,7 @@ from run_split_layers import (
     adam,
     batch,
     build,
+    found_plan,
     model_of,
     plan_of,
     resume,
@@ -32,6 +33,7 @@ from graphpipe.model.capture.capture import capture
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.checkpoint.export_weights import export_weights
+from graphpipe.simulator import step_seconds
 
 NAME = "head.linear.weight"
 SLICES = [f"{NAME}[:, 0:4]", f"{NAME}[:, 4:7]", f"{NAME}[:, 7:13]"]
@@ -90,6 +92,22 @@ def test_every_engine_trains_replicas_of_parts(tmp_path: Path) -> None:
     for rank in values(run_ranks(train, 3, tmp_path, "replicas", kinds)):
         for kind in kinds:
             assert_close(rank[kind], plain)
+
+
+def test_a_found_plan_with_split_operators_and_shared_devices_trains_like_plain_pytorch(tmp_path: Path) -> None:
+    plan, unsplit, plain = found_plan("auto"), found_plan("none"), train_plainly()
+    assert plan.shares_devices
+    assert unsplit.shares_devices
+    assert step_seconds(plan) < 0.95 * step_seconds(unsplit)
+    assert plan.graph.origin is not None
+    assert [split.op for split in plan.graph.origin.split_ops] == ["head"]
+    assert len({stage.devices for stage in plan.stages}) == 2
+    split, whole = str(tmp_path / "split.json"), str(tmp_path / "whole.json")
+    plan.save(split)
+    unsplit.save(whole)
+    assert_close(train(whole, ["allreduce"])["allreduce"], plain)
+    for rank in values(run_ranks(train, 3, tmp_path, split, ["allreduce"])):
+        assert_close(rank["allreduce"], plain)
 
 
 def test_the_users_model_has_the_weights_when_the_pipeline_closes() -> None:

@@ -17,7 +17,7 @@ from graphpipe.model.capture.capture import capture
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.split.split import split
 from graphpipe.run import Pipeline, PipelineOptions
-from graphpipe.run.faults.rank_status import STATUS_FOLDER
+from graphpipe.run.faults.rank_status import STATUS_FOLDER, StatusWriter
 from graphpipe.run.stage.edge_values import edge_specs, gradient_edges
 from graphpipe.training.train_rank import reporting_status
 
@@ -258,9 +258,10 @@ def test_under_torchrun_a_rank_that_fails_says_where_it_was(
 ) -> None:
     # Under torchrun, unlike under our launcher, the rank status files are not read.
     monkeypatch.delenv(STATUS_FOLDER, raising=False)
-    pipeline = SimpleNamespace(
-        world=SimpleNamespace(rank=1, size=2), monitor=SimpleNamespace(last_status="stage 's1', step 3")
-    )
+    status = StatusWriter(1, ["s0", "s1"])
+    monitor = SimpleNamespace(last_status="stage 's1', step 3", status=status)
+    pipeline = SimpleNamespace(world=SimpleNamespace(rank=1, size=2), monitor=monitor)
     with pytest.raises(PeerLost), reporting_status(cast(Pipeline, pipeline)):
         raise PeerLost("rank 0 died", remedy="Look there.")
     assert capsys.readouterr().err == "rank 1 failed: stage 's1', step 3\n"
+    assert status.last().error.startswith("PeerLost: rank 0 died")

@@ -83,7 +83,7 @@ class Checkpoints:
         """Wait until the last save is complete on all ranks.
 
         Raises:
-            InvalidInput: the save failed on a rank. The earlier checkpoints are unchanged.
+            InvalidInput: the save failed on a rank, or a weight is NaN. The earlier checkpoints are unchanged.
             PeerLost, PeerStalled: another rank is gone.
         """
         saving, self._saving = self._saving, None
@@ -126,6 +126,7 @@ def _write(part: Path, monitor: StatusReporter, rank: int, step: int, snapshot: 
     # Faults that are injected into this phase strike here, in the writing thread.
     with reporting_out_of_memory(monitor):
         monitor.injector.strike("checkpoint", step, part)
+        snapshot.check_numbers(step)
         write_rank_files(part, rank, snapshot)
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.model_tensors import ModelTensors
 from graphpipe.run.checkpoint.optimizer_state import OptimizerState, extract_optimizer_state
@@ -25,6 +27,24 @@ class Snapshot:
     """Tensors of the optimizers' state, by `parameter:slot`."""
     common: "CommonState | None"
     """None except on rank 0."""
+    trained: frozenset[str] = frozenset()
+    """The names of tensors that optimizers change."""
+
+    def check_numbers(self, step: int) -> None:
+        """Check that no weight is NaN: a training could never continue from it.
+
+        An update can make NaN of finite gradients, and only the next step would notice.
+
+        Raises:
+            InvalidInput: names the first such parameter.
+        """
+        for name in sorted(self.trained & self.tensors.keys()):
+            if self.tensors[name].is_floating_point() and bool(torch.isnan(self.tensors[name]).any()):
+                raise InvalidInput(
+                    f"the optimizer made NaN of parameter '{name}', so no checkpoint is written",
+                    where=f"step {step}",
+                    remedy="Look at the optimizer's settings, such as eps. The checkpoints before are kept.",
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +66,13 @@ def take_snapshot(state: PipelineState, training: TrainingState) -> Snapshot:
     saved = model.saved_by(state)
     optimizers, slots = _optimizers(state, saved)
     common = CommonState(training=training, plan=state.plan, aliases=model.aliases) if state.rank == 0 else None
-    return Snapshot(tensors=cpu_copies(saved), optimizers=optimizers, slots=cpu_copies(slots), common=common)
+    return Snapshot(
+        tensors=cpu_copies(saved),
+        optimizers=optimizers,
+        slots=cpu_copies(slots),
+        common=common,
+        trained=frozenset(state.parameter_names.values()),
+    )
 
 
 def _optimizers(

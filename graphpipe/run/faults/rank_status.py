@@ -21,8 +21,10 @@ NO_PEER, ALL_PEERS = -1, -2
 """Values of `RankStatus.peer` for a rank that waits for no single peer."""
 
 # The record: seconds of `time.monotonic`, process, step, phase, stage, micro-batch, peer.
-# After the record: the host and the names of the stages, one per line.
+# After the record: the error that ended the rank, zeros, the host and the names of the stages, one per line.
 _RECORD = struct.Struct("<d6i")
+_ERROR_BYTES = 512
+_NAMES = _RECORD.size + _ERROR_BYTES
 _PHASES = (
     "start",
     "data",
@@ -38,6 +40,7 @@ _PHASES = (
     "checkpoint",
 )
 _PHASE_NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}
+_COMPUTING = ("forward", "backward")
 _DESCRIPTIONS = {
     "start": "starting",
     "data": "between two steps",
@@ -63,6 +66,8 @@ class RankStatus:
     """-1 if the phase does not belong to a micro-batch."""
     peer: int
     """The rank it waited for, or `NO_PEER` or `ALL_PEERS`."""
+    error: str = ""
+    """The beginning of the error that ended it, as in `KeyError: 'x'`. Empty if it has raised none."""
 
     def __str__(self) -> str:
         """Return host, stage, step and task, to end a sentence."""
@@ -81,9 +86,12 @@ class StatusWriter:
 
     def __init__(self, rank: int, stages: Sequence[str]) -> None:
         self.step = 1
+        self.computing_seconds = 0.0
+        """Between statuses of a forward or backward and the next ones, so far. On a GPU they only start kernels."""
+        self._computing, self._since = False, 0.0
         self.host = socket.gethostname()
         names = "\n".join([self.host, *stages]).encode()
-        size = _RECORD.size + len(names)
+        size = _NAMES + len(names)
         folder = os.environ.get(STATUS_FOLDER)
         if folder is None:
             self._memory = mmap.mmap(-1, size)
@@ -91,14 +99,22 @@ class StatusWriter:
             with _status_file(Path(folder), rank).open("w+b") as file:
                 file.truncate(size)
                 self._memory = mmap.mmap(file.fileno(), size)
-        self._memory[_RECORD.size :] = names
+        self._memory[_NAMES:] = names
         self._pid = os.getpid()
         self.write("start")
 
     def write(self, phase: str, stage: int = -1, micro_batch: int = -1, peer: int = NO_PEER) -> None:
         """Write what this rank does next."""
-        number = _PHASE_NUMBERS[phase]
-        _RECORD.pack_into(self._memory, 0, time.monotonic(), self._pid, self.step, number, stage, micro_batch, peer)
+        number, now = _PHASE_NUMBERS[phase], time.monotonic()
+        if self._computing:
+            self.computing_seconds += now - self._since
+        self._computing, self._since = phase in _COMPUTING, now
+        _RECORD.pack_into(self._memory, 0, now, self._pid, self.step, number, stage, micro_batch, peer)
+
+    def write_error(self, error: BaseException) -> None:
+        """Write the error that ends this rank. The memory is there already, so this also works on a full disk."""
+        text = f"{type(error).__name__}: {error}".encode()[:_ERROR_BYTES]
+        self._memory[_RECORD.size : _NAMES] = text.ljust(_ERROR_BYTES, b"\0")
 
     def last(self) -> RankStatus:
         """Return the status that was written last."""
@@ -126,12 +142,13 @@ def _read(path: Path) -> RankStatus | None:
     except FileNotFoundError:
         return None
     # The writer stores the names first. While the record is all zeros, there is no status yet.
-    return _decode(content) if len(content) > _RECORD.size and any(content[: _RECORD.size]) else None
+    return _decode(content) if len(content) > _NAMES and any(content[: _RECORD.size]) else None
 
 
 def _decode(content: bytes) -> RankStatus:
     seconds, pid, step, phase, stage, micro_batch, peer = _RECORD.unpack_from(content)
-    host, *names = content[_RECORD.size :].decode().split("\n")
+    error = content[_RECORD.size : _NAMES].rstrip(b"\0").decode(errors="replace")
+    host, *names = content[_NAMES:].decode().split("\n")
     return RankStatus(
         host=host,
         pid=pid,
@@ -141,4 +158,5 @@ def _decode(content: bytes) -> RankStatus:
         stage=names[stage] if stage >= 0 else "",
         micro_batch=micro_batch,
         peer=peer,
+        error=error,
     )

@@ -186,7 +186,7 @@ class InferencePipeline:
         batch = self._batch(inputs, samples, forward.micro_batches)
         replicas = self._worker.replicas.values()
         with evaluation_mode(replica.program.module for replica in replicas):
-            self._worker.run(forward.lowered, Segment.of(batch), None)
+            self._worker.run(forward.lowered, Segment.of((batch,)), None)
         own = {sample: why for replica in replicas for sample, why in sorted(replica.failures.items(), reverse=True)}
         failures = self._reports.exchange(own)
         results = [piece for replica in replicas for piece in replica.results]

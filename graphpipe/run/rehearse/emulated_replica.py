@@ -132,7 +132,7 @@ def emulated_specs(plan: Plan) -> EdgeSpecs:
     joint = plan.joint_edges.outputs
     together = {*joint, *(other for others in joint.values() for other in others)}
     return {
-        number: _specs_by_value(plan, number) if number in together else (_spec(plan, number),)
+        number: _specs_by_value(plan, number) if number in together else _specs(plan, number)
         for number in range(len(plan.edges))
     }
 
@@ -144,21 +144,28 @@ def sleep(seconds: float) -> None:
         time.sleep(left)
 
 
-def _spec(plan: Plan, edge: int) -> ValueSpec:
-    # Only the size matters, and whether a gradient is sent back.
-    size, back = max(1, round(plan.edges[edge].bytes_per_sample)), edge in plan.gradient_edges
-    return ValueSpec(name=f"edge {edge}", sample_shape=(size,), dtype=torch.uint8, requires_grad=back)
+def _specs(plan: Plan, edge: int) -> tuple[ValueSpec, ...]:
+    # Only the sizes matter, and whether a gradient is sent back.
+    total, name = plan.edges[edge].bytes_per_sample, f"edge {edge}"
+    if edge not in plan.gradient_edges:
+        return (_spec(name, total, back=False),)
+    returned = plan.sent_bytes(edge, backward=True)
+    constant = (_spec(f"{name}, without gradient", total - returned, back=False),) if total > returned else ()
+    return (_spec(name, returned, back=True), *constant)
+
+
+def _spec(name: str, count: float, *, back: bool) -> ValueSpec:
+    return ValueSpec(name=name, sample_shape=(max(1, round(count)),), dtype=torch.uint8, requires_grad=back)
 
 
 def _specs_by_value(plan: Plan, edge: int) -> tuple[ValueSpec, ...]:
-    values = {" ".join(value).strip(): count for value, count in plan.whole_values[edge].items()}
-    total = plan.edges[edge].bytes_per_sample
-    rest = total - sum(values.values())
-    named = {**values, f"edge {edge}": rest} if rest > 0 else values
+    values = plan.whole_values[edge]
+    rest = plan.edges[edge].bytes_per_sample - sum(values.values())
+    named = {**values, ("edge", str(edge)): rest} if rest > 0 else values
     back = edge in plan.gradient_edges
     return tuple(
-        ValueSpec(name=name, sample_shape=(max(1, round(count)),), dtype=torch.uint8, requires_grad=back)
-        for name, count in sorted(named.items())
+        _spec(" ".join(value).strip(), count, back=back and value not in plan.graph.one_way)
+        for value, count in sorted(named.items())
     )
 
 

@@ -176,7 +176,7 @@ def _steps(job: RehearsalJob, rank: int, size: int) -> list[dict[str, Any]]:
             replica.seconds = seconds
         worker.recorder.begin_at_once(MARGIN_SECONDS)
         batches = (_batch(plan, step * job.schedule.mini_batches + n) for n in range(job.schedule.mini_batches))
-        worker.run(lowered, Segment.of(*batches), None)
+        worker.run(lowered, Segment.of([*batches]), None)
         for device in () if job.schedule.updates else devices:
             first = min(stage for stage, it in enumerate(plan.stages) if device in it.devices)
             with worker.recorder.span(device, "optimizer", first):

@@ -8,11 +8,13 @@ from graphpipe.run.segments.stage_update import StageUpdate
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.worker import Worker
+from graphpipe.run.versions.averaged_weights import AveragedWeights
 from graphpipe.run.versions.directions import check_predictable, predict
 from graphpipe.run.versions.predicted_weights import Predict, PredictedWeights
 from graphpipe.run.versions.stage_weights import StageWeights
 from graphpipe.run.versions.stored_versions import StoredVersions
 from graphpipe.run.weights.weight_update import OptimizerFactory, OptimizerGroup, ScheduledOptimizer, WeightUpdate
+from graphpipe.schedule.segments.planned_versions import delays
 
 
 def build_updates(
@@ -47,15 +49,23 @@ def build_updates(
 def _stage_update(
     plan: Plan, replicas: Sequence[StageReplica], scheduled: ScheduledOptimizer | None, *, with_norms: bool
 ) -> StageUpdate:
-    predicts = _predictor(replicas[0], scheduled) if plan.weights == "predict" else None
-    weights: list[StageWeights] = [
-        StoredVersions(replica.parameters) if predicts is None else PredictedWeights(replica.parameters, predicts)
-        for replica in replicas
-    ]
+    weights = _weights(plan, replicas, scheduled)
     update = StageUpdate(plan=plan, replicas=replicas, weights=weights, optimizer=scheduled, with_norms=with_norms)
     for replica, own in zip(replicas, weights, strict=True):
         replica.weights, replica.update = own, update.run
     return update
+
+
+def _weights(
+    plan: Plan, replicas: Sequence[StageReplica], scheduled: ScheduledOptimizer | None
+) -> Sequence[StageWeights]:
+    if plan.weights == "predict":
+        predicts = _predictor(replicas[0], scheduled)
+        return [PredictedWeights(replica.parameters, predicts) for replica in replicas]
+    if plan.weights == "moving-average":
+        delay = delays(plan)[replicas[0].slot.stage]
+        return [AveragedWeights(replica.parameters, delay) for replica in replicas]
+    return [StoredVersions(replica.parameters) for replica in replicas]
 
 
 def _predictor(leader: StageReplica, scheduled: ScheduledOptimizer | None) -> Predict:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.plans.stage import OTHER_BACKWARDS
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.check_sync import choices
 from graphpipe.run.weights.registry import find_sync
@@ -52,8 +53,8 @@ def _of_stages(plan: Plan, names: Sequence[str]) -> Iterator[_Conflict]:
             what = f"'{name}' cannot sum gradients over the replicas of stage '{stage.name}' while forwards of the "
             fits = choices(lambda traits: traits.overlaps_mini_batches)
             yield _Conflict("engine", f"{what}next mini-batch run", f"Choose {fits}")
-        if plan.weights == "predict" and stage.recompute != "none":
-            what = "recomputes in its backward, with other weights than the predicted ones of its forward"
+        if plan.weights in OTHER_BACKWARDS and stage.recompute != "none":
+            what = "recomputes in its backward, which reads other weights than its forward"
             yield _Conflict(f"stage '{stage.name}'", what, "Set recompute to 'none', or weights to 'stash'")
 
 

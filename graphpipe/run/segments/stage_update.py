@@ -1,6 +1,6 @@
 """Updates one stage's weights on this rank, after each mini-batch of a segment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,10 @@ from graphpipe.run.versions.stage_weights import StageWeights
 from graphpipe.run.weights.weight_update import ScheduledOptimizer
 from graphpipe.schedule import StageTask
 from graphpipe.schedule.segments.weight_versions import WeightRead
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +35,8 @@ class StageUpdate:
     """Of the segment."""
     done: int = 0
     """Updates since the segment began."""
+    after: Callable[[], None] = _nothing
+    """Called after every update."""
     norms: list[Tensor | float] = field(default_factory=list[Tensor | float])
     """By mini-batch: the 2-norm of the gradients that the leader counts. A GPU may still compute it."""
 
@@ -65,6 +71,7 @@ class StageUpdate:
             weights.updated()
         if self.done < self.mini_batches:  # The last gradients can be looked at.
             self.clear()
+        self.after()
 
     def clear(self) -> None:
         """Drop all gradients."""

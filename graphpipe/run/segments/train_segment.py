@@ -3,8 +3,8 @@
 prepare | forwards, backwards, reductions and updates, as the schedule mixes them | scalar sum | buffers of replicas
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.segments.drained_state import DrainedState
+from graphpipe.run.segments.mini_batch_stream import MiniBatchStream
 from graphpipe.run.segments.stage_update import StageUpdate
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.segment import Segment
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.batch_preparer import BatchPreparer
@@ -93,7 +93,7 @@ class TrainSegment:
         """What losses are multiplied by."""
         return 1.0
 
-    def run(self, batches: Sequence[MiniBatch], step: int) -> list[float]:
+    def run(self, batches: MiniBatchStream, step: int) -> list[float]:
         """Train on mini-batches, and return the mean loss of each, the same on every rank.
 
         Args:
@@ -101,20 +101,24 @@ class TrainSegment:
             step: number of the first, from 1.
 
         Raises:
-            InvalidInput: another rank was given other mini-batches, or their shapes differ.
+            InvalidInput: another rank was given other mini-batches, or a later one cannot be used.
             NonFiniteLoss: of a loss or gradient, on every rank, after the segment. The weights are those before it, if
                 it keeps a copy of them.
             PeerLost, PeerStalled: another rank is gone.
         """
         worker, schedule = self.worker, self.schedules(len(batches))
         worker.monitor.begin_step(step)
-        segment = Segment.of(*self._prepare(batches))
+        batches.fit(self.batches.prepare(batches[0], count=len(batches)).specs)
+        segment = Segment.of(batches)
+        for update in self.stage_updates.values():
+            update.after = partial(self._forget, batches)
         worker.messages.open(schedule.pairs)
         before = self._state() if self.rolls_back else None
         worker.recorder.mini_batches = len(batches)
         worker.recorder.begin()
         try:
             summaries = self._compute(segment, schedule)
+            batches.finish()
             for number, summary in enumerate(summaries):
                 check_finite(summary, self.plan, step + number, _RESTORED if before is not None else _SPOILT)
         except BaseException:
@@ -122,14 +126,14 @@ class TrainSegment:
             raise
         align_all_buffers(worker)
         worker.recorder.end(worker.placement.devices(worker.world.rank))
-        for each in segment.mini_batches:
-            worker.monitor.begin_step(each.step)
+        for number in range(len(batches)):
+            worker.monitor.begin_step(step + number)
             worker.monitor.end_step()
         return [summary.loss for summary in summaries]
 
-    def _prepare(self, batches: Sequence[MiniBatch]) -> list[MiniBatch]:
-        first = self.batches.prepare(batches[0], count=len(batches))
-        return [first, *(replace(each, specs=first.specs) for each in batches[1:])]
+    def _forget(self, batches: MiniBatchStream) -> None:
+        # Another replica of the stage here may have its own task of this update before it.
+        batches.forget_before(min(update.done for update in self.stage_updates.values()) - 1)
 
     def _state(self) -> DrainedState:
         return DrainedState.of([*self.worker.replicas.values()], self.update.optimizers)

@@ -152,7 +152,7 @@ class OffloadedTensors:
         tensors = [(saved, saved.tensor) for saved in found if saved.tensor is not None]
         storage = tensors[0][1].untyped_storage()
         source = torch.empty(0, dtype=torch.uint8, device=self.owner.device).set_(storage)
-        host = self._host_buffer(storage.nbytes())
+        host = self.host_buffer(storage.nbytes())
         host.copy_(source, non_blocking=True)
         out.hold([source])
         views = [(ref(saved), int(it.storage_offset()), it.size(), it.stride(), it.dtype) for saved, it in tensors]
@@ -160,7 +160,12 @@ class OffloadedTensors:
             saved.tensor = None
         return _Away(host, views)
 
-    def _host_buffer(self, count: int) -> Tensor:
+    def host_buffer(self, count: int) -> Tensor:
+        """Return bytes in the memory of the node.
+
+        Raises:
+            OutOfMemory: the node lacks them.
+        """
         try:
             return torch.empty(count, dtype=torch.uint8, pin_memory=self.owner.device.type == "cuda")
         except RuntimeError as error:

@@ -5,19 +5,31 @@ segment of 2     samples       0 1 2 3 | 4 5 6 7
                  samples there 0 1 2 3 | 0 1 2 3
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.stage.edge_values import EdgeSpecs
 from graphpipe.run.stage.mini_batch import MiniBatch
 
 
+class MiniBatches(Protocol):
+    """A sequence of mini-batches, which may be read when they are needed."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def __getitem__(self, number: int, /) -> MiniBatch:
+        """Return one of them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Mini-batches of one size, with the same shapes and micro-batches."""
 
-    mini_batches: Sequence[MiniBatch]
+    mini_batches: "MiniBatches"
     """At least one."""
     size: int
     """Samples in all mini-batches."""
@@ -27,7 +39,7 @@ class Segment:
     """The values on every stage edge."""
 
     @staticmethod
-    def of(*mini_batches: MiniBatch) -> "Segment":
+    def of(mini_batches: "MiniBatches") -> "Segment":
         """Return the segment of these mini-batches."""
         first = mini_batches[0]
         return Segment(

@@ -69,7 +69,7 @@ class Evaluation:
             if loss_fn is not None:
                 self.sums.expect()
             with preserve_rng_state(worker.world.device):
-                worker.run(forward.lowered, Segment.of(batch), loss_fn)
+                worker.run(forward.lowered, Segment.of((batch,)), loss_fn)
             return self._results(with_loss=loss_fn is not None, gather=gather)
 
     def _results(self, *, with_loss: bool, gather: bool) -> tuple[float | None, Any]:

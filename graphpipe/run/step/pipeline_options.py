@@ -51,8 +51,8 @@ class PipelineOptions:
     the first stage and micro-batch. If False, a step is refused only if its loss is not finite."""
     weights: WeightPolicy | None = None
     """Which weights a micro-batch sees, if that is not what the plan says: `flush`, `stash`, `vertical-sync`,
-    `double-buffer` or `predict`. The plan's stages then get the samples in flight and the versions that this policy
-    needs (`Pipeline.plan` has them). None: the plan's own policy."""
+    `double-buffer`, `moving-average` or `predict`. The plan's stages then get the samples in flight and the versions
+    that this policy needs (`Pipeline.plan` has them). None: the plan's own policy."""
     predictor: Predictor = ""
     """Of the policy `predict`, if `weights` is given: `pipeoptim`, `spectrain` or `xpipe`."""
     rollback: bool = True

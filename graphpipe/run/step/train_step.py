@@ -74,7 +74,7 @@ class TrainStep:
         self.update.clear()
         self.sums.expect()
         with preserve_rng_state(worker.world.device):
-            worker.run(self.lowered, Segment.of(batch), self.loss_fn)
+            worker.run(self.lowered, Segment.of((batch,)), self.loss_fn)
         if self.loss_scale is not None:
             self.update.scale_gradients(1 / self.loss_scale.factor)
         with_norms = self.update.clip_norm is not None or self.check_finite or self.loss_scale is not None

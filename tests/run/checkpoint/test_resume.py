@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from run_checkpoints import resume, tied_pipeline, train_and_save, train_tied, train_uninterrupted
+from run_checkpoints import pipeline_of, resume, tied_pipeline, train_and_save, train_tied, train_uninterrupted
+from run_models import fan_batch
 from run_ranks import run_ranks, values
 
+from graphpipe.errors import InvalidInput
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
+from graphpipe.run.checkpoint.folder import newest_valid
 
 SAVED = [2, 4]
 
@@ -68,3 +71,20 @@ def test_a_captured_model_resumes_with_tied_frozen_and_unused_parameters(tmp_pat
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, trained[name]), name
     assert model.left.decode.weight is model.left.encode.weight
+
+
+def test_weights_that_an_update_made_nan_are_not_saved(tmp_path: Path) -> None:
+    """The next step failed, and so did every run that resumed from the newest checkpoint."""
+    pipeline, model = pipeline_of("four")
+    with pipeline:
+        checkpoints = Checkpoints(pipeline, tmp_path)
+        pipeline.step(*fan_batch(seed=0))
+        checkpoints.save()
+        pipeline.step(*fan_batch(seed=1))
+        next(each for name, each in model.named_parameters() if name.startswith("left")).data[0] = torch.nan
+        checkpoints.save()
+        with pytest.raises(
+            InvalidInput, match=r"^step 2: the optimizer made NaN of parameter 'left\..* before are kept"
+        ):
+            checkpoints.wait()
+    assert newest_valid(tmp_path).path.name == "step-00000001"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_programs import forked_programs
 from safetensors.torch import load_file
 from uninterrupted import train_uninterrupted
 
@@ -38,6 +39,7 @@ Planning = Callable[..., gp.Plan]
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planning:
     """Return a function that plans the digits example for so many hosts with links of a rate, in cluster.toml."""
     monkeypatch.syspath_prepend(DIGITS.parent)
+    monkeypatch.setenv("PYTHON_EXEC", str(forked_programs() / "python"))  # torchrun starts its ranks with it.
     module, example_inputs = importlib.import_module("digits").model()
     graph = gp.capture(module, example_inputs)
 

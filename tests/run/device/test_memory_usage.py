@@ -87,7 +87,8 @@ def test_memory_of_planned_stages_is_as_predicted(name: str, ranks: int, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("ranks", "policy"), [(2, ("double-buffer", "")), (4, ("stash", "")), (4, ("predict", "pipeoptim"))]
+    ("ranks", "policy"),
+    [(2, ("double-buffer", "")), (4, ("stash", "")), (4, ("predict", "pipeoptim")), (4, ("moving-average", ""))],
 )
 def test_measured_memory_of_versions_is_as_predicted(
     ranks: int, policy: tuple[WeightPolicy, Predictor], tmp_path: Path

@@ -135,6 +135,7 @@ def test_a_launcher_names_a_stopped_rank_and_ends_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{RANK_FUNCTIONS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.chdir(tmp_path)  # Programs of other tests may run in the folder of the tests.
     with all_processes_end(), pytest.raises(RankFailed) as caught:
         launch("run_jobs:train_with_faults", 2, arguments=[str(tmp_path), "stop@rank1:step2:phase=backward"])
     # The time limit of the ranks, the launcher's grace period, and as much again for a busy machine.

@@ -1,6 +1,7 @@
 """What may go wrong where several versions of weights are alive: recomputation, buffers, failures, checkpoints."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_recomputation_reads_the_version_of_its_forward(schedule: str) -> None:
 
 
 def test_policies_differ_and_segments_of_one_do_not() -> None:
-    losses = [train_segments("chain", *policy)["losses"] for policy in [("flush", ""), *POLICIES]]
+    losses = [train_segments("deep", *policy)["losses"] for policy in [("flush", ""), *POLICIES]]
     assert len({tuple(each) for each in losses}) == len(losses)
     flushed = train_segments("chain", "flush", segments=(3,))
     for policy in POLICIES:
@@ -255,6 +256,44 @@ def test_mini_batches_of_other_shapes_are_refused() -> None:
     with pytest.raises(InvalidInput, match="the plan is for 8"):
         pipeline.segment([(inputs, targets), batch_of_size(4)])
     assert pipeline.steps == 0
+
+
+@pytest.mark.parametrize("cut", ["chain", "replicas"])
+def test_an_iterator_is_read_as_tasks_need_it(cut: str) -> None:
+    alive: dict[int, weakref.ref[Tensor]] = {}
+    most = 0
+
+    def given() -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        nonlocal most
+        for step in range(99):
+            inputs, targets = batch_of(step)
+            alive[step] = weakref.ref(inputs["x"])
+            most = max(most, sum(each() is not None for each in alive.values()))
+            yield inputs, targets
+
+    pipeline, _ = pipeline_under(cut, "stash")
+    batches = given()
+    losses = pipeline.segment(batches, count=12)
+    assert losses == pipeline_under(cut, "stash")[0].segment([batch_of(step) for step in range(12)])
+    assert (len(alive), most <= 5) == (12, True), most
+    assert len(pipeline.segment(batches, count=3)) == 3
+    assert pipeline.steps == 15
+
+
+def test_a_stream_that_ends_early_or_changes_its_shapes_changes_nothing() -> None:
+    pipeline, model = pipeline_under("chain", "stash")
+    before = state_of(pipeline, model)
+    with pytest.raises(InvalidInput, match="ended after 2 mini-batches, but count is 4"):
+        pipeline.segment((batch_of(step) for step in range(2)), count=4)
+    other = {"x": torch.randn(8, 5, 1)}, batch_of(0)[1]
+    with pytest.raises(InvalidInput, match="mini-batch 2 of the segment"):
+        pipeline.segment(iter([batch_of(0), batch_of(1), other]), count=3)
+    with pytest.raises(InvalidInput, match="count: is 0"):
+        pipeline.segment([], count=0)
+    assert_equal(state_of(pipeline, model), before)
+    assert pipeline.steps == 0
+    flushing, _ = pipeline_under("chain", "flush")
+    assert len(flushing.segment((batch_of(step) for step in range(9)), count=2)) == 2
 
 
 def batch_of_size(samples: int) -> tuple[dict[str, Tensor], Tensor]:

@@ -11,7 +11,7 @@ from run_versions import CUTS, OPTIMIZERS, train_cases, train_reference, train_s
 from graphpipe.plans.stage import Predictor, WeightPolicy
 
 PREDICTORS: tuple[Predictor, ...] = ("pipeoptim", "spectrain", "xpipe")
-STORED: tuple[WeightPolicy, ...] = ("stash", "vertical-sync", "double-buffer")
+STORED: tuple[WeightPolicy, ...] = ("stash", "vertical-sync", "double-buffer", "moving-average")
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -50,6 +50,7 @@ CASES: dict[int, list[tuple[str, WeightPolicy, Predictor, str, str]]] = {
         ("replicas", "stash", "", "sgd", "1f1b"),
         ("replicas", "vertical-sync", "", "adam", "zb-h1"),
         ("replicas", "double-buffer", "", "adamw", "1f1b"),
+        ("replicas", "moving-average", "", "adam", "zb-h1"),
         ("replicas", "predict", "spectrain", "sgd", "1f1b"),
     ],
     4: [
@@ -58,6 +59,7 @@ CASES: dict[int, list[tuple[str, WeightPolicy, Predictor, str, str]]] = {
         ("diamond", "double-buffer", "", "adam", "1f1b"),
         ("replicas apart", "stash", "", "adam", "1f1b"),
         ("replicas apart", "vertical-sync", "", "sgd", "zb-h1"),
+        ("replicas apart", "moving-average", "", "sgd", "1f1b"),
         ("diamond", "predict", "pipeoptim", "adam", "zb-h1"),
     ],
 }

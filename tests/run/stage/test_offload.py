@@ -34,7 +34,7 @@ def keeping(cut: str, schedule: str) -> dict[str, Any]:
     return train_chain(CUTS[cut], schedule)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-auto"])
 @pytest.mark.parametrize(("cut", "recompute", "offload"), MIXTURES)
 def test_any_mixture_has_the_gradients_of_keeping(
     cut: str, recompute: dict[int, Recompute], offload: dict[int, tuple[str, ...]], schedule: str
@@ -45,6 +45,11 @@ def test_any_mixture_has_the_gradients_of_keeping(
         assert all(torch.equal(mixed[what][name], tensor) for name, tensor in kept[what].items())
     kinds = {span["kind"] for span in mixed["trace"]["spans"]}
     assert {"evict", "fetch"} <= kinds
+    # Zero-bubble schedules split the backwards of the other stages only: a half would hold what came back.
+    halved = {span["stage"] for span in mixed["trace"]["spans"] if span["kind"] == "W"}
+    keeps = {*range(len(CUTS[cut]))} - recompute.keys() - offload.keys()
+    assert halved <= keeps
+    assert bool(halved) == (schedule == "zb-h1" and bool(keeps)) or schedule == "zb-auto"
 
 
 @final

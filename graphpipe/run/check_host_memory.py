@@ -1,0 +1,68 @@
+"""Before a run, each node must have as much free memory as its ranks offload together."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphpipe.errors import Infeasible
+from graphpipe.host_memory import available_host_bytes
+from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import stage_memory
+from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.world import World
+from graphpipe.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostShare:
+    """The machine or container of one rank."""
+
+    host: str
+    available_bytes: float
+    """What all ranks of the host together may still allocate."""
+
+
+def check_host_memory(world: World, placement: Placement) -> None:
+    """Check that what the stages of every node offload fits in its free memory; every rank must call this.
+
+    The plan was checked against the memory that its cluster has. This is the memory that is free now.
+
+    Raises:
+        Infeasible: it does not fit. Names the stages, the node and the bytes, on every rank.
+    """
+    if any(stage.offload for stage in placement.plan.stages):
+        own = {"host": socket.gethostname(), "available_bytes": available_host_bytes()}
+        check_shares(placement, [HostShare(**each) for each in world.exchange(own)])
+
+
+def check_shares(placement: Placement, ranks: Sequence[HostShare]) -> None:
+    """Check that what the ranks of every host offload together is free there.
+
+    Args:
+        placement: of the plan on the ranks.
+        ranks: where each of them is.
+
+    Raises:
+        Infeasible: as `check_host_memory`.
+    """
+    for host in dict.fromkeys(rank.host for rank in ranks):
+        here = [number for number, rank in enumerate(ranks) if rank.host == host]
+        stages = [slot.stage for number in here for slot in placement.slots(number)]
+        needs = [(_offloaded_bytes(placement.plan, stage), placement.plan.stages[stage].name) for stage in stages]
+        total, available = sum(need for need, _ in needs), min(ranks[number].available_bytes for number in here)
+        if total > available:
+            largest = sorted(((need, name) for need, name in needs if need), reverse=True)
+            names = [f"'{name}'" for name in dict.fromkeys(name for _, name in largest)]
+            offload = f"stages {' and '.join(names)} offload" if len(names) > 1 else f"stage {names[0]} offloads"
+            missing = f"{format_bytes(total - available)} ({total - available:.0f} bytes)"
+            raise Infeasible(
+                f"{offload} {format_bytes(total)} to the memory of host '{host}', of which "
+                f"{format_bytes(available)} are free: {missing} short",
+                remedy="Recompute instead, offload less, run fewer ranks on this host, or free its memory.",
+            )
+
+
+def _offloaded_bytes(plan: Plan, number: int) -> float:
+    """Return what one replica of a stage keeps in the memory of its node with all its samples in flight."""
+    stage = plan.stages[number]
+    return stage_memory(plan.cost_model, stage).offloaded * stage.in_flight / stage.degree if stage.offload else 0.0
