@@ -3,7 +3,8 @@
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,12 +38,16 @@ class RankFailed(GraphPipeError):
         )
 
 
-def first_failure(failures: Mapping[int, ProcessFailure], folder: str | Path = "") -> RankFailed:
+def first_failure(
+    failures: Mapping[int, ProcessFailure], folder: str | Path = "", exits: Sequence[int] = ()
+) -> RankFailed:
     """Return the first failure.
 
     1. A rank that raised an error of its own, or whose process ended by itself.
     2. A rank that lost a peer.
     3. A rank that was stopped because another had failed.
+
+    A rank that was stopped before any other ended was not stopped by the launcher. It counts as the first.
 
     If every rank only waited until the time limit, the cause is the rank that did not react to SIGTERM and had to be
     killed, or otherwise the rank that was not waiting for any other.
@@ -50,11 +55,14 @@ def first_failure(failures: Mapping[int, ProcessFailure], folder: str | Path = "
     Args:
         failures: by rank.
         folder: the ranks' status files (see `rank_status`); may be empty.
+        exits: the process ids of ranks in the order in which they ended, as far as it is known.
     """
-    guilty = {rank for rank, failure in failures.items() if _level(rank, failure) == 0}
+    failures = {rank: _with_noted_error(rank, failure, folder) for rank, failure in failures.items()}
+    stopped = _stopped_from_outside(failures, exits)
+    guilty = {rank for rank, failure in failures.items() if rank == stopped or _level(rank, failure) == 0}
     if _stalled(failures) and not guilty:
         guilty = {rank for rank in failures if (seen := read_status(folder, rank)) and seen.peer == NO_PEER}
-    order = sorted(failures, key=lambda rank: (rank not in guilty, *_key(rank, failures[rank]), rank))
+    order = sorted(failures, key=lambda rank: (rank != stopped, rank not in guilty, *_key(rank, failures[rank]), rank))
     rank = order[0]
     failure, seen = failures[rank], read_status(folder, rank)
     silent = _stalled(failures) and rank in guilty and not _recorded(failure)
@@ -66,6 +74,23 @@ def first_failure(failures: Mapping[int, ProcessFailure], folder: str | Path = "
         seen=seen.seconds if seen else time.monotonic(),
         failed=(rank, *(other for other in order[1:] if other in guilty and failures[other].exitcode < 0)),
     )
+
+
+def _with_noted_error(rank: int, failure: ProcessFailure, folder: str | Path) -> ProcessFailure:
+    # A rank that cannot write a file, because the disk is full, has noted its error beside its status.
+    status = None if _recorded(failure) else read_status(folder, rank)
+    if status is None or not status.error:
+        return failure
+    noted = copy(failure)
+    noted.error_file_data = {"message": {"message": status.error}}
+    return noted
+
+
+def _stopped_from_outside(failures: Mapping[int, ProcessFailure], exits: Sequence[int]) -> int | None:
+    ranks = {failure.pid: rank for rank, failure in failures.items()}
+    first = next((ranks[pid] for pid in exits if pid in ranks), None)
+    stopped = first is not None and failures[first].exitcode == -signal.SIGTERM and not _recorded(failures[first])
+    return first if stopped else None
 
 
 def _key(rank: int, failure: ProcessFailure) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.launch.await_ranks import waiting_for_ranks
+from graphpipe.launch.exit_order import recording_exits
 from graphpipe.launch.first_failure import first_failure
 from graphpipe.launch.kill_hung_ranks import kill_hung_ranks
 from graphpipe.launch.local_rendezvous import BACKEND
@@ -66,6 +67,7 @@ def launch(
         _environment(nproc, {STATUS_FOLDER: logs, **environment}),
         kill_hung_ranks(Path(logs)),
         waiting_for_ranks(Path(logs), nproc),
+        recording_exits(nproc) as exits,
         _silenced_agent(),
         _restored_signal_handlers(),
     ):
@@ -84,7 +86,7 @@ def launch(
         try:
             elastic_launch(config, command[0])(*command[1:], *arguments)
         except ChildFailedError as error:
-            raise first_failure(error.failures, logs) from None
+            raise first_failure(error.failures, logs, exits) from None
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None

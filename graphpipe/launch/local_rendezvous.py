@@ -5,6 +5,10 @@ whoever connects first. This handler opens no port and reads nothing. The ranks 
 0 hosts (see `run.comm.rendezvous_store`).
 """
 
+import socket
+from contextlib import suppress
+from random import SystemRandom
+
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -18,6 +22,9 @@ from graphpipe.run.comm.rendezvous_store import LOOPBACK
 
 BACKEND = "graphpipe"
 """The name under which torch finds this handler. Its endpoint is the address and port where the ranks meet."""
+
+
+_PORTS = range(10_000, 32_768)
 
 
 class LocalRendezvous(RendezvousHandler):
@@ -34,7 +41,8 @@ class LocalRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return where the ranks meet, without waiting for other agents."""
         store = dist.HashStore()  # in this process's memory
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, LOOPBACK, self._port))
+        port = self._port or _free_port()
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, LOOPBACK, port))
 
     def get_backend(self) -> str:
         """Return the backend's name."""
@@ -59,6 +67,18 @@ class LocalRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Return True: there is nothing to close."""
         return True
+
+
+def _free_port() -> int:
+    """Return a free port that no connection gets by itself before rank 0 listens there, seconds later.
+
+    Systems give connections the ports above these. Torch would take one of those.
+    """
+    for port in SystemRandom().sample(_PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+    return 0
 
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:

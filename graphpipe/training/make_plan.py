@@ -104,14 +104,19 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
 def plan_again(config: TrainConfig, last: Plan, cluster: Cluster) -> Plan:
     """Return a plan for other devices by the settings of the configuration, with the costs and weight policy of a plan.
 
-    That plan may have been given as a file, so that its policy is not in the configuration.
-
     Raises:
         Infeasible: no plan fits in memory.
         InvalidInput: the settings cannot be used.
     """
-    settings = replace(config.plan, weights=last.weights, predictor=last.predictor)
-    return plan_with_costs(replace(config, plan=settings), last.graph, last.costs, cluster)
+    return plan_with_costs(with_policy_of(config, last), last.graph, last.costs, cluster)
+
+
+def with_policy_of(config: TrainConfig, last: Plan) -> TrainConfig:
+    """Return a configuration that plans with the weight policy of a plan.
+
+    That plan may have been given as a file, so that its policy is not in the configuration.
+    """
+    return replace(config, plan=replace(config.plan, weights=last.weights, predictor=last.predictor))
 
 
 def use_plan(config: TrainConfig, task: Task, given: Plan | str | Path) -> tuple[Plan, Captured]:

@@ -17,7 +17,7 @@ from graphpipe.run.faults.check_faults import check_faults, phases_by_rank
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.trace import Trace
 from graphpipe.training.config.settings import RunSettings, TrainConfig
-from graphpipe.training.make_plan import make_plan, use_plan
+from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.count_steps import count_steps
@@ -55,7 +55,8 @@ def prepare(
         tell: called with a line of text for each thing that takes a while.
         plan: a plan, or a file of one, to use instead of making one.
         ranks: number of ranks that are running already. None: as many as the plan uses will be started.
-        resume: the run to resume. The plan of its last checkpoint is used if it is for this cluster.
+        resume: the run to resume. The plan of its last checkpoint is used if it is for this cluster. Otherwise the new
+            plan has its weight policy.
 
     Raises:
         Infeasible: no plan fits in memory.
@@ -67,12 +68,14 @@ def prepare(
     if resume and resume.checkpoints.is_dir():
         lock.take(resume)
     steps = count_steps(config, task)
+    planned = config
     if resume and plan is None:
-        plan = _resumed_plan(config, resume, steps, tell)
+        last, plan = _resumed_plan(config, resume, steps, tell)
+        planned = with_policy_of(config, last)
     if plan is not None:
         found, captured = use_plan(config, task, plan)
     else:
-        found, captured = make_plan(config, task, Cluster.resolve(config.cluster), tell)
+        found, captured = make_plan(planned, task, Cluster.resolve(config.cluster), tell)
     Placement.of(found, ranks or len(found.used_devices))
     check_faults(
         parse_faults(config.train.faults),
@@ -103,17 +106,20 @@ def save_plan(plan: Plan, folder: RunFolder) -> Trace:
     return trace
 
 
-def _resumed_plan(config: TrainConfig, run: RunFolder, steps: int, tell: Callable[[str], None]) -> Path | None:
-    # The plan of the last checkpoint, or None if it is for another cluster.
+def _resumed_plan(
+    config: TrainConfig, run: RunFolder, steps: int, tell: Callable[[str], None]
+) -> tuple[Plan, Path | None]:
+    # The plan of the last checkpoint, and its file, or None if it is for another cluster.
     checkpoint = newest_resumable(run.checkpoints)
     training = TrainingState.load(checkpoint / TRAINING)
     training.check(seed=config.train.seed, batch_size=config.train.batch_size, where=str(checkpoint))
     training.check_unfinished(steps, results=run.metrics.exists(), where=str(checkpoint))
     tell(f"resuming after step {training.step} from {checkpoint}")
-    if Plan.load(checkpoint / PLAN).cluster == Cluster.resolve(config.cluster):
-        return checkpoint / PLAN
+    last = Plan.load(checkpoint / PLAN)
+    if last.cluster == Cluster.resolve(config.cluster):
+        return last, checkpoint / PLAN
     tell(f"the run was planned for another cluster than {config.cluster}: planning again")
-    return None
+    return last, None
 
 
 def _new_folder(settings: RunSettings) -> RunFolder:

@@ -1,12 +1,12 @@
 """A whole training from Python: profile, plan, predict, train, evaluate and save."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graphpipe.plans import Plan
 from graphpipe.run.device.random_state import RandomState
+from graphpipe.torchrun import under_torchrun
 from graphpipe.training.config.from_toml import resolve_config
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.run_folder.finished_run import FinishedRun
@@ -59,7 +59,7 @@ def train(
         KeyboardInterrupt: the training was interrupted.
     """
     resolved = resolve_config(config, overrides)
-    begin = train_under_torchrun if "RANK" in os.environ and "WORLD_SIZE" in os.environ else train_locally
+    begin = train_under_torchrun if under_torchrun() else train_locally
     random = RandomState.now()
     try:
         return begin(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from graphpipe.errors import InvalidInput
@@ -165,11 +164,15 @@ def _options(config: TrainConfig, steps: int, plan: Plan, folder: RunFolder) -> 
 
 @contextmanager
 def reporting_status(pipeline: Pipeline) -> Generator[None]:
-    """Print this rank's last status if the block raises. GraphPipe's launcher reads it from a file, torchrun cannot."""
+    """Note the error if the block raises, before a peer can notice that this rank is gone.
+
+    GraphPipe's launcher reads it with this rank's status from a file. Torchrun cannot, so the status is printed there.
+    """
     try:
         yield
-    except Exception:
+    except Exception as error:
         world = pipeline.world
+        pipeline.monitor.status.write_error(error)
         if STATUS_FOLDER not in os.environ and world.size > 1:
             print(f"rank {world.rank} failed: {pipeline.monitor.last_status}", file=sys.stderr, flush=True)
         raise
@@ -205,9 +208,9 @@ def _steps(
 
 def _segment(pipeline: Pipeline, batches: Iterator[Batch], end: int) -> list[StepMetrics]:
     """Train to a step, and return the steps; those of a segment took equally long."""
-    first, given = pipeline.steps + 1, [*islice(batches, end - pipeline.steps)]
+    first = pipeline.steps + 1
     start = time.perf_counter()
-    losses = pipeline.segment(given)
+    losses = pipeline.segment(batches, count=end - pipeline.steps)
     seconds = (time.perf_counter() - start) / len(losses)
     return [StepMetrics(step=step, loss=loss, seconds=seconds) for step, loss in enumerate(losses, first)]
 

@@ -1,5 +1,6 @@
 """Local ranks start, meet on the loopback interface, and fail with one sentence."""
 
+import errno
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.launch.first_failure import first_failure
 from graphpipe.launch.launcher import check_port, launch
+from graphpipe.launch.local_rendezvous import LocalRendezvous
+from graphpipe.run.faults.rank_status import STATUS_FOLDER, StatusWriter
 
 RANKS = Path(__file__).parents[1] / "support" / "ranks"
 WAITING = """
@@ -113,6 +116,36 @@ def test_failures_that_follow_from_another_are_not_reported_as_its_cause() -> No
     # This rank recorded its error, but was stopped before it exited, because a peer had noticed its loss first.
     stopped.error_file_data = {"message": {"message": "InvalidInput: is spoiled", "extraInfo": {}}}
     assert str(first_failure({0: lost, 1: stopped})).startswith("rank 1: InvalidInput: is spoiled.")
+
+
+def test_a_rank_that_cannot_write_its_error_on_a_full_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped before it exited, a peer that had lost it was named, and an elastic run lost the peer's device."""
+    monkeypatch.setenv(STATUS_FOLDER, str(tmp_path))
+    StatusWriter(1, ["left"]).write_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    lost, full = (
+        ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="")
+        for rank, code in enumerate((1, -signal.SIGTERM))
+    )
+    lost.error_file_data = {"message": {"message": "PeerLost: another rank died", "extraInfo": {}}}
+    found = first_failure({0: lost, 1: full}, tmp_path)
+    assert (found.rank, found.kind) == (1, "OSError")
+    assert "starting): OSError: [Errno 28] No space left on device. The other ranks" in str(found)
+
+
+def test_ranks_meet_at_a_port_that_no_connection_is_given() -> None:
+    """Another process was given the port before rank 0 listened there, and the run failed."""
+    ports = {meeting_port(0) for _ in range(20)}
+    assert len(ports) > 1
+    assert max(ports) < 32_768
+    assert meeting_port(40_123) == 40_123
+
+
+def meeting_port(chosen: int) -> int:
+    store = LocalRendezvous(chosen).next_rendezvous().bootstrap_store_info
+    assert store is not None
+    return store.master_port
 
 
 def test_a_port_in_use_is_refused() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_cases import Run
+from forked_programs import forked_programs
 from safetensors.torch import load_file
 
 import graphpipe as gp
@@ -58,7 +59,9 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_plain_script_trains_as_the_command_line_does(run: Run, config: Path) -> None:
+def test_a_plain_script_trains_as_the_command_line_does(
+    run: Run, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("script.py").write_text(SCRIPT)
     with Path("tiny.py").open("a") as task:
         task.write(MODULES)
@@ -69,6 +72,7 @@ def test_a_plain_script_trains_as_the_command_line_does(run: Run, config: Path) 
     for imported in (set(Path(f"modules-{rank}").read_text().split()) for rank in range(2)):
         assert "graphpipe.run.pipeline" in imported
         assert imported.isdisjoint({"torch.export._trace", "torch._dynamo", "sympy", "graphpipe.planners.registry"})
+    monkeypatch.setattr(sys, "executable", str(forked_programs() / "python"))
     by_command = run("train", config, "train.steps=3")
     assert by_command.code == 0, by_command.err
     assert losses(Path("runs/tiny-1")) == losses(Path("runs/tiny-2"))
@@ -137,7 +141,7 @@ def test_what_the_command_line_refuses_raises_the_same_sentence(run: Run, config
     assert not Path("runs").exists()
 
 
-@pytest.mark.usefixtures("config")
+@pytest.mark.usefixtures("config", "forked_ranks")
 def test_a_training_splits_the_layers_that_its_configuration_names() -> None:
     plain, split = (
         gp.train("tiny.toml", overrides=["train.steps=3", f"plan.split={names}"], tell=None)

@@ -41,7 +41,7 @@ class PlanSettings:
     the planner, and `1f1b` for devices that share cores."""
     weights: WeightPolicy = "flush"
     """Which weights a micro-batch sees. With `flush` the pipeline drains after every step. Without a flush
-    (`stash`, `vertical-sync`, `double-buffer`, `predict`) it drains after `train.segment_steps`."""
+    (`stash`, `vertical-sync`, `double-buffer`, `moving-average`, `predict`) it drains after `train.segment_steps`."""
     predictor: Predictor = ""
     """How the policy `predict` predicts weights: `pipeoptim`, `spectrain` or `xpipe`."""
     loads: tuple[str, ...] = ()

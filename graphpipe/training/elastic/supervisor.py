@@ -53,7 +53,7 @@ from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.recoveries import Interruption, note_interruption
 from graphpipe.training.run_folder.run_folder import RunFolder
 
-UNRECOVERABLE = ("InvalidInput", "Infeasible", "NonFiniteLoss", "OutOfMemory", "CheckpointCorrupt")
+UNRECOVERABLE = ("InvalidInput", "Infeasible", "NonFiniteLoss", "OutOfMemory", "MemoryError", "CheckpointCorrupt")
 """Kinds of errors that would recur on any devices."""
 
 

@@ -3,7 +3,7 @@
 A line is a JSON object. Every line has
 
     schema_version  1
-    event           start, step, memory, checkpoint, failure or end, which decides the other fields
+    event           start, step, memory, checkpoint, slow, failure or end, which decides the other fields
     rank            the rank on which it happened
     unix_seconds    when it happened, by the clock of that rank's host
 
@@ -108,6 +108,24 @@ class FailureEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowEvent:
+    """This rank has become slow: forwards and backwards take several times as long as before, and as predicted."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    step: int
+    """The last slow step."""
+    steps: int
+    """How many steps were slow, one after another."""
+    seconds: float
+    """In which the rank computed in a slow step, median."""
+    before_seconds: float
+    """In which it computed in a step before, median."""
+    predicted_seconds: float
+    event: Literal["slow"] = "slow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndEvent:
     """All steps are done."""
 
@@ -118,7 +136,7 @@ class EndEvent:
     event: Literal["end"] = "end"
 
 
-Event = StartEvent | StepEvent | MemoryEvent | CheckpointEvent | FailureEvent | EndEvent
+Event = StartEvent | StepEvent | MemoryEvent | CheckpointEvent | SlowEvent | FailureEvent | EndEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from typing import TextIO
 import torch
 
 from graphpipe.files.json_body import to_body
+from graphpipe.run.comm.rank_placement import RankLayout
 from graphpipe.run.device.memory_usage import held_bytes, peak_bytes
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.training.config.settings import TrainConfig
@@ -21,6 +23,11 @@ from graphpipe.training.telemetry.event import CheckpointEvent, EndEvent, Memory
 from graphpipe.training.telemetry.event_log import EventLog, failure_event, open_event_log
 from graphpipe.training.telemetry.loggers import MetricLogger, open_loggers
 from graphpipe.training.telemetry.progress import TrainProgress
+from graphpipe.training.telemetry.slow_rank import (
+    SlowRankWatch,
+    describe_slowness,
+    predicted_compute_seconds,
+)
 from graphpipe.training.telemetry.torch_profile import torch_profile
 from graphpipe.versions import PACKAGE, versions
 
@@ -39,16 +46,29 @@ class Telemetry:
     loggers: tuple[MetricLogger, ...]
     done: int
     """Number of steps done."""
+    watch: SlowRankWatch | None = None
+    """None on a GPU, whose computing time is not known without waiting for it."""
+    drained: int = 0
+    """The step after which the pipeline last drained."""
+    computed_seconds: float = 0.0
+    """How long the rank had computed until then."""
 
     @property
     def steps(self) -> int:
         """Number of steps of the whole training."""
         return self.progress.steps
 
+    @property
+    def layout(self) -> RankLayout:
+        """What this rank hosts."""
+        return self.pipeline.layout()[self.pipeline.world.rank]
+
     def start(self) -> None:
         """Report that training begins."""
-        pipeline = self.pipeline
-        layout = pipeline.layout()[pipeline.world.rank]
+        pipeline, layout = self.pipeline, self.layout
+        if pipeline.world.device.type == "cpu":
+            self.watch = SlowRankWatch(predicted_seconds=predicted_compute_seconds(pipeline.plan, layout))
+        self.drained, self.computed_seconds = self.done, pipeline.monitor.status.computing_seconds
         self.events.write(
             StartEvent(
                 host=socket.gethostname(),
@@ -83,6 +103,7 @@ class Telemetry:
         )
         if drained:
             self.profiler_step()
+            self._watch_speed()
 
     def checkpoint(self, seconds: float) -> None:
         """Report a checkpoint, and how long training waited for it."""
@@ -104,6 +125,16 @@ class Telemetry:
         event = MemoryEvent(step=self.done, held_bytes=held_bytes(device), peak_bytes=peak_bytes(device))
         self.events.write(event)
         return event
+
+    def _watch_speed(self) -> None:
+        before, self.computed_seconds = self.computed_seconds, self.pipeline.monitor.status.computing_seconds
+        steps, self.drained = self.done - self.drained, self.done
+        if self.watch is None:
+            return
+        event = self.watch.note(self.done, (self.computed_seconds - before) / steps, steps)
+        if event is not None:
+            self.events.write(event)
+            print(describe_slowness(event, self.layout), file=sys.stderr, flush=True)
 
     def _log(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:
