@@ -1,25 +1,31 @@
-"""A hook of mkdocs that draws pictures of planners and schedules, and lists the files of each room."""
+"""A hook of mkdocs that draws pictures of planners, schedules and weight policies, and lists the files of each room."""
 
 import ast
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import graphpipe as gp
 from graphpipe.cli.model_argument import read_model_argument
+from graphpipe.costs.op_cost import Curve, OpCost
+from graphpipe.graph import Edge, Op
 from graphpipe.model.zoo.registry import zoo
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans.stage import WeightPolicy
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.static_figures import write_still
 from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
 from graphpipe.schedule.schedulers.registry import SCHEDULERS
+from graphpipe.zoo_graphs.zoo_graph import find_zoo_graph
 
 PACKAGE = Path(gp.__file__).parent
 DOCS = Path(__file__).parent
@@ -35,9 +41,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a picture of each planner, each schedule and the tutorial's plan to the site."""
-    module, inputs = zoo("two-tower-small", device="meta")
-    graph = gp.capture(module, inputs)
+    """Add a picture of each planner, each schedule, each weight policy and the tutorial's plan to the site."""
+    graph = _graph("two-tower-small")
     cluster = gp.Cluster.preset("local:4")
     costs = gp.estimate(graph, cluster)
     choices = [("planner", name) for name in PLANNERS] + [("schedule", name) for name in SCHEDULERS]
@@ -54,6 +59,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             plan = gp.plan(graph, costs, cluster, batch_size=32, inference=inference, **chosen)
         picture = f"pictures/{word}-{name}.svg"
         files.append(File.generated(config, picture, content=_drawn(plan)))
+    for policy in get_args(WeightPolicy):
+        if policy != "flush":
+            files.append(
+                File.generated(config, f"pictures/weights-{policy}.svg", content=_drawn(_without_flush(policy)))
+            )
     files.append(File.generated(config, "pictures/tutorial.svg", content=_drawn(_tutorial())))
     return files
 
@@ -96,7 +106,7 @@ def _files_in(folder: Path) -> str:
 
 
 def _first_line(path: Path) -> str:
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    docstring = ast.get_docstring(_parsed(path))
     return docstring.splitlines()[0] if docstring else ""
 
 
@@ -118,9 +128,14 @@ def _rooms() -> list[str]:
 
 @cache
 def _imported(room: str) -> set[str]:
-    trees = [ast.parse(path.read_text()) for path in (PACKAGE / room).rglob("*.py")]
+    trees = [_parsed(path) for path in (PACKAGE / room).rglob("*.py")]
     names = [node.module or "" for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {name.split(".")[1] for name in names if name.startswith("graphpipe.")} - {room}
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def _results(name: str) -> str:
@@ -131,9 +146,13 @@ def _results(name: str) -> str:
 _MADE = {"files": _files, "neighbours": _neighbours, "results": _results}
 
 
+def _graph(name: str) -> gp.Graph:
+    found = find_zoo_graph(name)  # takes a second less than to capture it
+    return found.graph if found else gp.capture(*zoo(name, device="meta"))
+
+
 def _two_stages_on_each_device() -> gp.Plan:
-    module, inputs = zoo("gpt-small", device="meta")
-    graph = gp.capture(module, inputs)
+    graph = _graph("gpt-small")
     cluster = gp.Cluster.preset("local:2")
     stages = [
         HandStage(ops=(f"layers.{layer}.*", *(["head*"] if layer == 3 else [])), devices=(layer % 2,), micro_batch=2)
@@ -141,6 +160,24 @@ def _two_stages_on_each_device() -> gp.Plan:
     ]
     hand = HandPlan(stages=tuple(stages), schedule="interleaved")
     return plan_by_hand(Problem(graph, gp.estimate(graph, cluster), cluster, 16), hand)
+
+
+def _without_flush(policy: WeightPolicy) -> gp.Plan:
+    """Return four equal stages, with two micro-batches in a mini-batch."""
+    names = [f"layer{number}" for number in range(4)]
+    ops = tuple(Op(name=name, parameter_bytes=4e6, output_bytes_per_sample=4e3) for name in names)
+    edges = tuple(Edge(source=one, target=two, bytes_per_sample=4e3) for one, two in pairwise(names))
+    graph = gp.Graph(name=f"weights {policy}", ops=ops, edges=edges)
+    cluster, each = gp.Cluster.preset("summit:1x4"), Curve(lines=((0.0, 1e-3),))
+    rows = (
+        OpCost(op=name, device_type="v100", forward=each, input_gradient=each, weight_gradient=each, source="imported")
+        for name in names
+    )
+    costs = gp.CostTable(graph_fingerprint=graph.fingerprint, rows=tuple(rows))
+    micro_batch = 1 if policy == "double-buffer" else 2
+    stages = [gp.HandStage(ops=(name,), devices=(at,), micro_batch=micro_batch) for at, name in enumerate(names)]
+    predictor = "pipeoptim" if policy == "predict" else ""
+    return gp.hand_plan(graph, costs, cluster, batch_size=4, stages=stages, weights=policy, predictor=predictor)
 
 
 def _tutorial() -> gp.Plan:

@@ -10,6 +10,8 @@ HUES = ("4e79a7", "f28e2b", "59a14f", "b07aa1", "76b7b2", "e15759", "edc948", "9
 _GOLDEN = 0.61803398875
 _SHADES = {"F": 0.4, "B": -0.12, "I": 0.1, "W": -0.4}
 """How far each kind's hue is mixed with white (positive) or black (negative)."""
+_ODD_SHADES = {"F": 0.68, "B": -0.34, "I": 0.24, "W": -0.6}
+"""The same for every second mini-batch, if a picture shows several: further from the other kinds."""
 _OTHERS = {
     "send": "8a929c",
     "receive": "a9b0b8",
@@ -42,6 +44,16 @@ def colours(stages: int) -> list[str]:
     return [*(f"#{colour}" for colour in _OTHERS.values()), *IDLE.values(), *tasks]
 
 
+def odd_colours(stages: int) -> list[str]:
+    """Return the colours of the tasks of every second mini-batch, in the order of those of `colours`."""
+    return [task_colour(kind, stage, odd=True) for stage in range(stages) for kind in _SHADES]
+
+
+def odd_kinds(stages: int) -> list[str]:
+    """Return the kind of task of each of `odd_colours`."""
+    return [kind for _ in range(stages) for kind in _SHADES]
+
+
 def kinds(stages: int) -> list[str]:
     """Return the kind of span or idle time of every colour, in order of `code`."""
     return [*_FIXED, *(kind for _ in range(stages) for kind in _SHADES)]
@@ -57,9 +69,9 @@ def stage_colour(stage: int) -> str:
     return f"#{_hue(stage)}"
 
 
-def task_colour(kind: SpanKind | str, stage: int) -> str:
-    """Return the shade of a kind of task of a stage."""
-    shade = _SHADES[kind]
+def task_colour(kind: SpanKind | str, stage: int, *, odd: bool = False) -> str:
+    """Return the shade of a kind of task of a stage, in every second mini-batch or in the others."""
+    shade = (_ODD_SHADES if odd else _SHADES)[kind]
     towards, share = (255, shade) if shade > 0 else (0, -shade)
     parts = (round(part + (towards - part) * share) for part in _parts(_hue(stage)))
     return "#" + "".join(f"{part:02x}" for part in parts)

@@ -8,12 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 from matplotlib.path import Path
+from matplotlib.transforms import offset_copy
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.wording import KIND_WORDS, source_word
-from graphpipe.report.figures.palette import code, colour, colours, ink, stage_colour, task_colour
+from graphpipe.report.figures.palette import code, colour, colours, ink, kinds, stage_colour, task_colour
 from graphpipe.report.figures.stage_boxes import (
     HALF_HEIGHT,
     HALF_WIDTH,
@@ -30,6 +31,10 @@ from graphpipe.units import format_seconds
 MOST_LABELLED = 10_000
 WIDTH_INCHES = 7.2
 _BUBBLE = "#f7d4d4"
+_LEGEND_COLUMNS = 5
+"""More would be wider than the picture."""
+_LEGEND_POINTS = -26
+"""From the axis to the legend, below the label of the axis."""
 
 
 def write_still(subject: Subject, path: str | FilePath) -> list[str]:
@@ -47,7 +52,7 @@ def write_still(subject: Subject, path: str | FilePath) -> list[str]:
         parts.append(("stage graph", 1.2 * depth))
     if subject.step_seconds:
         rows = sum(not row.transfers for row in timeline_rows(subject)[0])
-        parts.append(("timeline", 0.7 + min(8.0, 0.28 * rows)))
+        parts.append(("timeline", 0.9 + min(8.0, 0.28 * rows)))
     if not parts:
         raise InvalidInput("there is no plan, and nothing in the step takes time: nothing to draw")
     with rc_context({"font.size": 8, "svg.hashsalt": "graphpipe"}):
@@ -121,10 +126,13 @@ def _draw_timeline(axes: Axes, subject: Subject) -> None:
     several = len(subject.traces) > 1
     names = [f"{row.device} {row.source}" if several else row.device for _, row in tasks]
     axes.set_yticks([place + 0.45 for place, _ in tasks], names, fontsize=6 if len(tasks) < 24 else 4)
-    axes.set(xlim=(0, seconds), ylim=(level, -0.1), xlabel="seconds")
+    axes.set(xlim=(0, seconds), ylim=(level, -0.1))
+    axes.set_xlabel("seconds", loc="right")
     trace = subject.traces[0]
+    shown = trace.batch_size // subject.batch_size
+    what = "one step" if shown == 1 else f"{shown} mini-batches"
     axes.set_title(
-        f"one step of {subject.batch_size} samples: {format_seconds(trace.step_seconds)}, "
+        f"{what} of {subject.batch_size} samples: {format_seconds(trace.step_seconds)}, "
         f"bubble {trace.bubble_fraction:.1%} ({source_word(trace.source)})",
         fontsize=8,
         loc="left",
@@ -141,8 +149,16 @@ def _draw_legend(axes: Axes, columns: Columns) -> None:
     others = [(kind, colour(kind, 0)) for kind in ("send", "receive", "reduce", "optimizer") if code(kind, 0) in used]
     bubble = [("bubble", _BUBBLE)] if code("bubble", 0) in used else []
     handles = [Patch(color=shade, label=KIND_WORDS[kind]) for kind, shade in (*tasks, *others, *bubble)]
+    assert isinstance(axes.figure, Figure)
+    below = offset_copy(axes.transAxes, axes.figure, y=_LEGEND_POINTS, units="points")
     axes.legend(
-        handles=handles, fontsize=6, ncols=len(handles), frameon=False, loc="upper left", bbox_to_anchor=(0.0, -0.16)
+        handles=handles,
+        fontsize=6,
+        ncols=_LEGEND_COLUMNS,
+        frameon=False,
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.0),
+        bbox_transform=below,
     )
 
 
@@ -154,12 +170,20 @@ def _draw_spans(axes: Axes, columns: Columns, at: list[float], heights: list[flo
     # One artist per row and colour. Bubbles are pale red, warm-up and drain stay white.
     shades, white = colours(1 + max(columns.stage, default=0)), {code(kind, 0) for kind in ("warm-up", "drain")}
     shades[code("bubble", 0)] = _BUBBLE
-    found: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for place, shade, start, end in zip(columns.row, columns.code, columns.start, columns.end, strict=True):
-        if shade not in white:
-            found.setdefault((place, shade), []).append((start, end - start))
+    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for number, place in enumerate(columns.row):
+        if columns.code[number] not in white:
+            start, end = columns.start[number], columns.end[number]
+            found.setdefault((place, _shade(columns, number, shades)), []).append((start, end - start))
     for (place, shade), bars in found.items():
-        axes.broken_barh(bars, (at[place], 0.9 * heights[place]), facecolor=shades[shade], edgecolor="white", lw=0.2)
+        axes.broken_barh(bars, (at[place], 0.9 * heights[place]), facecolor=shade, edgecolor="white", lw=0.2)
+
+
+def _shade(columns: Columns, number: int, shades: list[str]) -> str:
+    at = columns.code[number]
+    if not columns.odd[number]:
+        return shades[at]
+    return task_colour(kinds(1 + columns.stage[number])[at], columns.stage[number], odd=True)
 
 
 def _label_tasks(axes: Axes, columns: Columns, at: list[float], rows: list[Row], seconds: float) -> None:
@@ -169,8 +193,10 @@ def _label_tasks(axes: Axes, columns: Columns, at: list[float], rows: list[Row],
         length, micro_batch = columns.end[number] - columns.start[number], columns.micro_batch[number]
         if micro_batch < 0 or rows[place].transfers or length < 0.009 * digits * seconds:
             continue
-        middle, shade = columns.start[number] + length / 2, ink(shades[columns.code[number]])
-        axes.text(middle, at[place] + 0.45, str(micro_batch), fontsize=5, ha="center", va="center", color=shade)
+        middle, shade = columns.start[number] + length / 2, ink(_shade(columns, number, shades))
+        version = columns.version[number] + columns.ahead[number]
+        text = f"{micro_batch}\nv{version}" if columns.version[number] >= 0 else str(micro_batch)
+        axes.text(middle, at[place] + 0.45, text, fontsize=5, ha="center", va="center", color=shade, linespacing=0.9)
 
 
 def _height(row: Row) -> float:

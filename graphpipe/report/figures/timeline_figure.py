@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.wording import KIND_WORDS
 from graphpipe.report.figures.figure import Figure
-from graphpipe.report.figures.palette import colours, ink, kinds
+from graphpipe.report.figures.palette import colours, ink, kinds, odd_colours, odd_kinds
 from graphpipe.report.figures.timeline_rows import Columns, DrawnStep, Row, compared_rows, timeline_rows
 
 TASK_HEIGHT, TRANSFER_HEIGHT, GAP = 1.0, 0.4, 0.3
@@ -58,6 +58,10 @@ def _figure(
     # `page/assets/timeline.js` reads `extra`.
     bounds = _bounds(rows)
     shades, words = colours(len(stages)), kinds(len(stages))
+    if any(columns.odd):
+        apart = len(odd_colours(len(stages)))
+        shades, words = shades + odd_colours(len(stages)), words + odd_kinds(len(stages))
+        columns.code = [it + apart * odd for it, odd in zip(columns.code, columns.odd, strict=True)]
     codes = len(shades)
     scale = [pair for number, colour in enumerate(shades) for pair in _step(number, codes, colour)]
     heatmap = go.Heatmap(colorscale=scale, zmin=-0.5, zmax=codes - 0.5, showscale=False, hovertemplate="%{text}")

@@ -13,11 +13,15 @@ from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.report.content.device_groups import device_groups
 from graphpipe.report.content.subject import Subject
+from graphpipe.report.content.weight_reads import weight_reads_of
 from graphpipe.report.content.wording import source_word
 from graphpipe.report.figures.palette import code
+from graphpipe.schedule import StageTask
+from graphpipe.schedule.segments.weight_versions import WeightRead, WeightReads
 from graphpipe.trace import Span, Trace
 
 _TASKS = ("F", "B", "I", "W", "optimizer")
+_READERS = ("F", "B", "I", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,12 @@ class Columns:
     row: list[int] = field(default_factory=list[int])
     code: list[int] = field(default_factory=list[int])
     """The number of its colour, from `palette.code`."""
+    odd: list[bool] = field(default_factory=list[bool])
+    """Whether its mini-batch has an odd number. Its colour is then from `palette.odd_colours`."""
+    version: list[int] = field(default_factory=list[int])
+    """Of the weights that a task reads, in a segment without flushes. -1: unknown, or it does not read any."""
+    ahead: list[int] = field(default_factory=list[int])
+    """Updates by which they are predicted ahead. Negative: they are reconstructed, so many updates back."""
     stage: list[int] = field(default_factory=list[int])
     """-1 for an idle time."""
     micro_batch: list[int] = field(default_factory=list[int])
@@ -58,6 +68,10 @@ class Columns:
         stage = span.stage + step.first_stage if span else -1
         self.row.append(row)
         self.code.append(code(kind, max(0, stage)))
+        self.odd.append(span is not None and kind in _READERS and bool(step.mini_batch(span) % 2))
+        version, ahead = _read_of(step, span)
+        self.version.append(version)
+        self.ahead.append(ahead)
         self.stage.append(stage)
         self.micro_batch.append(span.micro_batch if span else -1)
         self.start.append(float(f"{start:.9g}"))
@@ -79,13 +93,25 @@ class DrawnStep:
     first_stage: int = 0
     """The number of its first stage in the picture, which may show several plans."""
     first_device: int = 0
+    reads: WeightReads = field(default_factory=dict[StageTask, WeightRead])
+    """Which weights its tasks read, if it does not flush."""
+
+    def mini_batch(self, span: Span) -> int:
+        """Return the mini-batch of a task. 0 if there is no plan that says how many micro-batches it has."""
+        return span.micro_batch // self.plan.micro_batches(span.stage) if self.plan is not None else 0
 
 
 def timeline_rows(subject: Subject) -> tuple[list[Row], Columns]:
     """Return the rows from top to bottom, device by device, and the spans in them."""
     rows: list[Row] = []
     columns = Columns()
-    steps = [(DrawnStep(trace=trace, plan=subject.plan), _spans_by_device(trace)) for trace in subject.traces]
+    steps = [
+        (
+            DrawnStep(trace=trace, plan=subject.plan, reads=weight_reads_of(subject.plan, trace)),
+            _spans_by_device(trace),
+        )
+        for trace in subject.traces
+    ]
     for device in sorted({device for trace in subject.traces for device in trace.used_devices}):
         for step, spans in steps:
             _add_device(rows, columns, step, spans.get(device, []), step.trace.device_names[device])
@@ -107,6 +133,12 @@ def compared_rows(steps: Sequence[DrawnStep]) -> tuple[list[Row], Columns]:
             tasks = [span for span in spans.get(device, []) if span.kind in _TASKS]
             _add_device(rows, columns, step, tasks, f"{step.name} {group.name}")
     return rows, columns
+
+
+def _read_of(step: DrawnStep, span: Span | None) -> tuple[int, int]:
+    if span is None or span.kind not in ("F", "B", "I", "W"):
+        return _NOTHING_READ
+    return step.reads.get(StageTask(span.kind, span.stage, span.micro_batch), _NOTHING_READ)
 
 
 def _spans_by_device(trace: Trace) -> dict[int, list[Span]]:
@@ -146,6 +178,7 @@ def _idle(tasks: list[Span], step_seconds: float) -> Iterator[tuple[str, float, 
 
 
 _NO_SAMPLES = SampleRange(0, 0)
+_NOTHING_READ = (-1, 0)
 
 
 def _samples(plan: Plan | None, span: Span) -> SampleRange:

@@ -34,9 +34,9 @@ def _cards(subject: Subject) -> str:
         facts += [("devices", f"{len(plan.used_devices)} of {len(plan.cluster.devices)}")]
     facts += [("mini-batch", f"{subject.batch_size:,} samples")]
     for trace in subject.traces:
-        word = source_word(trace.source)
+        word, shown = source_word(trace.source), trace.batch_size // subject.batch_size
         facts += [
-            (f"step, {word}", format_seconds(trace.step_seconds)),
+            (f"{'step' if shown < 2 else f'{shown} mini-batches'}, {word}", format_seconds(trace.step_seconds)),
             (f"throughput, {word}", f"{trace.samples_per_second:,.1f} samples/s"),
             (f"bubble, {word}", f"{trace.bubble_fraction:.1%}"),
         ]

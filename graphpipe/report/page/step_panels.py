@@ -2,6 +2,7 @@
 
 from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
+from graphpipe.report.content.weight_reads import version_rows
 from graphpipe.report.content.wording import KIND_WORDS, signed_seconds, slowdown_sentences
 from graphpipe.report.figures.memory_figure import (
     PARTS,
@@ -10,7 +11,7 @@ from graphpipe.report.figures.memory_figure import (
     stage_bytes,
     stage_bytes_figure,
 )
-from graphpipe.report.figures.palette import IDLE, colour, stage_colour
+from graphpipe.report.figures.palette import IDLE, colour, stage_colour, task_colour
 from graphpipe.report.figures.timeline_figure import timeline_figure
 from graphpipe.report.page.html_page import figure, legend, note, table
 from graphpipe.report.page.panel import Panel
@@ -31,17 +32,39 @@ def _timeline(subject: Subject) -> str | None:
     shades = {"F": ", light", "B": ", dark", "W": ", darkest"}
     kinds = [(colour(kind, 0), KIND_WORDS[kind] + shades.get(kind, "")) for kind in KIND_WORDS if kind in used]
     waits = [(shade, KIND_WORDS[kind]) for kind, shade in IDLE.items()]
+    shown = max((trace.batch_size // subject.batch_size for trace in subject.traces), default=1)
+    if subject.plan is not None and shown > 1:
+        kinds.append((task_colour("F", 0, odd=True), "forward of every second mini-batch, lighter"))
     several = " The predicted row is above the measured row." if len(subject.traces) > 1 else ""
     return (
         note(
             "Each device has a row for its tasks and a thin row below it for its transfers. Numbers are micro-batches."
-            f"{several} Drag over a part to zoom in, and double-click to see the whole step. You can also use the "
-            "buttons, or the keys + - ← → and 0."
+            f"{several}{_versions_note(subject, shown)} Drag over a part to zoom in, and double-click to see the whole "
+            "step. You can also use the buttons, or the keys + - ← → and 0."
         )
         + legend(hues)
         + legend([*kinds, *waits])
         + figure("timeline-figure", "Timeline of one training step, a row per device", timeline_figure(subject))
+        + _versions_table(subject)
     )
+
+
+def _versions_note(subject: Subject, mini_batches: int) -> str:
+    if mini_batches < 2 or subject.plan is None:
+        return ""
+    note = f" {mini_batches} mini-batches follow each other, in two shades in turn."
+    if subject.plan.weights == "flush":
+        return note
+    return f"{note} v2 is the version of the weights that a task reads: the one that the second update has made."
+
+
+def _versions_table(subject: Subject) -> str:
+    """Return which weights the tasks of a mini-batch read, stage by stage; nothing if the pipeline drains."""
+    if subject.plan is None or subject.plan.weights == "flush" or not subject.traces:
+        return ""
+    rows = [[stage, *map(str, cells)] for stage, *cells in version_rows(subject.plan, subject.traces[0])]
+    headings = ("stage", "mini-batch", "forwards read", "backwards read", "then made")
+    return table(f"Versions of the weights, under {subject.plan.weights}", headings, rows, words=1)
 
 
 def _differences(subject: Subject) -> str | None:

@@ -1,5 +1,6 @@
 """Static pictures and Mermaid flowcharts."""
 
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,21 @@ def test_svg_contains_the_stages_and_the_micro_batches(tmp_path: Path) -> None:
         assert f"<!-- {word} -->" in text  # what the letters' outlines say
     write_still(subject, tmp_path / "b.svg")
     assert (tmp_path / "b.svg").read_text() == text
+
+
+def test_the_timeline_is_as_wide_as_the_picture(tmp_path: Path) -> None:
+    """A legend in one row once took the place of the timeline, and ended outside of the picture."""
+    kinds = ("F", "B", "I", "W", "send", "receive", "reduce", "optimizer")
+    trace = large_trace(2, 8)
+    spans = [replace(trace.spans[at], kind=kind) for at, kind in enumerate(kinds)] + list(trace.spans[len(kinds) :])
+    write_still(Subject(title="", predicted=replace(trace, spans=tuple(spans))), tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    (width,) = (float(each) for each in re.findall(r'viewBox="0 0 ([\d.]+) ', text))
+    left, right = (
+        float(each)
+        for each in re.findall(r'id="axes_1">\s*<g id="[^"]*">\s*<path d="M ([\d.]+) [\d.]+ \s*L ([\d.]+)', text)[0]
+    )
+    assert right - left > 0.7 * width
 
 
 def test_png_has_the_width_of_a_page(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """The timeline shows every span once, a name for every gap, and samples as the runtime divides them."""
 
+from builders import Part, make_plan
 from subjects import PLAN, PREDICTED, slower, whole_subject
 
 from graphpipe.report.content.subject import Subject
+from graphpipe.report.content.weight_reads import version_rows
 from graphpipe.report.figures.palette import code, colour, colours, ink, kinds, stage_colour
 from graphpipe.report.figures.timeline_rows import timeline_rows
+from graphpipe.schedule.segments.planned_versions import with_policy
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Span, Trace
 
 
@@ -71,6 +75,31 @@ def test_samples_are_the_replicas_own() -> None:
     assert found["d2", 0] == (0, 1)
     assert found["d3", 0] == (1, 1)
     assert found["d3", 3] == (7, 1)
+
+
+def test_mini_batches_have_shades_in_turn_and_tasks_the_version_that_they_read() -> None:
+    # Two micro-batches in a mini-batch: F0 F1 F2 B0 F3 B1 U0 F4. So F4 is the first that reads what update 0 has made.
+    plan = with_policy(make_plan([Part()] * 3, batch_size=2), "stash")
+    _, columns = timeline_rows(Subject(title="", plan=plan, predicted=simulate(plan, mini_batches=3)))
+    found = {
+        (kinds(3)[columns.code[at]], columns.micro_batch[at]): (columns.odd[at], columns.version[at])
+        for at, stage in enumerate(columns.stage)
+        if stage == 0
+    }
+    assert [found["F", number] for number in range(6)] == [
+        *((False, 0), (False, 0), (True, 0), (True, 0)),
+        *((False, 1), (False, 1)),
+    ]
+    assert [found["B", number][1] for number in range(6)] == [0, 0, 0, 0, 1, 1]
+    assert found["optimizer", 1] == (False, -1)
+    flushed = timeline_rows(Subject(title="", plan=PLAN, predicted=PREDICTED))[1]
+    assert (any(flushed.odd), set(flushed.version)) == (False, {-1})
+
+
+def test_the_table_of_versions_names_what_is_reconstructed() -> None:
+    plan = with_policy(make_plan([Part()] * 3, batch_size=1), "moving-average")
+    rows = version_rows(plan, simulate(plan, mini_batches=5))
+    assert rows == [("s0", 3, "1", "1 from 3", 4), ("s1", 3, "2", "2 from 3", 4), ("s2", 3, "3", "3", 4)]
 
 
 def test_a_measured_trace_without_a_prediction_is_shown() -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
-from subjects import large_trace, whole_subject
+from subjects import PLAN, large_trace, whole_subject
 
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.palette import code
 from graphpipe.report.page.report_page import write_html
+from graphpipe.schedule.segments.planned_versions import with_policy
+from graphpipe.simulator.simulate import simulate
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt-get install chromium)")
 FIGURE = "document.getElementById('timeline-figure')"
@@ -122,6 +124,18 @@ def test_pointing_at_a_task_shows_seconds_and_samples(browser: Browser, page: Pa
     assert "forward of s0, micro-batch 0" in hover
     assert "2 samples: 0 to 1" in hover
     assert "2.000 s, from 0.000 s to 2.000 s" in hover
+
+
+def test_a_segment_without_flushes_shows_versions(browser: Browser, tmp_path: Path) -> None:
+    plan = with_policy(PLAN, "moving-average")
+    write_html(Subject(title="segment", plan=plan, predicted=simulate(plan, mini_batches=3)), tmp_path / "page.html")
+    show(browser, tmp_path / "page.html")
+    marks = browser.evaluate(f"{FIGURE}.data[1].text")
+    assert {" v0", " v1"} <= {mark.lstrip("0123456789") for mark in marks}
+    assert len({*browser.evaluate(f"{FIGURE}.data[0].z.flat()")}) > 2 * 2 * len(plan.stages)  # two shades of F and B
+    assert "reconstructed from" in browser.evaluate(f"{FIGURE}.data[0].text.flat().join()")
+    assert "Versions of the weights, under moving-average" in browser.evaluate("document.body.textContent")
+    assert browser.problems == []
 
 
 def test_dragging_zooms_and_fills_the_cells_again(browser: Browser, page: Path) -> None:

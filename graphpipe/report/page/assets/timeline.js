@@ -25,11 +25,20 @@ const GraphPipeTimeline = (() => {
       const micro = c.micro_batch[n] < 0 ? "" : `, micro-batch ${c.micro_batch[n]}`;
       lines.push(`<b>${what}</b> of ${extra.stages[c.stage[n]]}${micro}`);
     }
+    if (c.version[n] >= 0) lines.push(weights(c.version[n], c.ahead[n]));
     const first = c.first_sample[n], count = c.samples[n];
     if (count) lines.push(`${count} samples: ${first} to ${first + count - 1}`);
     if (c.peer[n] >= 0) lines.push(`with ${extra.devices[c.peer[n]]}, ${c.bytes[n].toLocaleString("en")} bytes`);
     lines.push(`${seconds(length)}, from ${seconds(c.start[n])} to ${seconds(c.end[n])}`);
     return `${lines.join("<br>")}<extra></extra>`;
+  }
+
+  // Return which weights a task reads. A version is the number of updates that made it.
+  function weights(version, ahead) {
+    const updates = `${Math.abs(ahead)} update${Math.abs(ahead) === 1 ? "" : "s"}`;
+    if (ahead > 0) return `reads version ${version} of the weights, predicted ${updates} ahead`;
+    if (ahead < 0) return `reads version ${version + ahead} of the weights, reconstructed from version ${version}`;
+    return `reads version ${version} of the weights`;
   }
 
   function seconds(s) {
@@ -72,12 +81,14 @@ const GraphPipeTimeline = (() => {
     const c = extra.columns;
     const digits = `${Math.max(0, ...new Set(c.micro_batch))}`.length;
     const shown = wide.filter(([n, from, to]) => (to - from) * pixels >= 7 * digits + 2);
+    const version = (n) => (c.version[n] < 0 ? "" : ` v${c.version[n] + c.ahead[n]}`);
+    const roomy = ([n, from, to]) => (to - from) * pixels >= 7 * (digits + version(n).length);
     const some = shown.length > MOST_MARKS ? [] : shown;
     const middle = (n) => (extra.rows[c.row[n]].from + extra.rows[c.row[n]].to) / 2;
     return {
       x: some.map(([, from, to]) => low + (step * (from + to)) / 2),
       y: some.map(([n]) => middle(n)),
-      text: some.map(([n]) => `${c.micro_batch[n]}`),
+      text: some.map((it) => `${c.micro_batch[it[0]]}${roomy(it) ? version(it[0]) : ""}`),
       textfont: { size: 10, color: some.map(([n]) => extra.ink[c.code[n]]) },
     };
   }
