@@ -21,6 +21,7 @@ from graphpipe.planners.choose_splits import SplitChoice, plan_with_splits
 from graphpipe.planners.problem.options import InferenceObjective, Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, find_planner, planner_names
+from graphpipe.planners.remembered_seconds import RememberedSeconds
 from graphpipe.planners.weight_settings import check_inference_weights, check_weights
 from graphpipe.planners.without_flush import WithoutFlush
 from graphpipe.plans.backward_record import BackwardRecord, whole_stages
@@ -130,10 +131,11 @@ def plan(
     flushes = weights == "flush"
     stages_per_device = (stages_per_device or default_stages_per_device(cluster, ranked)) if flushes else 1
     schedule = schedule or default_schedule(planner, cluster, ranked, mixed_micro_batches=mixed_micro_batches)
-    choose = BestCandidate(choice=schedule, evaluate=step_seconds, micro_batch=micro_batch, quick=applies)
+    seconds = RememberedSeconds(lambda plan, _: step_seconds(plan))
+    choose = BestCandidate(choice=schedule, evaluate=seconds, micro_batch=micro_batch, quick=applies)
     options = Options(
         objective=ranked,
-        evaluate=step_seconds,
+        evaluate=seconds,
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
         scheduled=None if mixed_micro_batches else choose,
@@ -147,18 +149,18 @@ def plan(
             return without_flush.plan(find_planner(planner), problem, options)
         found = find_planner(planner).plan(problem, options)
         keeps = schedule == AS_PLANNED or mixed_micro_batches
-        return found if keeps else scheduled(found, schedule, step_seconds)
+        return found if keeps else scheduled(found, schedule, seconds)
 
     start = time.perf_counter()
     with collection_paused():
         if split == AUTO_SPLIT:  # Splits are compared without sharing, which takes longer to search.
             alone = partial(find, options=replace(options, stages_per_device=1))
-            found = plan_with_splits(problem, split, alone, step_seconds)
+            found = plan_with_splits(problem, split, alone, seconds)
             if stages_per_device > 1:  # One more may only pay where a device can host parts and what they feed.
                 chosen = replace(problem, graph=found.graph, costs=found.costs)
-                found = plan_with_splits(chosen, split, find, step_seconds, tried=1)
+                found = plan_with_splits(chosen, split, find, seconds, tried=1)
         else:
-            found = plan_with_splits(problem, split, find, step_seconds)
+            found = plan_with_splits(problem, split, find, seconds)
         return _checked(replace(found, search_seconds=time.perf_counter() - start))
 
 

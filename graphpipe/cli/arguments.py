@@ -40,6 +40,16 @@ def add_no_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help="neither use nor keep captures and measured costs")
 
 
+def add_look_into(parser: argparse.ArgumentParser) -> None:
+    """Add the submodules to look into."""
+    parser.add_argument(
+        "--look-into",
+        metavar="NAMES",
+        help="look into these submodules, which are one operator each by default: names with commas in between, or '*' "
+        "for all, down to single operations",
+    )
+
+
 def add_weights(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add the weight policy. Without a default, a plan file keeps its own."""
     kept = f"default {default}" if default else "default: the plan's own"
@@ -48,7 +58,7 @@ def add_weights(parser: argparse.ArgumentParser, default: str | None = None) -> 
         default=default,
         metavar="W",
         help="which weights a micro-batch sees: flush (the pipeline drains after every mini-batch), or without a flush "
-        f"stash, vertical-sync, double-buffer or predict ({kept})",
+        f"stash, vertical-sync, double-buffer, moving-average or predict ({kept})",
     )
     parser.add_argument("--predictor", default="", metavar="P", help="of predict: pipeoptim, spectrain or xpipe")
 
@@ -98,4 +108,5 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         help="split these operators, so that their parts can be in different stages: names with commas in between "
         "(NAME:4 splits by outputs in 4 parts), or auto for those whose split shortens the step (default: none)",
     )
+    add_look_into(parser)
     add_no_cache(parser)

@@ -13,6 +13,7 @@ from graphpipe.doctor.check_network import check_network
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.report.tables.findings_table import findings_table
+from graphpipe.torchrun import under_torchrun
 
 CANNOT_WORK, RANKS_FAILED = 2, 4
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.ranks < 0:
         raise InvalidInput(f"is {args.ranks}, must not be negative", where="--ranks")
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if under_torchrun():
         return _check_as_rank(args)
     own = [*_check_here(max(1, args.ranks), args.port)]
     ranks = [] if not args.ranks or _problems(own) else _local_ranks(args.ranks, args.port)

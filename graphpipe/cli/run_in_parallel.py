@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Literal, NamedTuple
 
@@ -66,12 +68,16 @@ def run_in_parallel(
         at_once: number of processes at the same time. None: one per core.
         on_end: called with a name when its call has ended.
     """
+    context = get_context("forkserver")
+    function: Callable[..., object] = work.func if isinstance(work, partial) else work
+    context.set_forkserver_preload([function.__module__])  # Imported once, and not by every process.
     ends: dict[int, End] = {}
     running: list[_Runner] = []
     with ExitStack() as stack:
         while len(ends) < len(names):
             while len(running) < (at_once or os.cpu_count() or 1) and len(ends) + len(running) < len(names):
-                running.append(_start(len(ends) + len(running), names, work, timeout))
+                number = len(ends) + len(running)
+                running.append(_start(context, number, partial(work, names[number]), timeout))
                 stack.callback(running[-1].stop)
             nearest = min(runner.deadline for runner in running)
             limit = None if nearest == inf else max(0.0, nearest - time.monotonic())
@@ -85,20 +91,19 @@ def run_in_parallel(
     return [ends[number] for number in range(len(names))]
 
 
-def _start(number: int, names: Sequence[str], work: Callable[[str], object], timeout: float) -> _Runner:
-    context = get_context("spawn")
+def _start(context: ForkServerContext, number: int, call: Callable[[], object], timeout: float) -> _Runner:
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_call, args=(sender, work, names[number], timeout), daemon=True)
+    process = context.Process(target=_call, args=(sender, call, timeout), daemon=True)
     process.start()
     sender.close()
     return _Runner(number, process, receiver)
 
 
-def _call(messages: Connection, work: Callable[[str], object], name: str, timeout: float) -> None:
+def _call(messages: Connection, call: Callable[[], object], timeout: float) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent is interrupted too, and kills this process.
     messages.send(timeout)  # This process has started.
     try:
-        end = End("done", work(name))
+        end = End("done", call())
     except Exception as error:
         end = End("raised", error)
     messages.send(end)

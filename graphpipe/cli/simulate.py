@@ -9,12 +9,14 @@ from graphpipe.cli.output import Output
 from graphpipe.costs.check_units import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
+from graphpipe.planners.gradients_apart import place_gradients
 from graphpipe.plans import Plan, Prediction
 from graphpipe.report import summarise, summary_lines
 from graphpipe.report.content.explanation import can_explain, explain, explanation_lines
 from graphpipe.report.content.memory_choices import choice_lines, memory_choices
+from graphpipe.report.tables.gradients_table import gradients_body, gradients_line, gradients_table
 from graphpipe.report.tables.text_timeline import timeline
-from graphpipe.simulator import predict
+from graphpipe.simulator import predict, step_seconds
 from graphpipe.trace import Trace, save_chrome
 
 EXAMPLE = """\
@@ -33,6 +35,11 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("--timeline", action="store_true", help="draw the step")
     parser.add_argument(
         "--explain", action="store_true", help="name the critical path and the bottleneck, and simulate what would help"
+    )
+    parser.add_argument(
+        "--gradients-apart",
+        action="store_true",
+        help="place forwards, input gradients and weight gradients on any device, and simulate this",
     )
     parser.set_defaults(run=run)
 
@@ -61,6 +68,10 @@ def run(args: argparse.Namespace) -> int:
     if found:
         output.show(*explanation_lines(found, trace.step_seconds))
     body = to_body(summary) | ({"memory_choices": to_body(choices)} if choices else {})
+    if args.gradients_apart:
+        rounds = place_gradients(plan)
+        output.show(gradients_table(rounds), gradients_line(rounds, step_seconds(plan)))
+        body["gradients_apart"] = gradients_body(rounds)
     output.emit(body | ({"explanation": to_body(found)} if found else {}))
     return 0
 

@@ -14,6 +14,7 @@ from graphpipe.inference.journal import AnswerRecord, read_answers
 from graphpipe.inference.prepare import PlanSource, prepare
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import period_seconds
+from graphpipe.torchrun import under_torchrun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def infer(
         RankFailed: a rank failed. The answers so far are in the journal.
     """
     prepare_here = partial(prepare, job, source, resume=resume)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if under_torchrun():
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         prepare_here = partial(prepare, job, source, resume=resume or again)
         plan, answers = answer_under_torchrun(job, prepare_here, elastic=elastic)

@@ -63,7 +63,7 @@ def test_planners_schedules_and_clusters(script: Path, folder: Path) -> None:
 
 
 def test_a_list_of_planners(script: Path, folder: Path) -> None:
-    assert complete(script, folder, "compare", "mmt", "--planners", "spp,da") == {"spp,dapple"}
+    assert complete(script, folder, "compare", "mmt", "--planners", "spp,dap") == {"spp,dapple"}
 
 
 def test_files_and_options(script: Path, folder: Path) -> None:

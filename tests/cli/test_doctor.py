@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from cli_cases import Run
+from forked_programs import forked_programs
 
 from graphpipe.cli import doctor
 from graphpipe.doctor import Finding, check_ranks
@@ -73,7 +74,8 @@ def test_a_bad_number_of_ranks(run: Run) -> None:
     assert "--ranks: is -1" in ran.err
 
 
-def test_under_torchrun_every_rank_checks_and_rank_0_shows_the_findings() -> None:
+def test_under_torchrun_every_rank_checks_and_rank_0_shows_the_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", str(forked_programs() / "python"))  # torchrun starts its ranks with it.
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "graphpipe", "doctor"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -49,6 +49,9 @@ def patient_task():
     def patient(number, batch_size, seed):
         run = pathlib.Path("runs/tiny-1")
         for place, batch in enumerate(epoch(number, batch_size, seed), 1):
+            saved = (run / "checkpoints" / "step-00000002", run / "plan-2.json")
+            while place == 4 and not any(path.exists() for path in saved):
+                time.sleep(0.05)
             while place == 4 and (run / "plan-2.json").exists() and not (run / "plan-3.json").exists():
                 if (run / "take-back").exists():  # the request to leave
                     break
@@ -57,7 +60,8 @@ def patient_task():
 
     return dataclasses.replace(task(), epoch=patient)
 """
-"""Step 4 waits in the second launch until the lost device has answered, which takes long on a busy machine."""
+"""Step 4 waits in the first launch until the checkpoint of step 2 is complete, and in the second until the lost device
+has answered. Both take long on a busy machine."""
 WORDS = ("cluster=local:3", "--plan", "plan.json", "train.checkpoint_every=2", "run.timeout_seconds=20")
 
 
@@ -70,6 +74,7 @@ def planned(run: Run, config: Path) -> Path:
     return config
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.timeout(480)
 def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path) -> None:
     Path("tiny.py").write_text(Path("tiny.py").read_text() + PATIENT)
@@ -136,16 +141,18 @@ def test_a_run_continues_without_a_rank_that_raises_or_stops(
 def test_a_run_without_a_flush_goes_on_from_its_last_drain(run: Run, planned: Path, tmp_path: Path) -> None:
     # The policy of a plan from a file was lost: the remaining devices trained with a flush.
     under_policy(Plan.load("plan.json"), "stash").save("plan.json")
-    words = (*WORDS, "train.segment_steps=4", "run.readmit_seconds=1000", "train.steps=6", "--json")
-    ran = run("train", planned, *words, "--fault", "kill@rank1:step4:phase=backward", "--elastic")
+    words = (*WORDS, "train.segment_steps=4", "run.readmit_seconds=1000", "train.steps=8", "--json")
+    ran = run("train", planned, *words, "--fault", "kill@rank1:step6:phase=backward", "--elastic")
     assert ran.code == 0, ran.err
     (lost,) = ran.json["recoveries"]
-    assert (lost["step"], len(lost["devices"])) == (2, 2)
+    # The second drain's checkpoint begins when the first one's is complete, and may not be complete itself.
+    assert lost["step"] in (2, 4)
+    assert len(lost["devices"]) == 2
     folder = Path(ran.json["directory"])
     first, second = Plan.load("plan.json"), Plan.load(folder / "plan-2.json")
     assert (first.weights, second.weights) == ("stash", "stash")
     config = TrainConfig.load(folder / "config.json")
-    expected = train_uninterrupted(config, tmp_path / "unbroken", [(first, 2), (second, 6)])
+    expected = train_uninterrupted(config, tmp_path / "unbroken", [(first, lost["step"]), (second, 8)])
     found = load_file(folder / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 

@@ -12,7 +12,9 @@ from cli_cases import CONFIG, TASK, Run
 from forked_programs import forked_programs
 from safetensors.torch import load_file
 
+from graphpipe.api import under_policy
 from graphpipe.plans import Plan
+from graphpipe.run.checkpoint.manifest import MANIFEST, PLAN, FileEntry, Manifest
 
 WORDS = ("train", "tiny.toml", "train.checkpoint_every=3", "lr_schedule.name=cosine")
 BROKEN = """
@@ -126,14 +128,36 @@ def test_a_run_without_its_metrics_log_has_no_result(run: Run, broken: None) -> 
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_torchrun_resumes_a_run_of_two_processes_on_one(broken: None) -> None:
+    # The plan was given as a file, so its policy is not in the configuration: it was lost once.
+    checkpoint = Path("runs/tiny-1/checkpoints/step-00000003")
+    under_policy(Plan.load(checkpoint / PLAN), "stash").save(checkpoint / PLAN)
+    manifest = Manifest.load(checkpoint / MANIFEST)
+    manifest.files[PLAN] = FileEntry.of(checkpoint / PLAN)
+    manifest.save(checkpoint / MANIFEST)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "-m", "graphpipe"]
     words = [*command, *WORDS, "cluster=local:1", "--resume", "runs/tiny-1", "--json"]
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "the run was planned for another cluster than local:1: planning again" in done.stderr
     assert json.loads(done.stdout)["steps"] == 6
-    assert len(Plan.load("runs/tiny-1/plan.json").used_devices) == 1
+    plan = Plan.load("runs/tiny-1/plan.json")
+    assert (len(plan.used_devices), plan.weights) == (1, "stash")
     assert [step for step, _ in losses("runs/tiny-1")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_run_without_a_flush_is_resumed_from_its_last_drain_before_nan(run: Run, broken: None) -> None:
+    words = (*WORDS, "plan.weights=moving-average", "train.segment_steps=2", "train.loggers=[]")
+    failed = run(*words, "--fault", "nan@rank0:step5:phase=backward")  # in the segment of steps 4 and 5
+    assert failed.code == 4
+    assert "NonFiniteLoss: step 5" in failed.err
+    assert "Go on from a checkpoint" in failed.err
+    assert [path.name for path in Path("runs/tiny-2/checkpoints").glob("step-*")] == ["step-00000003"]
+    assert run(*words, "--resume", "runs/tiny-2").code == 0
+    assert run(*words).code == 0  # uninterrupted, in runs/tiny-3
+    assert losses("runs/tiny-2") == losses("runs/tiny-3")
+    for name, tensor in weights("runs/tiny-3").items():
+        assert torch.equal(weights("runs/tiny-2")[name], tensor), name
 
 
 def test_runs_that_cannot_be_resumed(run: Run, broken: None) -> None:

@@ -186,8 +186,20 @@ def test_verbs_say_what_a_weight_policy_costs(run: Run, graph: Path, tmp_path: P
     assert planned.json["steady_seconds"] <= planned.json["step_seconds"]
     assert len(planned.json["delay_updates"]) == len(planned.json["versions"]) == planned.json["stages"]
     assert "which pipeoptim predicts ahead" in planned.err
-    other = run("simulate", tmp_path / "plan.json", "--weights", "stash", "--mini-batches", 3, "--timeline", "--json")
+    other = run(
+        "simulate",
+        tmp_path / "plan.json",
+        "--weights",
+        "stash",
+        "--mini-batches",
+        3,
+        "--timeline",
+        "--json",
+        "--gradients-apart",
+    )
     assert other.code == 0
+    assert other.json["gradients_apart"]["period_seconds"] <= 1.05 * other.json["steady_seconds"]
+    assert "as the stages of the plan; weights are up to" in other.err
     assert other.json["weights"] == "stash"
     assert "in the steady state" in other.err
     page = tmp_path / "report.html"

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -14,6 +14,7 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.model.backends.backend import Backend
 from graphpipe.model.backends.eager import EAGER
 from graphpipe.model.backends.place_stage import placed_program
+from graphpipe.model.backends.placed_program import PlacedRegion
 from graphpipe.model.backends.region_programs import region_program
 from graphpipe.model.backends.registry import all_backends, find_backend
 from graphpipe.model.capture.capture import Captured
@@ -49,7 +50,7 @@ class PlaceOptions:
     cache: Path | None = None
     """The folder of measured patterns; None keeps nothing."""
     clock: Callable[[], float] = time.perf_counter
-    """In seconds. A thread's own time is not lengthened by other processes, but does not count other threads."""
+    """In seconds. Processor time is not lengthened by other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,8 @@ class _StageSearch:
     backends: Sequence[Backend]
     cache: TimingCache
     options: PlaceOptions
+    regions: dict[BackendRegion, PlacedRegion] = field(default_factory=dict[BackendRegion, PlacedRegion])
+    """Compiled already: many genomes of the evolutionary search share them."""
 
     def found(self) -> StagePlacement:
         """Return the fastest candidate. The evolutionary search only counts if it gains."""
@@ -205,7 +208,7 @@ class _StageSearch:
         here = replace(self.plan.stages[self.stage], regions=regions)
         stages = (*self.plan.stages[: self.stage], here, *self.plan.stages[self.stage + 1 :])
         plan = replace(self.plan, stages=stages)
-        program = placed_program(self.module, plan, self.stage, self.whole, self.captured)
+        program = placed_program(self.module, plan, self.stage, self.whole, self.captured, self.regions)
         outputs = program(self.values)
         loosest = max((find_backend(each.backend) for each in regions), key=lambda each: each.relative_tolerance)
         check_outputs(backend or loosest, outputs, self.whole(self.values))
