@@ -23,6 +23,7 @@ SEEDS = (0, 1, 2)
 POLICIES: Sequence[Case] = (
     *(Case(model="chain", weights="flush", optimizer=optimizer) for optimizer in RATES),
     Case(model="chain", weights="stash", optimizer="AdamW"),
+    Case(model="chain", weights="moving-average", optimizer="AdamW"),
     Case(model="chain", weights="double-buffer", optimizer="AdamW"),
     Case(model="chain", weights="double-buffer", optimizer="Muon"),
     Case(model="chain", weights="stash", optimizer="NAdam(0.99)"),

@@ -1,14 +1,14 @@
 """Predicted against measured: step time and memory of real training on local ranks.
 
 **Measured**, on the machine named in the JSON file of the same name. Each model's operators are profiled here, with
-one thread. The default planner cuts the model (micro-batches of 8, mini-batch of 64). The simulator predicts how long
-a step takes and how much memory every rank needs. Then the ranks train the model (AdamW, all checks on). Nothing is
-fitted to the measured steps. Other virtual machines on the same host change the speed of this one for seconds at a
-time. So a fixed piece of work is timed before and after each profile and each block of steps (`bench/pace.py`). A
-block is undisturbed if this pace is at most 1.1 times the least. `undisturbed` is the number of such blocks, of 12.
-Three blocks count. If fewer than three are undisturbed, disturbed ones take their places, and the row is less
-reliable. All of this is done three times. The row shows the round with the median step error, and `of rounds` the
-errors of all rounds.
+one thread, and the links between its ranks (`graphpipe profile --links`). The default planner cuts the model
+(micro-batches of 8, mini-batch of 64). The simulator predicts how long a step takes and how much memory every rank
+needs. Then the ranks train the model (AdamW, all checks on). Nothing is fitted to the measured steps. Other virtual
+machines on the same host change the speed of this one for seconds at a time. So a fixed piece of work is timed before
+and after each profile and each block of steps (`bench/pace.py`). A block is undisturbed if this pace is at most 1.1
+times the least. `undisturbed` is the number of such blocks, of 12. Three blocks count. If fewer than three are
+undisturbed, disturbed ones take their places, and the row is less reliable. All of this is done five times. The row
+shows the round with the median step error, and `of rounds` the errors of all rounds.
 
 Other processes disturb as well. Of the undisturbed blocks, those three count in which other processes used least of
 the cores (15 steps). `others` is the share of the cores that they used. If it is large, the measured step is
@@ -24,7 +24,7 @@ shows the tasks that took longer or shorter than predicted, summed over the step
 messages. The traced steps are not the timed ones.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ from graphpipe.trace.compare import Difference, compare
 
 CASES = tuple((model, ranks) for model in ("gpt-small", "two-tower-small", "mmt-small") for ranks in (2, 4))
 TARGET = 0.10
-ROUNDS = 3
+ROUNDS = 5
 NAMED = 3
 """Number of differences in a row."""
 LOOK_SECONDS = 10.0
@@ -85,6 +85,7 @@ def _row(model: str, plan: Plan, found: Measured) -> dict[str, Any]:
         "predicted_processor_seconds": busy,
         "measured_processor_seconds": found.processor_seconds,
         "processor_error": busy / found.processor_seconds - 1,
+        "link": asdict(plan.cluster.intra_node),
         "predicted_bytes": peaks,
         "measured_bytes": list(found.peak_bytes),
         "memory_errors": [here / there - 1 for here, there in zip(peaks, found.peak_bytes, strict=True)],

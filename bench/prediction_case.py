@@ -12,8 +12,10 @@ import torch
 import graphpipe as gp
 from bench.pace import Calm, pace
 from graphpipe.cluster import Cluster
+from graphpipe.cluster.measured_link import with_links
 from graphpipe.costs import CostTable
 from graphpipe.launch.launcher import launch
+from graphpipe.link_profile.ranks import measure_local_links
 from graphpipe.model.zoo import ZooModel
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
@@ -49,9 +51,10 @@ class Measured:
 
 
 def planned(model: str, ranks: int, calm: Calm) -> Plan:
-    """Return the plan for this machine, from operator times measured while it is undisturbed."""
+    """Return the plan for this machine, from its links and operator times measured while it is undisturbed."""
     zoo = zoo_model(model)
-    graph, cluster = gp.capture(zoo.module, zoo.example_inputs), gp.Cluster.preset(f"local:{ranks}")
+    graph = gp.capture(zoo.module, zoo.example_inputs)
+    cluster = with_links(gp.Cluster.preset(f"local:{ranks}"), measure_local_links(ranks))
     return gp.plan(graph, _costs(zoo, graph, cluster, calm), cluster, batch_size=BATCH, micro_batch=MICRO_BATCH)
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from bench.allocations import marking_host_memory, most_allocated
 from bench.engines import adamw
 from bench.pace import pace
 from graphpipe.model.zoo.registry import zoo_model
@@ -67,7 +68,7 @@ def _block(
 def peak_bytes(
     pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor, file: Path, mini_batches: int = 1
 ) -> float:
-    """Take a step, and return the most bytes that torch had allocated on this rank.
+    """Take a step, and return the most bytes that torch had allocated on this rank, less what was offloaded.
 
     Args:
         pipeline: that has taken a step before.
@@ -84,12 +85,11 @@ def peak_bytes(
     held = [value for value in slots if isinstance(value, Tensor)]
     if mini_batches == 1:
         held += parameters
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with marking_host_memory(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         if mini_batches > 1:  # A segment frees the memory of weights, and the profiler must have seen where it began.
             for parameter in parameters:
                 parameter.data = parameter.data.clone()
         pipeline.segment([(inputs, targets)] * mini_batches)
     profiler.export_chrome_trace(str(file))
-    events = json.loads(file.read_text())["traceEvents"]
-    totals = [event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]"]
-    return float(sum(sharded_tensors.own(tensor).nbytes for tensor in held) + max(totals))
+    allocated, _ = most_allocated(json.loads(file.read_text())["traceEvents"])
+    return float(sum(sharded_tensors.own(tensor).nbytes for tensor in held)) + allocated
