@@ -9,7 +9,7 @@ INSTALL := $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(B
 # `make demo TORCH_INDEX=URL` takes torch from another index, for example from one of builds without CUDA.
 TORCH_INDEX ?=
 
-.PHONY: demo test lint format docs bench mutate zoo-graphs clean
+.PHONY: demo test explore lint format docs bench mutate zoo-graphs notebook clean
 
 demo: $(DEMO_READY)
 	$(BIN)/graphpipe demo
@@ -18,6 +18,10 @@ demo: $(DEMO_READY)
 # the longest files come first (tests/conftest.py).
 test: $(READY)
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 5
+
+# The tests of random graphs with other examples at every call; those of `make test` are always the same.
+explore: $(READY)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --hypothesis-profile explore -m hypothesis
 
 # Both projects are checked at the same time: pyright uses one core.
 lint: $(READY)
@@ -48,6 +52,10 @@ mutate: $(READY)
 # The graphs of the zoo that come with the package: again after a change of the zoo, of the capture or of torch's version.
 zoo-graphs: $(READY)
 	$(BIN)/python tests/support/write_zoo_graphs.py
+
+# The tutorial's notebook with its outputs: again after a change of it.
+notebook: $(READY)
+	PYTHONPATH=tests/support $(BIN)/python tests/support/write_notebook.py
 
 # An environment is complete only once its file exists, so an interrupted install is simply redone. The demo needs a
 # third of the packages that the tests need.

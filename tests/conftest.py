@@ -1,5 +1,6 @@
 """Begins the longest tests first, and starts ranks quickly."""
 
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -20,8 +21,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Kernels sum in another order with another number of threads: ranks are compared bit for bit with one thread each.
 torch.set_num_threads(1)
 # Where cores are shared, an example of a third of a millisecond has taken half a second. Whole tests have their limits.
-settings.register_profile("shared cores", deadline=None)
-settings.load_profile("shared cores")
+# The same examples every time: a change is judged by what it changed. `make explore` draws others.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile("same")
 
 # Captures and measured costs of the tests stay apart from those of the person who runs them.
 CACHE = TemporaryDirectory(prefix="graphpipe-tests-")
@@ -33,8 +36,9 @@ LONGEST = (
     *("run/comm/test_hosts", "run/stage/test_shapes", "run/checkpoint/test_folder", "run/device/test_memory_usage"),
     *("run/weights/test_other_tools", "cli/test_train_killed", "run/faults/test_faults", "cli/test_help_examples"),
     *("cli/test_train", "cli/test_train_telemetry", "launch/test_launcher", "cli/test_train_resume"),
-    *("planners/lower_bound/test_lower_bound", "run/stage/test_recompute", "docs/test_site"),
-    *("run/weights/test_tied_parameters", "cli/test_own_task", "docs/test_notebook"),
+    *("model/own_loss/test_families", "planners/lower_bound/test_lower_bound", "planners/test_device_counts"),
+    *("zoo_graphs/test_zoo_graph", "run/stage/test_recompute", "docs/test_site"),
+    *("run/weights/test_tied_parameters", "cli/test_own_task"),
 )
 """Files of half a minute and more: begun last, one of them would keep a single worker busy at the end."""
 
@@ -43,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; the others stay in order."""
     places = {TESTS / f"{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
+def pytest_configure() -> None:
+    """Let the processes that workers start by multiprocessing be forks of the server too."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        multiprocessing.set_executable(str(forked_programs() / "python"))
 
 
 @pytest.hookimpl(optionalhook=True)

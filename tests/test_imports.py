@@ -17,9 +17,20 @@ import graphpipe
 
 PACKAGE = Path(__file__).parent.parent / "graphpipe"
 ROOMS = (
-    *("errors", "units", "versions", "user_frames", "host_memory", "collection_pause", "plugins", "waiting", "files"),
+    *(
+        "errors",
+        "units",
+        "versions",
+        "user_frames",
+        "host_memory",
+        "collection_pause",
+        "plugins",
+        "torchrun",
+        "waiting",
+        "files",
+    ),
     *("graph", "cluster", "trace", "costs", "plans", "zoo_graphs"),
-    *("schedule", "schedule/list_scheduling", "schedule/schedulers", "schedule/segments"),
+    *("schedule", "schedule/list_scheduling", "schedule/schedulers", "schedule/segments", "schedule/gradient_tasks"),
     *(
         "model",
         "model/capture",
@@ -30,12 +41,13 @@ ROOMS = (
         "model/own_loss",
         "model/zoo",
     ),
-    "simulator",
+    *("simulator", "simulator/rounds"),
     *(
         "planners/problem",
         "planners/inference",
         "planners/placement",
         "planners/baselines",
+        "planners/swapping",
         "planners/improve",
         "planners/search",
         "planners/sharing",
@@ -47,14 +59,14 @@ ROOMS = (
     *("run/stage", "run/step", "run/segments", "run"),
     *("run/checkpoint", "run/rehearse", "run/inference"),
     "plan_settings",
-    *("api", "rehearsal", "launch"),  # api and rehearsal: the public functions that join rooms
+    *("api", "rehearsal", "launch", "link_profile"),  # api and rehearsal: the public functions that join rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),
     *("inference", "document_schemas", "doctor"),
     *("report/content", "report/tables", "report/figures", "report/page", "report"),
     *("cli", "__main__"),
 )
 """From the lowest up. The files of a room itself stand where the room is named."""
-TORCH_ROOMS = ("model", "profiler", "run", "launch", "training", "inference", "doctor", "cli")
+TORCH_ROOMS = ("model", "profiler", "run", "launch", "link_profile", "training", "inference", "doctor", "cli")
 """Where torch may be imported: what stands above `model`, apart from the simulator and the planners."""
 PUBLIC = "graphpipe"
 """The public names: may come from every room, and no room imports them from there."""

@@ -1,23 +1,26 @@
-"""The tutorial's notebook runs from top to bottom, and is committed without outputs."""
+"""The tutorial's notebook runs from top to bottom, and is committed with outputs (tests/support/write_notebook.py)."""
 
+import os
 from pathlib import Path
 
 import nbformat
 import pytest
-from docs_shell import prepare
-from forked_programs import ROOT
-from nbclient import NotebookClient
-
-NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
+from nbformat import NotebookNode
+from write_notebook import NOTEBOOK, run
 
 
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in prepare(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(notebook)
-    assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code")
-    done = NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    pictures = [output for cell in done.cells for output in cell.get("outputs", []) if "data" in output]
-    assert sum("image/svg+xml" in output.data for output in pictures) == 2
+def shown(notebook: NotebookNode) -> list[list[str]]:
+    """Return the kinds of output of each code cell."""
+    cells = (cell for cell in notebook.cells if cell.cell_type == "code")
+    return [sorted({kind for output in cell.outputs for kind in output.get("data", ["text"])}) for cell in cells]
+
+
+@pytest.mark.usefixtures("forked_ranks")  # The kernel starts in a fork too.
+def test_the_notebook_runs_and_shows_what_it_was_saved_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    saved = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(saved)
+    done = run(tmp_path)
+    assert shown(saved) == shown(done)
+    assert sum("image/svg+xml" in kinds for kinds in shown(done)) == 2
     assert (tmp_path / "report.html").stat().st_size > 10_000

@@ -3,17 +3,19 @@
 import ast
 import re
 import subprocess
-import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from typing import get_args
 
 import pytest
 from browser import CHROMIUM, Browser
+from forked_programs import forked_programs
 
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.plans.stage import WeightPolicy
 from graphpipe.schedule.schedulers.registry import SCHEDULERS
 
 ROOT = Path(__file__).parents[2]
@@ -25,18 +27,22 @@ pytestmark = pytest.mark.timeout(300)  # The build draws every picture.
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    command = [forked_programs() / "python", "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert built.returncode == 0, built.stderr
     return folder
 
 
 @pytest.mark.parametrize(
-    "page", [f"planners/{name}" for name in PLANNERS] + [f"schedules/{name}" for name in SCHEDULERS]
+    "page",
+    [f"planners/{name}" for name in PLANNERS]
+    + [f"schedules/{name}" for name in SCHEDULERS]
+    + [f"asynchronous/{name}" for name in get_args(WeightPolicy) if name != "flush"],
 )
 def test_each_algorithm_has_a_page_with_its_picture(site: Path, page: str) -> None:
     folder, name = page.split("/")
-    picture = f"pictures/{folder.removesuffix('s')}-{name}.svg"
+    what = "weights" if folder == "asynchronous" else folder.removesuffix("s")
+    picture = f"pictures/{what}-{name}.svg"
     assert picture in (site / page / "index.html").read_text()
     assert "<svg" in (site / picture).read_text()
 
@@ -100,8 +106,8 @@ def classes_in(folder: Path) -> set[str]:
 def test_the_rooms_name_their_neighbours(site: Path) -> None:
     assert neighbours(site, "files", "Imports") == set()
     assert neighbours(site, "graph", "Imports") == {"files"}
-    assert neighbours(site, "schedule", "Imports") == {"cluster", "plans"}
-    assert neighbours(site, "simulator", "Imported by") == {"cli", "report", "training"}
+    assert neighbours(site, "schedule", "Imports") == {"cluster", "costs", "plans"}
+    assert neighbours(site, "simulator", "Imported by") == {"cli", "planners", "report", "training"}
 
 
 def test_the_overview_lists_every_room_below_those_it_imports(site: Path) -> None:

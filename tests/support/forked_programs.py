@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
-_FORK_SERVER = Path(__file__).parent / "fork_server.py"
+_SERVER, _CLIENT = (Path(__file__).parent / name for name in ("fork_server.py", "fork_client.py"))
 _SECONDS = 120.0
 
 
@@ -29,7 +29,7 @@ def server() -> Path:
         pass
     else:
         subprocess.run(
-            [sys.executable, _FORK_SERVER, "serve", path, str(owner.pid)],
+            [sys.executable, _SERVER, path, str(owner.pid)],
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -48,7 +48,7 @@ def forked_programs() -> Path:
     """Return a folder with `graphpipe`, `python`, `worker` and `torchrun`. They run in forks of the server."""
     folder = Path(tempfile.mkdtemp(dir=server().parent))
     for name in ("graphpipe", "python", "worker"):
-        _program(folder / name, sys.executable, "-S", str(_FORK_SERVER), "run", str(server()), name)
+        _program(folder / name, sys.executable, "-S", "-E", str(_CLIENT), str(server()), name)
     _program(folder / "torchrun", sys.executable, "-m", "torch.distributed.run")
     os.environ["FORKED_PYTHON"] = str(folder / "python")  # `sys.executable` of the forks
     os.environ["SHARED_CAPTURES"] = str(server().parent / "captures")

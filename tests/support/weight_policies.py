@@ -6,6 +6,7 @@ POLICIES: list[tuple[WeightPolicy, Predictor]] = [
     ("stash", ""),
     ("vertical-sync", ""),
     ("double-buffer", ""),
+    ("moving-average", ""),
     ("predict", "pipeoptim"),
     ("predict", "spectrain"),
     ("predict", "xpipe"),

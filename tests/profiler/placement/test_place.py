@@ -165,3 +165,10 @@ def test_timing_repeats_until_the_calls_agree() -> None:
     calls: list[int] = []
     assert steady_seconds(lambda: calls.append(1), clock=lambda: float(next(clock))) == 1.0
     assert len(calls) == 3 + 7
+
+
+def test_the_evolutionary_search_compiles_a_region_once(setting: Setting) -> None:
+    # Each of its 50 and more genomes compiled all of its regions: an export to ONNX for each took a quarter of an hour.
+    _, placed = setting(Backend(name="graphs", kind="graph", compile=remembering("graphs")))
+    assert placed.chosen in ("graphs", "operators and graphs")
+    assert len(COMPILED) <= 10  # Four operators in a row have ten runs.

@@ -16,7 +16,7 @@ from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 from graphpipe.api import estimate, hand_plan, plan
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.graph import Graph, Origin
-from graphpipe.model.capture.capture import Captured, capture_again, capture_nodes
+from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture_file.capture_file import load_capture, save_capture
 from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers
 from graphpipe.model.own_loss.own_loss import OwnLoss
@@ -325,12 +325,9 @@ def names_in_model(run: Run) -> dict[str, str]:
 
 def save_for_ranks(name: str, traced: Traced, folder: Path) -> None:
     """Write plans for 2 and 4 devices, the captured model and its loss, which each rank would otherwise trace again."""
-    graph = traced.graph
     for devices in (2, 4):
-        plan_of(graph, devices).save(folder / f"{name}.{devices}.json")
-    assert graph.origin is not None
-    captured = capture_again(run_of(name, traced).module, graph.inputs, graph.origin, compare_modes=False)
-    assert save_capture(captured, folder / f"{name}.capture.json")
+        plan_of(traced.graph, devices).save(folder / f"{name}.{devices}.json")
+    assert save_capture(traced.captured, folder / f"{name}.capture.json")
     (folder / f"{name}.loss").write_bytes(pickle.dumps(traced.loss))
 
 

@@ -2,18 +2,21 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
-from run_plans import StageLine, plan_for
+from run_plans import StageLine, cluster_of, plan_for
 from run_replica_syncs import SYNCS
 from torch import Tensor, nn
 from torch.nn import functional
 
+import graphpipe as gp
 from graphpipe.graph import split_ops
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo.blocks import Dense
+from graphpipe.planners.choose_splits import SplitChoice
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
@@ -60,9 +63,21 @@ def adam(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
 
 @cache
 def plan_of(cut: str) -> Plan:
-    """Return the plan of a cut."""
+    """Return the plan of a cut, or of a file."""
+    if cut.endswith(".json"):
+        return Plan.load(cut)
     graph = capture(model_of(), batch(0)[0])
     return plan_for(graph if cut == "whole" else split_ops(graph, ["head"]), CUTS[cut], BATCH)
+
+
+def found_plan(split: SplitChoice) -> Plan:
+    """Return the best plan that the search finds on 3 slow devices with slow links."""
+    graph = capture(model_of(), batch(0)[0])
+    cluster = cluster_of(3)
+    link = replace(cluster.intra_node, bandwidth_bytes_per_second=1e6, latency_seconds=0.0)
+    kind = replace(cluster.device_types[0], peak_flops_per_second=1e7, memory_bytes_per_second=1e8)
+    slow = replace(cluster, device_types=(kind,), intra_node=link)
+    return gp.plan(graph, gp.estimate(graph, slow), slow, batch_size=BATCH, schedule="1f1b", split=split)
 
 
 def build(cut: str, kind: str = "allreduce", seed: int = 0, **options: Any) -> tuple[Pipeline, Branches]:

@@ -32,6 +32,7 @@ CUTS: dict[str, tuple[str, list[list[int]]]] = {
     "norm": ("norm", [[0], [1], [2], [3]]),
     "checkpointed": ("checkpointed", [[0], [1], [2], [3]]),
     "chain": ("chain", [[0], [1], [2], [3]]),
+    "deep": ("deep", [[0], [1], [2], [3]]),
     "chain on two": ("chain", [[0], [0], [1], [1]]),
     "diamond": ("diamond", [[0], [1], [2], [3]]),
     "replicas": ("diamond", [[0], [0, 1], [1], [1, 0]]),
@@ -87,6 +88,8 @@ def model_of(kind: str) -> DagModule:
         "d": Joined(),
     }
     feeds = {"a": ["x"], "b": ["a"], "c": ["b"], "d": ["c"]}
+    if kind == "deep":  # The latest stage needs its own weights in its backward.
+        layers["a"] = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6))
     if kind == "norm":
         layers["b"] = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
     if kind == "checkpointed":
@@ -187,10 +190,24 @@ class Reference:
         version, ahead = self.version(stage, micro_batch), 0
         if self.policy == "predict":
             version, ahead = self.predicted(stage, micro_batch, backward=backward)
+        if self.policy == "moving-average" and backward:
+            return self.reconstructed(stage, version, micro_batch // (BATCH // SIZE))
         weights, step = self.versions[stage][version], self.steps[stage][version]
         if not ahead or not step:
             return weights
         return {name: weights[name] - step[name] * (self.optimizers[stage].defaults["lr"] * ahead) for name in weights}
+
+    def reconstructed(self, stage: int, version: int, newest: int) -> dict[str, Tensor]:
+        """Return a version as an average of the steps since it was made gives it, from the list of all versions."""
+        delay, kept = -(-self.after[stage] // (BATCH // SIZE)), self.versions[stage]
+        average = {name: torch.zeros_like(each) for name, each in kept[0].items()}
+        for number in range(1, newest + 1):
+            for name, mean in average.items():
+                step = kept[number - 1][name] - kept[number][name]
+                average[name] = mean + (step - mean) / min(number, delay or 1)
+        if version == newest:
+            return kept[newest]
+        return {name: each + average[name] * (newest - version) for name, each in kept[newest].items()}
 
     def predicted(self, stage: int, micro_batch: int, *, backward: bool) -> tuple[int, int]:
         """Return the version that a prediction begins with, and by how many updates it is ahead."""
@@ -266,7 +283,7 @@ class Reference:
         arrived: dict[str, list[Tensor]] = {}
         for stage in reversed(range(len(self.stages))):
             run = runs[stage]
-            if self.policy == "predict":  # What the graph has saved changes unseen.
+            if self.policy in ("predict", "moving-average"):  # What the graph has saved changes unseen.
                 for weights in run.weights:
                     for name, weight in self.weights(stage, number, backward=True).items():
                         weights[name].data.copy_(weight)

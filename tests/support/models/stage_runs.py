@@ -32,11 +32,11 @@ def captured(name: str) -> tuple[nn.Module, Captured]:
 def make_plan(graph: Graph, parts: Sequence[Sequence[str]]) -> Plan:
     """Return a plan whose stages are `parts` (in topological order), with the edges that the graph implies."""
     where = {op: number for number, ops in enumerate(parts) for op in ops}
-    crossing: dict[tuple[int, int], float] = {}
-    for edge in graph.edges:
-        ends = (where[edge.source], where[edge.target])
-        if ends[0] != ends[1]:
-            crossing[ends] = crossing.get(ends, 0.0) + edge.bytes_per_sample
+    crossing: dict[tuple[int, int], dict[tuple[str, str], float]] = {}
+    for source, target, value, count in graph.reads:
+        if where[source] != where[target]:
+            found = crossing.setdefault((where[source], where[target]), {})
+            found[value] = max(found.get(value, 0.0), count)
     return Plan(
         graph=graph,
         cluster=Cluster.preset(f"local:{len(parts)}"),
@@ -46,7 +46,10 @@ def make_plan(graph: Graph, parts: Sequence[Sequence[str]]) -> Plan:
             Stage(name=f"s{number}", ops=tuple(ops), devices=(number,), micro_batch=8, in_flight=8)
             for number, ops in enumerate(parts)
         ),
-        edges=tuple(StageEdge(source=s, target=t, bytes_per_sample=b) for (s, t), b in sorted(crossing.items())),
+        edges=tuple(
+            StageEdge(source=s, target=t, bytes_per_sample=sum(values.values()))
+            for (s, t), values in sorted(crossing.items())
+        ),
     )
 
 
