@@ -38,12 +38,19 @@ def propagate_shapes(module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[I
     structures = Structures(fake)
     few, many = (_decided_run(module_graph, fake, blank(inputs, samples), structures) for samples in SAMPLES)
     for node, reading in many.items():
+        if not all(map(_is_known, (*(few[node].shape or ()), *(reading.shape or ())))):
+            continue
         reading.sample_shape = _sample_shape(few[node].shape, reading.shape)
         sizes = list(zip(few[node].shape or (), reading.shape or (), strict=False))
         reading.compares = sizes.count(SAMPLES) > 1
         varying = [at for at, (one, other) in enumerate(sizes) if one != other]
         reading.samples_at = varying[0] if len(varying) == 1 and sizes[varying[0]] == SAMPLES else None
     return many
+
+
+def _is_known(size: object) -> bool:
+    # A number of rows that depends on values is torch's SymInt.
+    return isinstance(size, int)
 
 
 def _sample_shape(few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -260,6 +260,38 @@ def test_calls_of_a_submodule_are_in_one_operator_if_the_copies_of_its_buffers_w
     assert_same_training(module, plan, split(module, plan), inputs)
 
 
+class Mixture(nn.Module):
+    """Experts that get the rows that chose them, as `rows` or as a `mask`."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.router, self.experts = nn.Linear(4, 3), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, chosen = self.router(x).softmax(1).max(1)
+        found = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            mask = chosen == number
+            if self.way == "mask":
+                found[mask] = weight[mask, None] * expert(x[mask])
+            else:
+                (rows,) = torch.where(mask)
+                found = found.index_add(0, rows, weight[rows, None] * expert(x[rows]))
+        return x + found
+
+
+@pytest.mark.parametrize("way", ["rows", "mask"])
+def test_a_mixture_of_experts_that_get_some_rows_trains_in_stages(way: str) -> None:
+    """The numbers of rows were compared, though they depend on values: "decides by the values in a tensor"."""
+    module = nn.Sequential(nn.Linear(4, 4), Mixture(way), Mixture(way), nn.Linear(4, 4))
+    inputs = {"input": torch.randn(7, 4, generator=torch.Generator().manual_seed(0))}
+    graph = capture(module, inputs)
+    assert {op.name.partition(".")[0] for op in graph.ops} >= {"0", "1", "2", "3"}
+    plan = make_plan(graph, [[name] for name in graph.order])
+    assert_same_training(module, plan, split(module, plan), inputs)
+
+
 def test_a_plan_for_another_model_is_refused() -> None:
     graph = capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.zeros(2, 4))
     plan = make_plan(graph, [[op.name for op in graph.ops]])
