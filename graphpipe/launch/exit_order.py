@@ -2,7 +2,8 @@
 
 The launcher stops the other ranks with SIGTERM once one has failed. A rank that somebody else stopped with SIGTERM
 ends in the same way, so only the order tells it from the others. Linux reports the end of a process through a file
-descriptor of it (`pidfd_open`). On other systems the order stays unknown.
+descriptor of it (`pidfd_open`), and `epoll` lists the descriptors in the order of their events, however late it is asked
+(`poll` lists them in the order in which they were registered). On other systems the order stays unknown.
 """
 
 import os
@@ -52,12 +53,13 @@ class _Watch:
         self._children, self._count, self._order, self._over = children, count, order, over
         self._before = self._listed()
         self._pids: dict[int, int] = {}
-        self._poll = select.poll()
+        self._poll = select.epoll()
 
     def run(self) -> None:
         """Watch until all have ended, or the block is over. Do nothing where the kernel or a container forbids it."""
         with suppress(OSError):
             self._watch()
+        self._poll.close()
         for file in self._pids:
             os.close(file)
 
@@ -77,9 +79,9 @@ class _Watch:
             self._before.add(pid)
             with suppress(ProcessLookupError):
                 self._pids[file := os.pidfd_open(pid)] = pid
-                self._poll.register(file, select.POLLIN)
+                self._poll.register(file, select.EPOLLIN)
 
     def _note_ended(self, seconds: float) -> None:
-        for file, _ in self._poll.poll(seconds * 1000):
+        for file, _ in self._poll.poll(seconds):
             self._poll.unregister(file)
             self._order.append(self._pids[file])
