@@ -2,8 +2,8 @@
 
 The launcher stops the other ranks with SIGTERM once one has failed. A rank that somebody else stopped with SIGTERM
 ends in the same way, so only the order tells it from the others. Linux reports the end of a process through a file
-descriptor of it (`pidfd_open`), and `epoll` lists the descriptors in the order of their events, however late it is asked
-(`poll` lists them in the order in which they were registered). On other systems the order stays unknown.
+descriptor of it (`pidfd_open`). However late it is asked, `epoll` lists them in the order in which the processes ended;
+`poll` lists them in the order in which they were registered. On other systems the order stays unknown.
 """
 
 import os

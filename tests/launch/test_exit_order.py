@@ -1,15 +1,19 @@
 """The order in which the children of a launch ended, and what it says about a rank that somebody else stopped."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from graphpipe.launch import exit_order
 from graphpipe.launch.exit_order import recording_exits
 from graphpipe.launch.first_failure import first_failure
 
@@ -60,12 +64,51 @@ def test_the_order_stays_unknown_where_a_container_forbids_to_watch(monkeypatch:
     assert exits == []
 
 
+@ON_LINUX
+@pytest.mark.timeout(60)
+def test_the_order_is_right_if_all_have_ended_before_anybody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the watching thread came late: two ranks had ended, and the lower number was named."""
+    look = threading.Event()
+    look.set()
+
+    class LateEpoll:
+        def __init__(self) -> None:
+            self.real = epoll()
+            self.close, self.register, self.unregister = self.real.close, self.real.register, self.real.unregister
+
+        def poll(self, _: float) -> list[tuple[int, int]]:
+            look.wait()
+            return self.real.poll(0)
+
+    epoll = select.epoll
+    monkeypatch.setattr(exit_order.select, "epoll", LateEpoll)
+    with recording_exits(4) as exits:
+        ranks = [subprocess.Popen(["sleep", "60"]) for _ in range(4)]
+        wait_until_watched(len(ranks))
+        look.clear()
+        ended = [ranks[at] for at in (2, 0, 3, 1)]
+        for each in ended:
+            each.terminate()
+            each.wait()
+        look.set()
+    assert exits == [each.pid for each in ended]
+
+
 def wait_until_watched(count: int) -> None:
     end = time.monotonic() + 30
-    files = Path("/proc/self/fd")
-    while sum("pidfd" in os.readlink(files / name) for name in os.listdir(files) if (files / name).exists()) < count:
+    while watched() < count:
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def watched() -> int:
+    """Return how many processes have their descriptor in an epoll of this process."""
+    found = 0
+    for info in Path("/proc/self/fdinfo").iterdir():
+        with suppress(FileNotFoundError):
+            targets = [line.split()[1] for line in info.read_text().splitlines() if line.startswith("tfd:")]
+            found += sum("pidfd" in os.readlink(f"/proc/self/fd/{target}") for target in targets)
+    return found
 
 
 def test_a_rank_that_the_launcher_stopped_is_not_the_first_to_fail() -> None:
