@@ -38,6 +38,7 @@ NAMES = (
         "async",
         "collage",
         "inference",
+        "requests",
         "gpu",
     ),
 )
