@@ -3,5 +3,6 @@
 `launcher` starts the ranks with torch's elastic agent and waits for them; `local_rendezvous` gives the agent an address
 for the ranks without opening a port itself. `rank_main` is the program of a rank. `parent_watch` kills a rank when its
 launcher dies. `kill_hung_ranks` kills the ranks that do not end after another has failed, and `first_failure` finds the
-rank that failed first.
+rank that failed first. `run_regrouping` lets ranks go on without one that is lost: `rank_processes` starts them without
+torch's agent, and `regroup_files` is how they agree.
 """

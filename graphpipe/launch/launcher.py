@@ -23,6 +23,7 @@ from graphpipe.launch.first_failure import first_failure
 from graphpipe.launch.kill_hung_ranks import kill_hung_ranks
 from graphpipe.launch.local_rendezvous import BACKEND
 from graphpipe.launch.parent_watch import hold_launcher_lock
+from graphpipe.launch.run_regrouping import Regroup, run_regrouping
 from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
 from graphpipe.run.faults.rank_status import STATUS_FOLDER
 
@@ -40,6 +41,7 @@ def launch(
     arguments: Sequence[str] = (),
     port: int = 0,
     environment: Mapping[str, str] = _NO_VARIABLES,
+    regroup: Regroup | None = None,
 ) -> None:
     """Run `nproc` ranks of a command on this machine, as torchrun would, and wait for them.
 
@@ -53,6 +55,8 @@ def launch(
         arguments: appended to the command, or passed to the function.
         port: where the ranks meet, on the loopback interface only; 0 is any free port.
         environment: variables that the ranks get in addition to those of this process.
+        regroup: decides whether the other ranks go on without a rank that is lost (see `run_regrouping`). None: they
+            are stopped.
 
     Raises:
         InvalidInput: the port is in use.
@@ -65,32 +69,42 @@ def launch(
         tempfile.TemporaryDirectory(prefix="graphpipe") as logs,
         hold_launcher_lock(Path(logs)),
         _environment(nproc, {STATUS_FOLDER: logs, **environment}),
-        kill_hung_ranks(Path(logs)),
         waiting_for_ranks(Path(logs), nproc),
         recording_exits(nproc) as exits,
-        _silenced_agent(),
         _restored_signal_handlers(),
     ):
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=nproc,
-            run_id="graphpipe",
-            rdzv_backend=BACKEND,
-            rdzv_endpoint=f"{LOOPBACK}:{port}",
-            local_addr=LOOPBACK,
-            max_restarts=0,
-            shutdown_timeout=SHUTDOWN_SECONDS,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-        )
         try:
-            elastic_launch(config, command[0])(*command[1:], *arguments)
-        except ChildFailedError as error:
-            raise first_failure(error.failures, logs, exits) from None
+            if regroup is None:
+                _run_agent([*command, *arguments], nproc, port, logs, exits)
+            else:
+                run_regrouping(
+                    [*command, *arguments], nproc, folder=Path(logs), port=port, exits=exits, regroup=regroup
+                )
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise GraphPipeError(f"stopped by {error.sigval.name}") from None
+
+
+def _run_agent(command: Sequence[str], nproc: int, port: int, logs: str, exits: Sequence[int]) -> None:
+    # Torch's agent stops all ranks as soon as one has failed.
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nproc,
+        run_id="graphpipe",
+        rdzv_backend=BACKEND,
+        rdzv_endpoint=f"{LOOPBACK}:{port}",
+        local_addr=LOOPBACK,
+        max_restarts=0,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+        logs_specs=DefaultLogsSpecs(log_dir=logs),
+    )
+    with kill_hung_ranks(Path(logs)), _silenced_agent():
+        try:
+            elastic_launch(config, command[0])(*command[1:])
+        except ChildFailedError as error:
+            raise first_failure(error.failures, logs, exits) from None
 
 
 def check_port(port: int) -> None:

@@ -41,7 +41,7 @@ class LocalRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return where the ranks meet, without waiting for other agents."""
         store = dist.HashStore()  # in this process's memory
-        port = self._port or _free_port()
+        port = self._port or free_port()
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, LOOPBACK, port))
 
     def get_backend(self) -> str:
@@ -69,7 +69,7 @@ class LocalRendezvous(RendezvousHandler):
         return True
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a free port that no connection gets by itself before rank 0 listens there, seconds later.
 
     Systems give connections the ports above these. Torch would take one of those.

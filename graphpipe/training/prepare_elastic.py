@@ -1,7 +1,7 @@
 """Plans for the devices that an elastic run has: those that are left on this machine, or the hosts that have joined."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from graphpipe.cluster import Cluster
@@ -13,6 +13,7 @@ from graphpipe.run.checkpoint.manifest import PLAN, TRAINING
 from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.elastic.degraded_plan import why_not_reroute, without_devices
 from graphpipe.training.elastic.membership import Membership, note_restart
 from graphpipe.training.make_plan import make_plan, plan_again, use_plan
 from graphpipe.training.prepare import Prepared, save_plan
@@ -30,6 +31,25 @@ def replan(config: TrainConfig, folder: RunFolder, first: Plan, cluster: Cluster
     found = first if cluster == first.cluster else plan_again(config, first, cluster)
     save_plan(found, folder)
     found.save(folder.next_plan())
+    return found
+
+
+def reroute(config: TrainConfig, folder: RunFolder, plan: Plan, lost: Collection[str]) -> Plan | None:
+    """Return a plan of the same stages without some devices, and write it to the run's folder as `replan` does.
+
+    Args:
+        config: of the training.
+        folder: of the run.
+        plan: that was run.
+        lost: names of devices.
+
+    Returns:
+        None if the other ranks cannot go on with what they have in memory.
+    """
+    found = None if why_not_reroute(config, plan) else without_devices(plan, lost)
+    if found is not None:
+        save_plan(found, folder)
+        found.save(folder.next_plan())
     return found
 
 

@@ -1,6 +1,6 @@
 """A training on local processes, which this process starts and waits for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from graphpipe.plans import Plan
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.supervisor import Supervisor
 from graphpipe.training.prepare import Prepared, prepare
-from graphpipe.training.prepare_elastic import has_checkpoint, replan
+from graphpipe.training.prepare_elastic import has_checkpoint, replan, reroute
 from graphpipe.training.run_folder.finished_run import FinishedRun, finish
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
@@ -77,11 +77,18 @@ def _run_ranks(
         on_plan(found)
         return found
 
+    def rerouted(present: Plan, lost: Collection[str]) -> Plan | None:
+        found = reroute(config, folder, present, lost)
+        if found is not None:
+            on_plan(found)
+        return found
+
     supervisor = Supervisor(
         folder=folder,
         cluster=plan.cluster,
         start=partial(launch, RANK_ENTRY),
         replan=next_plan,
+        reroute=rerouted,
         settings=config.run,
         tell=tell,
     )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
 from graphpipe.files.json_body import to_body
 from graphpipe.files.text_file import write_text
 from graphpipe.model.capture_file.capture_file import load_capture
@@ -23,9 +23,11 @@ from graphpipe.run.faults.rank_status import STATUS_FOLDER
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.stage.loss import kind_of
 from graphpipe.run.step.pipeline_options import PipelineOptions
+from graphpipe.run.weights.weight_update import SchedulerFactory
 from graphpipe.trace import Trace
 from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.elastic.survivor import BufferCopies, RepeatableBatches, Survivor
 from graphpipe.training.run_folder.leave_request import LeaveRequest
 from graphpipe.training.run_folder.metrics_log import StepMetrics, read_metrics_log
 from graphpipe.training.run_folder.recoveries import note_recovery, read_recoveries
@@ -95,22 +97,47 @@ def train_rank(
         NonFiniteLoss: the loss or a gradient is NaN or infinite. It has not changed any weight.
         PeerLost, PeerStalled: another rank is gone.
     """
+    survivor = Survivor.of(config, plan) if elastic else Survivor(None)
+    while True:
+        try:
+            return _train(config, task, plan, folder, survivor, resume=resume, elastic=elastic)
+        except (PeerLost, PeerStalled):
+            if not survivor.goes_on():
+                raise
+        plan = Plan.load(folder.plan)  # of the ranks that are left
+
+
+def _train(
+    config: TrainConfig,
+    task: Task,
+    plan: Plan,
+    folder: RunFolder,
+    survivor: Survivor,
+    *,
+    resume: bool,
+    elastic: bool,
+) -> TrainResult | None:
+    """Train, evaluate and save with one generation of ranks."""
     main = int(os.environ.get("RANK", "0")) == 0
-    steps = count_steps(config, task)
-    history = read_metrics_log(folder.metrics_log) if resume else []
+    steps, kept = count_steps(config, task), survivor.kept
+    history = kept.history if kept else read_metrics_log(folder.metrics_log) if resume else []
     with (
         Pipeline(
             plan,
             task.module,
             task.loss_fn,
-            partial(build_optimizer, config.optimizer),
-            options=_options(config, steps, plan, folder),
+            kept.optimizer if kept else partial(build_optimizer, config.optimizer),
+            options=_options(
+                config, kept.schedule if kept else scheduler_factory(config.lr_schedule, steps), plan, folder
+            ),
         ) as pipeline,
         Checkpoints(pipeline, folder.checkpoints, keep=config.train.keep) as checkpoints,
         reporting_status(pipeline),
     ):
         position = DataPosition()
-        if resume:
+        if kept:
+            kept.resume(pipeline)
+        elif resume:
             training = checkpoints.load()
             training.check_unfinished(steps, results=folder.metrics.exists(), where=str(folder))
             position = training.position
@@ -123,7 +150,12 @@ def train_rank(
                 where=str(folder.metrics_log),
                 remedy="`graphpipe export` writes the weights of the last checkpoint.",
             )
-        reader = DataReader(task=task, batch_size=config.train.batch_size, seed=config.train.seed, position=position)
+        if kept:
+            reader, batches = kept.reader, kept.batches
+        else:
+            size, seed = config.train.batch_size, config.train.seed
+            reader = DataReader(task=task, batch_size=size, seed=seed, position=position)
+            batches = RepeatableBatches.after(pipeline.steps, iter(reader))
         world = pipeline.world
         ready = readiness(world, plan)
         if main:
@@ -131,7 +163,8 @@ def train_rank(
         leave = LeaveRequest(world, folder) if elastic else None
         ends = [*segment_ends(config.train, pipeline.steps, steps, flushes=_flushes(plan))]
         with open_telemetry(config, pipeline, folder, steps, history, pipeline.steps, len(ends)) as telemetry:
-            traces = _steps(config, pipeline, reader, checkpoints, telemetry, history, leave)
+            with survivor.training(pipeline, checkpoints, reader, batches, history, steps) as buffers:
+                traces = _steps(config, pipeline, reader, batches, checkpoints, telemetry, history, leave, buffers)
             checkpoints.wait()
             if pipeline.steps < steps:
                 return None
@@ -146,9 +179,9 @@ def train_rank(
     return result
 
 
-def _options(config: TrainConfig, steps: int, plan: Plan, folder: RunFolder) -> PipelineOptions:
+def _options(config: TrainConfig, schedule: SchedulerFactory, plan: Plan, folder: RunFolder) -> PipelineOptions:
     return PipelineOptions(
-        lr_scheduler=scheduler_factory(config.lr_schedule, steps),
+        lr_scheduler=schedule,
         captured=load_capture(folder.capture, plan.graph),
         engine=config.train.engine,
         shard_optimizer=config.train.shard_optimizer,
@@ -182,19 +215,22 @@ def _steps(
     config: TrainConfig,
     pipeline: Pipeline,
     reader: DataReader,
+    batches: Iterator[Batch],
     checkpoints: Checkpoints,
     telemetry: Telemetry,
     history: list[StepMetrics],
     leave: LeaveRequest | None,
+    buffers: BufferCopies,
 ) -> list[Trace]:
     """Train to the last step or to a request to leave. Append to the history, and return the last steps' traces."""
     traces: list[Trace] = []
-    every, batches = config.train.checkpoint_every, iter(reader)
+    every = config.train.checkpoint_every
     for end in segment_ends(config.train, pipeline.steps, telemetry.steps, flushes=_flushes(pipeline.plan)):
         pipeline.recording = end > telemetry.steps - TRACED
         for each in _segment(pipeline, batches, end):
             history.append(each)
             telemetry.step(each, drained=each.step == end)
+        buffers.update()
         if pipeline.recording:
             traces.append(pipeline.trace())
         if every is not None and (end % every == 0 or end == telemetry.steps):

@@ -62,6 +62,13 @@ def patient_task():
 """
 """Step 4 waits in the first launch until the checkpoint of step 2 is complete, and in the second until the lost device
 has answered. Both take long on a busy machine."""
+REPLICATED = {
+    **STAGES,
+    "stages": [
+        {"ops": ["a", "b"], "devices": [0, 1], "micro_batch": 4},
+        {"ops": ["sum"], "devices": [2, 3], "micro_batch": 4},
+    ],
+}
 WORDS = ("cluster=local:3", "--plan", "plan.json", "train.checkpoint_every=2", "run.timeout_seconds=20")
 
 
@@ -106,6 +113,40 @@ def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.timeout(480)
+def test_replicas_take_over_from_a_lost_rank_without_a_checkpoint(run: Run, config: Path, tmp_path: Path) -> None:
+    Path("stages.json").write_text(json.dumps(REPLICATED))
+    words = ("plan", "tiny.py:model", "--cluster", "local:4", "--batch", 16, "--stages", "stages.json")
+    assert run(*words, "-o", "plan.json").code == 0
+    # Rank 0, which hosts the ranks' store and writes the run's files, is lost. Then two stages have one device each.
+    faults = ("kill@rank0:step4:phase=send", "kill@rank2:step5:phase=backward", "kill@rank1:step10:phase=forward")
+    settings = ("train.checkpoint_every=3", "train.steps=11", "run.readmit_seconds=1000", "lr_schedule.warmup_steps=6")
+    words = ("cluster=local:4", "--plan", "plan.json", "run.timeout_seconds=60", *settings, "--elastic", "--json")
+    with all_processes_end():
+        ran = run("train", config, *words, *(word for fault in faults for word in ("--fault", fault)))
+    assert ran.code == 0, ran.err
+    first, second, third = ran.json["recoveries"]
+    assert [each["rerouted"] for each in (first, second, third)] == [True, True, False]
+    assert "was killed by SIGKILL" in first["cause"]
+    assert (first["step"], first["steps_lost"], len(first["devices"])) == (3, 0, 3)
+    assert (second["step"], second["steps_lost"], second["devices"]) == (4, 0, ["node0/cpu-1", "node0/cpu-2"])
+    # The checkpoint of step 6 is complete when the one of step 9 begins.
+    assert third["step"] in (6, 9)
+    assert (third["steps_lost"], len(third["devices"])) == (9 - third["step"], 1)
+    print(*(f"{each['seconds']:.2f} s" for each in (first, second, third)))
+    folder = Path(ran.json["directory"])
+    logged = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert logged == list(range(1, 12))
+    plans = [Plan.load(name) for name in ("plan.json", *(folder / f"plan-{number}.json" for number in (2, 3, 4)))]
+    assert all([stage.ops for stage in plan.stages] == [stage.ops for stage in plans[0].stages] for plan in plans[1:3])
+    parts = [(plan, last) for plan, last in zip(plans, (3, 4, third["step"], 11), strict=True)]
+    expected = train_uninterrupted(TrainConfig.load(folder / "config.json"), tmp_path / "unbroken", parts)
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.usefixtures("forked_ranks")

@@ -92,6 +92,20 @@ class Checkpoints:
             collective_call(world, saving.finish_writing, slow=True)
             collective_call(world, saving.finish, slow=True)
 
+    def leave_behind(self) -> Callable[[], None]:
+        """Let the last save end without this object, if it can in a few seconds, because another rank may be gone.
+
+        Returns:
+            A function that waits for this.
+        """
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return lambda: None
+        timer = threading.Timer(GRACE_SECONDS, saving.hurry.set)
+        timer.daemon = True
+        timer.start()
+        return lambda: saving.thread.join(GRACE_SECONDS)
+
     def load(self) -> TrainingState:
         """Give the pipeline the state of the newest valid checkpoint, and return the state of the training.
 

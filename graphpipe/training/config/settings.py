@@ -170,6 +170,9 @@ class RunSettings:
     """Steps that torch's profiler records on every rank. `--torch-profiler steps=3` sets this."""
     elastic: bool = False
     """If a rank is lost, continue on the remaining devices (see `graphpipe.training.elastic.supervisor`)."""
+    reroute: bool = True
+    """If an elastic run loses a rank whose stages have other replicas, these take over its samples in the same
+    processes, without a checkpoint. Otherwise, and if False, all ranks start again from the last checkpoint."""
     most_recoveries: int = 10
     """An elastic run ends at the next loss after this many recoveries."""
     readmit_seconds: float = 60.0

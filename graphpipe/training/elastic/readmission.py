@@ -37,16 +37,29 @@ class Readmission:
         """Return whether the ranks have left because a device is back."""
         return bool(self.back) and not self.folder.leave_request.exists()
 
+    def begin_again(self) -> None:
+        """Probe the devices of `probe_at`, which may have changed. A device that has answered stays accepted."""
+        self._end()
+        if not self.back:
+            self._begin()
+
     def __enter__(self) -> Self:
         """Start the thread."""
         self.folder.leave_request.unlink(missing_ok=True)
-        if self.probe_at:
-            self._thread = threading.Thread(target=self._probe_all, daemon=True, name="graphpipe-readmission")
-            self._thread.start()
+        self._begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """End the thread and its probe."""
+        self._end()
+
+    def _begin(self) -> None:
+        self._ended.clear()
+        if self.probe_at:
+            self._thread = threading.Thread(target=self._probe_all, daemon=True, name="graphpipe-readmission")
+            self._thread.start()
+
+    def _end(self) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

@@ -2,23 +2,32 @@
 
     graphpipe train CONFIG.toml --elastic train.checkpoint_every=100
 
-The process that starts the ranks stays as their supervisor. It starts the ranks once for each plan, with torch's
-elastic agent. The agent's own restarts are off, because they would start all ranks again on the same devices:
+The process that starts the ranks stays as their supervisor. It starts the ranks once for each plan. Torch's elastic
+agent does not do this, because it would start all ranks again on the same devices:
 
     launch on 4 devices    rank 2 dies, stops or raises; its peers notice (closed connections, or run.timeout_seconds)
-      the agent stops them all; `launch.first_failure` names the rank, and so the device
+      all are stopped; `launch.first_failure` names the rank, and so the device
     plan for 3 devices     the costs are known already: a fraction of a second
     launch on 3 devices    every rank loads its part of the newest valid checkpoint and trains from there
       after run.readmit_seconds the lost device is probed; it answers
     at the next checkpoint all ranks leave without an error
     launch on 4 devices    with the first plan again; every step is kept
 
-A run is therefore a sequence of plans, and each continues from a checkpoint of the one before. On the CPU the weights
-equal, bit for bit, those of an uninterrupted run with the same sequence of plans. Every plan stays in the run's folder
-(plan-2.json and so on). recoveries.jsonl and metrics.json say after which step each plan began, how many steps were
-repeated, and how long the run stood still: from the last sign of life of the failed rank until all ranks were ready for
-the next step. If a rank is lost after the last checkpoint, for example while the model is evaluated, no step is lost
-and evaluation begins again. If a rank is lost after the results are written, nothing is repeated.
+If every stage of the lost rank has another replica, and `run.reroute` is true, no process is started again, as in
+ReCycle (see `degraded_plan`). The ranks that are left keep weights and optimizer state in memory (`survivor`), and join
+each other anew (`launch.run_regrouping`). Where this is impossible, the run continues as above:
+
+    launch on 4 devices    rank 2 dies; its peers leave after the same step
+      the same stages, without the device of rank 2
+    same processes         3 ranks repeat the step that was interrupted
+
+A run is therefore a sequence of plans. Each continues where the one before ended, or from a checkpoint of it. On the
+CPU the weights equal, bit for bit, those of an uninterrupted run with the same sequence of plans. Every plan stays in
+the run's folder (plan-2.json and so on). recoveries.jsonl and metrics.json say after which step each plan began, how
+many steps were repeated, and how long the run stood still: from the last sign of life of the failed rank until all
+ranks were ready for the next step. If a rank is lost after the last checkpoint, for example while the model is
+evaluated, no step is lost and evaluation begins again. If a rank is lost after the results are written, nothing is
+repeated.
 
 Errors that would recur on any devices end the run: invalid input, a loss that is not finite, a damaged checkpoint, no
 plan that fits in the memory that is left, a shortage of memory, which fewer devices would make worse, and an exception
@@ -39,11 +48,13 @@ option of torchrun (--local-addr).
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from graphpipe.cluster import Cluster
 from graphpipe.launch.first_failure import RankFailed
+from graphpipe.launch.run_regrouping import Regroup
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import list_checkpoints
 from graphpipe.training.config.settings import RunSettings
@@ -69,6 +80,9 @@ class Supervisor:
     """Starts the ranks and waits for them: `launch` with its first argument, which says what a rank runs."""
     replan: Callable[[Cluster], Plan]
     """Plans for some devices of the cluster, and writes the plan where the ranks read it."""
+    reroute: Callable[[Plan, Collection[str]], Plan | None]
+    """Returns a plan of the same stages without the named devices, and writes it where the ranks read it. None: the
+    ranks that are left cannot go on in memory."""
     settings: RunSettings
     tell: Callable[[str], None]
     """Called with a line for each event."""
@@ -93,11 +107,13 @@ class Supervisor:
         """
         while True:
             with self._readmission() as readmission:
+                current = _Launched(plan, readmission)
                 try:
-                    self._launch(plan, resume=resume)
+                    self._launch(plan, resume=resume, regroup=partial(self._reroute, current))
                     failure = None
                 except RankFailed as error:
                     failure = error
+            plan = current.plan
             if failure is None and not readmission.accepted():
                 return plan
             if failure is not None and self.folder.metrics.exists():
@@ -116,14 +132,37 @@ class Supervisor:
             note_interruption(self.folder, interruption)
             resume = bool(list_checkpoints(self.folder.checkpoints))
 
-    def _launch(self, plan: Plan, *, resume: bool) -> None:
+    def _launch(self, plan: Plan, *, resume: bool, regroup: Regroup) -> None:
         names = [plan.cluster.devices[device].name for device in plan.used_devices]
         self.start(
             len(names),
             arguments=[str(self.folder), "resume" * resume, "elastic"],
             port=self.settings.port,
             environment=visible_gpus(self.cluster, names) if self.losses else {},
+            regroup=regroup if self.settings.reroute else None,
         )
+
+    def _reroute(self, current: "_Launched", failure: RankFailed, steps: int) -> bool:
+        # Called while the ranks that are left wait.
+        lost = _names(current.plan, failure)
+        if self._ends_run(failure, lost, steps):
+            return False
+        start = time.perf_counter()
+        plan = self.reroute(current.plan, lost)
+        if plan is None:
+            return False
+        seconds = time.perf_counter() - start
+        current.plan = plan
+        self._count(failure, lost, steps)
+        names = tuple(plan.cluster.devices[device].name for device in plan.used_devices)
+        cause = f"{failure.where}: {failure.what}"
+        self.tell(f"{cause}. Lost: {', '.join(lost)}; other replicas take over the samples")
+        interruption = Interruption.of(
+            failure.seen, cause=cause, steps_done=steps, devices=names, planning_seconds=seconds, rerouted=True
+        )
+        note_interruption(self.folder, interruption)
+        current.readmission.begin_again()
+        return True
 
     def _readmission(self) -> Readmission:
         return Readmission(
@@ -136,17 +175,24 @@ class Supervisor:
 
     def _note_loss(self, plan: Plan, failure: RankFailed, done: int) -> None:
         # Raises the failure if the run cannot recover from it.
-        lost = [plan.cluster.devices[plan.used_devices[rank]].name for rank in failure.failed]
+        lost = _names(plan, failure)
+        if self._ends_run(failure, lost, done):
+            raise failure
+        self._count(failure, lost, done)
+        left = len(self.cluster.devices) - len(self.probe_at)
+        self.tell(f"{failure} Lost: {', '.join(lost)}; {left} devices are left: planning again")
+
+    def _ends_run(self, failure: RankFailed, lost: Collection[str], done: int) -> bool:
         repeated = bool(failure.kind) and (failure.what, done) == self.last_error
         left = len(self.cluster.devices) - len({*self.probe_at, *lost})
-        if failure.kind in UNRECOVERABLE or repeated or not left or self.recoveries >= self.settings.most_recoveries:
-            raise failure
+        return failure.kind in UNRECOVERABLE or repeated or not left or self.recoveries >= self.settings.most_recoveries
+
+    def _count(self, failure: RankFailed, lost: Collection[str], done: int) -> None:
         self.last_error = (failure.what, done)
         self.recoveries += 1
         for name in lost:
             self.losses[name] += 1
             self.probe_at[name] = time.monotonic() + self.settings.readmit_seconds * 2 ** (self.losses[name] - 1)
-        self.tell(f"{failure} Lost: {', '.join(lost)}; {left} devices are left: planning again")
 
     def _plan_again(self) -> tuple[Plan, float]:
         start = time.perf_counter()
@@ -158,3 +204,14 @@ class Supervisor:
     def _steps_done(self) -> int:
         steps = read_metrics_log(self.folder.metrics_log)
         return steps[-1].step if steps else 0
+
+
+@dataclass(slots=True)
+class _Launched:
+    plan: Plan
+    """That the ranks run now."""
+    readmission: Readmission
+
+
+def _names(plan: Plan, failure: RankFailed) -> list[str]:
+    return [plan.cluster.devices[plan.used_devices[rank]].name for rank in failure.failed]

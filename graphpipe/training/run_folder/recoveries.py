@@ -35,10 +35,18 @@ class Interruption:
     """The same as `since`, by `time.monotonic` of the machine `clock`. None in files written before this field existed.
     """
     clock: str = ""
+    rerouted: bool = False
+    """The ranks that are left take over the samples of the lost one, without a checkpoint."""
 
     @staticmethod
     def of(
-        moment: float, *, cause: str, steps_done: int, devices: tuple[str, ...], planning_seconds: float | None = None
+        moment: float,
+        *,
+        cause: str,
+        steps_done: int,
+        devices: tuple[str, ...],
+        planning_seconds: float | None = None,
+        rerouted: bool = False,
     ) -> "Interruption":
         """Return an interruption since a moment of this machine's `time.monotonic`."""
         return Interruption(
@@ -49,6 +57,7 @@ class Interruption:
             planning_seconds=planning_seconds,
             moment=moment,
             clock=_clock(),
+            rerouted=rerouted,
         )
 
     @property
@@ -67,7 +76,7 @@ class Recovery:
 
     cause: str
     step: int
-    """The step of the checkpoint that the run continued from, 0 without a checkpoint."""
+    """The last step that was not repeated. After a restart it is that of the checkpoint, 0 without a checkpoint."""
     steps_lost: int
     """Steps that were done before and had to be repeated."""
     seconds: float
@@ -76,6 +85,9 @@ class Recovery:
     """The devices in use from there on."""
     planning_seconds: float | None = None
     """The part of `seconds` that planning took. None in files written before this field existed."""
+    rerouted: bool = False
+    """The ranks that were left took over the samples of the lost one, without a checkpoint. False: all ranks started
+    again."""
 
 
 def note_interruption(folder: RunFolder, interruption: Interruption) -> None:
@@ -104,14 +116,16 @@ def note_recovery(folder: RunFolder, step: int) -> None:
         seconds=interruption.seconds,
         devices=interruption.devices,
         planning_seconds=interruption.planning_seconds,
+        rerouted=interruption.rerouted,
     )
     remove_partial_line(folder.recoveries)
     with folder.recoveries.open("a", encoding="utf-8") as file:
         print(json.dumps(to_body(recovery)), file=file)
     folder.interruption.unlink()
+    how = "rerouted" if recovery.rerouted else "recovered"
     lost = f"{recovery.steps_lost} step{'' if recovery.steps_lost == 1 else 's'} lost"
     print(
-        f"recovered in {format_seconds(recovery.seconds)} on {len(recovery.devices)} devices: training continues after "
+        f"{how} in {format_seconds(recovery.seconds)} on {len(recovery.devices)} devices: training continues after "
         f"step {step}, {lost}",
         file=sys.stderr,
         flush=True,

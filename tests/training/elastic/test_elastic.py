@@ -59,6 +59,7 @@ def supervise(tmp_path: Path) -> Callable[..., list[tuple[str, ...]]]:
             cluster=plan.cluster,
             start=launch,
             replan=replan,
+            reroute=lambda plan, lost: None,
             settings=replace(RunSettings(readmit_seconds=0.0), **settings),
             tell=lambda text: None,
         )

@@ -1,0 +1,63 @@
+"""The same stages without the devices that are lost: the other replicas of a stage take over the samples."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.graph import ParameterSlice
+from graphpipe.plans import Plan
+from graphpipe.plans.verify import verify
+from graphpipe.run.weights.registry import DEFAULT_SYNC
+from graphpipe.simulator import predict
+from graphpipe.training.config.settings import TrainConfig
+
+
+def without_devices(plan: Plan, lost: Collection[str]) -> Plan | None:
+    """Return a plan of the same stages without some devices, with its prediction, as ReCycle reroutes micro-batches.
+
+    Gandhi et al., ReCycle: Resilient Training of Large DNNs using Pipeline Adaptation (SOSP 2024).
+
+    Args:
+        plan: that was run.
+        lost: names of devices.
+
+    Returns:
+        None if a stage has no other replica, its micro-batch does not split over those that are left, or they do not
+        have the memory.
+    """
+    names = [device.name for device in plan.cluster.devices]
+    left = [name for name in names if name not in lost]
+    position = {names.index(name): number for number, name in enumerate(left)}
+    devices = [tuple(position[each] for each in stage.devices if each in position) for stage in plan.stages]
+    if not all(devices):
+        return None
+    found = replace(
+        plan,
+        cluster=plan.cluster.only(left),
+        stages=tuple(replace(stage, devices=own) for stage, own in zip(plan.stages, devices, strict=True)),
+        search_seconds=0.0,
+        prediction=None,
+    )
+    try:
+        verify(found)
+    except (InvalidInput, Infeasible):
+        return None
+    return replace(found, prediction=predict(found))
+
+
+def why_not_reroute(config: TrainConfig, plan: Plan) -> str:
+    """Return why the replicas of a run could not take over samples in the midst of a training. Empty if they can.
+
+    Args:
+        config: of the training.
+        plan: that is run.
+    """
+    if plan.weights != "flush":
+        return f"weights change within a segment under the policy '{plan.weights}'"
+    if config.train.engine != DEFAULT_SYNC:
+        return f"engine '{config.train.engine}' may keep state of a lost rank"
+    if config.train.shard_optimizer or plan.shards_state:
+        return "the lost rank had a part of the optimizer's state"
+    if any(ParameterSlice.parse(name) for op in plan.graph.ops for name in op.parameters):
+        return "the plan splits layers"
+    return ""
