@@ -1,10 +1,10 @@
 """Placements on backends: five models at batch 1 and 16, against eager and every single backend of this machine.
 
-Seconds are medians of alternating runs with one thread, on a machine that does nothing else. `operators` is the dynamic
-programme's placement. `operators and NAME` is what the evolutionary search made of it. The gain is the best single
-backend's seconds over those of the placement that `graphpipe place` takes: 1.00 means that it takes a single backend.
-The models are random, and small enough for a shared machine: ResNet-50 on 64 x 64 pixels, BERT with 2 of its 12 layers
-and 32 tokens.
+Seconds are medians of alternating runs with one thread, on a machine that does nothing else. `operators` is the
+dynamic programme's placement. `operators and NAME` is what the evolutionary search made of it in two minutes. The
+gain is the best single backend's seconds over those of the placement that `graphpipe place` takes: 1.00 means that it
+takes a single backend. The models are random, and small enough for a shared machine: ResNet-50 on 64 x 64 pixels,
+BERT with 2 of its 12 layers and 32 tokens.
 """
 
 import json

@@ -37,6 +37,13 @@ def add(subparsers: Subparsers) -> None:
         "--rounds", type=int, default=15, metavar="N", help="runs of every candidate that are compared (default: 15)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the evolutionary search (default: 0)")
+    parser.add_argument(
+        "--search-seconds",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="limit of the evolutionary search, for each stage and backend (default: 120)",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan with its backends")
     add_no_cache(parser)
     parser.set_defaults(run=run)
@@ -54,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("batch", "longest", "rounds"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise InvalidInput(f"is {value}, must be at least 1", where=f"--{name}")
+    if not args.search_seconds >= 0:
+        raise InvalidInput(f"is {args.search_seconds}, must be at least 0", where="--search-seconds")
     from graphpipe.inference.placed_model import read_placed_model
     from graphpipe.profiler.placement.place import PlaceOptions, place
     from graphpipe.training.train import print_to_stderr
@@ -66,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         longest=args.longest,
         rounds=args.rounds,
         seed=args.seed,
+        search_seconds=args.search_seconds,
         cache=cache / "backends" if cache else None,
     )
     with waiting("measuring patterns"):

@@ -46,6 +46,8 @@ class PlaceOptions:
     """Alternating runs of the candidates."""
     generations: int = 4
     """Of the evolutionary search."""
+    search_seconds: float = 120.0
+    """By the clock. After them, the evolutionary search for a stage and a backend does not begin another candidate."""
     seed: int = 0
     cache: Path | None = None
     """The folder of measured patterns; None keeps nothing."""
@@ -215,11 +217,16 @@ class _StageSearch:
         return partial(program, self.values)
 
     def _evolved(self, cover: Sequence[Placed], backend: Backend) -> Regions:
+        # Compiling the regions of one candidate takes half a minute for a ResNet-50, and the search asks for a hundred.
+        end = self.options.clock() + self.options.search_seconds
+
         def regions(genome: Genome) -> Regions:
             pairs = zip(cover, genome, strict=True)
             return joined([replace(each, backend=backend.name) if bit else each for each, bit in pairs])
 
         def seconds(genome: Genome) -> float:
+            if self.options.clock() > end:
+                return inf
             try:
                 return steady_seconds(self._run(regions(genome)), most_seconds=0.2, clock=self.options.clock)
             except InvalidInput:

@@ -83,11 +83,18 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[gp.Plan, Sta
     costs = gp.estimate(captured.graph, cluster)
     plan = gp.hand_plan(captured.graph, costs, cluster, batch_size=8, stages=[stage], inference=True)
 
-    def call(*backends: Backend, cache: Path | None = None) -> tuple[gp.Plan, StagePlacement]:
+    def call(
+        *backends: Backend, cache: Path | None = None, search_seconds: float = 1e9
+    ) -> tuple[gp.Plan, StagePlacement]:
         for backend in backends:
             registry._BY_NAME[backend.name] = backend  # pyright: ignore[reportIndexIssue]
         options = PlaceOptions(
-            backends=tuple(each.name for each in backends), rounds=3, cache=cache, generations=1, clock=lambda: NOW[0]
+            backends=tuple(each.name for each in backends),
+            rounds=3,
+            cache=cache,
+            generations=1,
+            search_seconds=search_seconds,
+            clock=lambda: NOW[0],
         )
         found, (placed,) = place(plan, layers, inputs, captured, options)
         return found, placed
@@ -130,6 +137,23 @@ def test_a_backend_for_whole_graphs_gets_what_helps(setting: Setting) -> None:
     on = {op for region in placed.regions if region.backend == "graphs" for op in region.ops}
     assert on
     assert placed.seconds[placed.chosen] < placed.seconds["eager"]
+
+
+def test_the_search_ends_at_its_limit_and_what_it_found_counts(setting: Setting) -> None:
+    """Placing a ResNet-50 compiled for an hour, because each of a hundred candidates had some thirty new regions."""
+
+    def compile_slowly(module: fx.GraphModule, arguments: Sequence[Tensor]) -> Region:
+        NOW[0] += 100.0
+        return remembering("slow to compile")(module, arguments)
+
+    backend = Backend(name="slow to compile", kind="graph", compile=compile_slowly, runs=only("0", "1", "2"))
+    counts: list[int] = []
+    for limit in (1e9, 150.0, 0.0):
+        COMPILED.clear()
+        _, placed = setting(backend, search_seconds=limit)
+        counts.append(len(COMPILED))
+        assert placed.seconds[placed.chosen] == min(placed.seconds.values()) <= placed.seconds["eager"]
+    assert counts[0] > counts[1] > counts[2]
 
 
 def test_other_outputs_than_eager_are_not_used(setting: Setting) -> None:
