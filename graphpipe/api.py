@@ -18,6 +18,7 @@ from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, scheduled
 from graphpipe.planners.choose_splits import AUTO as AUTO_SPLIT
 from graphpipe.planners.choose_splits import SplitChoice, plan_with_splits
+from graphpipe.planners.problem.in_order_bound import least_seconds
 from graphpipe.planners.problem.options import InferenceObjective, Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, find_planner, planner_names
@@ -136,6 +137,7 @@ def plan(
     options = Options(
         objective=ranked,
         evaluate=seconds,
+        least=least_seconds,
         micro_batch=micro_batch,
         mixed_micro_batches=mixed_micro_batches,
         scheduled=None if mixed_micro_batches else choose,

@@ -1,12 +1,14 @@
 """Choose the best of several plans of one problem under a schedule: a named one, or the one with the shortest step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, under
 from graphpipe.planners.improve.hill_climb import hill_climb
+from graphpipe.planners.problem.ascending import Ascending
+from graphpipe.planners.problem.in_order_bound import least_1f1b_seconds
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.planners.remembered_seconds import RememberedSeconds
@@ -124,22 +126,24 @@ class BestCandidate:
         """
         whole = not find_scheduler(choice).splits_backward
 
-        def seconds_of(plan: Plan, _: float = inf) -> float:
+        def seconds_of(plan: Plan, limit_seconds: float = inf) -> float:
+            if limit_seconds < inf and _least_seconds(choice, plan) >= limit_seconds:
+                return inf
             try:
                 return self.evaluate(_under_rule(choice, plan))
             except (Infeasible, InvalidInput):  # too little memory, or micro-batches that the rule cannot order
                 return inf
 
-        ranked: list[tuple[float, Plan]] = []
+        ranked = Ascending(seconds_of)
         for least, plan in _bounded(plans, whole_backwards=whole):
-            if len(ranked) < _REFINED or least < ranked[_REFINED - 1][0]:
-                ranked = sorted([*ranked, (seconds_of(plan), plan)], key=_seconds)
-        promising = _worth_improving([plan for _, plan in ranked])[:refined]
+            if least < (third := ranked.seconds_at(_REFINED - 1)):
+                ranked.add(plan, least if third == inf else max(least, _least_seconds(choice, plan)))
+        promising = _worth_improving(ranked, _MORE_REFINED if refined is None else refined)
         near = [
             self._improved(plan, self.ranked if _interleaves(choice, plan) else seconds_of, whole_backwards=whole)
             for plan in promising
         ]
-        return _under_rule(choice, min([*near, ranked[0][1]], key=seconds_of))
+        return _under_rule(choice, min([*near, promising[0]], key=seconds_of))
 
     def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
         slow = evaluate is not self.greedy and self.quick is not None and not self.quick(plan)
@@ -153,6 +157,13 @@ class BestCandidate:
         except InvalidInput:  # With more samples in flight, the stages of a device may wait for each other forever.
             assert plan.shares_devices, "stages with devices of their own never wait for each other forever"
             return inf, plan
+
+
+def _least_seconds(choice: str, plan: Plan) -> float:
+    """Return a lower bound on the seconds of a plan under a schedule that a rule makes; 0 where none is quick."""
+    if choice != AS_PLANNED or _interleaves(choice, plan):
+        return 0.0
+    return least_1f1b_seconds(plan)
 
 
 def _under_rule(choice: str, plan: Plan) -> Plan:
@@ -190,14 +201,19 @@ def _distinct(*groups: Sequence[Plan]) -> list[Plan]:
     return list({id(plan): plan for group in groups for plan in group}.values())
 
 
-def _worth_improving(plans: Sequence[Plan]) -> list[Plan]:
+def _worth_improving(plans: Iterable[Plan], most: int = _MORE_REFINED) -> list[Plan]:
     """Return the first few plans that differ in their partition of the operators, more if they have few tasks."""
     found: dict[frozenset[frozenset[str]], Plan] = {}
+    tasks = 0
     for plan in plans:
+        known = len(found)
         found.setdefault(frozenset(frozenset(stage.ops) for stage in plan.stages), plan)
-    different = list(found.values())[:_MORE_REFINED]
-    few = sum(map(task_count, different)) <= _FEW_TASKS * len(different)
-    return different if few else different[:_REFINED]
+        tasks += task_count(plan) if len(found) > known else 0
+        many = tasks > _FEW_TASKS * _MORE_REFINED
+        if len(found) == most or (many and len(found) >= _REFINED):
+            break
+    different = list(found.values())
+    return different if tasks <= _FEW_TASKS * len(different) else different[:_REFINED]
 
 
 def _seconds(ranked: tuple[float, Plan]) -> float:

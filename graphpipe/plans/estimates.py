@@ -97,7 +97,7 @@ def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
     costs, batch = plan.cost_model, plan.batch_size
     before, after, least = [0.0] * len(plan.stages), [0.0] * len(plan.stages), 0.0
     arrivals: list[float] = []
-    feeding, back = _hops(plan)
+    feeding, back = hops(plan)
     for stage, here in enumerate(plan.stages):
         samples = here.micro_batch / here.degree
         tasks = costs.tasks_seconds(here.ops, here.devices, samples, here.recompute)
@@ -141,7 +141,7 @@ def _least_seconds_of_devices(plan: Plan, arrivals: Sequence[float]) -> float:
     return max(begin[device] + work[device] + last[device] for device in work)
 
 
-def _hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[int, float]]]]:
+def hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[int, float]]]]:
     """Return, by stage, the stages that feed it and that send it gradients, with the least seconds of a message."""
     feeding: list[list[tuple[int, float]]] = [[] for _ in plan.stages]
     back: list[list[tuple[int, float]]] = [[] for _ in plan.stages]

@@ -9,6 +9,7 @@ from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.downsets import Downsets
+from graphpipe.planners.problem.ascending import Ascending
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
@@ -49,7 +50,13 @@ class Baseline:
                 f"devices fits in memory: the nearest misses by {format_bytes(missing)} ({missing:.0f} bytes)",
                 remedy="Use more devices, devices with more memory, a smaller batch, or another planner.",
             )
-        return min(fitting, key=options.evaluate)
+        fast = Ascending(options.evaluate)
+        for plan in fitting:
+            if (least := options.least(plan)) < options.most_seconds:
+                fast.add(plan, least)
+        if (best := next(iter(fast), None)) is None:
+            raise Infeasible(f"every plan that {self.name} finds takes at least {options.most_seconds} seconds")
+        return best
 
     def _partitions(self, problem: Problem, tail: WholeBatchTail, options: Options) -> Iterable[list[Part]]:
         if tail.before is None:

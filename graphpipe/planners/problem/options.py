@@ -13,6 +13,10 @@ Objective = Literal["step", "bottleneck"]
 InferenceObjective = Literal["throughput", "latency"]
 
 
+def _nothing(_: Plan) -> float:
+    return 0.0
+
+
 def _unlimited(plan: Plan, _: float) -> float:
     return estimated_step_seconds(plan)
 
@@ -28,6 +32,8 @@ class Options:
     """The same for inference. `throughput`: by the busiest device or link. `latency`: by the last answer's time."""
     evaluate: Callable[[Plan], float] = estimated_step_seconds
     """Seconds of one step of a plan."""
+    least: Callable[[Plan], float] = _nothing
+    """A lower bound of `evaluate` that is found quickly. It must not be larger through rounding either."""
     scheduled: Callable[[Sequence[Plan]], Plan] | None = None
     """Returns the best of a search's candidates, or one near it, under the caller's schedule or the best one. None:
     candidates keep their own schedule."""
@@ -54,15 +60,14 @@ class Options:
     def best(self, plans: Iterable[Plan]) -> Plan:
         """Return the fastest plan by `evaluate`, the earlier of equals; `plans` must not be empty.
 
-        A plan is not evaluated if its lower bound over all schedules is not better than the best plan so far, or if
-        it is the only plan.
+        A plan is not evaluated if a lower bound is not better than the best plan so far, or if it is the only plan.
         """
         plans = list(plans)
         if len(plans) == 1:
             return plans[0]
         found: tuple[float, Plan] | None = None
         for plan in plans:
-            if found is None or least_step_seconds(plan) < found[0]:
+            if found is None or max(least_step_seconds(plan), self.least(plan)) < found[0]:
                 seconds = self.evaluate(plan)
                 if found is None or seconds < found[0]:
                     found = seconds, plan
