@@ -49,6 +49,34 @@ def outside_tracing() -> Generator[None]:
         yield
 
 
+@contextmanager
+def answering(answer: Callable[[], bool]) -> Generator[None]:
+    """While inside, answer the questions of forwards for truth values of sizes that depend on the values in a tensor.
+
+    An example is `if rows.numel() == 0`. Torch's own questions, as for contiguous memory, keep their errors.
+    """
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    known = torch.SymBool.__bool__
+
+    def truth(self: torch.SymBool) -> bool:
+        try:
+            return known(self)
+        except GuardOnDataDependentSymNode:
+            asking = sys._getframe(1)
+            if asking.f_code is torch.SymInt.__bool__.__code__ and asking.f_back is not None:
+                asking = asking.f_back
+            if asking.f_globals.get("__name__", "").partition(".")[0] == "torch":
+                raise
+            return answer()
+
+    torch.SymBool.__bool__ = truth
+    try:
+        yield
+    finally:
+        torch.SymBool.__bool__ = known
+
+
 def size_at(size: object, samples: int) -> int:
     """Return a size for a number of samples, which is the only symbol that it may contain.
 

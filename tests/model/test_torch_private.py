@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from graphpipe.model.torch_private import (
+    answering,
     call_directly,
     current_backward_node,
     fake_mode,
@@ -72,6 +73,19 @@ def test_errors_that_depend_on_data_are_recognised() -> None:
     with fake_mode(), pytest.raises(RuntimeError) as caught:
         torch.matmul(torch.ones(2, 3), torch.ones(2, 3))
     assert not is_data_dependent(caught.value)
+
+
+def test_questions_about_rows_are_answered_and_their_number_stays_unknown() -> None:
+    with fake_mode():
+        rows = torch.ones(5).nonzero()
+        for answer in (True, False):
+            with answering(lambda answer=answer: answer):
+                assert bool(rows.numel() == 0) is answer
+                assert bool(rows.shape[0]) is answer
+                with pytest.raises(RuntimeError, match="data-dependent"):
+                    int(rows.shape[0])
+        with pytest.raises(RuntimeError, match="data-dependent"):
+            bool(rows.numel() == 0)
 
 
 def test_unflatten_inverts_flatten() -> None:

@@ -1,6 +1,6 @@
 """Runs a module graph on fake tensors, to get the shape of every value and the work of every node."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from graphpipe.model.torch_private import (
     FLASH_ATTENTION_ON_CPU,
     GROUPED_PRODUCT,
     DispatchMode,
+    answering,
     flatten,
     guessed,
     is_view,
@@ -87,17 +88,16 @@ def _run(
     alive: list[Tensor] = []  # a memory key is unique only while its tensor is alive
     calls = CallReadings(module=fake, outside=state | given, structures=structures)
 
-    def run(node: fx.Node, answer: bool = True) -> tuple[Any, Reading]:
-        decisions = Decisions(answer=answer) if node.op == "call_module" else decided
+    def run_with(node: fx.Node, decisions: Decisions) -> tuple[Any, Reading]:
         meter = _Meter(state, given, alive, decisions)
-        try:
-            with handle_saved_tensors(meter), meter:
-                value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph)
-        except Exception:
-            if not answer or not decisions.count or decisions is decided:
-                raise
-            return run(node, answer=False)  # the branch for true values raises an error
+        with handle_saved_tensors(meter), meter, answering(decisions.decide):
+            value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph)
         return value, meter.reading(value)
+
+    def run(node: fx.Node) -> tuple[Any, Reading]:
+        if node.op != "call_module":
+            return run_with(node, decided)
+        return _costliest(partial(run_with, node))
 
     with torch.enable_grad():
         for node in module_graph.graph.nodes:
@@ -108,6 +108,22 @@ def _run(
                 values[node], readings[node] = run(node)
             _check_derivative(node, values[node])
     return readings
+
+
+def _costliest(run: Callable[[Decisions], tuple[Any, Reading]]) -> tuple[Any, Reading]:
+    # A call that branches on values costs what its costlier branch does: experts may skip their work if they have no
+    # rows. A branch that raises an error ends the training.
+    found: list[tuple[Any, Reading]] = []
+    for answer in (True, False):
+        decisions = Decisions(answer=answer)
+        try:
+            found.append(run(decisions))
+        except Exception:
+            if not decisions.count or not (answer or found):
+                raise
+        if not decisions.count:
+            break
+    return max(found, key=lambda each: each[1].flops)
 
 
 def _check_derivative(node: fx.Node, value: object) -> None:

@@ -261,7 +261,7 @@ def test_calls_of_a_submodule_are_in_one_operator_if_the_copies_of_its_buffers_w
 
 
 class Mixture(nn.Module):
-    """Experts that get the rows that chose them, as `rows` or as a `mask`."""
+    """Experts that get the rows that chose them, as `rows` or as a `mask`, perhaps only if there are any."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -273,7 +273,11 @@ class Mixture(nn.Module):
         found = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             mask = chosen == number
-            if self.way == "mask":
+            if self.way == "if any" and not mask.any():
+                continue
+            if self.way == "unless none" and x[mask].shape[0] == 0:
+                continue
+            if self.way != "rows":
                 found[mask] = weight[mask, None] * expert(x[mask])
             else:
                 (rows,) = torch.where(mask)
@@ -281,15 +285,53 @@ class Mixture(nn.Module):
         return x + found
 
 
-@pytest.mark.parametrize("way", ["rows", "mask"])
+@pytest.mark.parametrize("way", ["rows", "mask", "if any", "unless none"])
 def test_a_mixture_of_experts_that_get_some_rows_trains_in_stages(way: str) -> None:
-    """The numbers of rows were compared, though they depend on values: "decides by the values in a tensor"."""
+    """The numbers of rows were compared, though they depend on values: "decides by the values in a tensor".
+
+    A mixture that asks whether an expert has rows was refused. It stays whole, and the model is cut around it.
+    """
     module = nn.Sequential(nn.Linear(4, 4), Mixture(way), Mixture(way), nn.Linear(4, 4))
     inputs = {"input": torch.randn(7, 4, generator=torch.Generator().manual_seed(0))}
     graph = capture(module, inputs)
     assert {op.name.partition(".")[0] for op in graph.ops} >= {"0", "1", "2", "3"}
+    least = 3 * 2 * 4 * 4  # of one row, which a mixture multiplies with the matrices of its experts
+    assert all(
+        any(7 * op.work.flops_per_sample >= least for op in graph.ops if op.name.startswith(path))
+        for path in ("1", "2")
+    )
     plan = make_plan(graph, [[name] for name in graph.order])
     assert_same_training(module, plan, split(module, plan), inputs)
+
+
+class Judged(nn.Module):
+    """A judge whose answer depends on values, and what its answer decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judge = Judge()
+        self.one, self.other = (nn.Sequential(nn.Linear(4, 4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) if self.judge(x) else self.other(x)
+
+
+class Judge(nn.Module):
+    """Answers whether numbers are positive on average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> bool:
+        return bool(self.scale(x).sum() > 0)
+
+
+def test_a_submodule_stays_whole_around_what_returns_other_things_by_values() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), Judged(), nn.Linear(4, 4))
+    inputs = {"input": torch.randn(7, 4, generator=torch.Generator().manual_seed(0))}
+    graph = capture(module, inputs)
+    assert set(graph.order) == {"0", "1", "2"}
 
 
 def test_a_plan_for_another_model_is_refused() -> None:

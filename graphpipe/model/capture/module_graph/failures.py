@@ -1,6 +1,8 @@
 """Why a module cannot be captured, and what the user can change."""
 
 import re
+from collections.abc import Sequence
+from traceback import walk_tb
 
 from torch import nn
 
@@ -29,6 +31,22 @@ class CannotExpress(Exception):
 
 class ExportFailed(Exception):
     """torch.export failed."""
+
+
+def asking_submodule(error: Exception, fake: nn.Module, opaque: Sequence[str]) -> str:
+    """Return the innermost submodule whose forward asked for values in a tensor, "" if none or an opaque one did.
+
+    Args:
+        error: of tracing.
+        fake: the model that was traced.
+        opaque: the submodules that were called whole.
+    """
+    if not is_data_dependent(error):
+        return ""
+    known = {id(module): path for path, module in fake.named_modules()}
+    frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    path = next((known[id(each)] for each in reversed(frames) if id(each) in known), "")
+    return "" if any(path == whole or path.startswith(whole + ".") for whole in opaque) else path
 
 
 def cannot_express(module: nn.Module, fault: CannotExpress) -> InvalidInput:

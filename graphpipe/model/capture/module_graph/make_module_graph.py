@@ -12,7 +12,13 @@ from graphpipe.graph import Input, Origin
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
 from graphpipe.model.capture.module_graph.exported_graph import exported_graph, quiet
-from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_express, cannot_trace
+from graphpipe.model.capture.module_graph.failures import (
+    CannotExpress,
+    ExportFailed,
+    asking_submodule,
+    cannot_express,
+    cannot_trace,
+)
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY, opaque_modules
@@ -103,13 +109,24 @@ def _by_export(
             if inside:
                 runs.hidden |= inside
                 continue
-            if not fault.path or fault.path in (*origin.split, *opaque):
+            path = _around(fault.path, opaque, origin)
+            if not path or path in (*origin.split, *origin.opaque):
                 raise cannot_express(fake, fault) from fault
-            opaque += _alike(fake, fault.path) if EVERY in origin.split else [fault.path]
+            opaque += _alike(fake, path) if EVERY in origin.split else [path]
         except InvalidInput:
             raise
         except Exception as error:
-            raise cannot_trace(fake, error) from ExportFailed(str(error))
+            found = asking_submodule(error, fake, paths)
+            if not found or found in origin.split:
+                raise cannot_trace(fake, error) from ExportFailed(str(error))
+            opaque += [found, *(each for each in _alike(fake, found) if each not in origin.split)]
+
+
+def _around(path: str, opaque: Collection[str], origin: Origin) -> str:
+    # A submodule that stays whole may still return what glue cannot express. Then the one around it stays whole.
+    while path in opaque and path not in origin.opaque:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _alike(fake: nn.Module, path: str) -> list[str]:

@@ -42,7 +42,7 @@ class Decisions:
         """
         if result is not TRUTH and not isinstance(result, torch.SymBool):
             return result
-        return self._decide()
+        return self.decide()
 
     def result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of an operator on fake tensors, or the answer if it asks.
@@ -55,10 +55,15 @@ class Decisions:
         """
         if func is torch.ops.aten.unbind.int and _rows_are_unknown(*args, **kwargs):
             row = args[0].sum(0).to(args[0].dtype)  # has the shape of a row, and depends on the same values
-            return [row] * self._decide()
+            return [row] * self.decide()
         return self.known(call_on_fake(func, args, kwargs))
 
-    def _decide(self) -> bool:
+    def decide(self) -> bool:
+        """Return the answer to a question.
+
+        Raises:
+            RuntimeError: as `known`.
+        """
         self.count += 1
         if self.count > _MOST_DECISIONS:
             raise RuntimeError("a loop that depends on the values in a tensor")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.calls.data_flow import DataFlow, Decisions
-from graphpipe.model.torch_private import TreeSpec, call_directly, flatten, unflatten
+from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, unflatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: D
         arguments.append(leaf.tensor() if isinstance(leaf, BlankArgument) else decisions.known(leaf))
         copies += [arguments[-1]] * isinstance(leaf, BlankArgument)
     args, kwargs = unflatten(arguments, spec)
-    with DataFlow(copies, decisions) as flow:
+    with DataFlow(copies, decisions) as flow, answering(decisions.decide):
         found, returned = flatten(call_directly(module, *args, **kwargs))
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
     written = tuple(position for position, copy in enumerate(copies) if flow.wrote_into(copy))
