@@ -5,6 +5,7 @@ from textwrap import indent
 from typing import TypeAlias
 
 from graphpipe.cli.model_argument import MODEL_HELP
+from graphpipe.graph import PRECISIONS
 from graphpipe.planners.choose_schedule import schedule_choices
 
 # argparse has no public name for this type.
@@ -47,6 +48,17 @@ def add_look_into(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="look into these submodules, which are one operator each by default: names with commas in between, or '*' "
         "for all, down to single operations",
+    )
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """Add the precision of the training."""
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="of forwards in the training (train.precision): bf16 and fp16 count what torch's autocast saves and sends "
+        "(default fp32)",
     )
 
 
@@ -109,4 +121,5 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         "(NAME:4 splits by outputs in 4 parts), or auto for those whose split shortens the step (default: none)",
     )
     add_look_into(parser)
+    add_precision(parser)
     add_no_cache(parser)

@@ -1,11 +1,11 @@
 """The argument MODEL: a zoo name, a function of the user's, or a graph file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph
+from graphpipe.graph import Graph, Precision
 from graphpipe.graph.import_common import warn_of_units
 from graphpipe.plans.backward_record import BackwardRecord
 from graphpipe.waiting import waiting
@@ -38,13 +38,16 @@ def listed(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in names.split(",")) if names else ()
 
 
-def read_model_argument(word: str, cache: Path | None = None, look_into: str | None = None) -> ModelArgument:
+def read_model_argument(
+    word: str, cache: Path | None = None, look_into: str | None = None, precision: Precision = "fp32"
+) -> ModelArgument:
     """Read a graph from a file or from the package, or make a model and capture it.
 
     Args:
         word: the argument.
         cache: the folder of the cache. None: captures are neither read nor kept.
         look_into: the submodules to look into, with commas in between. None: those of the default.
+        precision: of the forwards in training.
 
     Raises:
         InvalidInput: there is no such model (the message names the nearest one), or it cannot be read or captured.
@@ -54,15 +57,20 @@ def read_model_argument(word: str, cache: Path | None = None, look_into: str | N
         raise InvalidInput("a graph file has no submodules to look into", where="--look-into", remedy=remedy)
     if word.endswith(".json"):
         graph = Graph.load(word)
+        if precision != ((graph.origin and graph.origin.precision) or "fp32"):
+            what = f"is {precision}, but the graph counts the bytes of another precision"
+            raise InvalidInput(what, where="--precision", remedy="Name the model that it was captured from.")
         warn_of_units(graph, word)
         return ModelArgument(graph=graph)
-    if look_into is None and (found := find_zoo_graph(word)):
-        return ModelArgument(graph=found.graph, backward=found.backward)
+    if look_into is None and precision == "fp32" and (found := find_zoo_graph(word)):
+        assert found.graph.origin is not None
+        graph = replace(found.graph, origin=replace(found.graph.origin, precision=precision))
+        return ModelArgument(graph=graph, backward=found.backward)
     with waiting(f"capturing {word}"):
         from graphpipe.model.capture_cache.capture_cache import cached_capture
         from graphpipe.training.task.user_function import find_model
 
         module, inputs = find_model(word)
 
-        captured = cached_capture(module, inputs, cache, split=listed(look_into))
+        captured = cached_capture(module, inputs, cache, split=listed(look_into), precision=precision)
     return ModelArgument(graph=captured.graph, module=module, captured=captured)

@@ -80,6 +80,9 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if args.stages and (args.planner or args.micro_batch or args.mixed_micro_batches or args.stages_per_device):
         what = "hand-written stages exclude --planner, --micro-batch, --mixed-micro-batches and --stages-per-device"
         raise InvalidInput(what, where="--stages", remedy="Leave those out, or --stages.")
+    if args.inference and args.precision != "fp32":
+        what = f"is {args.precision}, but inference runs in fp32"
+        raise InvalidInput(what, where="--precision", remedy="Leave out --precision.")
     by_hand = load_hand_plan(args.stages) if args.stages else None
     problem, model = read_problem(args)
     found = _by_hand(problem, by_hand, args) if by_hand is not None else _by_planner(problem, args)

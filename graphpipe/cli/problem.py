@@ -25,7 +25,7 @@ def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
     loads = parse_loads(args.load or ())
     cluster = Cluster.resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
-    model = read_model_argument(args.model, None if args.no_cache else cache_folder(), args.look_into)
+    model = read_model_argument(args.model, None if args.no_cache else cache_folder(), args.look_into, args.precision)
     graph = model.graph
     if costs:
         warn_of_units(CostModel(graph, costs, cluster), args.costs)

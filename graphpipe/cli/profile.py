@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from graphpipe.cli.arguments import Subparsers, add_look_into, add_no_cache, add_verb
+from graphpipe.cli.arguments import Subparsers, add_look_into, add_no_cache, add_precision, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP, listed
 from graphpipe.cli.output import Output
 from graphpipe.cli.profile_links import run_links
@@ -37,6 +37,7 @@ def add(subparsers: Subparsers) -> None:
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the costs, or the cluster with measured links")
     add_look_into(parser)
+    add_precision(parser)
     add_no_cache(parser)
     parser.set_defaults(run=run)
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
         module, inputs = find_model(args.model)
         cache = None if args.no_cache else cache_folder()
-        captured = cached_capture(module, inputs, cache, split=listed(args.look_into))
+        captured = cached_capture(module, inputs, cache, split=listed(args.look_into), precision=args.precision)
     start = time.perf_counter()
     costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, cache=cache)
     seconds = time.perf_counter() - start

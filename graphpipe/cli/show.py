@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from graphpipe.cli.arguments import Subparsers, add_look_into, add_no_cache, add_verb
+from graphpipe.cli.arguments import Subparsers, add_look_into, add_no_cache, add_precision, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP, read_model_argument
 from graphpipe.cli.output import Output
 from graphpipe.cluster.presets import preset_forms
@@ -46,6 +46,7 @@ def add(subparsers: Subparsers) -> None:
         help=f"print the JSON Schema of a kind of document instead: {', '.join(sorted(PUBLISHED))}",
     )
     add_look_into(parser)
+    add_precision(parser)
     add_no_cache(parser)
     parser.set_defaults(run=run)
 
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         output.show(_names_table(names))
         output.emit(names)
         return 0
-    graph = read_model_argument(args.model, None if args.no_cache else cache_folder(), args.look_into).graph
+    cache = None if args.no_cache else cache_folder()
+    graph = read_model_argument(args.model, cache, args.look_into, args.precision).graph
     output.show(_operators_table(graph), _total(graph))
     output.emit({"name": graph.name, "operators": _operators(graph)})
     return 0

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
-from graphpipe.costs.op_bytes import OpBytes
+from graphpipe.costs.op_bytes import Array, OpBytes
 from graphpipe.costs.recompute_regions import Recompute, regions
 from graphpipe.graph import Read
 
@@ -18,6 +19,8 @@ class ActivationBytes:
     """Bytes per sample of the operators of a stage."""
 
     each: OpBytes
+    samples: float = inf
+    """Of one micro-batch on one device: they share what each forward keeps once (see `OpBytes.saved_of`)."""
 
     def saved(self, ops: Iterable[str], recompute: Recompute = "none", offload: tuple[str, ...] = ()) -> float:
         """Return what the operators of a stage keep per sample in flight on its device, besides what it received.
@@ -37,7 +40,8 @@ class ActivationBytes:
         random states (5 kB of a region with dropout) and copies of buffers that a forward changes.
         """
         inside = tuple(dict.fromkeys(ops))  # in a fixed order, because sums of floats depend on it
-        return self.each.once(("saved", inside, recompute, offload), lambda: self._saved(inside, recompute, offload))
+        key = ("saved", inside, self.samples, recompute, offload)
+        return self.each.once(key, lambda: self._saved(inside, recompute, offload))
 
     def offloaded(self, ops: Iterable[str], recompute: Recompute, offload: tuple[str, ...]) -> float:
         """Return what the operators of a stage send away per sample in flight: what `saved` does not keep of them."""
@@ -48,7 +52,7 @@ class ActivationBytes:
             self.kept_by_op(inside, recompute, offload),
             [name for each in regions(inside, offload) for name in each],
         )
-        saved = dict(zip(away, self.each.saved[self.each.positions(away)].tolist(), strict=True))
+        saved = dict(zip(away, self._op_saved[self.each.positions(away)].tolist(), strict=True))
         return sum(max(0.0, count - kept[name]) for name, count in saved.items())
 
     def _saved(self, inside: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> float:
@@ -57,27 +61,30 @@ class ActivationBytes:
         if recompute == "full":
             return 0.0
         if recompute == "none" and not offload:
-            return float(self.each.saved[self.each.positions(inside)].sum())
+            return float(self._op_saved[self.each.positions(inside)].sum())
         return sum(self.kept_by_op(inside, recompute, offload).values())
 
     def kept_by_op(self, inside: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> dict[str, float]:
         """Return what each operator of a stage keeps per sample in flight (see `saved`)."""
         region_of = {name: number for number, region in enumerate(regions(inside, recompute)) for name in region}
         region_of |= {name: _AWAY for region in regions(inside, offload) for name in region}
-        saved = dict(zip(inside, self.each.saved[self.each.positions(inside)].tolist(), strict=True))
+        saved = dict(zip(inside, self._op_saved[self.each.positions(inside)].tolist(), strict=True))
         read: dict[tuple[str, str], float] = {}
         needed: dict[tuple[str, str], float] = {}
         for source, target, value, count in self.each.graph.reads:
             if source in saved and region_of.get(target) != region_of.get(source):
-                plain = target in saved and region_of.get(target, _AWAY) == _AWAY
+                stays = target in saved and region_of.get(target, _AWAY) == _AWAY
                 read[value] = max(read.get(value, 0.0), count)
-                needed[value] = max(needed.get(value, 0.0), 0.0 if plain else count)
+                needed[value] = max(needed.get(value, 0.0), 0.0 if stays else count)
+        plain = saved
+        if self.each.has_casts:
+            plain = dict(zip(inside, self.each.saved[self.each.positions(inside)].tolist(), strict=True))
         outputs = {name: [0.0, 0.0] for name in inside}
         for value, count in read.items():
             outputs[value[0]][0] += count
             outputs[value[0]][1] += needed[value]
         return {
-            name: max(0.0 if name in region_of else saved[name], needs, min(saved[name], reads))
+            name: max(0.0 if name in region_of else saved[name], needs, min(plain[name], reads))
             for name, (reads, needs) in outputs.items()
         }
 
@@ -122,6 +129,10 @@ class ActivationBytes:
         return [name for name in inside if not after[name] or not stage.issuperset(after[name])]
 
     @cached_property
+    def _op_saved(self) -> Array:
+        return self.each.saved_of(self.samples)
+
+    @cached_property
     def _reads(self) -> dict[str, list[Read]]:
         """By operator: what it reads."""
         found: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
@@ -135,5 +146,5 @@ class ActivationBytes:
         Regions are recomputed one at a time, so this is what the largest of them saves. A device runs one task at a
         time, so it needs these bytes once, for the samples of one micro-batch.
         """
-        each = (float(self.each.saved[self.each.positions(region)].sum()) for region in regions(ops, recompute))
+        each = (float(self._op_saved[self.each.positions(region)].sum()) for region in regions(ops, recompute))
         return max(each, default=0.0)

@@ -92,7 +92,8 @@ def _imported(measured: Measured, need: _Need) -> tuple[Curve, Curve, Curve]:
 
 
 def _roofline(op: Op, kind: DeviceType) -> tuple[Curve, Curve, Curve]:
-    read = op.parameter_bytes if op.work.flops_per_sample else 0.0
+    casts = 2 * op.work.saved_bytes_per_forward  # autocast writes copies of the weights, and the products read them
+    read = op.parameter_bytes + casts if op.work.flops_per_sample else 0.0
     forward = _pass(op, kind, read)
     return forward, forward, _pass(op, kind, op.parameter_bytes)
 

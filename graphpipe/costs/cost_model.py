@@ -68,8 +68,24 @@ class CostModel:
 
     @cached_property
     def activation_bytes(self) -> ActivationBytes:
-        """Bytes that stages keep between forward and backward."""
+        """Bytes that stages keep between forward and backward, for large micro-batches (see `activations`)."""
         return ActivationBytes(self.op_bytes)
+
+    def activations(self, samples: float) -> ActivationBytes:
+        """Return the bytes that stages keep between forward and backward.
+
+        Args:
+            samples: of one micro-batch on one device.
+        """
+        if not self.op_bytes.has_casts:
+            return self.activation_bytes
+        if (known := self._activations.get(samples)) is None:
+            known = self._activations[samples] = ActivationBytes(self.op_bytes, samples)
+        return known
+
+    @cached_property
+    def _activations(self) -> dict[float, ActivationBytes]:
+        return {}
 
     def stage_memory(
         self,
@@ -92,7 +108,7 @@ class CostModel:
         """
         key = ops, samples, recompute, state, degree, offload
         if (known := self._stage_memory.get(key)) is None:
-            activations = self.activation_bytes
+            activations = self.activations(samples)
             offloaded = activations.offloaded(ops, recompute, offload)
             temporary = float(self.op_bytes.temporary(samples)[self.positions(ops)].max())
             known = self._stage_memory[key] = StageMemory(

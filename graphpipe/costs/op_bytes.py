@@ -119,6 +119,26 @@ class OpBytes:
         each = np.array([op.work.saved_bytes_per_sample for op in self.graph.ops]) + np.array(loss)
         return each * np.array([self.largest_load[op.name] for op in self.graph.ops])
 
+    def saved_of(self, samples: Array | float) -> Array:
+        """Return `saved` with what each forward keeps besides, shared out over its samples.
+
+        Args:
+            samples: of one micro-batch on one device; or an array of them, whose last dimensions the result has too.
+        """
+        every = (-1, *[1] * np.ndim(samples))
+        saved = self.saved.reshape(every)
+        return saved + self.saved_by_forward.reshape(every) / samples if self.has_casts else saved
+
+    @cached_property
+    def has_casts(self) -> bool:
+        """Whether a forward keeps something that does not depend on its samples (under autocast)."""
+        return bool(self.saved_by_forward.any())
+
+    @cached_property
+    def saved_by_forward(self) -> Array:
+        """Bytes that each operator keeps per micro-batch in flight, besides those of the samples."""
+        return np.array([op.work.saved_bytes_per_forward if self.trains else 0.0 for op in self.graph.ops])
+
     @cached_property
     def largest_load(self) -> dict[str, float]:
         """The largest load of a sample, by operator."""

@@ -48,7 +48,7 @@ class TaskMemory:
         if not each.has_temporaries:
             return TaskMemory()
         inside, graph = frozenset(ops), each.graph
-        held = _Activations.of(each, tuple(ops), recompute, offload)
+        held = _Activations.of(each, tuple(ops), samples, recompute, offload)
         again = samples * held.largest_region
         forward, first, backward = 0.0, -again, -again
         freed = grown = 0.0  # bytes that later operators keep, and bytes of their parameters' gradients
@@ -91,13 +91,15 @@ class _Activations:
     """The most that a region saves."""
 
     @staticmethod
-    def of(each: OpBytes, ops: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> "_Activations":
+    def of(
+        each: OpBytes, ops: tuple[str, ...], samples: float, recompute: Recompute, offload: tuple[str, ...]
+    ) -> "_Activations":
         """Return the activations of a stage. A stage that recomputes in full holds in its backward what others keep."""
-        saved = dict(zip(ops, each.saved[each.positions(ops)].tolist(), strict=True))
+        activations = ActivationBytes(each, samples)
+        saved = dict(zip(ops, each.saved_of(samples)[each.positions(ops)].tolist(), strict=True))
         nothing = dict.fromkeys(ops, 0.0)
         if isinstance(recompute, str):
             return _Activations(kept=saved, repeated=nothing, dropped=nothing, largest_region=0.0)
-        activations = ActivationBytes(each)
         kept = activations.kept_by_op(ops, recompute, offload)
         again = {name: number for number, region in enumerate(regions(ops, recompute)) for name in region}
         return _Activations(

@@ -3,7 +3,19 @@
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.graph.import_piper import read_piper
 from graphpipe.graph.op_split import OpSplit, SplitBranch
-from graphpipe.graph.operator import Edge, EdgeValue, Input, Measured, Op, Origin, Read, Shared, Work
+from graphpipe.graph.operator import (
+    PRECISIONS,
+    Edge,
+    EdgeValue,
+    Input,
+    Measured,
+    Op,
+    Origin,
+    Precision,
+    Read,
+    Shared,
+    Work,
+)
 from graphpipe.graph.operator_graph import Graph
 from graphpipe.graph.parameter_slice import ParameterSlice, parameter_of
 from graphpipe.graph.series_parallel import decompose
@@ -11,6 +23,7 @@ from graphpipe.graph.split_operators import find_split, split_ops, splittable, w
 from graphpipe.graph.tree import Leaf, Parallel, Series
 
 __all__ = [
+    "PRECISIONS",
     "Edge",
     "EdgeValue",
     "Graph",
@@ -22,6 +35,7 @@ __all__ = [
     "Origin",
     "Parallel",
     "ParameterSlice",
+    "Precision",
     "Read",
     "Series",
     "Shared",

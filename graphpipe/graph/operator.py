@@ -1,11 +1,15 @@
 """The values that a graph consists of: operators, edges, shared parameters and inputs."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import ConfigDict
 
 from graphpipe.graph.op_split import OpSplit
+
+Precision = Literal["fp32", "bf16", "fp16"]
+"""Of forwards: the dtypes of the model, or those of torch's autocast to bfloat16 or float16."""
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,9 @@ class Work:
     """Bytes the forward pass reads from and writes to device memory, without parameters."""
     saved_bytes_per_sample: float = 0.0
     """Bytes the forward pass keeps for the backward pass (unique storages, without parameters)."""
+    saved_bytes_per_forward: float = 0.0
+    """Bytes the forward pass keeps for the backward pass besides, however many samples it has: the copies of weights
+    that autocast makes."""
     kernels: int = 1
     """Kernel launches of the forward pass."""
 
@@ -153,3 +160,6 @@ class Origin:
     """Which entries of the forward's result are the model's output; empty for all of it."""
     split_ops: tuple[OpSplit, ...] = ()
     """Operators that were split after the capture, in order."""
+    precision: Precision | None = None
+    """Of the forwards whose bytes the graph counts. None, as in files of earlier versions: the dtypes of the model are
+    counted, and a run may have any precision."""

@@ -149,7 +149,7 @@ def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a graph as fingerprints use it.
 
     What can be split follows from the rest of the model, and so do the values on edges. Graphs of schema version 1 did
-    not say these, nor what was split.
+    not say these, nor what was split, nor for which precision they were captured.
     """
     found = graph | {key: [_without(each, *left_out) for each in graph[key]] for key, left_out in _FOLLOWS.items()}
     if graph.get("origin"):
@@ -157,8 +157,16 @@ def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
             split | {"branches": [_without(branch, "value") for branch in split["branches"]]}
             for split in graph["origin"].get("split_ops", ())
         ]
-        found["origin"] = _without(graph["origin"], "split_ops") | ({"split_ops": splits} if splits else {})
+        plain = ("precision",) if graph["origin"].get("precision") in (None, "fp32") else ()
+        found["origin"] = _without(graph["origin"], "split_ops", *plain) | ({"split_ops": splits} if splits else {})
+    found["ops"] = [_without_default_work(op) for op in found["ops"]]
     return found
+
+
+def _without_default_work(op: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(work := op.get("work"), dict) or work.get("saved_bytes_per_forward"):
+        return op
+    return op | {"work": _without(work, "saved_bytes_per_forward")}
 
 
 def _without(body: dict[str, Any], *left_out: str) -> dict[str, Any]:
@@ -265,6 +273,7 @@ def _check_costs(op: Op) -> None:
         "work.flops_per_sample": op.work.flops_per_sample,
         "work.traffic_bytes_per_sample": op.work.traffic_bytes_per_sample,
         "work.saved_bytes_per_sample": op.work.saved_bytes_per_sample,
+        "work.saved_bytes_per_forward": op.work.saved_bytes_per_forward,
         "work.kernels": op.work.kernels,
     }
     if op.measured is not None:

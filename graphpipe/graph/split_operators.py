@@ -108,8 +108,14 @@ def _work_of_part(whole: Op, split: OpSplit, number: int) -> Work:
         flops_per_sample=share * split.flops_per_sample,
         traffic_bytes_per_sample=branch.bytes_per_sample + outputs,
         saved_bytes_per_sample=branch.bytes_per_sample if saves else 0.0,
+        saved_bytes_per_forward=share * _cast_bytes(work, split) if branch.source is not None else 0.0,
         kernels=1,
     )
+
+
+def _cast_bytes(work: Work, split: OpSplit) -> float:
+    # Autocast copies a weight in half as many bytes, and the backward needs the copy for the gradient of the input.
+    return min(work.saved_bytes_per_forward, split.weight_bytes / 2)
 
 
 def _rest(whole: Op, split: OpSplit) -> Op:
@@ -139,6 +145,7 @@ def _work_of_rest(work: Work, split: OpSplit) -> Work:
         flops_per_sample=work.flops_per_sample - split.flops_per_sample,
         traffic_bytes_per_sample=max(0.0, work.traffic_bytes_per_sample - gone) + added,
         saved_bytes_per_sample=max(0.0, work.saved_bytes_per_sample - (inputs if split.by == "inputs" else 0.0)),
+        saved_bytes_per_forward=work.saved_bytes_per_forward - _cast_bytes(work, split),
         kernels=max(0, work.kernels - kernels[0]) + kernels[1],
     )
 

@@ -60,22 +60,23 @@ def _sent_away(plan: PlanFields, stage: Stage) -> float:
     """Return the bytes per sample in flight that offloaded operators of a stage save and do not keep."""
     inside, recompute = set(stage.ops), () if isinstance(stage.recompute, str) else stage.recompute
     away = [op for op in stage.ops if submodule(op, stage.offload)]
-    kept = {op: _kept_bytes(plan, op, inside, recompute, stage.offload) for op in away}
-    return sum(max(0.0, _saved_bytes(plan, op) - kept[op]) for op in away)
+    replica = stage.micro_batch / stage.degree
+    kept = {op: _kept_bytes(plan, op, inside, replica, recompute, stage.offload) for op in away}
+    return sum(max(0.0, _saved_with_casts(plan, op, replica) - kept[op]) for op in away)
 
 
 def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     """Return the bytes on each device with all samples in flight, and the bytes held only while a task runs."""
-    inside = set(stage.ops)
-    saved = sum(_saved_bytes(plan, op) for op in stage.ops)
+    inside, replica = set(stage.ops), stage.micro_batch / stage.degree
+    saved = sum(_saved_with_casts(plan, op, replica) for op in stage.ops)
     recomputed = 0.0
     if stage.recompute == "full":
         saved, recomputed = 0.0, saved
     elif stage.recompute != "none" or stage.offload:
         names = () if stage.recompute == "none" else stage.recompute
-        saved = sum(_kept_bytes(plan, name, inside, names, stage.offload) for name in stage.ops)
-        recomputed = max((_saved_under(plan, name, inside) for name in names), default=0.0)
-    replica, in_flight = stage.micro_batch / stage.degree, stage.in_flight / stage.degree
+        saved = sum(_kept_bytes(plan, name, inside, replica, names, stage.offload) for name in stage.ops)
+        recomputed = max((_saved_under(plan, name, inside, replica) for name in names), default=0.0)
+    in_flight = stage.in_flight / stage.degree
     once = replica * recomputed + _temporary_bytes(plan, inside, replica)
     # Of what is offloaded, the device holds the share of the micro-batch in work, and of one that comes or goes.
     visiting = min(in_flight, 2 * replica) * _sent_away(plan, stage) if stage.offload else 0.0
@@ -181,6 +182,11 @@ def _saved_bytes(plan: PlanFields, op: str) -> float:
     return (plan.graph[op].work.saved_bytes_per_sample + loss) * _most_load(plan, op)
 
 
+def _saved_with_casts(plan: PlanFields, op: str, replica: float) -> float:
+    """Return the same with the copies of weights that each forward keeps, shared out over its samples."""
+    return _saved_bytes(plan, op) + plan.graph[op].work.saved_bytes_per_forward / replica
+
+
 def _most_load(plan: PlanFields, op: str) -> float:
     """Return the largest load that a sample is for an operator; 1 if its load is not declared."""
     declared = [zip(load.loads, load.shares, strict=True) for load in plan.costs.loads if op in load.ops]
@@ -205,7 +211,12 @@ def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> floa
 
 
 def _kept_bytes(
-    plan: PlanFields, op: str, inside: set[str], recompute: tuple[str, ...], offload: tuple[str, ...]
+    plan: PlanFields,
+    op: str,
+    inside: set[str],
+    replica: float,
+    recompute: tuple[str, ...],
+    offload: tuple[str, ...],
 ) -> float:
     """Return the bytes per sample that an operator keeps in a stage that recomputes or offloads some submodules."""
     saved, home = _saved_bytes(plan, op), submodule(op, recompute)
@@ -225,11 +236,12 @@ def _kept_bytes(
             into = (read, needed) if there and not home else ()
         for values in into:
             values |= {value: max(values.get(value, 0.0), count) for *_, value, count in edge.reads}
-    return max(0.0 if home or away else saved, sum(needed.values()), min(saved, sum(read.values())))
+    own = 0.0 if home or away else _saved_with_casts(plan, op, replica)
+    return max(own, sum(needed.values()), min(saved, sum(read.values())))
 
 
-def _saved_under(plan: PlanFields, name: str, inside: set[str]) -> float:
-    return sum(_saved_bytes(plan, op) for op in inside if submodule(op, (name,)))
+def _saved_under(plan: PlanFields, name: str, inside: set[str], replica: float) -> float:
+    return sum(_saved_with_casts(plan, op, replica) for op in inside if submodule(op, (name,)))
 
 
 def submodule(op: str, names: tuple[str, ...]) -> str:

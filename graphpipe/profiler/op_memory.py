@@ -13,7 +13,9 @@ from graphpipe.profiler.live_bytes import LiveBytes
 from graphpipe.profiler.op_runs import OpRun
 
 
-def temporaries(run: OpRun, batch_sizes: Iterable[int], saved_bytes_per_sample: float) -> Temporaries:
+def temporaries(
+    run: OpRun, batch_sizes: Iterable[int], saved_bytes_per_sample: float, saved_bytes_per_forward: float = 0.0
+) -> Temporaries:
     """Return the temporary memory of an operator, exact at the batch sizes and linear between them.
 
     Args:
@@ -21,13 +23,14 @@ def temporaries(run: OpRun, batch_sizes: Iterable[int], saved_bytes_per_sample: 
         batch_sizes: numbers of samples to measure at; those that the operator refuses are left out.
         saved_bytes_per_sample: what the operator itself saves for its backward. If the operator ends in the loss, the
             rest of what is saved belongs to the loss function.
+        saved_bytes_per_forward: what it saves besides, however many samples it has.
     """
     found: dict[int, _Memory] = {}
     for samples in sorted({*batch_sizes}):
         # Batch normalisation refuses one sample. If an operator refuses all sizes, the timing reports it.
         with suppress(RuntimeError, ValueError):
             found[samples] = _measure(run, samples)
-    saved = found[max(found)].saved / max(found) if found else 0.0
+    saved = (found[max(found)].saved - saved_bytes_per_forward) / max(found) if found else 0.0
     return Temporaries(
         forward=_through({samples: memory.forward for samples, memory in found.items()}),
         backward=_through({samples: memory.backward for samples, memory in found.items()}),

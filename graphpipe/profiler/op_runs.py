@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
-from graphpipe.graph import Graph
+from graphpipe.graph import Graph, Precision
+from graphpipe.model.autocast import autocast_context
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.split.split import build_stages
 from graphpipe.model.stage_program import StageProgram
@@ -92,8 +93,9 @@ def op_runs(
     reads = [_reads(program) for program in programs]
     for position, (name, original) in enumerate(zip(graph.order, programs, strict=True)):
         program = original.replicate()  # the user's parameters, gradients and buffers stay untouched
-        yield _run(graph, name, program, {value: values[value] for value in reads[position]}, criterion)
-        with torch.no_grad():
+        inputs = {value: values[value] for value in reads[position]}
+        yield _run(graph, name, program, inputs, criterion, captured.precision)
+        with torch.no_grad(), autocast_context(captured.precision, _device(inputs)):
             sent, _ = program({value: values[value].clone() for value in reads[position]})
         later = set().union(*reads[position + 1 :])
         values = {value: tensor for value, tensor in (values | sent).items() if value in later}
@@ -119,7 +121,12 @@ def _reads(program: StageProgram) -> set[str]:
 
 
 def _run(
-    graph: Graph, name: str, program: StageProgram, inputs: dict[str, Tensor], criterion: Criterion | None
+    graph: Graph,
+    name: str,
+    program: StageProgram,
+    inputs: dict[str, Tensor],
+    criterion: Criterion | None,
+    precision: Precision,
 ) -> OpRun:
     last = criterion if program.is_output else None
     inputs = inputs | (last.rows() if last else {})
@@ -127,7 +134,7 @@ def _run(
     parameters = tuple(parameter for parameter in program.module.parameters() if parameter.requires_grad)
     return OpRun(
         op=name,
-        call=partial(_call, program, last),
+        call=partial(_call, program, last, precision),
         inputs=inputs,
         differentiable=frozenset(spec.name for spec in received if spec.requires_grad),
         parameters=parameters,
@@ -138,9 +145,16 @@ def _run(
     )
 
 
-def _call(program: StageProgram, criterion: Criterion | None, values: dict[str, Tensor]) -> list[Tensor]:
-    sent, output = program(values)
-    return [*sent.values(), *(_tensors(output) if criterion is None else [criterion.loss(output, values)])]
+def _call(
+    program: StageProgram, criterion: Criterion | None, precision: Precision, values: dict[str, Tensor]
+) -> list[Tensor]:
+    with autocast_context(precision, _device(values)):
+        sent, output = program(values)
+        return [*sent.values(), *(_tensors(output) if criterion is None else [criterion.loss(output, values)])]
+
+
+def _device(values: Mapping[str, Tensor]) -> torch.device | str:
+    return next((each.device for each in values.values()), "cpu")
 
 
 def _tensors(output: object) -> list[Tensor]:

@@ -54,7 +54,7 @@ def profile(
     If each rank has one core or less, copies of this process compute at the same time, one for each other rank.
 
     Parameters, gradients, buffers, modes and random state of the model do not change. It runs in its present mode
-    (train or eval) and on its present device.
+    (train or eval), on its present device, and in the precision that its graph was captured for.
 
     Args:
         model: a module with real weights.
@@ -90,7 +90,8 @@ def profile(
         sizes = sorted(set(batch_sizes))
         copies = _copies(cluster, threads, trainable)
         devices = sorted({str(each.device) for each in trainable})
-        known = KnownCosts(cache, [device_type, sizes, threads, copies, devices, effort.amounts], loss_fn)
+        precision = [] if captured.precision == "fp32" else [captured.precision]
+        known = KnownCosts(cache, [device_type, sizes, threads, copies, devices, effort.amounts, *precision], loss_fn)
 
         def runs() -> Iterable[OpRun]:
             return op_runs(model, captured, cluster, values, criterion)
@@ -139,8 +140,9 @@ def _with_memory(
     for run in runs:
         if run.signature not in found:
             row = known.row(run)
-            saved = graph[run.op].work.saved_bytes_per_sample
-            found[run.signature] = row.temporaries if row and row.temporaries else temporaries(run, batch_sizes, saved)
+            measured, work = row.temporaries if row else None, graph[run.op].work
+            saved = work.saved_bytes_per_sample, work.saved_bytes_per_forward
+            found[run.signature] = measured or temporaries(run, batch_sizes, *saved)
         memory[run.op] = found[run.signature]
         if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != each.signature for each in samples):
             samples.append(run)

@@ -21,6 +21,7 @@ from graphpipe.planners.by_hand import load_hand_plan
 from graphpipe.planners.choose_splits import parse_split
 from graphpipe.plans import Plan
 from graphpipe.profiler.profile import profile
+from graphpipe.run.device.precision import check_planned_precision
 from graphpipe.simulator import predict
 from graphpipe.training.config.optimizers import build_optimizer
 from graphpipe.training.config.settings import TrainConfig
@@ -55,7 +56,7 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         stages_per_device=settings.stages_per_device,
     )
     with waiting("capturing the model"):
-        captured = cached_capture(task.module, task.example_inputs, _cache(config))
+        captured = cached_capture(task.module, task.example_inputs, _cache(config), precision=config.train.precision)
     costs = _costs(config, task, captured, cluster, tell)
     if settings.loads:
         costs = replace(costs, loads=declare_loads(captured.graph, parse_loads(settings.loads)))
@@ -134,6 +135,7 @@ def use_plan(config: TrainConfig, task: Task, given: Plan | str | Path) -> tuple
             where=where,
             remedy=f"Plan again, or set train.batch_size={plan.batch_size}.",
         )
+    check_planned_precision(plan, config.train.precision, where="train.precision")
     warn_of_units(plan.cost_model, where)
     with waiting("capturing the model"):
         captured = cached_capture_for(task.module, task.example_inputs, plan.graph, _cache(config))

@@ -83,6 +83,10 @@ def test_precision_and_engine_come_from_the_configuration(run: Run, config: Path
 
     whole = losses()
     half = losses("train.precision=bf16", "train.engine=fsdp2")
+    plan = "runs/tiny-2/plan.json"
+    refused = run("train", config, "train.steps=1", "--plan", plan)
+    assert refused.code == 2
+    assert "train.precision: is fp32, but the plan counts the memory and messages of bf16." in refused.err
     assert half == pytest.approx(whole, rel=0.05)
     assert half != pytest.approx(whole, rel=1e-5)
 

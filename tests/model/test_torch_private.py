@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from graphpipe.model.torch_private import (
+    CONVERSION,
+    DispatchMode,
     answering,
     call_directly,
     current_backward_node,
@@ -205,6 +207,20 @@ def test_norms_and_the_flat_vector_of_tensors_of_several_dtypes() -> None:
     assert flat_vector(tensors).tolist() == [3.0, 4.0, 2.0, 1.0]
     strided = torch.arange(6.0).reshape(2, 3).T
     assert flat_vector([strided, torch.tensor([7.0])]).tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 7.0]
+
+
+def test_autocast_converts_weights_by_one_operation() -> None:
+    class Seen(DispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            converted.extend([memory_key(args[0])] if func is CONVERSION else [])
+            return func(*args, **(kwargs or {}))
+
+    converted: list[int] = []
+    layer = nn.Linear(2, 3)
+    with Seen(), torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(layer(torch.ones(1, 2)).sum(1, keepdim=True).expand(1, 2))
+    weights = [memory_key(each) for each in layer.parameters()]
+    assert sorted(each for each in converted if each in weights) == sorted(weights)  # once per forward
 
 
 OPTIMIZERS = """

@@ -1,7 +1,7 @@
 """Operators and edges of a captured graph, from groups of nodes."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, fx, nn
@@ -54,12 +54,13 @@ def build_ops(
     where = {node: name for name, group in zip(names, groups, strict=True) for node in group}
     crossing = _crossing(model, groups, where)
     sent = {value: None for values in crossing.values() for value in values}
-    saved = _saved_bytes(model, groups)
+    saved = _saved_bytes(model, groups, lambda reading: reading.saved)
+    casts = _saved_bytes(model, groups, lambda reading: reading.saved_casts)
     several = {name for name, count in Counter(where[value] for value in sent).items() if count > 1}
     ops: list[Op] = []
     for name, group in zip(names, groups, strict=True):
         own = [value for value in sent if where[value] == name]
-        op = _op(model, name, group, whole_batch, saved[name], own)
+        op = _op(model, name, group, whole_batch, (saved[name], casts[name]), own)
         ops.append(replace(op, without_gradient=_without_gradient(model, group, own, listed=name in several)))
     edges = [
         _edge(model, source, target, values, listed=source in several) for (source, target), values in crossing.items()
@@ -132,7 +133,9 @@ def _crossing(
     return crossing
 
 
-def _saved_bytes(model: MeasuredModel, groups: Groups) -> dict[str, float]:
+def _saved_bytes(
+    model: MeasuredModel, groups: Groups, saved_by: Callable[[Reading], Mapping[int, float]]
+) -> dict[str, float]:
     # Each piece of memory counts once: for the operator that made it, or else for the first operator that saves it.
     names = group_names(model, groups)
     readings = [[model.readings[node] for node in _with_duplicated(model, group)] for group in groups]
@@ -143,7 +146,7 @@ def _saved_bytes(model: MeasuredModel, groups: Groups) -> dict[str, float]:
     saved = dict.fromkeys(names, 0.0)
     counted: set[int] = set()
     for name, group in zip(names, readings, strict=True):
-        for key, count in ((key, count) for reading in group for key, count in reading.saved.items()):
+        for key, count in ((key, count) for reading in group for key, count in saved_by(reading).items()):
             if key not in counted:
                 counted.add(key)
                 saved[makers.get(key, name)] += count
@@ -159,7 +162,7 @@ def _op(
     name: str,
     group: Sequence[fx.Node],
     whole_batch: Collection[str],
-    saved: float,
+    saved: tuple[float, float],
     sent: list[fx.Node],
 ) -> Op:
     nodes = _with_duplicated(model, group)
@@ -177,7 +180,8 @@ def _op(
         work=Work(
             flops_per_sample=sum(reading.flops for reading in readings) / SAMPLES[1],
             traffic_bytes_per_sample=sum(reading.traffic_bytes for reading in readings) / SAMPLES[1],
-            saved_bytes_per_sample=saved / SAMPLES[1],
+            saved_bytes_per_sample=saved[0] / SAMPLES[1],
+            saved_bytes_per_forward=saved[1],
             kernels=sum(reading.kernels for reading in readings),
         ),
         model_inputs=tuple(input_name for input_name, node in model.module_graph.inputs.items() if node in read),

@@ -9,7 +9,8 @@ from typing import Literal
 from torch import fx, nn
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.graph import Graph, Input, Origin
+from graphpipe.graph import Graph, Input, Origin, Precision
+from graphpipe.model.autocast import check_precision
 from graphpipe.model.capture.build_ops import (
     MeasuredModel,
     build_ops,
@@ -63,6 +64,11 @@ class Captured:
     nodes: Mapping[str, tuple[fx.Node, ...]]
     """Nodes of each operator, in order of execution, without duplicated nodes."""
 
+    @property
+    def precision(self) -> Precision:
+        """Of the forwards that it was captured for."""
+        return (self.graph.origin and self.graph.origin.precision) or "fp32"
+
 
 def capture(
     module: nn.Module,
@@ -74,6 +80,7 @@ def capture(
     method: Method = "auto",
     arguments: Mapping[str, bool | int | float | str] | None = None,
     outputs: Sequence[str] = (),
+    precision: Precision = "fp32",
 ) -> Graph:
     """Return the operator graph of a module: calls of its submodules, joined by the glue in between.
 
@@ -93,10 +100,12 @@ def capture(
             of `transformers` is switched off by default.
         outputs: for a forward that returns a dict (or a dataclass of Hugging Face), the entries to return as a dict.
             What only the other entries need is never computed. By default the whole output is returned.
+        precision: of the forwards in training. With `bf16` or `fp16`, the graph counts what autocast saves and sends.
 
     Raises:
         InvalidInput: unusable inputs, an unknown submodule or output, or a forward that cannot be traced (and why).
     """
+    check_precision(precision)
     origin = Origin(
         method=method,
         split=tuple(split),
@@ -104,6 +113,7 @@ def capture(
         whole_batch=tuple(whole_batch),
         arguments=tuple({**without_cache(module), **(arguments or {})}.items()),
         outputs=tuple(outputs),
+        precision=precision,
     )
     return capture_nodes(module, example_inputs, origin).graph
 
@@ -166,7 +176,7 @@ def _capture_by(
     method: Method, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, compare_modes: bool
 ) -> Captured:
     traced, origin = trace(module, inputs, replace(origin, method=method), compare_modes=compare_modes)
-    return capture_measured(module, inputs, origin, measure(traced, inputs))
+    return capture_measured(module, inputs, origin, measure(traced, inputs, origin.precision))
 
 
 def trace(
@@ -189,22 +199,23 @@ def trace(
     return Traced(mode, fake, module_graph), origin
 
 
-def measure(traced: Traced, inputs: tuple[Input, ...]) -> MeasuredModel:
+def measure(traced: Traced, inputs: tuple[Input, ...], precision: Precision | None = None) -> MeasuredModel:
     """Return a traced module with the shapes and the work of its nodes.
 
     Args:
         traced: the module's graph.
         inputs: of that graph.
+        precision: of the forwards.
 
     Raises:
         InvalidInput: a forward cannot run on fake tensors.
     """
     graph = traced.module_graph.graph
     with traced.mode, quiet():
-        readings = _readings(traced.module_graph, traced.fake, inputs)
+        readings = _readings(traced, inputs, precision)
         values = crossing_values(graph, readings)
         if put_samples_in_front(graph, join_uncuttable(graph, values, stateful(traced.fake)), values, readings):
-            readings = _readings(traced.module_graph, traced.fake, inputs)
+            readings = _readings(traced, inputs, precision)
             values = crossing_values(graph, readings)
     return MeasuredModel(
         module_graph=traced.module_graph,
@@ -276,10 +287,10 @@ def _captured(
     )
 
 
-def _readings(module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[Input, ...]) -> Mapping[fx.Node, Reading]:
+def _readings(traced: Traced, inputs: tuple[Input, ...], precision: Precision | None) -> Mapping[fx.Node, Reading]:
     try:
-        return propagate_shapes(module_graph, fake, inputs)
+        return propagate_shapes(traced.module_graph, traced.fake, inputs, precision)
     except InvalidInput:
         raise
     except Exception as error:
-        raise cannot_trace(fake, error) from error
+        raise cannot_trace(traced.fake, error) from error

@@ -18,6 +18,8 @@ class Reading:
     kernels: int = 0
     saved: dict[int, float] = field(default_factory=dict[int, float])
     """Bytes saved for the backward pass, by memory key; without parameters."""
+    saved_casts: dict[int, float] = field(default_factory=dict[int, float])
+    """The same of copies of parameters that autocast has made, which do not depend on the samples."""
     made: set[int] = field(default_factory=set[int])
     """Keys of the memory that the node allocated or returned."""
     shape: tuple[int, ...] | None = None
@@ -34,7 +36,8 @@ class Reading:
     def placed(self, place: Callable[[int], int]) -> "Reading":
         """Return this reading for other memory, given the key for each key."""
         saved = {place(key): count for key, count in self.saved.items()}
-        return replace(self, saved=saved, made={place(key) for key in self.made})
+        casts = {place(key): count for key, count in self.saved_casts.items()}
+        return replace(self, saved=saved, saved_casts=casts, made={place(key) for key in self.made})
 
     @property
     def bytes_per_sample(self) -> float:

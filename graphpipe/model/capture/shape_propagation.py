@@ -10,7 +10,8 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Input
+from graphpipe.graph import Input, Precision
+from graphpipe.model.autocast import DTYPES, autocast_context
 from graphpipe.model.capture.call_readings import CallReadings
 from graphpipe.model.capture.module_graph.calls.data_flow import Decisions
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
@@ -19,6 +20,7 @@ from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.inputs import blank
 from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
 from graphpipe.model.torch_private import (
+    CONVERSION,
     FLASH_ATTENTION_ON_CPU,
     GROUPED_PRODUCT,
     DispatchMode,
@@ -30,14 +32,22 @@ from graphpipe.model.torch_private import (
 )
 
 
-def propagate_shapes(module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[Input, ...]) -> dict[fx.Node, Reading]:
+def propagate_shapes(
+    module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[Input, ...], precision: Precision | None = None
+) -> dict[fx.Node, Reading]:
     """Return a reading of every node; must be called in a fake mode.
+
+    Args:
+        module_graph: of the module.
+        fake: the module on fake tensors, which are on the CPU: autocast chooses dtypes as it does there.
+        inputs: of the model.
+        precision: of the forwards.
 
     Raises:
         Exception: any error of a submodule on fake tensors.
     """
     structures = Structures(fake)
-    few, many = (_decided_run(module_graph, fake, blank(inputs, samples), structures) for samples in SAMPLES)
+    few, many = (_decided_run(module_graph, fake, blank(inputs, samples), structures, precision) for samples in SAMPLES)
     for node, reading in many.items():
         if not all(map(_is_known, (*(few[node].shape or ()), *(reading.shape or ())))):
             continue
@@ -61,16 +71,20 @@ def _sample_shape(few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> 
 
 
 def _decided_run(
-    module_graph: ModuleGraph, fake: nn.Module, inputs: Mapping[str, Tensor], structures: Structures
+    module_graph: ModuleGraph,
+    fake: nn.Module,
+    inputs: Mapping[str, Tensor],
+    structures: Structures,
+    precision: Precision | None,
 ) -> dict[fx.Node, Reading]:
     # Truth values in tensors that glue hands to calls count as true, or as false if calls then raise an error.
     decisions = Decisions(answer=True)
     try:
-        return _run(module_graph, fake, inputs, structures, decisions)
+        return _run(module_graph, fake, inputs, structures, decisions, precision)
     except Exception:
         if not decisions.count:
             raise
-        return _run(module_graph, fake, inputs, structures, Decisions(answer=False))
+        return _run(module_graph, fake, inputs, structures, Decisions(answer=False), precision)
 
 
 def _run(
@@ -79,6 +93,7 @@ def _run(
     inputs: Mapping[str, Tensor],
     structures: Structures,
     decided: Decisions,
+    precision: Precision | None,
 ) -> dict[fx.Node, Reading]:
     names = {node: name for name, node in module_graph.inputs.items()}
     values: dict[fx.Node, Any] = {}
@@ -86,10 +101,11 @@ def _run(
     state = {memory_key(tensor) for tensor in [*fake.parameters(), *fake.buffers()]}
     given = {memory_key(tensor) for tensor in inputs.values()}
     alive: list[Tensor] = []  # a memory key is unique only while its tensor is alive
+    casts: set[int] | None = set() if precision in DTYPES else None
     calls = CallReadings(module=fake, outside=state | given, structures=structures)
 
     def run_with(node: fx.Node, decisions: Decisions) -> tuple[Any, Reading]:
-        meter = _Meter(state, given, alive, decisions)
+        meter = _Meter(state, given, casts, alive, decisions)
         with handle_saved_tensors(meter), meter, answering(decisions.decide):
             value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph)
         return value, meter.reading(value)
@@ -99,7 +115,8 @@ def _run(
             return run_with(node, decided)
         return _costliest(partial(run_with, node))
 
-    with torch.enable_grad():
+    # Autocast keeps its copies of weights until the context ends, so each run has its own.
+    with torch.enable_grad(), autocast_context(precision, "cpu"):
         for node in module_graph.graph.nodes:
             if node.op == "call_module":
                 arguments = map_arg((node.args, node.kwargs), lambda other: values[other])
@@ -158,13 +175,16 @@ def attribute(module: nn.Module, target: Any) -> Any:
 
 class _Meter(DispatchMode):
     # Counts the work of one node's kernels. `state` has the memory keys of parameters and buffers, `given` those of the
-    # model inputs.
+    # model inputs, and `casts` those of the copies of parameters that autocast has made. Without autocast it is None.
 
-    def __init__(self, state: set[int], given: set[int], alive: list[Tensor], decisions: Decisions) -> None:
+    def __init__(
+        self, state: set[int], given: set[int], casts: set[int] | None, alive: list[Tensor], decisions: Decisions
+    ) -> None:
         super().__init__()
         self.decisions = decisions
         self.state = state
         self.given = given
+        self.casts = casts
         self.alive = alive
         self.result = Reading()
 
@@ -174,11 +194,17 @@ class _Meter(DispatchMode):
         if func.namespace != "aten" or is_view(func):
             return result
         outputs = [item for item in flatten(result)[0] if isinstance(item, Tensor)]
-        if outputs:
+        if self.casts is not None and func is CONVERSION and memory_key(args[0]) in self.state:
+            self.result.kernels += 1
+            self.casts.update(map(memory_key, outputs))
+            self.result.made.update(map(memory_key, outputs))
+            self.alive += outputs
+        elif outputs:
             operands = [item for item in flatten((args, kwargs))[0] if isinstance(item, Tensor)]
+            held = self.state | (self.casts or set[int]())
             self.result.kernels += 1
             self.result.traffic_bytes += sum(map(_bytes, outputs))
-            self.result.traffic_bytes += sum(_bytes(item) for item in operands if memory_key(item) not in self.state)
+            self.result.traffic_bytes += sum(_bytes(item) for item in operands if memory_key(item) not in held)
             self.result.made.update(map(memory_key, outputs))
             self.alive += outputs
             self.result.flops += _flops(func, args, kwargs, result)
@@ -188,7 +214,9 @@ class _Meter(DispatchMode):
         tensor = saved.tensor
         assert tensor is not None
         key = memory_key(tensor)
-        if key not in self.state | self.given:
+        if key in (self.casts or ()):
+            self.result.saved_casts[key] = float(tensor.untyped_storage().nbytes())
+        elif key not in self.state | self.given:
             self.alive.append(tensor)
             self.result.saved[key] = guessed(tensor.untyped_storage().nbytes(), SAMPLES[1])
 

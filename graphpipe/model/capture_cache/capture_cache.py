@@ -16,7 +16,7 @@ from torch import nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import keep_newest, make_private
-from graphpipe.graph import Graph, Origin
+from graphpipe.graph import Graph, Origin, Precision
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.model_key import model_key
@@ -31,7 +31,12 @@ _GRAPH, _CAPTURE = "graph.json", "capture.json"
 
 
 def cached_capture(
-    module: nn.Module, example_inputs: Inputs, folder: Path | None, *, split: Sequence[str] = ()
+    module: nn.Module,
+    example_inputs: Inputs,
+    folder: Path | None,
+    *,
+    split: Sequence[str] = (),
+    precision: Precision = "fp32",
 ) -> Captured:
     """Return the capture of a model, from the cache if it is there; otherwise capture the model and keep the capture.
 
@@ -40,11 +45,12 @@ def cached_capture(
         example_inputs: as for `capture`.
         folder: the cache (see `cache_folder`). None: the model is captured, and nothing is kept.
         split: as for `capture`.
+        precision: as for `capture`.
 
     Raises:
         InvalidInput: as `capture`.
     """
-    origin = Origin(method="auto", split=tuple(split))
+    origin = Origin(method="auto", split=tuple(split), precision=precision)
     entry = _entry(module, example_inputs, folder, origin)
     if entry and (known := read_entry(entry)):
         warn_of_unregistered_layers(module)
@@ -64,7 +70,8 @@ def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, 
     Raises:
         InvalidInput: as `capture_for`.
     """
-    origin = Origin(method="auto", split=() if graph.origin is None else graph.origin.split)
+    made = graph.origin or Origin(method="auto")
+    origin = Origin(method="auto", split=made.split, precision=made.precision or "fp32")
     entry = _entry(module, example_inputs, folder, origin)
     if entry and (known := read_entry(entry)):
         with suppress(InvalidInput):  # a split that this model does not allow, as `capture_for` explains

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, Input, Origin
+from graphpipe.graph import Graph, Input, Origin, Precision
+from graphpipe.model.autocast import check_precision
 from graphpipe.model.capture.capture import Captured, Traced, capture_measured, measure, trace
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
 from graphpipe.model.inputs import describe, input_names, name_inputs
@@ -82,6 +83,7 @@ def from_transformers(
     whole_batch: Sequence[str] = (),
     split: Sequence[str] = (),
     opaque: Sequence[str] = (),
+    precision: Precision = "fp32",
 ) -> TransformersModel:
     """Return a model of Hugging Face `transformers`, captured for planning: nothing is computed or downloaded.
 
@@ -100,11 +102,13 @@ def from_transformers(
         whole_batch: as in `capture`, in addition to operators that compare samples.
         split: layers to look into, as in `capture`. `*` looks into all of them.
         opaque: further submodules to keep whole, as in `capture`.
+        precision: of the forwards in training, as in `capture`.
 
     Raises:
         InvalidInput: `transformers` is not installed, the model cannot be traced, or its loss is not known to be exact
             over micro-batches.
     """
+    check_precision(precision)
     given = _with_decoder_inputs(model, example, ())
     tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
     arguments = _arguments(model, given)
@@ -118,6 +122,7 @@ def from_transformers(
         opaque=tuple(dict.fromkeys([*opaque, *layers])),
         whole_batch=tuple(whole_batch),
         arguments=tuple(arguments.items()),
+        precision=precision,
     )
     inputs = {name: each for name, each in tensors.items() if name not in labels}
     loss, traced = None, None
@@ -217,7 +222,7 @@ def _captured(
     # The model is traced once. It is grouped twice if operators need the whole mini-batch.
     if traced is None:
         traced, origin = trace(model, inputs, origin, compare_modes=compare_modes)
-    measured = measure(traced, inputs)
+    measured = measure(traced, inputs, origin.precision)
     captured = capture_measured(model, inputs, origin, measured)
     comparing = [
         op.name

@@ -84,6 +84,9 @@ class DownsetTable:
     cut_bytes: Array
     """[downsets]: bytes per sample that the downset reads from outside."""
     saved_bytes: Array
+    """[downsets]: per sample."""
+    saved_by_forward: Array
+    """[downsets]: per micro-batch (see `OpBytes.saved_of`)."""
     _stages: "list[Stages]" = field(default_factory=lambda: [])
 
     @staticmethod
@@ -100,6 +103,7 @@ class DownsetTable:
             reads,
             np.array([float(read.bytes_read(downsets.members[[at]])[0]) for at, read in enumerate(reads)]),
             downsets.members @ costs.op_bytes.saved[positions],
+            downsets.members @ costs.op_bytes.saved_by_forward[positions],
         )
 
     @property

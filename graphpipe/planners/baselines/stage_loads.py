@@ -132,11 +132,13 @@ class StageLoads:
     def _limits(self, stages: Stages, state: Array, policy: Policy) -> NDArray[np.int64]:
         """Return, of shape [stages, degrees], the largest count of stages at which the stage fits."""
         table, batch = self.downset_table, self.downset_table.problem.batch_size
+        samples = self.micro_batch / np.array(self.degrees)
+        by_forward = (table.saved_by_forward[stages.upper] - table.saved_by_forward[stages.lower])[:, None] / samples
         memory = StageMemory.summed(
             state,
-            (table.saved_bytes[stages.upper] - table.saved_bytes[stages.lower])[:, None],
+            (table.saved_bytes[stages.upper] - table.saved_bytes[stages.lower])[:, None] + by_forward,
             recompute=policy,
-            samples=self.micro_batch / np.array(self.degrees),
+            samples=samples,
             received=stages.received[:, None],
             temporary=self._temporaries(stages) if table.costs.op_bytes.has_temporaries else 0.0,
         )

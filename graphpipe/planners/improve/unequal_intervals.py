@@ -102,7 +102,7 @@ class Intervals:
                     seconds = stage_seconds(problem, costs, micro_batch, degree, (types[kind],))[at]
                     memory = StageMemory.summed(
                         costs.op_bytes.held(problem.state, degree)[at],
-                        costs.op_bytes.saved[at],
+                        costs.op_bytes.saved_of(micro_batch / degree)[at],
                         recompute=problem.recompute,
                         samples=micro_batch / degree,
                     )

@@ -165,6 +165,9 @@ class _StageOps:
     forward: list[float]
     """Seconds that a recomputation takes."""
     saved: list[float]
+    """Per sample, as `OpBytes.saved_of` counts it."""
+    outputs: list[float]
+    """The same without what each forward keeps once, which no other operator reads."""
     values: list[list[_Reading]]
     open: list[list[int]]
     """After each operator: those so far of which a reader is not decided yet."""
@@ -186,7 +189,8 @@ class _StageOps:
             in_flight=stage.in_flight / stage.degree,
             copy_seconds=_copy_seconds(plan, stage),
             forward=[seconds if name in plan.graph.differentiable else 0.0 for name, seconds in pairs],
-            saved=model.op_bytes.saved[at].tolist(),
+            saved=model.op_bytes.saved_of(samples)[at].tolist(),
+            outputs=model.op_bytes.saved[at].tolist(),
             values=values,
             open=[[op for op in range(place + 1) if last[op] > place] for place in range(len(order))],
             closed=[[op for op in range(place + 1) if last[op] == place] for place in range(len(order))],
@@ -201,7 +205,7 @@ class _StageOps:
             elsewhere = "keep" in others or ("offload" in others and own != "offload")
             reads += value.bytes if needed or elsewhere else 0.0
             needs += value.bytes if needed else 0.0
-        return max(self.saved[op] if own == "keep" else 0.0, needs, min(self.saved[op], reads))
+        return max(self.saved[op] if own == "keep" else 0.0, needs, min(self.outputs[op], reads))
 
 
 def _copy_seconds(plan: Plan, stage: Stage) -> float:

@@ -187,7 +187,7 @@ class PartitionEstimator:
             samples, each = part.micro_batch / part.degree, self.costs.op_bytes
             memory = StageMemory.summed(
                 self.costs.parameter_bytes.held(part.ops, part.state, part.degree),
-                float(each.saved[at].sum()),
+                float(each.saved_of(samples)[at].sum()),
                 recompute="full" if part.recompute == "full" else "none",
                 samples=samples,
                 temporary=float(each.temporary(samples)[at].max()) if each.has_temporaries else 0.0,

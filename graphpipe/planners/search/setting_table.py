@@ -103,11 +103,12 @@ class SettingTable:
         """
         degrees = np.array(self.degrees, dtype=float)
         state = [self.costs.op_bytes.held(self.problem.state, degree) for degree in self.degrees]
+        samples = self.sizes[:, None] / degrees
         memory = StageMemory.summed(
             np.stack(state, axis=1)[:, None],
-            self.costs.op_bytes.saved[:, None, None],
+            self.costs.op_bytes.saved_of(samples),
             recompute=self.problem.recompute,
-            samples=self.sizes[:, None] / degrees,
+            samples=samples,
         )
         bytes_held = memory.total(in_flight[:, :, None] / degrees)
         if self.problem.weights != "flush":

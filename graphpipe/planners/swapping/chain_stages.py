@@ -97,7 +97,8 @@ class ChainStages:
     @cached_property
     def saved(self) -> Array:
         """[operators + 1]: bytes per sample that the operators before each one save."""
-        return np.concatenate(([0.0], np.cumsum(self.table.costs.op_bytes.saved[self._at])))
+        each = self.table.costs.op_bytes
+        return np.concatenate(([0.0], np.cumsum(each.saved_of(self.micro_batch / self.degree)[self._at])))
 
     @cached_property
     def _at(self) -> NDArray[np.intp]:

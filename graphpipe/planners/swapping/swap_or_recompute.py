@@ -94,7 +94,7 @@ class SwapOrRecompute:
     def _freeing(self, stage: Stage, goal_bytes: float, window: float) -> Stage:
         # 1. Order the operators by the seconds per byte that recomputing them costs.
         at = self.costs.positions(stage.ops)
-        saved, held = self.costs.op_bytes.saved[at], stage.in_flight / stage.degree
+        saved, held = self.costs.op_bytes.saved_of(self.samples)[at], stage.in_flight / stage.degree
         per_byte = np.divide(self.forward[at], saved * self.samples, out=np.full(len(at), inf), where=saved > 0)
         order = np.argsort(per_byte, kind="stable")
         order = order[saved[order] > 0]

@@ -8,15 +8,15 @@ A stage sends values in the dtype that its operations return, and receives their
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
-import torch
 from pydantic import ConfigDict, Field
 
-from graphpipe.errors import InvalidInput, nearest
+from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import Count
+from graphpipe.graph import Precision
+from graphpipe.plans import Plan
 
 GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
 
@@ -46,26 +46,24 @@ class LossScale:
         return LossScale(factor=self.factor, good_steps=self.good_steps + 1)
 
 
-PrecisionName = Literal["fp32", "bf16", "fp16"]
-PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+def check_planned_precision(plan: Plan, precision: Precision, *, where: str = "precision") -> None:
+    """Check that a run has the precision whose bytes its plan counts.
 
+    A plan of an earlier version, or of stages that were written by hand, does not say it. Then any precision may run.
 
-def check_precision(name: str) -> None:
-    """Check the name of a precision.
+    Args:
+        plan: to be run.
+        precision: of the run.
+        where: the setting.
 
     Raises:
-        InvalidInput: the name is unknown; the error suggests the nearest.
+        InvalidInput: they differ.
     """
-    if name not in PRECISIONS:
-        raise InvalidInput(f"unknown precision '{name}'", where="precision", remedy=nearest(name, list(PRECISIONS)))
-
-
-def autocast_context(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the autocast context for forwards and losses."""
-    if name not in DTYPES:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=DTYPES[name])
+    planned = plan.graph.origin.precision if plan.graph.origin is not None else None
+    if planned not in (None, precision):
+        what = f"is {precision}, but the plan counts the memory and messages of {planned}"
+        remedy = f"Set it to {planned}, or capture the model and plan again with precision {precision}."
+        raise InvalidInput(what, where=where, remedy=remedy)
 
 
 def initial_scale(name: str) -> LossScale | None:

@@ -15,6 +15,7 @@ from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.plan_handshake import shake_hands
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import join
+from graphpipe.run.device.precision import check_planned_precision
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.inference.failure_reports import FailureReports
@@ -70,6 +71,7 @@ class InferencePipeline:
                     programs[number] = placed_program(model, plan, number, programs[number], options.captured)
             self._schedules = forward_schedules(plan, build_schedule(plan), placement)
             shake_hands(self.world, plan, placement, settings | {"values on the stage edges": digest(self._specs)})
+            check_planned_precision(plan, "fp32", where="inference")
             self._worker = Worker(
                 placement=placement,
                 world=self.world,

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from graphpipe.model.autocast import autocast_context
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans.sharding import SampleRange, count_micro_batches
 from graphpipe.run.comm.rank_placement import ReplicaSlot
-from graphpipe.run.device.precision import autocast_context
 from graphpipe.run.device.rng import derive_seed, seed
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.edge_values import check_outputs, enter

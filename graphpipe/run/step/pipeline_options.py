@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 
 from graphpipe.errors import InvalidInput
+from graphpipe.graph import Precision
+from graphpipe.model.autocast import check_precision
 from graphpipe.model.capture.capture import Captured
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 from graphpipe.plans.verify import verify
-from graphpipe.run.device.precision import PrecisionName, check_precision
 from graphpipe.run.faults.fault import Fault
 from graphpipe.run.weights.check_sync import check_sync
 from graphpipe.run.weights.registry import DEFAULT_SYNC
@@ -37,7 +38,7 @@ class PipelineOptions:
     """Shard the optimizer's state over the replicas of every stage (ZeRO-1). False leaves it to the plan."""
     captured: Captured | None = None
     """The model as it was captured for the plan, if at hand. None captures the model again, which takes seconds."""
-    precision: PrecisionName = "fp32"
+    precision: Precision = "fp32"
     """Of forwards and losses: `fp32`, or `bf16` or `fp16` by autocast. Weights and gradients keep their dtype. With
     `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""
     clip_norm: float | None = None

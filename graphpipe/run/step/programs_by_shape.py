@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.graph import Input
+from graphpipe.model.autocast import DTYPES
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.inputs import describe
@@ -16,7 +17,6 @@ from graphpipe.model.split.split import capture_for, split, submodules_for
 from graphpipe.model.split.split_for_shapes import OperatorNodes, operator_nodes, split_for_shapes
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
-from graphpipe.run.device.precision import DTYPES
 from graphpipe.run.stage.edge_values import EdgeSpecs, edge_specs
 
 Inputs = tuple[Input, ...]

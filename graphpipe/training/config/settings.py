@@ -12,8 +12,8 @@ from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
+from graphpipe.graph import Precision
 from graphpipe.plans.stage import Predictor, WeightPolicy
-from graphpipe.run.device.precision import PrecisionName
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.weights.check_sync import check_sync
 from graphpipe.run.weights.registry import DEFAULT_SYNC
@@ -83,7 +83,7 @@ class TrainSettings:
     """Seed of the initial weights, the order of the data and dropout."""
     clip_norm: float | None = None
     """Largest 2-norm of the whole model's gradients. By default gradients are not clipped."""
-    precision: PrecisionName = "fp32"
+    precision: Precision = "fp32"
     """Precision of forwards and losses. `bf16` and `fp16` use torch's autocast, and leave weights, gradients and the
     optimizer unchanged. With `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""
     engine: str = DEFAULT_SYNC

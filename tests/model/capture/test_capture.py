@@ -1,6 +1,7 @@
 """Captured graphs of small models, against arithmetic by hand and plain PyTorch."""
 
 import warnings
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -67,6 +68,43 @@ def test_saved_bytes_equal_those_of_autograd() -> None:
     predicted = sum(op.work.saved_bytes_per_sample for op in capture(module, x).ops)
     assert predicted * 64 == sum(saved.values())
     assert output.shape == x.shape
+
+
+def test_bytes_under_autocast_equal_those_of_autograd() -> None:
+    """Plans counted float32, although autocast saves halves, and a copy of each weight for every micro-batch."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 6), nn.Softmax(1), nn.Linear(6, 4), nn.Tanh())
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    graph = capture(module, torch.zeros(2, 8), precision="bf16")
+    per_sample = sum(op.work.saved_bytes_per_sample for op in graph.ops)
+    per_forward = sum(op.work.saved_bytes_per_forward for op in graph.ops)
+    # Linear 0 needs no gradient of its input.
+    assert per_forward == 2 * (8 * 6 + 6 * 4)
+    assert [edge.bytes_per_sample for edge in graph.edges] == [2 * 8, 2 * 6]
+    for samples in (8, 64):
+        saved: dict[int, Tensor] = {}
+        x = torch.randn(samples, 8)
+
+        def pack(tensor: Tensor, found: dict[int, Tensor] = saved) -> Tensor:
+            if (key := tensor.untyped_storage().data_ptr()) not in own:
+                found[key] = tensor
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with torch.autocast("cpu", dtype=torch.bfloat16), hooks:
+            module(x)
+        measured = sum(each.untyped_storage().nbytes() for each in saved.values())
+        assert measured == samples * per_sample + per_forward
+
+
+def test_the_precision_is_part_of_the_graph_and_float32_graphs_stay_as_they_were() -> None:
+    module, x = mlp(), torch.zeros(2, 6)
+    plain = capture(module, x)
+    assert plain.origin is not None
+    earlier = replace(plain, origin=replace(plain.origin, precision=None))
+    assert plain.fingerprint == earlier.fingerprint
+    assert capture(module, x, precision="bf16").fingerprint != plain.fingerprint
+    with pytest.raises(InvalidInput, match="unknown precision 'bf32'"):
+        capture(module, x, precision="bf32")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("name", ["dlrm", "several_dict", "in_place_glue"])

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from graphpipe.api import hand_plan
 from graphpipe.cluster import Cluster
 from graphpipe.costs import estimate
+from graphpipe.graph import Precision
+from graphpipe.model.autocast import DTYPES
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.split.autocast_specs import autocast_specs
 from graphpipe.model.split.split import split
@@ -39,11 +41,12 @@ class Root(nn.Module):
         return self.last(self.mid(first["product"]) * first["weights"] * first["large"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_dtypes_are_those_of_a_real_run(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_dtypes_and_bytes_are_those_of_a_real_run(precision: Precision) -> None:
+    dtype = DTYPES[precision]
     torch.manual_seed(0)
     model, x = Root(), {"x": torch.randn(4, 4)}
-    graph, cluster = capture(model, x, opaque=["first"]), Cluster.resolve("local:2")
+    graph, cluster = capture(model, x, opaque=["first"], precision=precision), Cluster.resolve("local:2")
     ops = tuple(op.name for op in graph.ops)
     cut = next(place for place, name in enumerate(ops) if name != "first")
     stages = [HandStage(ops=names, devices=(at,), micro_batch=4) for at, names in enumerate((ops[:cut], ops[cut:]))]
@@ -61,6 +64,7 @@ def test_the_dtypes_are_those_of_a_real_run(dtype: torch.dtype) -> None:
     found = {spec.name: spec for spec in specs[0]}
     assert {name: spec.dtype for name, spec in found.items()} == {name: sent[name].dtype for name in found}
     assert {torch.bool, dtype} <= {spec.dtype for spec in found.values()}
+    assert sum(spec.bytes_per_sample for spec in specs[0]) == plan.edges[0].bytes_per_sample
     before = {spec.name: spec for spec in programs[0].sends[0]}
     for name, spec in found.items():
         assert (spec.sample_shape, spec.requires_grad) == (before[name].sample_shape, before[name].requires_grad)

@@ -20,9 +20,14 @@ FREE = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0)
 
 
 def one_stage(
-    forwards: Sequence[float], saved: Sequence[float], outputs: Sequence[float], skips: Sequence[int]
+    forwards: Sequence[float],
+    saved: Sequence[float],
+    outputs: Sequence[float],
+    skips: Sequence[int],
+    casts: Sequence[float] = (),
 ) -> Plan:
     """Return a plan of one stage: a chain of operators with skips from an operator to the one after the next."""
+    casts = casts or [0.0] * len(forwards)
     names = [f"o{number}" for number in range(len(forwards))]
     pairs = [*pairwise(names), *((names[at], names[at + 2]) for at in skips)]
     size = dict(zip(names, outputs, strict=True))
@@ -34,9 +39,9 @@ def one_stage(
                 parameters=(f"{name}.weight",),
                 parameter_bytes=1.0,
                 output_bytes_per_sample=size[name],
-                work=Work(saved_bytes_per_sample=count),
+                work=Work(saved_bytes_per_sample=count, saved_bytes_per_forward=once),
             )
-            for name, count in zip(names, saved, strict=True)
+            for name, count, once in zip(names, saved, casts, strict=True)
         ),
         edges=tuple(Edge(source=s, target=t, bytes_per_sample=size[s]) for s, t in pairs),
     )
@@ -86,7 +91,7 @@ def _better(
 ) -> float | None:
     again = stage.ops if stage.recompute == "full" else stage.recompute
     seconds = MICRO * sum(cost for op, cost in zip(stage.ops, forwards, strict=True) if op in again)
-    moved = plan.cost_model.activation_bytes.offloaded(stage.ops, stage.recompute, stage.offload)
+    moved = plan.cost_model.activations(MICRO).offloaded(stage.ops, stage.recompute, stage.offload)
     seconds += max(0.0, 2 * MICRO * moved / 4.0 - window)
     if best is not None and seconds >= best:
         return best
@@ -102,11 +107,11 @@ def _better(
 def test_relief_equals_brute_force(data: st.DataObject):
     count = data.draw(st.integers(1, 6))
     figures = st.lists(st.sampled_from([0.0, 1.0, 2.0, 5.0, 7.0]), min_size=count, max_size=count)
-    forwards, saved, outputs = (data.draw(figures) for _ in range(3))
+    forwards, saved, outputs, casts = (data.draw(figures) for _ in range(4))
     skips = data.draw(st.sets(st.integers(0, count - 3))) if count > 2 else set[int]()
     saved = [max(each) for each in zip(saved, outputs, strict=True)]
-    plan = one_stage(forwards, saved, outputs, sorted(skips))
-    capacity = 4 * count + data.draw(st.floats(0, 1)) * IN_FLIGHT * sum(saved) + 1e-3
+    plan = one_stage(forwards, saved, outputs, sorted(skips), casts)
+    capacity = 4 * count + data.draw(st.floats(0, 1)) * IN_FLIGHT * (sum(saved) + sum(casts) / MICRO) + 1e-3
     window = data.draw(st.sampled_from([0.0, 3.0, 1e9]))
     relief = Relief(plan=plan, stage=plan.stages[0], window_seconds=window)
     found, least = relief.fitted(capacity), by_brute_force(plan, forwards, capacity, window)

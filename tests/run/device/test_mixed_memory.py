@@ -12,6 +12,7 @@ from run_ranks import run_ranks, values
 from graphpipe.api import hand_plan, simulate
 from graphpipe.cluster import Cluster, HostMemory
 from graphpipe.costs import CostTable, Recompute
+from graphpipe.graph import Origin, Precision
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture_file.capture_file import save_capture
 from graphpipe.planners.by_hand import HandStage
@@ -41,19 +42,19 @@ MIXTURES: dict[int, list[list[Decisions]]] = {
 
 
 @cache
-def measured(dtype: str) -> tuple[Captured, CostTable]:
+def measured(dtype: str, precision: Precision) -> tuple[Captured, CostTable]:
     """Return the captured model, and its operators' memory and seconds measured here, once."""
     zoo = zoo_model_in(MODEL, dtype)
-    captured = capture_nodes(zoo.module, zoo.example_inputs)
+    captured = capture_nodes(zoo.module, zoo.example_inputs, Origin(method="auto", precision=precision))
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), BATCH)
     effort = Effort(repeats=1, most=1, seconds=0.0)
     given = {"loss_fn": zoo.loss_fn, "targets": targets, "batch_sizes": (4, 8, BATCH), "effort": effort}
     return captured, profile(zoo.module, inputs, Cluster.resolve("local:4"), captured=captured, **given)
 
 
-def planned(dtype: str, mixture: list[Decisions], schedule: str) -> Plan:
+def planned(dtype: str, precision: Precision, mixture: list[Decisions], schedule: str) -> Plan:
     """Return a plan of as many stages as the mixture has, on nodes with memory beside that of their processes."""
-    captured, costs = measured(dtype)
+    captured, costs = measured(dtype, precision)
     cluster = Cluster.resolve(f"local:{len(mixture)}")
     cluster = replace(cluster, host_memory=(HostMemory(node=cluster.devices[0].node, bytes=1e9),))
     stages = [
@@ -64,14 +65,20 @@ def planned(dtype: str, mixture: list[Decisions], schedule: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "dtype", "schedule"), [(2, "float32", "gpipe"), (4, "float32", "1f1b"), (2, "bfloat16", "1f1b")]
+    ("ranks", "dtype", "precision", "schedule"),
+    [
+        (2, "float32", "fp32", "gpipe"),
+        (4, "float32", "fp32", "1f1b"),
+        (2, "bfloat16", "fp32", "1f1b"),
+        (2, "float32", "bf16", "1f1b"),
+    ],
 )
 def test_measured_memory_of_mixed_decisions_is_as_predicted(
-    ranks: int, dtype: str, schedule: str, tmp_path: Path
+    ranks: int, dtype: str, precision: Precision, schedule: str, tmp_path: Path
 ) -> None:
     # Where single operators are recomputed, up to 20 % too much was predicted.
-    plans = [planned(dtype, mixture, schedule) for mixture in MIXTURES[ranks]]
-    assert save_capture(measured(dtype)[0], tmp_path / "capture.json")
+    plans = [planned(dtype, precision, mixture, schedule) for mixture in MIXTURES[ranks]]
+    assert save_capture(measured(dtype, precision)[0], tmp_path / "capture.json")
     for number, each in enumerate(plans):
         each.save(tmp_path / f"plan-{number}.json")
     found = values(run_ranks(peaks_of_plans, ranks, tmp_path / "ranks", MODEL, dtype, str(tmp_path), len(plans)))

@@ -1,15 +1,21 @@
 """Mixed precision gives the results of torch's recipe for the unpartitioned model, however the model is cut."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from run_models import fan_batch
+from run_chain import chain, chain_batch
+from run_models import BATCH, cross_entropy, fan_batch
+from run_plans import plan_for
 from run_precision import STEPS, build, resume, train, train_unpartitioned
 from run_ranks import run_ranks, values
 
-from graphpipe.errors import NonFiniteLoss
+from graphpipe.errors import InvalidInput, NonFiniteLoss
+from graphpipe.model.capture.capture import capture
+from graphpipe.run import Pipeline, PipelineOptions
+from graphpipe.run.device.precision import check_planned_precision
 
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
@@ -84,6 +90,20 @@ def test_a_checkpoint_of_float16_training_loads_into_another_precision(tmp_path:
     scale, losses = resume(str(tmp_path), "fp32")
     assert scale == 1.0
     assert losses[0] == pytest.approx(train_unpartitioned("fp16", "steep")["losses"][2], rel=30 * ROUNDING["fp16"])
+
+
+def test_a_run_has_the_precision_of_its_plan() -> None:
+    model, (inputs, _) = chain(), chain_batch()
+    graph = capture(model, inputs, precision="bf16")
+    plan = plan_for(graph, [([op.name for op in graph.ops], [0], BATCH)], BATCH)
+    with pytest.raises(InvalidInput) as error:
+        Pipeline(plan, model, cross_entropy, options=PipelineOptions())
+    assert error.value.where == "precision"
+    assert error.value.what == "is fp32, but the plan counts the memory and messages of bf16"
+    Pipeline(plan, model, cross_entropy, options=PipelineOptions(precision="bf16")).close()
+    assert graph.origin is not None
+    earlier = replace(graph, origin=replace(graph.origin, precision=None))  # as files of earlier versions have it
+    check_planned_precision(replace(plan, graph=earlier), "fp16")
 
 
 def test_gradients_that_stay_infinite_at_any_scale_end_the_training() -> None:

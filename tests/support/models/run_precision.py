@@ -8,9 +8,9 @@ from run_models import BATCH, cross_entropy, fan_batch
 from run_replica_syncs import CUTS, model_of, pipeline_of
 from torch import Tensor
 
+from graphpipe.model.autocast import DTYPES
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
-from graphpipe.run.device.precision import DTYPES
 
 STEPS = 4
 CUTS["whole"] = [(["stem"], [0], BATCH), (["left", "right"], [1], BATCH), (["head"], [2], BATCH)]

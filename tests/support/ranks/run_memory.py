@@ -23,7 +23,9 @@ def peak_of_a_step(name: str, folder: str, mini_batches: int = 1) -> float:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     plan, zoo = Plan.load(Path(folder) / "plan.json"), zoo_model(name)
-    options = PipelineOptions(captured=load_capture(Path(folder) / "capture.json", plan.graph), rollback=False)
+    captured = load_capture(Path(folder) / "capture.json", plan.graph)
+    assert captured is not None
+    options = PipelineOptions(captured=captured, precision=captured.precision, rollback=False)
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), plan.batch_size)
     with Pipeline(plan, zoo.module, zoo.loss_fn, adamw, options=options) as pipeline:
         pipeline.step(inputs, targets)

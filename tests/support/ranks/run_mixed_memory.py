@@ -36,7 +36,9 @@ def peaks_of_plans(name: str, dtype: str, folder: str, count: int) -> list[float
 
 def _peak(name: str, dtype: str, folder: Path, number: int) -> float:
     plan, zoo = Plan.load(folder / f"plan-{number}.json"), zoo_model_in(name, dtype)
-    options = PipelineOptions(captured=load_capture(folder / "capture.json", plan.graph), rollback=False)
+    captured = load_capture(folder / "capture.json", plan.graph)
+    assert captured is not None
+    options = PipelineOptions(captured=captured, precision=captured.precision, rollback=False)
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), plan.batch_size)
     with Pipeline(plan, zoo.module, zoo.loss_fn, adamw, options=options) as pipeline:
         pipeline.step(inputs, targets)

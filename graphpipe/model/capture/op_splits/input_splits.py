@@ -103,7 +103,7 @@ def _split(layers: Layers, op: Op, call: _Call) -> OpSplit | None:
         is_called=call.linear == call.node.target,
         **layers.parameters(layer),
         flops_per_sample=2.0 * rows * layer.in_features * layer.out_features,
-        output_bytes_per_sample=rows * layer.out_features * layer.weight.element_size(),
+        output_bytes_per_sample=rows * layer.out_features * layers.model.readings[call.node].dtype.itemsize,
         branches=branches,
     )
 

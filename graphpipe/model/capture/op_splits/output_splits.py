@@ -59,7 +59,7 @@ def _split(layers: Layers, op: Op, call: fx.Node) -> OpSplit | None:
     features = weight.shape[0 if isinstance(layer, nn.Linear) else 1]
     if features < 2:
         return None
-    rows = result.bytes_per_sample / weight.element_size() / features
+    rows = result.bytes_per_sample / result.dtype.itemsize / features
     return OpSplit(
         op=op.name,
         by="outputs",
