@@ -31,7 +31,7 @@ def judge(draw: Draw, folder: Path, ran: Sequence[Ended], shop: Workshop) -> dic
     row: dict[str, Any] = {**asdict(draw), "seconds": [round(each.seconds, 2) for each in ran]}
     row["codes"] = [each.code for each in ran]
     if not struck:
-        problems = _whole_run(draw, folder, ran, shop) if ran[-1].code == 0 else []
+        problems = [*_whole_run(draw, folder, ran, shop)] if ran[-1].code == 0 else []
         return row | {"struck": False, "problems": problems}
     hit = ran[1] if draw.phase == "resuming" and not draw.case.elastic else ran[0]
     row |= {"struck": True, "expected": expected_ending(draw), "found": _ending(hit, struck[0])}

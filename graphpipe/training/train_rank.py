@@ -97,10 +97,10 @@ def train_rank(
         NonFiniteLoss: the loss or a gradient is NaN or infinite. It has not changed any weight.
         PeerLost, PeerStalled: another rank is gone.
     """
-    survivor = Survivor.of(config, plan) if elastic else Survivor(None)
+    survivor, steps = Survivor.of(config, plan) if elastic else Survivor(None), count_steps(config, task)
     while True:
         try:
-            return _train(config, task, plan, folder, survivor, resume=resume, elastic=elastic)
+            return _train(config, task, plan, folder, survivor, steps, resume=resume, elastic=elastic)
         except (PeerLost, PeerStalled):
             if not survivor.goes_on():
                 raise
@@ -113,13 +113,14 @@ def _train(
     plan: Plan,
     folder: RunFolder,
     survivor: Survivor,
+    steps: int,
     *,
     resume: bool,
     elastic: bool,
 ) -> TrainResult | None:
     """Train, evaluate and save with one generation of ranks."""
     main = int(os.environ.get("RANK", "0")) == 0
-    steps, kept = count_steps(config, task), survivor.kept
+    kept = survivor.kept
     history = kept.history if kept else read_metrics_log(folder.metrics_log) if resume else []
     with (
         Pipeline(

@@ -1,6 +1,7 @@
 """`graphpipe train --elastic` and `--fault`: a run that loses ranks equals an uninterrupted one with the same plans."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,12 @@ has answered. Both take long on a busy machine."""
 REPLICATED = {
     **STAGES,
     "stages": [
-        {"ops": ["a", "b"], "devices": [0, 1], "micro_batch": 4},
+        {"ops": ["a*", "b"], "devices": [0, 1], "micro_batch": 4},
         {"ops": ["sum"], "devices": [2, 3], "micro_batch": 4},
     ],
 }
+STATISTICS = '"a": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))'
+NOTE = "print(os.getpid(), file=open('read', 'a'))"
 WORDS = ("cluster=local:3", "--plan", "plan.json", "train.checkpoint_every=2", "run.timeout_seconds=20")
 
 
@@ -118,6 +121,9 @@ def test_a_device_is_lost_and_used_again(run: Run, planned: Path, tmp_path: Path
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.timeout(480)
 def test_replicas_take_over_from_a_lost_rank_without_a_checkpoint(run: Run, config: Path, tmp_path: Path) -> None:
+    """The data were read once more by every rank that went on."""
+    text = Path("tiny.py").read_text().replace('"a": nn.Linear(4, 8)', STATISTICS)
+    Path("tiny.py").write_text(text.replace("    for _ in range(4):", f"    {NOTE}\n    for _ in range(4):"))
     Path("stages.json").write_text(json.dumps(REPLICATED))
     words = ("plan", "tiny.py:model", "--cluster", "local:4", "--batch", 16, "--stages", "stages.json")
     assert run(*words, "-o", "plan.json").code == 0
@@ -126,8 +132,11 @@ def test_replicas_take_over_from_a_lost_rank_without_a_checkpoint(run: Run, conf
     settings = ("train.checkpoint_every=3", "train.steps=11", "run.readmit_seconds=1000", "lr_schedule.warmup_steps=6")
     words = ("cluster=local:4", "--plan", "plan.json", "run.timeout_seconds=60", *settings, "--elastic", "--json")
     with all_processes_end():
+        Path("read").write_text("")
         ran = run("train", config, *words, *(word for fault in faults for word in ("--fault", fault)))
     assert ran.code == 0, ran.err
+    # Held-out samples, the first mini-batch to check it, and three epochs.
+    assert max(Counter(Path("read").read_text().split()).values()) == 5
     first, second, third = ran.json["recoveries"]
     assert [each["rerouted"] for each in (first, second, third)] == [True, True, False]
     assert "was killed by SIGKILL" in first["cause"]

@@ -1,6 +1,7 @@
 """Jobs of launched ranks: functions called by name with strings."""
 
 import os
+import signal
 import sys
 import time
 from base64 import b64encode
@@ -14,8 +15,10 @@ import torch.distributed as dist
 sys.path += [str(Path(__file__).parents[up] / folder) for up, folder in ((1, ""), (1, "models"), (3, ""))]
 
 from bench.listeners import listeners
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
+from graphpipe.launch.regroup_files import Regrouping
 from graphpipe.run.comm.world import join
+from graphpipe.run.faults.rank_status import StatusWriter
 
 
 def steps(folder: str) -> None:
@@ -117,3 +120,36 @@ def rejoin_world(port: str) -> list[float]:
             world.rank
         )  # One rank joins later, so the other one could read its old address instead of the new one.
     return sums
+
+
+def regroup(folder: str, doomed: str, steps: str) -> None:
+    """Note the rank of each generation, lose a process in each, and leave with the steps that this process has done.
+
+    Args:
+        folder: for the notes.
+        doomed: the process that dies in each generation, or `hang`: process 1 hangs.
+        steps: done by each process; -1 if it cannot go on.
+    """
+    here = Regrouping.here()
+    assert here is not None
+    own = [int(each) for each in steps.split(",")][here.process]
+    for dies in [*map(int, doomed.split(",")), -1] if doomed != "hang" else [-2]:
+        rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        status = StatusWriter(int(rank), ["only"])
+        with (Path(folder) / str(here.process)).open("a", encoding="utf-8") as file:
+            print(f"{rank}/{size}", file=file)
+        with here.in_training():
+            if dies == -1:
+                return
+            while len([*here.files.folder.glob("steps-*")]) < int(size):
+                time.sleep(0.01)
+            if dies == -2 and here.process == 1:
+                time.sleep(1000)
+            if here.process == dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            status.write("receive", peer=1)
+            if own < 0:
+                time.sleep(0.5)  # The others have seen its file by then.
+                here.stay()
+            if own < 0 or not here.leave(own):
+                raise (PeerStalled if dies == -2 else PeerLost)("rank 1 is gone")

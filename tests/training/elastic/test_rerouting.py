@@ -1,0 +1,101 @@
+"""Replicas that take over the samples of a lost device: their plan, and what a rank keeps in memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from run_models import BATCH, STAGES, fan, fan_batch
+from run_plans import plan_of
+from torch import nn
+
+from graphpipe.api import under_policy
+from graphpipe.costs import estimate
+from graphpipe.errors import Infeasible
+from graphpipe.plans import Plan
+from graphpipe.plans.verify import verify
+from graphpipe.training.config.settings import TrainConfig, TrainSettings
+from graphpipe.training.elastic.degraded_plan import why_not_reroute, without_devices
+from graphpipe.training.elastic.survivor import BufferCopies, RepeatableBatches
+
+
+def cut(name: str) -> Plan:
+    found = plan_of(fan(), fan_batch()[0], STAGES[name], BATCH)
+    edges = (*found.edges[:-1], replace(found.edges[-1], bytes_per_sample=8.0))  # two values
+    return replace(found, costs=estimate(found.graph, found.cluster), edges=edges)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return cut("mixed")
+
+
+def with_memory(plan: Plan, count: float) -> Plan:
+    kinds = tuple(replace(kind, memory_bytes=count) for kind in plan.cluster.device_types)
+    return replace(plan, cluster=replace(plan.cluster, device_types=kinds))
+
+
+def fits(plan: Plan) -> bool:
+    try:
+        verify(plan)
+    except Infeasible:
+        return False
+    return True
+
+
+def config(**settings: object) -> TrainConfig:
+    train = TrainSettings(batch_size=BATCH, steps=1, **settings)  # pyright: ignore[reportArgumentType]
+    return TrainConfig(task="t.py:task", cluster="local:2", train=train)
+
+
+def test_the_last_mini_batch_can_be_given_again() -> None:
+    batches = RepeatableBatches.after(4, iter([("5", None), ("6", None), ("7", None)]))
+    assert [next(batches)[0], next(batches)[0]] == ["5", "6"]
+    batches.return_to(5)  # step 6 was interrupted
+    assert next(batches)[0] == "6"
+    batches.return_to(6)  # and then the loss came before the next mini-batch was read
+    assert next(batches)[0] == "7"
+
+
+def test_statistics_of_an_interrupted_step_are_dropped() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    copies = BufferCopies([module])
+    module(torch.randn(8, 2))
+    copies.update()
+    wanted = {name: each.clone() for name, each in module.named_buffers()}
+    module(torch.randn(8, 2))
+    assert not torch.equal(wanted["1.running_mean"], module.get_buffer("1.running_mean"))
+    copies.restore()
+    assert all(torch.equal(wanted[name], each) for name, each in module.named_buffers())
+
+
+def test_the_other_replicas_take_over_the_samples(plan: Plan) -> None:
+    found = without_devices(plan, {"cpu3"})
+    assert found is not None
+    assert [device.name for device in found.cluster.devices] == ["cpu0", "cpu1", "cpu2", "cpu4", "cpu5"]
+    assert [stage.devices for stage in found.stages] == [(0, 1), (2, 3), (4,)]
+    assert [replace(stage, devices=()) for stage in found.stages] == [replace(each, devices=()) for each in plan.stages]
+    assert found.prediction is not None
+    again = without_devices(found, {"cpu0", "cpu4"})
+    assert again is not None
+    assert [stage.devices for stage in again.stages] == [(0,), (1,), (2,)]
+
+
+def test_a_loss_that_the_other_replicas_cannot_make_up_for(plan: Plan) -> None:
+    assert without_devices(plan, {"cpu5"}) is None  # the last replica
+    three = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], micro_batch=3), plan.stages[2]))
+    assert fits(three)
+    assert without_devices(three, {"cpu3"}) is None  # three samples do not split over two
+    even = cut("replicas")
+    enough = next(size for size in range(1, 10**6) if fits(with_memory(even, size)))
+    tight, ample = (without_devices(with_memory(even, memory), {"cpu0", "cpu2"}) for memory in (enough, 4 * enough))
+    assert tight is None
+    assert ample is not None
+
+
+def test_what_is_only_on_the_lost_rank_cannot_be_kept(plan: Plan) -> None:
+    assert why_not_reroute(config(), plan) == ""
+    assert why_not_reroute(config(shard_optimizer=True), plan)
+    assert why_not_reroute(config(engine="ddp"), plan)
+    shared = replace(plan, stages=(replace(plan.stages[0], state="optimizer"), *plan.stages[1:]))
+    assert why_not_reroute(config(), shared)
+    assert why_not_reroute(config(), under_policy(plan, "stash"))
