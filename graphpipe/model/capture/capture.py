@@ -34,6 +34,7 @@ from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.capture.samples_in_front import put_samples_in_front
 from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.dag_module import DagModule, model_name
+from graphpipe.model.function_caches import without_caches
 from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.torch_private import fake_mode
@@ -193,9 +194,11 @@ def trace(
     Raises:
         InvalidInput: as `capture`.
     """
-    fake, module_graph, origin = make_module_graph(
-        origin.method, module, inputs, origin, mode := fake_mode(), samples=SAMPLES[0], compare_modes=compare_modes
-    )
+    mode = fake_mode()
+    with without_caches(module):
+        fake, module_graph, origin = make_module_graph(
+            origin.method, module, inputs, origin, mode, samples=SAMPLES[0], compare_modes=compare_modes
+        )
     return Traced(mode, fake, module_graph), origin
 
 
@@ -211,7 +214,7 @@ def measure(traced: Traced, inputs: tuple[Input, ...], precision: Precision | No
         InvalidInput: a forward cannot run on fake tensors.
     """
     graph = traced.module_graph.graph
-    with traced.mode, quiet():
+    with traced.mode, quiet(), without_caches(traced.fake):
         readings = _readings(traced, inputs, precision)
         values = crossing_values(graph, readings)
         if put_samples_in_front(graph, join_uncuttable(graph, values, stateful(traced.fake)), values, readings):

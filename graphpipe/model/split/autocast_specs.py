@@ -8,6 +8,7 @@ from torch import Tensor
 
 from graphpipe.graph import Input
 from graphpipe.model.fake_copy import fake_copy
+from graphpipe.model.function_caches import without_caches
 from graphpipe.model.inputs import blank
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import ValueSpec
@@ -33,7 +34,7 @@ def autocast_specs(
     specs: dict[int, tuple[ValueSpec, ...]] = {}
     for program in programs:
         fake = replace(program, module=fake_copy(program.module, mode, device))
-        with mode, torch.no_grad(), torch.autocast(device.type, dtype=dtype):
+        with without_caches(program.module), mode, torch.no_grad(), torch.autocast(device.type, dtype=dtype):
             values |= fake(values)[0]
         for edge, sent in program.sends.items():
             specs[edge] = tuple(replace(spec, dtype=values[spec.name].dtype) for spec in sent)

@@ -11,6 +11,7 @@ from graphpipe.graph.backward_graph import walk
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.shape_propagation import evaluate
 from graphpipe.model.fake_copy import fake_copy
+from graphpipe.model.function_caches import without_caches
 from graphpipe.model.inputs import blank
 from graphpipe.model.split.autograd_graph import edges_of, own_backward
 from graphpipe.model.split.whole_backwards import SAMPLES
@@ -53,7 +54,7 @@ def _edges(module: nn.Module, captured: Captured) -> dict[fx.Node, GradientEdge]
     names = {node: name for name, node in captured.module_graph.inputs.items()}
     values: dict[fx.Node, Any] = {}
     found: dict[fx.Node, GradientEdge] = {}
-    with mode, torch.enable_grad():
+    with without_caches(module), mode, torch.enable_grad():
         inputs = blank(captured.graph.inputs, SAMPLES)
         for node in captured.module_graph.graph.nodes:
             value = inputs[names[node]] if node in names else evaluate(node, values, fake, captured.module_graph)

@@ -11,6 +11,7 @@ from graphpipe.graph import Input
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.fake_copy import fake_copy
+from graphpipe.model.function_caches import without_caches
 from graphpipe.model.inputs import blank
 from graphpipe.model.split.autograd_graph import AutogradGraph, autograd_graph, own_backward
 from graphpipe.model.split.module_stage import ModuleStage
@@ -53,7 +54,7 @@ def _graphs(programs: Sequence[ModuleStage], inputs: Sequence[Input]) -> Iterato
         wanted = {spec.name for specs in program.receives.values() for spec in specs if spec.requires_grad}
         leaves = {name: values[name].detach().requires_grad_() for name in wanted}
         entered = {name: non_leaf_alias(leaf) for name, leaf in leaves.items()}
-        with mode:
+        with without_caches(program.module), mode:
             sent, output = fake(values | entered)
         ends = [each for each in [*sent.values(), *flatten(output)[0]] if isinstance(each, Tensor)]
         roots = [get_gradient_edge(each) for each in ends if each.requires_grad]

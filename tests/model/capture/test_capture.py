@@ -461,6 +461,24 @@ def test_layers_in_a_python_list_cause_a_warning() -> None:
             capture(model, torch.randn(2, 4))
 
 
+@lru_cache
+def _ramp(length: int) -> Tensor:
+    return torch.arange(length, dtype=torch.float32)
+
+
+def test_functions_that_keep_their_results_keep_no_tensors_without_data() -> None:
+    """DINOv3 keeps the places of its patches. After a capture they had no data, and training stopped."""
+
+    class Placed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * _ramp(x.shape[1])
+
+    module, x = nn.Sequential(nn.Linear(4, 4), Placed()), torch.ones(2, 4)
+    graph = capture(module, x)
+    assert torch.equal(module(x), module[0](x) * torch.arange(4.0))
+    assert capture(module, x) == graph  # also after it ran
+
+
 def test_a_forward_that_decides_by_values_is_refused_with_the_line() -> None:
     class Deciding(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
