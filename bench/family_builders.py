@@ -29,17 +29,17 @@ SIZES: dict[str, Any] = {
 Family = tuple[nn.Module, dict[str, Tensor]]
 
 
-def tiny(name: str, **more: Any) -> Any:
-    """Return the configuration of a family, with those of SIZES that it has, and without dropout."""
-    return _tiny(library.CONFIG_MAPPING[name], more)
+def tiny(name: str, *, known: dict[str, Any] = SIZES, **more: Any) -> Any:
+    """Return the configuration of a family, with those of the known sizes that it has, and without dropout."""
+    return _tiny(library.CONFIG_MAPPING[name], known, more)
 
 
-def _tiny(kind: type[Any], more: dict[str, Any]) -> Any:
+def _tiny(kind: type[Any], sizes: dict[str, Any], more: dict[str, Any]) -> Any:
     # The configurations of its parts are tiny, too. A dictionary in `more` has sizes of such a part.
     plain = kind()
     renamed: dict[str, str] = getattr(plain, "attribute_map", {})
-    known = {key: size for key, size in SIZES.items() if _has(plain, key) and key not in renamed}
-    known |= {target: SIZES[key] for key, target in renamed.items() if key in SIZES}
+    known = {key: size for key, size in sizes.items() if _has(plain, key) and key not in renamed}
+    known |= {target: sizes[key] for key, target in renamed.items() if key in sizes}
     settable = {key: size for key, size in known.items() if _is_settable(plain, key)}
     settable |= {key: 0.0 for key, size in vars(plain).items() if "drop" in key and isinstance(size, float)}
     for key in ("layer_types", "mlp_layer_types", "indexer_types", "per_layer_config"):
@@ -47,9 +47,9 @@ def _tiny(kind: type[Any], more: dict[str, Any]) -> Any:
             settable[key] = None  # otherwise one for each of the usual number of layers
     parts = {key: getattr(plain, key, None) for key in getattr(kind, "sub_configs", {})}
     for key, part in parts.items():
-        sizes = more.get(key, {})
-        if part is not None and isinstance(sizes, dict):
-            settable[key] = _tiny(type(part), sizes).to_dict()
+        own = more.get(key, {})
+        if part is not None and isinstance(own, dict):
+            settable[key] = _tiny(type(part), sizes, own).to_dict()
     whole = {key: each for key, each in more.items() if not (key in settable and key in parts)}
     return kind(**{**settable, **whole})
 
