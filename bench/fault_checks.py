@@ -150,6 +150,7 @@ def _times(folder: Path, hit: Ended, struck: dict[str, Any]) -> dict[str, float]
         if recoveries and recoveries[-1]["planning_seconds"] is not None:
             found["planning_seconds"] = recoveries[-1]["planning_seconds"]
             found["steps_repeated"] = recoveries[-1]["steps_lost"]
+            found["rerouted"] = float(recoveries[-1]["rerouted"])
     events = run / "events" / "rank-0.jsonl"
     lines = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
     later = [line for line in lines if line["unix_seconds"] > struck["unix"]]

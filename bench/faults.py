@@ -36,9 +36,13 @@ TIMES: Mapping[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "from the fault until it is reported": ("detect_seconds", lambda row: not _silent(row)),
     f"the same of a silent rank (time limit {SILENCE_SECONDS:g} s)": ("detect_seconds", lambda row: _silent(row)),
     "planning for the devices that are left": ("planning_seconds", lambda _: True),
-    "from the fault until its step is done again, elastic": (
+    "from the fault until its step is done again, elastic, rerouted": (
         "again_seconds",
-        lambda row: row["case"]["elastic"] and row["codes"][0] == 0 and not _silent(row),
+        lambda row: _elastic(row) and bool(row.get("rerouted")),
+    ),
+    "from the fault until its step is done again, elastic, restarted": (
+        "again_seconds",
+        lambda row: _elastic(row) and not row.get("rerouted"),
     ),
     "from the fault until its step is done again, resumed by --resume": (
         "again_seconds",
@@ -46,6 +50,10 @@ TIMES: Mapping[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     ),
 }
 """What is timed, the field of the rows, and which rows count."""
+
+
+def _elastic(row: dict[str, Any]) -> bool:
+    return row["case"]["elastic"] and row["codes"][0] == 0 and not _silent(row)
 
 
 def _silent(row: dict[str, Any]) -> bool:

@@ -101,8 +101,8 @@ def train_rank(
     while True:
         try:
             return _train(config, task, plan, folder, survivor, steps, resume=resume, elastic=elastic)
-        except (PeerLost, PeerStalled):
-            if not survivor.goes_on():
+        except (PeerLost, PeerStalled) as error:
+            if not survivor.goes_on(error):
                 raise
         plan = Plan.load(folder.plan)  # of the ranks that are left
 

@@ -1,8 +1,10 @@
 """A rank that goes on with other ranks after it has lost a peer: what it keeps in memory, and when it can."""
 
+import gc
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import clear_frames
 
 import torch
 from torch import Tensor, nn
@@ -111,10 +113,20 @@ class Survivor:
         """Return the survivor of a training, which this process may become."""
         return Survivor(None if why_not_reroute(config, plan) else Regrouping.here())
 
-    def goes_on(self) -> bool:
-        """Leave, and return whether the launcher lets this rank go on."""
+    def goes_on(self, error: BaseException) -> bool:
+        """Leave, and return whether the launcher lets this rank go on.
+
+        Args:
+            error: of the loss. Its frames are cleared, because a message in them would keep a connection open, and a
+                peer at its other end waiting.
+        """
         if self.regrouping is None or self.kept is None:
             return False
+        cause: BaseException | None = error
+        while cause is not None:
+            clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
+        gc.collect()
         going_on = self.regrouping.leave(self.kept.steps)
         if not going_on and self.saved is not None:
             self.saved()

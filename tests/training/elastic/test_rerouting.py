@@ -1,6 +1,9 @@
 """Replicas that take over the samples of a lost device: their plan, and what a rank keeps in memory."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -10,12 +13,12 @@ from torch import nn
 
 from graphpipe.api import under_policy
 from graphpipe.costs import estimate
-from graphpipe.errors import Infeasible
+from graphpipe.errors import Infeasible, PeerLost
 from graphpipe.plans import Plan
 from graphpipe.plans.verify import verify
 from graphpipe.training.config.settings import TrainConfig, TrainSettings
 from graphpipe.training.elastic.degraded_plan import why_not_reroute, without_devices
-from graphpipe.training.elastic.survivor import BufferCopies, RepeatableBatches
+from graphpipe.training.elastic.survivor import BufferCopies, RepeatableBatches, Survivor
 
 
 def cut(name: str) -> Plan:
@@ -48,12 +51,36 @@ def config(**settings: object) -> TrainConfig:
 
 
 def test_the_last_mini_batch_can_be_given_again() -> None:
-    batches = RepeatableBatches.after(4, iter([("5", None), ("6", None), ("7", None)]))
-    assert [next(batches)[0], next(batches)[0]] == ["5", "6"]
+    given = [(torch.tensor(step), None) for step in (5, 6, 7)]
+    batches = RepeatableBatches.after(4, iter(given))
+    assert [next(batches), next(batches)] == given[:2]
     batches.return_to(5)  # step 6 was interrupted
-    assert next(batches)[0] == "6"
+    assert next(batches) is given[1]
     batches.return_to(6)  # and then the loss came before the next mini-batch was read
-    assert next(batches)[0] == "7"
+    assert next(batches) is given[2]
+
+
+def test_a_rank_that_leaves_closes_its_connections() -> None:
+    """A message in the frames of the error kept a connection open, and a peer waited until the time limit."""
+    held: list[ref[nn.Module]] = []
+
+    class Launcher:
+        def leave(self, steps: int) -> bool:
+            return (steps, held[0]()) == (3, None)
+
+    def lose_a_peer() -> None:
+        message = nn.Module()
+        held.append(ref(message))
+        raise PeerLost("rank 1 died")
+
+    kept: Any = SimpleNamespace(steps=3)
+    launcher: Any = Launcher()
+    with pytest.raises(PeerLost) as caught:
+        lose_a_peer()
+    assert held[0]() is not None
+    assert Survivor(launcher, kept).goes_on(caught.value)
+    assert not Survivor(None, kept).goes_on(caught.value)
+    assert not Survivor(launcher, None).goes_on(caught.value)
 
 
 def test_statistics_of_an_interrupted_step_are_dropped() -> None:
