@@ -74,11 +74,16 @@ class StageMemory(Generic[Bytes]):
         """What the stage holds only while one of its tasks runs."""
         return self.recomputed + self.temporary
 
-    def resident(self, in_flight: Bytes | float) -> Bytes:
-        """Return what the stage holds between tasks, with this many samples in flight on each device."""
-        held = self.state + self.per_sample * in_flight
+    def resident(self, in_flight: Bytes | float, arriving: float = 0.0) -> Bytes:
+        """Return what the stage holds between tasks, with this many samples in flight on each device.
+
+        Args:
+            in_flight: samples on each device.
+            arriving: per sample in flight, what other stages send besides `received`.
+        """
+        held = self.state + (self.per_sample + arriving) * in_flight
         return held + min(self.offloaded * float(in_flight), self.moving) if self.offloaded else held
 
-    def total(self, in_flight: Bytes | float) -> Bytes:
-        """Return the most that the stage holds, with this many samples in flight on each device."""
-        return self.resident(in_flight) + self.transient
+    def total(self, in_flight: Bytes | float, arriving: float = 0.0) -> Bytes:
+        """Return the most that the stage holds, with the arguments of `resident`."""
+        return self.resident(in_flight, arriving) + self.transient

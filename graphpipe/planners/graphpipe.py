@@ -1,6 +1,6 @@
 """`graphpipe`: the graph planner (Jeon et al., GraphPipe, ASPLOS 2025, sections 5 and 6)."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from graphpipe.errors import Infeasible
 from graphpipe.planners.improve.device_types import typed_plans
@@ -14,6 +14,8 @@ from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.search.search import search
 from graphpipe.planners.sharing.share_devices import with_shared_devices
 from graphpipe.plans.plan import Plan
+
+_OF_SHARING = ("stages_per_device", "ranked")
 
 
 def plan_graphpipe(problem: Problem, options: Options) -> Plan:
@@ -53,6 +55,15 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
 
 
 def _searched(problem: Problem, options: Options) -> Plan:
+    wanted = [getattr(problem, each.name) for each in fields(problem)]
+    # How many stages a device may host, and how those plans rank, matters only to `with_shared_devices`.
+    wanted += [getattr(options, each.name) for each in fields(options) if each.name not in _OF_SHARING]
+    alone = options.remembered.plan(wanted, lambda: _with_own_devices(problem, options))
+    return with_shared_devices(problem, alone, options)
+
+
+def _with_own_devices(problem: Problem, options: Options) -> Plan:
+    """Return the best plan in which each device hosts one stage."""
     candidates: list[Plan] = []
     misses: list[Infeasible] = []
     chains = (False,) if options.objective == "bottleneck" else (False, True)
@@ -65,7 +76,7 @@ def _searched(problem: Problem, options: Options) -> Plan:
     candidates += typed_plans(problem, options, candidates, planner="graphpipe")
     if not candidates:
         raise misses[0]
-    return with_shared_devices(problem, exchanged(options.best(candidates), options), options)
+    return exchanged(options.best(candidates), options)
 
 
 GRAPHPIPE = Planner(

@@ -32,9 +32,14 @@ def least_1f1b_seconds(plan: Plan) -> float:
         The bound; 0 if the stages would wait for each other forever.
     """
     lines = _lines(plan)
-    waiting = list(range(len(lines)))
-    while waiting:
-        waiting += lines[waiting.pop()].advance(lines)
+    ready = list(lines)
+    while ready:
+        line = ready.pop()
+        line.advance()
+        for other in line.others:
+            if 0 < other.lacks <= len(other.awaited):
+                other.lacks = 0
+                ready.append(other)
     if any(len(line.backwards) < line.count for line in lines):
         return 0.0
     least = max(line.backwards[-1] + update_seconds(plan, stage) for stage, line in enumerate(lines))
@@ -45,15 +50,16 @@ class _Line:
     """The tasks of a stage, with the ends of those that are done."""
 
     __slots__ = (
-        "backward",
+        "awaited",
         "backwards",
         "count",
-        "forward",
         "forwards",
         "free",
         "from_sources",
         "from_targets",
+        "lacks",
         "others",
+        "seconds",
         "size",
         "slice",
         "warm_up",
@@ -61,34 +67,40 @@ class _Line:
 
     def __init__(self, *, size: int, degree: int, count: int, warm_up: int, seconds: tuple[float, float], free: float):
         self.size, self.slice, self.count, self.warm_up = size, size // degree, count, warm_up
-        self.forward, self.backward = seconds
+        self.seconds = seconds
+        """Of a forward and of a backward."""
         self.free = free
         """When the last task that is done ends."""
         self.forwards, self.backwards = list[float](), list[float]()
         self.from_sources, self.from_targets = list[tuple[_Line, float]](), list[tuple[_Line, float]]()
         """Where its messages come from, with their seconds."""
-        self.others = list[int]()
-        """The stages that wait for this one."""
+        self.others = list[_Line]()
+        """The stages that may wait for this one."""
+        self.awaited, self.lacks = list[float](), 0
+        """The tasks of another stage that it waits for, and how many must be done; 0 if it does not wait."""
 
-    def advance(self, lines: "list[_Line]") -> list[int]:
-        """Do tasks until one lacks a message. Return the stages that may go on because of them."""
-        done = False
-        while len(self.backwards) < self.count:
-            is_forward = len(self.forwards) < min(self.warm_up + len(self.backwards), self.count)
-            ends = self.forwards if is_forward else self.backwards
+    def advance(self) -> None:
+        """Do tasks until one lacks a message."""
+        forwards, backwards, free = self.forwards, self.backwards, self.free
+        forward, backward = self.seconds
+        self.lacks = 0
+        while len(backwards) < self.count:
+            is_forward = len(forwards) < min(self.warm_up + len(backwards), self.count)
+            ends = forwards if is_forward else backwards
             # The last sample of the first replica.
             last = len(ends) * self.size + self.slice - 1
-            begin = self.free
             for other, message in self.from_sources if is_forward else self.from_targets:
-                arriving = other.forwards if is_forward else other.backwards
-                if (at := last // other.size) >= len(arriving):
-                    return self.others if done else []
-                if (arrival := arriving[at] + message) > begin:
-                    begin = arrival
-            self.free = begin + (self.forward if is_forward else self.backward)
-            ends.append(self.free)
-            done = True
-        return self.others if done else []
+                arriving, at = other.forwards if is_forward else other.backwards, last // other.size
+                if at >= len(arriving):
+                    self.awaited, self.lacks = arriving, at + 1
+                    break
+                if arriving[at] + message > free:
+                    free = arriving[at] + message
+            if self.lacks:
+                break
+            free += forward if is_forward else backward
+            ends.append(free)
+            self.free = free
 
 
 def _lines(plan: Plan) -> list[_Line]:
@@ -112,6 +124,6 @@ def _lines(plan: Plan) -> list[_Line]:
         for other, message in back[number]:
             lines[other].from_targets.append((line, message))
     for edge in plan.edges:
-        lines[edge.source].others.append(edge.target)
-        lines[edge.target].others.append(edge.source)
+        lines[edge.source].others.append(lines[edge.target])
+        lines[edge.target].others.append(lines[edge.source])
     return lines

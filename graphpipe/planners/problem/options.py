@@ -1,10 +1,11 @@
 """Options common to all planners."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
+from graphpipe.planners.problem.remembered_plans import RememberedPlans
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans.estimates import estimated_step_seconds, least_step_seconds
 from graphpipe.plans.plan import Plan
@@ -52,6 +53,8 @@ class Options:
     """False: leave out the part of GraphPipe's search that takes longest and gains least, the shortest chains."""
     mixed_micro_batches: bool = False
     """Allow each stage its own micro-batch size, with kFkB (GraphPipe, section 6)."""
+    remembered: RememberedPlans = field(default_factory=RememberedPlans)
+    """The plans of searches so far."""
 
     def sizes(self, batch_size: int) -> list[int]:
         """Return the micro-batch sizes to try for a mini-batch, ascending."""
@@ -67,7 +70,7 @@ class Options:
             return plans[0]
         found: tuple[float, Plan] | None = None
         for plan in plans:
-            if found is None or max(least_step_seconds(plan), self.least(plan)) < found[0]:
+            if found is None or (least_step_seconds(plan) < found[0] and self.least(plan) < found[0]):
                 seconds = self.evaluate(plan)
                 if found is None or seconds < found[0]:
                     found = seconds, plan

@@ -129,8 +129,8 @@ class Backtrack:
         The largest load leads to the fewest stages.
         """
         load = fullness(step.before[:, :, : devices + 1, self.setting, self.target])
-        empty = load[0] == 0.0  # The stage is empty, whatever its degree would be.
-        if empty[row := int(empty.argmax())]:
+        # A load of 0 is the least. The stage is then empty, whatever its degree would be.
+        if load[0, row := int(load[0].argmin())] == 0.0:
             return row, 0
         fits = step.fits[:, : devices + 1, self.setting, self.target] & (self.ends[:, : devices + 1] <= devices)
         best = np.where(fits, load, Float(-1)).T

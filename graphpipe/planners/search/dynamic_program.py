@@ -52,6 +52,7 @@ class DynamicProgram:
         self._ends = np.add.outer(self._degrees, np.arange(devices + 1))
         self._keep = True
         self._known: dict[object, Walk] = {}
+        self._walks: dict[int, Walk] = {}
         self._table, self._row_of = loads.table(tree.ops)
         self._narrow = loads.narrow_bytes
 
@@ -80,10 +81,12 @@ class DynamicProgram:
 
     def _walk(self, series: Series) -> Walk:
         """Walk a series from its start; equal series share one walk."""
-        signature = self._signature(series)
-        if signature not in self._known:
-            self._known[signature] = self._walked(series)
-        return self._known[signature]
+        if (walk := self._walks.get(id(series))) is None:
+            signature = self._signature(series)
+            if signature not in self._known:
+                self._known[signature] = self._walked(series)
+            walk = self._walks[id(series)] = self._known[signature]
+        return walk
 
     def _walked(self, series: Series) -> Walk:
         cuts = self._cuts[id(series)]

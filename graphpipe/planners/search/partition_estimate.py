@@ -1,7 +1,7 @@
 """Estimates of a partition before devices are assigned: samples in flight, memory and step time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +52,8 @@ class PartitionEstimator:
     samples in flight, and the updates after the last micro-batch. Other schedules can fill these times. For them the
     updates are spread over the mini-batch."""
     _seconds: dict[tuple[int, int], Array] = field(default_factory=dict[tuple[int, int], Array])
+    _updates: dict[int, float] = field(default_factory=dict[int, float])
+    """Seconds of an update per byte, by degree."""
     _known: dict[Part, "_Load"] = field(default_factory=dict[Part, "_Load"])
 
     def estimate(self, parts: Sequence[Part]) -> PartitionEstimate:
@@ -169,7 +171,7 @@ class PartitionEstimator:
             received[target] += count
         versions = self._versions(parts, in_flight)
         return tuple(
-            capacity - replace(load.memory, received=count).total(held / part.degree) - (kept - 1) * load.weights
+            capacity - load.memory.total(held / part.degree, count) - (kept - 1) * load.weights
             for part, load, held, count, kept in zip(parts, loads, in_flight, received, versions, strict=True)
         )
 
@@ -192,7 +194,9 @@ class PartitionEstimator:
                 samples=samples,
                 temporary=float(each.temporary(samples)[at].max()) if each.has_temporaries else 0.0,
             )
-            update = update_seconds_per_byte(self.problem, part.degree) * float(each.trainable[at].sum())
+            if part.degree not in self._updates:
+                self._updates[part.degree] = update_seconds_per_byte(self.problem, part.degree)
+            update = self._updates[part.degree] * float(each.trainable[at].sum())
             weights = self.costs.parameter_bytes.gradients(part.ops) if self.problem.weights != "flush" else 0.0
             known = self._known[part] = _Load(float(self._seconds[key][at].sum()), update, memory, weights)
         return known
