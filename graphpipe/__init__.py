@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Infeasible,
         InvalidInput,
         NonFiniteLoss,
+        OutOfMemory,
         PeerLost,
         PeerStalled,
     )
@@ -46,6 +47,7 @@ _HOMES = {
     "Infeasible": "graphpipe.errors",
     "InvalidInput": "graphpipe.errors",
     "NonFiniteLoss": "graphpipe.errors",
+    "OutOfMemory": "graphpipe.errors",
     "PeerLost": "graphpipe.errors",
     "PeerStalled": "graphpipe.errors",
     "Pipeline": "graphpipe.run",
@@ -107,6 +109,7 @@ __all__ = [
     "InferencePipeline",
     "InvalidInput",
     "NonFiniteLoss",
+    "OutOfMemory",
     "PeerLost",
     "PeerStalled",
     "Pipeline",

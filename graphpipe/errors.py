@@ -31,7 +31,7 @@ class NonFiniteLoss(GraphPipeError, ArithmeticError):
 
 
 class OutOfMemory(GraphPipeError, MemoryError):
-    """A device ran out of memory. The message names the stage and the task."""
+    """A device, or the node that a stage offloads to, ran out of memory. The message names the stage and the task."""
 
 
 class PeerLost(GraphPipeError, RuntimeError):
