@@ -180,7 +180,7 @@ def whisper() -> Family:
 
 def spectrograms() -> Family:
     """Return a classifier of spectrograms."""
-    sizes = {"max_length": 32, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4}
+    sizes: dict[str, Any] = {"max_length": 32, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4}
     model = library.ASTForAudioClassification(tiny("audio-spectrogram-transformer", **sizes))
     inputs = torch.randn(SAMPLES, 32, 16, generator=torch.Generator().manual_seed(0))
     return model, {"input_values": inputs, "labels": torch.arange(SAMPLES) % 2}
@@ -200,7 +200,12 @@ def objects() -> Family:
     backbone = library.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=["stage4"]
     )
-    sizes = {"use_timm_backbone": False, "backbone_config": backbone, "backbone": None, "num_queries": 5}
+    sizes: dict[str, Any] = {
+        "use_timm_backbone": False,
+        "backbone_config": backbone,
+        "backbone": None,
+        "num_queries": 5,
+    }
     model = library.DetrForObjectDetection(tiny("detr", **sizes, use_pretrained_backbone=False))
     return model, {"pixel_values": pixels(64)}
 
@@ -267,7 +272,7 @@ def vilt() -> Family:
 
 def sound_features() -> Family:
     """Return a classifier of the features of sounds."""
-    sizes = {"feature_projection_input_dim": 8, "apply_spec_augment": False, "classifier_proj_size": 16}
+    sizes: dict[str, Any] = {"feature_projection_input_dim": 8, "apply_spec_augment": False, "classifier_proj_size": 16}
     model = library.AutoModelForAudioClassification.from_config(tiny("wav2vec2-bert", **sizes))
     found = torch.randn(SAMPLES, 16, 8, generator=torch.Generator().manual_seed(0))
     return model, {"input_features": found, "labels": torch.arange(SAMPLES) % 2}

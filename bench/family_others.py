@@ -87,8 +87,15 @@ def detector(kind: str, name: str, **more: Any) -> Callable[[], Family]:
         backbone = library.ResNetConfig(
             embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=outputs
         )
-        sizes = {"use_timm_backbone": False, "backbone_config": backbone, "backbone": None, "num_queries": 5, **more}
-        config = tiny(name, use_pretrained_backbone=False, **{**sizes, "d_model": 32})
+        sizes: dict[str, Any] = {
+            "use_timm_backbone": False,
+            "backbone_config": backbone,
+            "backbone": None,
+            "num_queries": 5,
+            **more,
+            "d_model": 32,
+        }
+        config = tiny(name, use_pretrained_backbone=False, **sizes)
         return getattr(library, kind)(config), {"pixel_values": pixels(64)}
 
     return build
@@ -110,8 +117,17 @@ def encoder_decoder() -> Family:
 
 def speech_encoder_decoder() -> Family:
     """Return a Wav2Vec2 that a GPT-2 reads."""
-    shape = {"conv_dim": (16, 16), "conv_kernel": (4, 4), "conv_stride": (2, 2), "num_feat_extract_layers": 2}
-    groups = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False}
+    shape: dict[str, Any] = {
+        "conv_dim": (16, 16),
+        "conv_kernel": (4, 4),
+        "conv_stride": (2, 2),
+        "num_feat_extract_layers": 2,
+    }
+    groups: dict[str, Any] = {
+        "num_conv_pos_embeddings": 4,
+        "num_conv_pos_embedding_groups": 2,
+        "apply_spec_augment": False,
+    }
     decoder = tiny("gpt2", add_cross_attention=True, is_decoder=True)
     config = library.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(
         tiny("wav2vec2", **shape, **groups), decoder
