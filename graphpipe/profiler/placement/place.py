@@ -217,7 +217,7 @@ class _StageSearch:
         return partial(program, self.values)
 
     def _evolved(self, cover: Sequence[Placed], backend: Backend) -> Regions:
-        # Compiling the regions of one candidate takes half a minute for a ResNet-50, and the search asks for a hundred.
+        # A ResNet-50 was still compiling after 20 minutes: every candidate has new regions, and there are up to 250.
         end = self.options.clock() + self.options.search_seconds
 
         def regions(genome: Genome) -> Regions:
