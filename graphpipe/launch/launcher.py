@@ -23,12 +23,11 @@ from graphpipe.launch.first_failure import first_failure
 from graphpipe.launch.kill_hung_ranks import kill_hung_ranks
 from graphpipe.launch.local_rendezvous import BACKEND
 from graphpipe.launch.parent_watch import hold_launcher_lock
+from graphpipe.launch.rank_processes import SHUTDOWN_SECONDS
 from graphpipe.launch.run_regrouping import Regroup, run_regrouping
 from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
 from graphpipe.run.faults.rank_status import STATUS_FOLDER
 
-SHUTDOWN_SECONDS = 2
-"""How long a rank may take to end after SIGTERM. It has nothing left to do then."""
 _AGENT = "torch.distributed.elastic"
 _AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})

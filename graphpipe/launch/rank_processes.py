@@ -13,8 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe.run.comm.rendezvous_store import LOOPBACK
 
-SHUTDOWN_SECONDS = 2.0
-"""How long a process may take to end after SIGTERM."""
+SHUTDOWN_SECONDS = 2
+"""How long a rank may take to end after SIGTERM. It has nothing left to do then."""
 _POLL_SECONDS = 0.02
 
 

@@ -19,8 +19,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from graphpipe.files.text_file import write_text
 from graphpipe.run.faults.rank_status import STATUS_FOLDER
 
 REGROUPS = "GRAPHPIPE_REGROUPS"
@@ -56,10 +56,10 @@ class RegroupFiles:
         """Return the file that a process writes when it has left."""
         return self.folder / f"left-{process}.json"
 
-    def steps_of(self, process: int) -> int | None:
-        """Return the steps that a process has done. None: it has not left."""
-        body = _read(self.left(process))
-        return None if body is None else int(body["steps"])
+    def steps(self) -> dict[int, int]:
+        """Return the steps that processes have done, by process, of those that have left."""
+        files = [*self.folder.glob("left-*.json")]
+        return {int(path.stem.removeprefix("left-")): int(json.loads(path.read_text())["steps"]) for path in files}
 
     @property
     def word(self) -> Path:
@@ -69,13 +69,13 @@ class RegroupFiles:
     def give_word(self, word: Word) -> None:
         """Tell all ranks that wait."""
         ranks = {str(process): rank for process, rank in word.ranks.items()}
-        _write(self.word, {"ranks": ranks, "port": word.port, "folder": word.folder})
+        write_text(self.word, json.dumps({"ranks": ranks, "port": word.port, "folder": word.folder}))
 
     def read_word(self) -> Word | None:
         """Return the launcher's word, if it has been given."""
-        body = _read(self.word)
-        if body is None:
+        if not self.word.exists():
             return None
+        body = json.loads(self.word.read_text())
         ranks = {int(process): int(rank) for process, rank in body["ranks"].items()}
         return Word(ranks=ranks, port=int(body["port"]), folder=str(body["folder"]))
 
@@ -120,7 +120,7 @@ class Regrouping:
             or if the launcher says nothing.
         """
         files = self.files
-        _write(files.left(self.process), {"steps": steps})
+        write_text(files.left(self.process), json.dumps({"steps": steps}))
         end = time.monotonic() + PATIENCE_SECONDS
         while (word := files.read_word()) is None:
             if time.monotonic() > end:
@@ -138,16 +138,3 @@ class Regrouping:
             }
         )
         return True
-
-
-def _write(path: Path, body: Mapping[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(body), encoding="utf-8")
-    part.replace(path)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None

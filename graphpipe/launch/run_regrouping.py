@@ -81,54 +81,47 @@ class _Run:
 
     def has_failed(self) -> bool:
         """True if a process has failed, or a rank has left."""
-        return any(self.processes.ended().values()) or bool(self._left())
+        return any(self.processes.ended().values()) or bool(self.files.steps())
 
     def goes_on(self) -> bool:
         """Wait until all other ranks have left, and let them go on. Return whether they do."""
         lost = self._wait_for_others()
         if not lost:
             return False
-        done = {self.files.steps_of(number) for number in self._left()}
+        done = {*self.files.steps().values()}
         failure = first_failure(self.processes.failures(lost), self.files.folder, self.exits)
         if {self.processes.ranks[number] for number in lost} != {*failure.failed} or len(done) > 1:
             return False
-        steps = done.pop()
-        if steps is None or not self.regroup(failure, steps):
+        if not self.regroup(failure, done.pop()):
             return False
         self._begin_generation(lost)
         return True
 
     def end(self) -> RankFailed:
         """Stop all ranks, and return the first failure."""
-        left = self._left()
+        left = self.files.steps()
         self.files.give_word(Word(ranks={}))
-        self.processes.wait(SILENT_SECONDS, left)  # They report what they have lost.
+        self.processes.wait(SILENT_SECONDS, [*left])  # They report what they have lost.
         self.processes.stop()
         failed = [number for number, code in self.processes.ended().items() if code]
         return first_failure(self.processes.failures(failed), self.files.folder, self.exits)
-
-    def _left(self) -> list[int]:
-        return [number for number in self.processes.ranks if self.files.steps_of(number) is not None]
 
     def _wait_for_others(self) -> list[int]:
         """Return the processes that are lost once all others have left; none if that does not happen."""
         began = time.monotonic()
         while time.monotonic() - began < LATE_SECONDS:
-            ended, left = self.processes.ended(), self._left()
+            ended, left = self.processes.ended(), self.files.steps()
             silent = self.processes.ranks.keys() - ended.keys() - {*left}
             if not all(ended.values()) or not ended.keys().isdisjoint(left):
                 return []
             if not silent and ended:
                 return [*ended] if left else []
-            if not all(self.files.training(number).exists() or self._has_left(number) for number in silent):
+            if not all(self.files.training(number).exists() for number in silent):
                 return []
             if not ended and time.monotonic() - began > SILENT_SECONDS:
                 return []
             time.sleep(POLL_SECONDS)
         return []
-
-    def _has_left(self, number: int) -> bool:
-        return self.files.steps_of(number) is not None
 
     def _begin_generation(self, lost: Sequence[int]) -> None:
         remaining = [number for number in self.processes.ranks if number not in lost]
