@@ -60,4 +60,7 @@ def why_not_reroute(config: TrainConfig, plan: Plan) -> str:
         return "the lost rank had a part of the optimizer's state"
     if any(ParameterSlice.parse(name) for op in plan.graph.ops for name in op.parameters):
         return "the plan splits layers"
+    alone = {device for stage in plan.stages if stage.degree == 1 for device in stage.devices}
+    if alone.issuperset(plan.used_devices):
+        return "every device hosts a stage that has no other replica"
     return ""

@@ -126,3 +126,6 @@ def test_what_is_only_on_the_lost_rank_cannot_be_kept(plan: Plan) -> None:
     shared = replace(plan, stages=(replace(plan.stages[0], state="optimizer"), *plan.stages[1:]))
     assert why_not_reroute(config(), shared)
     assert why_not_reroute(config(), under_policy(plan, "stash"))
+    # Every elastic run copied its buffers after each step, even if no stage had replicas that could take over.
+    alone = replace(plan, stages=tuple(replace(stage, devices=(n,)) for n, stage in enumerate(plan.stages)))
+    assert why_not_reroute(config(), alone) == "every device hosts a stage that has no other replica"
