@@ -29,6 +29,7 @@ from bench.family_builders import (
     vilt,
     whisper,
 )
+from bench.other_families import OTHERS
 
 CAUSAL = (
     *("apertus", "arcee", "biogpt", "bitnet", "bloom", "codegen", "cohere", "cohere2", "ctrl", "diffllama", "doge"),
@@ -104,5 +105,6 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "llava": llava,
     "qwen2_vl": qwen2_vl,
     "vilt": vilt,
+    **OTHERS,
 }
 """In the order of the table in docs/models.md."""

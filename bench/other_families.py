@@ -29,10 +29,10 @@ ENCODERS = (
     *("chinese_clip_vision_model", "clip_vision_model", "mlcd", "radio", "sam3_vision_model", "sam3_vit_model"),
     *("sam_hq_vision_model", "sam_vision_model", "internvl_vision", "qianfan_ocr_vision", "pp_ocrv6_small_rec"),
     *("pp_ocrv6_tiny_rec", "cohere_asr", "glmasr_encoder", "lasr_encoder", "moss_transcribe_diarize_audio"),
-    *("parakeet_encoder", "parakeet_rnnt", "parakeet_tdt", "qwen2_audio_encoder", "voxtral_encoder"),
+    *("parakeet_encoder", "qwen2_audio_encoder", "voxtral_encoder"),
     *("voxtral_realtime_encoder", "dpr", "embedding_gemma2", "embedding_gemma2_text", "flava", "granite_docling_text"),
     *("higgs_audio_v2", "markuplm", "muse_glimmer_text", "muse_spark_text", "openai_privacy_filter"),
-    *("qwen3_vl_moe_text", "qwen3_vl_text", "sam3_lite_text_text_model", "splinter", "visual_bert", "vjepa2"),
+    *("qwen3_vl_moe_text", "qwen3_vl_text", "splinter", "visual_bert", "vjepa2"),
 )
 """Models without a loss."""
 _MOONSHINE = {"decoder_start_token_id": 1, "encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4}
