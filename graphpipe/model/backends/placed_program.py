@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.model.backends.backend import Region
 from graphpipe.model.backends.eager import EAGER
+from graphpipe.model.backends.quiet import quiet_compiler
 from graphpipe.model.backends.registry import find_backend
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram, ValueSpec
@@ -60,7 +61,7 @@ def compiled_region(program: ModuleStage, backend: str, arguments: Sequence[Tens
     """
     program.module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), quiet_compiler():
             return find_backend(backend).compile(program.module, arguments)
     except InvalidInput:
         raise
