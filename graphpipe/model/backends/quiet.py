@@ -10,8 +10,8 @@ from contextlib import contextmanager
 def quiet_compiler() -> Generator[None]:
     """Hide warnings and log lines up to level WARNING in here.
 
-    Exporters to ONNX and OpenVINO write about ten lines for each region, on their own future and on packages they do not
-    need. A search compiles hundreds of regions. Errors are still logged, and what cannot be compiled still raises.
+    Exporters to ONNX and OpenVINO write about ten lines for each region, about their own future and about packages they
+    do not need. A search compiles hundreds of regions. Errors are still logged. What cannot be compiled still raises.
     """
     level = logging.root.manager.disable
     logging.disable(max(level, logging.WARNING))

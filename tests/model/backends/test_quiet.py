@@ -23,8 +23,9 @@ def test_warnings_are_hidden_and_errors_are_not(caplog: pytest.LogCaptureFixture
 def test_what_was_hidden_before_stays_so(before: int, caplog: pytest.LogCaptureFixture) -> None:
     logging.disable(before)
     try:
-        with pytest.raises(RuntimeError), quiet_compiler():
+        with quiet_compiler():
             LOG.error("within")
+        with pytest.raises(RuntimeError), quiet_compiler():
             raise RuntimeError("cannot compile")
         LOG.warning("after")
     finally:
