@@ -54,7 +54,7 @@ def answer_locally(job: InferenceJob, prepared: PreparedJob, *, elastic: bool, t
         while True:
             plan.save(folder / PLAN)
             try:
-                _start(folder, prepared.plan, plan, lost, tell)
+                _start(folder, prepared.plan, plan, lost, job.timeout_seconds, tell)
                 return plan
             except RankFailed as failure:
                 done = count_answers(job.journal_path, title(job, plan))
@@ -72,8 +72,10 @@ def _device(plan: Plan, rank: int) -> str:
     return plan.cluster.devices[plan.used_devices[rank]].name
 
 
-def _start(folder: Path, first: Plan, plan: Plan, lost: Sequence[str], tell: Callable[[str], None]) -> None:
+def _start(
+    folder: Path, first: Plan, plan: Plan, lost: Sequence[str], seconds: float, tell: Callable[[str], None]
+) -> None:
     names = [plan.cluster.devices[device].name for device in plan.used_devices]
     tell(f"answering on {len(names)} local {'process' if len(names) == 1 else 'processes'}")
     environment = visible_gpus(first.cluster, names) if lost else {}
-    launch(RANK_ENTRY, len(names), arguments=[str(folder)], environment=environment)
+    launch(RANK_ENTRY, len(names), arguments=[str(folder)], environment=environment, timeout_seconds=seconds)

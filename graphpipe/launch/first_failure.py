@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -16,6 +17,7 @@ from graphpipe.run.faults.rank_status import NO_PEER, read_status
 from graphpipe.user_frames import user_place_in
 
 _LOST, _STALLED = "PeerLost", "PeerStalled"
+_NONE: Mapping[int, str] = MappingProxyType({})
 _ON_RANK = re.compile(r"\(on rank (\d+)")
 
 
@@ -29,17 +31,33 @@ class RankFailed(GraphPipeError):
         host: host, stage, step and task, as far as they are known.
         seen: when it last wrote its status, by `time.monotonic` of this machine.
         failed: all ranks that failed by themselves, this one first.
+        after_work: all ranks had done their work before.
     """
 
-    def __init__(self, rank: int, what: str, *, kind: str, host: str, seen: float, failed: tuple[int, ...]) -> None:
-        self.rank, self.kind, self.seen, self.failed = rank, kind, seen, failed
+    def __init__(
+        self,
+        rank: int,
+        what: str,
+        *,
+        kind: str,
+        host: str,
+        seen: float,
+        failed: tuple[int, ...],
+        after_work: bool = False,
+    ) -> None:
+        self.rank, self.kind, self.seen, self.failed, self.after_work = rank, kind, seen, failed, after_work
         super().__init__(
             what, where=f"rank {rank} ({host})" if host else f"rank {rank}", remedy="The other ranks were stopped."
         )
 
 
 def first_failure(
-    failures: Mapping[int, ProcessFailure], folder: str | Path = "", exits: Sequence[int] = ()
+    failures: Mapping[int, ProcessFailure],
+    folder: str | Path = "",
+    exits: Sequence[int] = (),
+    *,
+    hung: Mapping[int, str] = _NONE,
+    after_work: bool = False,
 ) -> RankFailed:
     """Return the first failure.
 
@@ -50,30 +68,39 @@ def first_failure(
     A rank that was stopped before any other ended was not stopped by the launcher. It counts as the first.
 
     If every rank only waited until the time limit, the cause is the rank that did not react to SIGTERM and had to be
-    killed, or otherwise the rank that was not waiting for any other.
+    killed, or otherwise the rank that was not waiting for any other, or that had not even begun.
 
     Args:
         failures: by rank.
         folder: the ranks' status files (see `rank_status`); may be empty.
         exits: the process ids of ranks in the order in which they ended, as far as it is known.
+        hung: why ranks were killed because they hung, by rank.
+        after_work: all ranks had done their work before.
     """
     failures = {rank: _with_noted_error(rank, failure, folder) for rank, failure in failures.items()}
     stopped = _stopped_from_outside(failures, exits)
     guilty = {rank for rank, failure in failures.items() if rank == stopped or _level(rank, failure) == 0}
     if _stalled(failures) and not guilty:
         guilty = {rank for rank in failures if (seen := read_status(folder, rank)) and seen.peer == NO_PEER}
+        silent = {rank for rank, failure in failures.items() if _never_began(rank, failure, folder)}
+        guilty = guilty or (silent if len(silent) == 1 else set())  # Others may have waited, and have been stopped.
     order = sorted(failures, key=lambda rank: (rank != stopped, rank not in guilty, *_key(rank, failures[rank]), rank))
     rank = order[0]
     failure, seen = failures[rank], read_status(folder, rank)
     silent = _stalled(failures) and rank in guilty and not _recorded(failure)
     return RankFailed(
         rank,
-        _describe_silence(failure) if silent else _describe(failure),
+        hung.get(rank) or (_describe_silence(failure) if silent else _describe(failure)),
         kind=_recorded(failure).partition(":")[0],
         host=str(seen) if seen else "",
         seen=seen.seconds if seen else time.monotonic(),
         failed=(rank, *(other for other in order[1:] if other in guilty and failures[other].exitcode < 0)),
+        after_work=after_work,
     )
+
+
+def _never_began(rank: int, failure: ProcessFailure, folder: str | Path) -> bool:
+    return not _recorded(failure) and read_status(folder, rank) is None
 
 
 def _with_noted_error(rank: int, failure: ProcessFailure, folder: str | Path) -> ProcessFailure:

@@ -1,32 +1,36 @@
-"""Kills ranks that do not end soon after another rank has failed. Torch's agent would wait half a minute for them.
+"""Kills ranks that hang, and those that do not end soon after another rank has failed.
 
-A process that was stopped (SIGSTOP) or hangs in a driver does not react to SIGTERM.
+A process that was stopped (SIGSTOP) or hangs in a driver does not react to SIGTERM. Torch's agent would wait half a
+minute for it, or without any limit if no other rank fails.
 """
 
+import os
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-from graphpipe.run.faults.rank_status import read_statuses
+from graphpipe.launch.hung_ranks import HungRanks
+from graphpipe.run.faults.rank_status import STATUS_FOLDER
 
 GRACE_SECONDS, POLL_SECONDS = 2.0, 0.2
 
 
 @contextmanager
-def kill_hung_ranks(folder: Path) -> Generator[None]:
-    """While the block runs, kill the ranks that have not ended a moment after one has failed.
+def kill_hung_ranks(folder: Path, ranks: HungRanks) -> Generator[None]:
+    """While the block runs, kill the ranks that hang, and those that have not ended a moment after one has failed.
 
-    Only child processes of this process that have written a rank status are killed.
+    Only processes that this one has started as ranks are killed.
 
     Args:
         folder: the ranks' status files and error files.
+        ranks: that the block starts.
     """
     over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(folder, over), daemon=True, name="graphpipe-kill-hung-ranks")
+    thread = threading.Thread(target=_watch, args=(folder, ranks, over), daemon=True, name="graphpipe-kill-hung-ranks")
     thread.start()
     try:
         yield
@@ -35,18 +39,26 @@ def kill_hung_ranks(folder: Path) -> Generator[None]:
         thread.join()
 
 
-def _watch(folder: Path, over: threading.Event) -> None:
+def _watch(folder: Path, ranks: HungRanks, over: threading.Event) -> None:
+    found: dict[int, int] = {}
     while not over.wait(POLL_SECONDS):
-        if any(folder.rglob("error.json")):
+        if len(found) < ranks.count:
+            found |= _children(folder)
+        ranks.look(found)
+        if any(folder.rglob("error.json")) or ranks.failed():
             break
     end = time.monotonic() + GRACE_SECONDS
     while not over.wait(POLL_SECONDS):
         if time.monotonic() > end:
-            _kill_ranks(folder)
+            ranks.kill(range(ranks.count))
 
 
-def _kill_ranks(folder: Path) -> None:
-    ranks = {status.pid for status in read_statuses(folder)}
+def _children(folder: Path) -> dict[int, int]:
+    """Return the process ids of the ranks that this process has started, by rank."""
+    found: dict[int, int] = {}
     for child in psutil.Process().children():
-        if child.pid in ranks:
-            child.kill()
+        with suppress(psutil.Error):
+            own = child.environ()
+            if own.get(STATUS_FOLDER) == os.fspath(folder):
+                found[int(own.get("LOCAL_RANK", "0"))] = child.pid
+    return found

@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.launch.await_ranks import waiting_for_ranks
 from graphpipe.launch.exit_order import recording_exits
-from graphpipe.launch.first_failure import first_failure
+from graphpipe.launch.first_failure import RankFailed, first_failure
+from graphpipe.launch.hung_ranks import MARGIN_SECONDS, HungRanks
 from graphpipe.launch.kill_hung_ranks import kill_hung_ranks
 from graphpipe.launch.local_rendezvous import BACKEND
 from graphpipe.launch.parent_watch import hold_launcher_lock
@@ -41,10 +43,12 @@ def launch(
     port: int = 0,
     environment: Mapping[str, str] = _NO_VARIABLES,
     regroup: Regroup | None = None,
+    timeout_seconds: float = 300.0,
 ) -> None:
     """Run `nproc` ranks of a command on this machine, as torchrun would, and wait for them.
 
-    The ranks end when this process does, however it ends.
+    The ranks end when this process does, however it ends. A rank that hangs is killed (see `hung_ranks`). If all ranks
+    have done their work by then, this is a warning, not an error.
 
     Args:
         entry: a command, or `package.module:function`, which is called with the arguments as strings. A command should
@@ -56,6 +60,7 @@ def launch(
         environment: variables that the ranks get in addition to those of this process.
         regroup: decides whether the other ranks go on without a rank that is lost (see `run_regrouping`). None: they
             are stopped.
+        timeout_seconds: how long a rank may show no sign of life, and how long its process may take to end.
 
     Raises:
         InvalidInput: the port is in use.
@@ -72,20 +77,25 @@ def launch(
         recording_exits(nproc) as exits,
         _restored_signal_handlers(),
     ):
+        ranks = HungRanks(folder=Path(logs), count=nproc, limit_seconds=timeout_seconds + MARGIN_SECONDS)
         try:
             if regroup is None:
-                _run_agent([*command, *arguments], nproc, port, logs, exits)
+                _run_agent([*command, *arguments], nproc, port, logs, exits, ranks)
             else:
-                run_regrouping(
-                    [*command, *arguments], nproc, folder=Path(logs), port=port, exits=exits, regroup=regroup
-                )
+                run_regrouping([*command, *arguments], ranks, port=port, exits=exits, regroup=regroup)
+        except RankFailed as failure:
+            if not failure.after_work:
+                raise
+            warnings.warn(f"{failure.where}: {failure.what}. All ranks had done their work before.", stacklevel=2)
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise GraphPipeError(f"stopped by {error.sigval.name}") from None
 
 
-def _run_agent(command: Sequence[str], nproc: int, port: int, logs: str, exits: Sequence[int]) -> None:
+def _run_agent(
+    command: Sequence[str], nproc: int, port: int, logs: str, exits: Sequence[int], ranks: HungRanks
+) -> None:
     # Torch's agent stops all ranks as soon as one has failed.
     config = LaunchConfig(
         min_nodes=1,
@@ -99,11 +109,13 @@ def _run_agent(command: Sequence[str], nproc: int, port: int, logs: str, exits: 
         shutdown_timeout=SHUTDOWN_SECONDS,
         logs_specs=DefaultLogsSpecs(log_dir=logs),
     )
-    with kill_hung_ranks(Path(logs)), _silenced_agent():
+    with kill_hung_ranks(Path(logs), ranks), _silenced_agent():
         try:
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as error:
-            raise first_failure(error.failures, logs, exits) from None
+            raise first_failure(
+                error.failures, logs, exits, hung=ranks.killed, after_work=ranks.all_done(range(nproc))
+            ) from None
 
 
 def check_port(port: int) -> None:

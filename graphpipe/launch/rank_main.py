@@ -11,6 +11,7 @@ from functools import partial
 
 from graphpipe.collection_pause import collection_paused
 from graphpipe.errors import GraphPipeError
+from graphpipe.launch.life_notes import LifeNotes
 from graphpipe.launch.parent_watch import die_with_launcher
 from graphpipe.user_frames import describe_error
 
@@ -24,6 +25,9 @@ def run_as_rank(main: Callable[[], None]) -> int:
     error is printed. With GRAPHPIPE_DEBUG=1, the traceback of an unexpected error is printed, too.
     """
     die_with_launcher()
+    notes = LifeNotes.here()
+    if notes:
+        notes.begin()
     try:
         _recorded(main)
     except GraphPipeError as error:
@@ -38,6 +42,8 @@ def run_as_rank(main: Callable[[], None]) -> int:
         elif not _error_file_exists():
             print(f"error: {describe_error(error)}. GRAPHPIPE_DEBUG=1 shows the traceback.", file=sys.stderr)
         return 1
+    if notes:
+        notes.end()
     return 0
 
 

@@ -55,6 +55,10 @@ class RankProcesses:
             )
             self.ranks[number] = number
 
+    def pids(self) -> dict[int, int]:
+        """Return the process ids of the processes with a rank."""
+        return {number: self.started[number].pid for number in self.ranks}
+
     def ended(self) -> dict[int, int]:
         """Return the exit codes of the processes with a rank that have ended."""
         codes = {number: self.started[number].poll() for number in self.ranks}

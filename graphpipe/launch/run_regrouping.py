@@ -4,7 +4,8 @@
     0, 2, 3 have left        all did the same steps, and the caller has a plan for them
     ranks 0 1 2 train        processes 0, 2 and 3
 
-Anything else ends the launch, as it would without regrouping: a rank that hangs, ranks that have done different steps,
+A rank that is stopped (SIGSTOP) is killed then, and counts as lost. Anything else ends the launch, as it would without
+regrouping: a rank that hangs in another way, ranks that have done different steps,
 an error of the training itself, or a loss while ranks start or evaluate the model.
 """
 
@@ -13,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from graphpipe.launch.first_failure import RankFailed, first_failure
+from graphpipe.launch.hung_ranks import HungRanks
 from graphpipe.launch.local_rendezvous import free_port
 from graphpipe.launch.rank_processes import RankProcesses
 from graphpipe.launch.regroup_files import POLL_SECONDS, REGROUPS, RegroupFiles, Word
@@ -28,6 +29,8 @@ Regroup = Callable[[RankFailed, int], bool]
 whether they go on without the ranks that failed."""
 SILENT_SECONDS = 2.0
 """How long ranks may wait for each other before one of them counts as hung."""
+LOOK_SECONDS = 0.2
+"""Between two looks at the processes."""
 LATE_SECONDS = 30.0
 """How long a rank may compute before it notices a loss."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -35,9 +38,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def run_regrouping(
     command: Sequence[str],
-    count: int,
+    ranks: HungRanks,
     *,
-    folder: Path,
     port: int,
     exits: Sequence[int],
     regroup: Regroup,
@@ -46,8 +48,7 @@ def run_regrouping(
 
     Args:
         command: that every process runs.
-        count: number of ranks.
-        folder: for the files of the ranks.
+        ranks: that are started. Their folder is for the files of the ranks.
         port: where the ranks meet at first; 0 is any free port.
         exits: the process ids of ranks in the order in which they ended, which is appended to.
         regroup: see `Regroup`.
@@ -56,13 +57,14 @@ def run_regrouping(
         RankFailed: a rank failed, and the others could not go on. They have been stopped.
         SignalException: this process received a signal to stop.
     """
-    processes = RankProcesses(folder)
+    processes = RankProcesses(ranks.folder)
     _raise_for_signals()
     try:
-        processes.start(command, count, port or free_port(), {REGROUPS: "1"})
-        run = _Run(processes, RegroupFiles(folder), exits, regroup)
+        processes.start(command, ranks.count, port or free_port(), {REGROUPS: "1"})
+        run = _Run(processes, RegroupFiles(ranks.folder), exits, regroup, ranks)
         while len(run.processes.ended()) < len(processes.ranks):
             time.sleep(POLL_SECONDS)
+            run.kill_hung()
             if run.has_failed() and not run.goes_on():
                 raise run.end()
         if run.has_failed():
@@ -77,7 +79,15 @@ class _Run:
     files: RegroupFiles
     exits: Sequence[int]
     regroup: Regroup
+    hung: HungRanks
     generation: int = 0
+    looked: float = 0.0
+
+    def kill_hung(self) -> None:
+        """Kill the ranks that hang. They have failed then."""
+        if time.monotonic() - self.looked > LOOK_SECONDS:
+            self.looked = time.monotonic()
+            self.hung.look(self.processes.pids())
 
     def has_failed(self) -> bool:
         """True if a process has failed, or a rank has left."""
@@ -89,7 +99,7 @@ class _Run:
         if not lost:
             return False
         done = {*self.files.steps().values()}
-        failure = first_failure(self.processes.failures(lost), self.files.folder, self.exits)
+        failure = self._failure(lost)
         if {self.processes.ranks[number] for number in lost} != {*failure.failed} or len(done) > 1:
             return False
         if not self.regroup(failure, done.pop()):
@@ -103,8 +113,17 @@ class _Run:
         self.files.give_word(Word(ranks={}))
         self.processes.wait(SILENT_SECONDS, [*left])  # They report what they have lost.
         self.processes.stop()
-        failed = [number for number, code in self.processes.ended().items() if code]
-        return first_failure(self.processes.failures(failed), self.files.folder, self.exits)
+        return self._failure([number for number, code in self.processes.ended().items() if code])
+
+    def _failure(self, numbers: Sequence[int]) -> RankFailed:
+        ranks = self.processes.ranks
+        return first_failure(
+            self.processes.failures(numbers),
+            self.files.folder,
+            self.exits,
+            hung={ranks[number]: why for number, why in self.hung.killed.items() if number in ranks},
+            after_work=self.hung.all_done([*ranks]),
+        )
 
     def _wait_for_others(self) -> list[int]:
         """Return the processes that are lost once all others have left; none if that does not happen."""
@@ -118,10 +137,20 @@ class _Run:
                 return [*ended] if left else []
             if not all(self.files.training(number).exists() for number in silent):
                 return []
-            if not ended and time.monotonic() - began > SILENT_SECONDS:
+            late = time.monotonic() - began > SILENT_SECONDS
+            if late and self._kill_stopped([*silent]):
+                continue
+            if not ended and late:
                 return []
             time.sleep(POLL_SECONDS)
         return []
+
+    def _kill_stopped(self, silent: Sequence[int]) -> bool:
+        stopped = self.hung.stopped(silent)
+        self.hung.killed.update(dict.fromkeys(stopped, "was stopped (SIGSTOP), so it was killed"))
+        self.hung.kill(stopped)
+        self.processes.wait(SILENT_SECONDS, stopped)
+        return bool(stopped)
 
     def _begin_generation(self, lost: Sequence[int]) -> None:
         remaining = [number for number in self.processes.ranks if number not in lost]

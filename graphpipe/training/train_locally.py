@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from graphpipe.cluster import Cluster
+from graphpipe.launch.first_failure import RankFailed
 from graphpipe.launch.launcher import check_port, launch
 from graphpipe.plans import Plan
 from graphpipe.training.config.settings import TrainConfig
@@ -69,7 +70,18 @@ def _run_ranks(
     folder, plan = prepared.folder, prepared.plan
     if not config.run.elastic:
         arguments = [str(folder), *(["resume"] if resume else [])]
-        launch(RANK_ENTRY, len(plan.used_devices), arguments=arguments, port=config.run.port)
+        try:
+            launch(
+                RANK_ENTRY,
+                len(plan.used_devices),
+                arguments=arguments,
+                port=config.run.port,
+                timeout_seconds=config.run.timeout_seconds,
+            )
+        except RankFailed as failure:
+            if not folder.metrics.exists():
+                raise
+            tell(f"{failure} The results were written before")
         return plan
 
     def next_plan(cluster: Cluster) -> Plan:

@@ -10,8 +10,13 @@ import torch
 from cli_cases import TASK, Run, torchrun
 from safetensors.torch import load_file
 
+from graphpipe.files.json_body import to_body
+from graphpipe.launch.first_failure import RankFailed
 from graphpipe.plans import Plan
 from graphpipe.trace import Trace
+from graphpipe.training.run_folder.metrics_log import StepMetrics
+from graphpipe.training.run_folder.run_folder import RunFolder
+from graphpipe.training.run_folder.train_result import TrainResult
 
 RESULT = {
     *("stages", "depth", "steps", "loss_first", "loss_last", "accuracy"),
@@ -117,6 +122,24 @@ def test_an_interrupted_training_says_how_to_resume(
     assert ran.err.splitlines()[-1] == "graphpipe: interrupted"
     assert ("--resume runs/tiny-1 continues" in ran.out) is checkpoint
     assert ("train.checkpoint_every=STEPS makes some" in ran.out) is not checkpoint
+
+
+def test_a_rank_that_is_lost_after_the_results_were_written_is_not_an_error(
+    run: Run, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank was stopped before it had noted that its work was done, but rank 0 had written all results."""
+
+    def lose(*_: object, **__: object) -> None:
+        folder = RunFolder(Path("runs/tiny-1"))
+        history = [StepMetrics(step=1, loss=1.0, seconds=1.0)]
+        result = TrainResult.of(Plan.load(folder.plan), history, loss=None, accuracy=None, recoveries=())
+        folder.metrics.write_text(json.dumps(to_body(result)))
+        raise RankFailed(1, "was stopped", kind="", host="", seen=0.0, failed=(1,))
+
+    monkeypatch.setattr(import_module("graphpipe.training.train_locally"), "launch", lose)
+    ran = run("train", config)
+    assert ran.code == 0
+    assert "rank 1: was stopped. The other ranks were stopped. The results were written before" in ran.out + ran.err
 
 
 @pytest.mark.parametrize("word", ["plan.micro_batch=5", "plan.planner=grafpipe", "plan.schedule=zb-h2"])

@@ -113,6 +113,11 @@ def test_failures_that_follow_from_another_are_not_reported_as_its_cause() -> No
         "rank 2: exited with code 3. The other ranks were stopped."
     )
     assert str(first_failure({0: lost, 1: stopped})).startswith("rank 0: PeerLost: rank 2 died.")
+    # This rank had not even begun when the other gave up. It hung while it loaded the task, and the other was named.
+    stalled = ProcessFailure(local_rank=0, pid=0, exitcode=1, error_file="")
+    stalled.error_file_data = {"message": {"message": "PeerStalled: another rank did not answer", "extraInfo": {}}}
+    found = str(first_failure({0: stalled, 1: stopped}))
+    assert found.startswith("rank 1: did not answer the other ranks within the time limit.")
     # This rank recorded its error, but was stopped before it exited, because a peer had noticed its loss first.
     stopped.error_file_data = {"message": {"message": "InvalidInput: is spoiled", "extraInfo": {}}}
     assert str(first_failure({0: lost, 1: stopped})).startswith("rank 1: InvalidInput: is spoiled.")

@@ -68,3 +68,17 @@ def test_a_rank_that_hangs_is_not_left_behind(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"^rank 1 "):
         launch("run_jobs:regroup", 2, arguments=[str(tmp_path), "hang", "7,7"], regroup=launcher.regroup)
     assert not launcher.asked
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_rank_that_is_stopped_is_lost_with_one_that_dies(tmp_path: Path) -> None:
+    """The launcher waited half a minute for it, as for one that computes, and then all ranks started again."""
+    launcher = Launcher(True)
+    launch("run_jobs:regroup", 4, arguments=[str(tmp_path), "stop", "7,7,7,7"], regroup=launcher.regroup)
+    assert launcher.asked == [((1, 2), 7)]
+    assert {path.name: path.read_text().split() for path in tmp_path.iterdir()} == {
+        "0": ["0/4", "0/2"],
+        "1": ["1/4"],
+        "2": ["2/4"],
+        "3": ["3/4", "1/2"],
+    }

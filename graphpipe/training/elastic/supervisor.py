@@ -140,6 +140,7 @@ class Supervisor:
             port=self.settings.port,
             environment=visible_gpus(self.cluster, names) if self.losses else {},
             regroup=regroup if self.settings.reroute else None,
+            timeout_seconds=self.settings.timeout_seconds,
         )
 
     def _reroute(self, current: "_Launched", failure: RankFailed, steps: int) -> bool:

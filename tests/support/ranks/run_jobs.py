@@ -1,5 +1,6 @@
 """Jobs of launched ranks: functions called by name with strings."""
 
+import atexit
 import os
 import signal
 import sys
@@ -127,13 +128,14 @@ def regroup(folder: str, doomed: str, steps: str) -> None:
 
     Args:
         folder: for the notes.
-        doomed: the process that dies in each generation, or `hang`: process 1 hangs.
+        doomed: the process that dies in each generation, or `hang`: process 1 hangs, or `stop`: process 1 dies, and
+            process 2 is stopped.
         steps: done by each process; -1 if it cannot go on.
     """
     here = Regrouping.here()
     assert here is not None
     own = [int(each) for each in steps.split(",")][here.process]
-    for dies in [*map(int, doomed.split(",")), -1] if doomed != "hang" else [-2]:
+    for dies in {"hang": [-2], "stop": [1, -1]}.get(doomed) or [*map(int, doomed.split(",")), -1]:
         rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
         status = StatusWriter(int(rank), ["only"])
         with (Path(folder) / str(here.process)).open("a", encoding="utf-8") as file:
@@ -145,6 +147,8 @@ def regroup(folder: str, doomed: str, steps: str) -> None:
                 time.sleep(0.01)
             if dies == -2 and here.process == 1:
                 time.sleep(1000)
+            if doomed == "stop" and here.process == 2:
+                os.kill(os.getpid(), signal.SIGSTOP)
             if here.process == dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             status.write("receive", peer=1)
@@ -153,3 +157,22 @@ def regroup(folder: str, doomed: str, steps: str) -> None:
                 here.stay()
             if own < 0 or not here.leave(own):
                 raise (PeerStalled if dies == -2 else PeerLost)("rank 1 is gone")
+
+
+def hang(folder: str, how: str) -> None:
+    """Let rank 1 hang where nobody waits for it, and note the process ids.
+
+    Args:
+        folder: for the notes.
+        how: `stopped at the end` or `late at the end`: while its process ends; `idle`: after rank 0 has ended;
+            `all stopped`: both ranks, at the beginning.
+    """
+    rank = os.environ["RANK"]
+    (Path(folder) / rank).write_text(str(os.getpid()))
+    if how == "all stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == "0":
+        return
+    if how == "idle":
+        time.sleep(1000)
+    atexit.register(lambda: os.kill(os.getpid(), signal.SIGSTOP) if how.startswith("stopped") else time.sleep(1000))

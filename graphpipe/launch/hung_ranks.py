@@ -1,0 +1,166 @@
+"""`HungRanks`: finds ranks whose processes hang where no other rank waits for them, and kills them.
+
+Ranks that wait for a silent rank give up after a time limit, and then the launch ends. But nobody waits for a rank that
+has done its work, for the last one that works, for a single rank, or if all ranks are silent. Such a rank hangs if
+
+- its process is stopped (SIGSTOP) for longer than the limit, at any time;
+- its process has not ended so long after its work was done;
+- other ranks have ended, and it has used no processor for so long.
+
+A rank that has done its work is killed only when no other rank works any more.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from graphpipe.launch.life_notes import LifeNotes
+
+MARGIN_SECONDS = 5.0
+"""Ranks that wait for a silent one give up first: they know what it was to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glimpse:
+    """What a process looks like from outside."""
+
+    stopped: bool
+    """By SIGSTOP, not by a debugger."""
+    done: bool
+    """Its work is done."""
+    used_seconds: float
+    """Processor time of it and its children."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HungRanks:
+    """The ranks of a launch, and when each of them last showed a sign of life."""
+
+    folder: Path
+    """Of the notes of the ranks."""
+    count: int
+    """Number of processes that were started."""
+    limit_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    killed: dict[int, str] = field(default_factory=dict[int, str])
+    """Why ranks were killed, by the number of their process."""
+    _processes: dict[int, dict[int, psutil.Process]] = field(default_factory=dict[int, dict[int, psutil.Process]])
+    _signs: dict[int, tuple[object, float]] = field(default_factory=dict[int, tuple[object, float]])
+
+    def look(self, children: Mapping[int, int]) -> None:
+        """Kill the ranks that hang.
+
+        Args:
+            children: the process ids of processes that this process has started, by number.
+        """
+        self._find(children)
+        running = self.running()
+        seen = {number: self._glimpse(number, alone=len(running) < len(self._processes)) for number in running}
+        for number, reason in self.note(seen, others_ended=len(running) < len(self._processes)).items():
+            self.killed[number] = reason
+            self.kill([number])
+
+    def note(self, seen: Mapping[int, Glimpse], *, others_ended: bool) -> dict[int, str]:
+        """Return which ranks to kill now, and why.
+
+        Args:
+            seen: the ranks that run, now.
+            others_ended: ranks have ended already.
+        """
+        hung: dict[int, str] = {}
+        now = self.clock()
+        for number, glimpse in seen.items():
+            sign, reason = self._sign(glimpse, others_ended=others_ended)
+            before, since = self._signs.get(number, (None, now))
+            if sign is None or sign != before:
+                since = now
+            self._signs[number] = sign, since
+            if now - since > self.limit_seconds:
+                hung[number] = reason
+        some_work = any(number not in hung for number in seen)
+        return {number: reason for number, reason in hung.items() if not (some_work and seen[number].done)}
+
+    def _sign(self, glimpse: Glimpse, *, others_ended: bool) -> tuple[object, str]:
+        # A value that changes as long as the rank lives (None: it lives), and what is wrong if it does not.
+        limit = f"for {self.limit_seconds:g} s"
+        if glimpse.stopped:
+            return "stopped", f"was stopped (SIGSTOP) {limit}, so it was killed"
+        if glimpse.done:
+            return "done", f"had not ended {self.limit_seconds:g} s after its work was done, so it was killed"
+        if others_ended:
+            return glimpse.used_seconds, f"did nothing {limit} after other ranks had ended, so it was killed"
+        return None, ""
+
+    def running(self) -> list[int]:
+        """Return the numbers of the processes that run, of those that were found."""
+        return [number for number, own in self._processes.items() if any(map(_runs, own.values()))]
+
+    def stopped(self, numbers: Collection[int]) -> list[int]:
+        """Return which of these processes are stopped (SIGSTOP)."""
+        return [number for number in numbers if any(map(_is_stopped, self._processes.get(number, {}).values()))]
+
+    def failed(self) -> bool:
+        """Return whether a rank has ended before its work was done."""
+        running = self.running()
+        notes = [self._notes(number) for number in self._processes if number not in running]
+        return any(note.pid is not None and not note.is_done for note in notes)
+
+    def all_done(self, numbers: Collection[int]) -> bool:
+        """Return whether these ranks have done their work."""
+        return all(self._notes(number).is_done for number in numbers)
+
+    def kill(self, numbers: Collection[int]) -> None:
+        """Kill processes."""
+        for number in numbers:
+            for process in self._processes.get(number, {}).values():
+                with suppress(psutil.Error):
+                    process.kill()
+
+    def _notes(self, number: int) -> LifeNotes:
+        return LifeNotes(self.folder, number)
+
+    def _find(self, children: Mapping[int, int]) -> None:
+        # A rank may be a descendant of the process that was started for it.
+        for number in range(self.count):
+            own = self._processes.setdefault(number, {})
+            for pid in {children.get(number), self._notes(number).pid} - {None, *own}:
+                with suppress(psutil.Error):
+                    own[pid] = psutil.Process(pid)  # pyright: ignore[reportArgumentType]
+            if not own:
+                del self._processes[number]
+
+    def _glimpse(self, number: int, *, alone: bool) -> Glimpse:
+        own = self._processes[number].values()
+        return Glimpse(
+            stopped=any(map(_is_stopped, own)),
+            done=self._notes(number).is_done,
+            used_seconds=sum(map(_used_seconds, own)) if alone else 0.0,
+        )
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
+def _used_seconds(process: psutil.Process) -> float:
+    used = 0.0
+    with suppress(psutil.Error):
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                times = each.cpu_times()
+                used += times.user + times.system
+    return used
