@@ -55,6 +55,7 @@ OTHERS: dict[str, Callable[[], Family]] = {
     "table-transformer": detector("TableTransformerForObjectDetection", "table-transformer"),
     "moonshine": other("AutoModelForSpeechSeq2Seq", "moonshine", labels=True, **_MOONSHINE),
     "dinov3_vit": other("AutoModel", "dinov3_vit", pos_embed_rescale=None),
+    "sapiens2": other("AutoModel", "sapiens2", pos_embed_rescale=None),
     "swin2sr": other(
         "Swin2SRForImageSuperResolution", "swin2sr", depths=[2, 2], num_heads=[2, 2], window_size=4, patch_size=1
     ),

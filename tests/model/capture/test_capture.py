@@ -535,6 +535,37 @@ def test_a_submodule_that_stays_whole_may_decide_by_values(otherwise: str) -> No
     assert graph.order == ("0", "1")
 
 
+class GuardedInTraining(nn.Module):
+    """Decides by values in training, as the layers of Deformable DETR do, and never reads its second argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, unread: Tensor) -> Tensor:
+        x = self.linear(x)
+        return x.clamp(-1, 1) if self.training and not torch.isfinite(x).all() else x
+
+
+def test_layers_that_decide_by_values_only_in_training_come_apart() -> None:
+    # In evaluation they were seen to leave an argument unread, in training not: "behaves differently", and the module
+    # around them stayed whole.
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.dropout = nn.ModuleList([GuardedInTraining(), GuardedInTraining()]), 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            levels = torch.as_tensor([[8, 8], [4, 4]]).prod(1).cumsum(0)
+            x = nn.functional.dropout(x, self.dropout, training=self.training)
+            for layer in self.layers:
+                x = layer(x, levels)
+            return x
+
+    graph = capture(nn.Sequential(Encoder(), nn.Linear(4, 4)), torch.randn(2, 4))
+    assert graph.order == ("0.layers.0", "0.layers.1", "1")
+
+
 def test_a_submodule_whose_result_has_another_shape_for_other_values_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"returns something else if the values"):
         capture(nn.Sequential(Guarded("cut"), nn.Linear(4, 4)), torch.randn(2, 4))

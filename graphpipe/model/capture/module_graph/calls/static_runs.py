@@ -58,13 +58,17 @@ class StaticRuns:
         except ValueError as error:
             raise CannotExpress(path.rpartition(".")[0], f"passes {path} {error}") from None
         module = self.root.get_submodule(path)
-        rest = (module.training, path in self.hidden, str(spec), *(_key(leaf) for each in given for leaf in each))
-        if (key := (self._structures.of(path), *rest)) in self._known:
+        rest = (path in self.hidden, str(spec), *(_key(leaf) for each in given for leaf in each))
+        if (key := (self._structures.of(path), module.training, *rest)) in self._known:
             return self._known[key]
         self._alive += given
         with self._structures.observed(path):
             found = self._run(path, module, spec, given)
-        self._known[(self._structures.of(path), *rest)] = found
+        structure = self._structures.of(path)
+        in_training = self._known.get((structure, True, *rest))
+        if in_training is not None and not module.training:
+            found = _no_more_than(found, in_training)
+        self._known[(structure, module.training, *rest)] = found
         return found
 
     def _run(self, path: str, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> CallOutcome:
@@ -102,6 +106,12 @@ class StaticRuns:
             unread=few.unread,
             repeatable=few.repeatable,
         )
+
+
+def _no_more_than(found: CallOutcome, in_training: CallOutcome) -> CallOutcome:
+    # In evaluation glue must be the same. A layer that asks for values only in training may read any argument there.
+    unread = tuple(position for position in found.unread if position in in_training.unread)
+    return replace(found, unread=unread, beside=found.beside & in_training.beside)
 
 
 def _at(leaf: Any, samples: int) -> Any:
