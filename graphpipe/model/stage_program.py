@@ -51,6 +51,11 @@ class StageProgram(Protocol):
         ...
 
     @property
+    def output_dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """Dtypes of the leaves of the model's output; None for what is not a tensor. Empty: they are not known."""
+        ...
+
+    @property
     def module(self) -> nn.Module:
         """The module that this stage runs; its parameters are the user's."""
         ...

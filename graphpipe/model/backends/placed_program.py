@@ -106,6 +106,11 @@ class PlacedProgram:
         return self.whole.is_output
 
     @property
+    def output_dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """See StageProgram."""
+        return self.whole.output_dtypes
+
+    @property
     def parameter_names(self) -> Mapping[str, str]:
         """See StageProgram."""
         return self.whole.parameter_names

@@ -12,15 +12,17 @@ from graphpipe.model.function_caches import without_caches
 from graphpipe.model.inputs import blank
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import ValueSpec
-from graphpipe.model.torch_private import fake_mode
+from graphpipe.model.torch_private import fake_mode, flatten
 
 SAMPLES = 2
 
 
 def autocast_specs(
     programs: Sequence[ModuleStage], inputs: Sequence[Input], device: torch.device, dtype: torch.dtype
-) -> dict[int, tuple[ValueSpec, ...]]:
+) -> tuple[dict[int, tuple[ValueSpec, ...]], tuple[torch.dtype | None, ...]]:
     """Return the values on every edge, by position in `Plan.edges`, with their dtypes under autocast.
+
+    The second result are the dtypes of the leaves of the model's output (see `StageProgram`).
 
     Args:
         programs: of all stages, in topological order.
@@ -32,10 +34,14 @@ def autocast_specs(
     with mode:
         values: dict[str, Tensor] = {name: each.to(device) for name, each in blank(inputs, SAMPLES).items()}
     specs: dict[int, tuple[ValueSpec, ...]] = {}
+    outputs: tuple[torch.dtype | None, ...] = ()
     for program in programs:
         fake = replace(program, module=fake_copy(program.module, mode, device))
         with without_caches(program.module), mode, torch.no_grad(), torch.autocast(device.type, dtype=dtype):
-            values |= fake(values)[0]
-        for edge, sent in program.sends.items():
-            specs[edge] = tuple(replace(spec, dtype=values[spec.name].dtype) for spec in sent)
-    return dict(sorted(specs.items()))
+            sent, output = fake(values)
+        values |= sent
+        if program.is_output:
+            outputs = tuple(each.dtype if isinstance(each, Tensor) else None for each in flatten(output)[0])
+        for edge, known in program.sends.items():
+            specs[edge] = tuple(replace(spec, dtype=values[spec.name].dtype) for spec in known)
+    return dict(sorted(specs.items())), outputs

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, fx, nn
 
 from graphpipe.model.stage_program import ValueSpec
@@ -31,6 +32,7 @@ class ModuleStage:
     """Names of the values it returns first, in order."""
     output_spec: TreeSpec
     """The containers of the model's output."""
+    output_dtypes: tuple[torch.dtype | None, ...] = ()
 
     def __call__(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:
         """Compute the stage (see StageProgram)."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor, fx, nn
 
 from graphpipe.costs import regions
@@ -180,17 +181,19 @@ def _build(
     mine = [node for node in captured.module_graph.graph.nodes if where.get(node) == stage]
     graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, plan.stages[stage]))
     inner = stage_module(submodules, captured, graph)
+    outputs = [node for node in mine if node.op == "output"]
     return ModuleStage(
         module=inner,
         model_inputs=tuple(model_inputs),
         receives=dict(sorted(receives.items())),
         sends=dict(sorted(sends.items())),
-        is_output=any(node.op == "output" for node in mine),
+        is_output=bool(outputs),
         parameter_names={name: names[id(tensor)] for name, tensor in inner.named_parameters()},
         buffer_names={name: names[id(tensor)] for name, tensor in inner.named_buffers()},
         arguments=(*model_inputs, *(value.name for value in received)),
         sent=tuple(value.name for value in sent),
         output_spec=captured.module_graph.output_spec,
+        output_dtypes=tuple(_dtype(captured, leaf) for node in outputs for leaf in _leaves(node)),
     )
 
 
@@ -200,6 +203,17 @@ def _region_of(captured: Captured, stage: Stage) -> dict[fx.Node, str]:
     found = zip(names, regions(stage.ops, names), strict=True)
     nodes = ((node, name) for name, ops in found for op in ops for node in captured.nodes[op])
     return {node: name for node, name in nodes if node.target is not written}  # what is written stays written
+
+
+def _leaves(output: fx.Node) -> Sequence[object]:
+    (leaves,) = output.args
+    assert isinstance(leaves, Sequence)
+    return leaves
+
+
+def _dtype(captured: Captured, leaf: object) -> torch.dtype | None:
+    reading = captured.readings.get(leaf) if isinstance(leaf, fx.Node) else None
+    return None if reading is None or reading.shape is None else reading.dtype
 
 
 def _spec(captured: Captured, value: fx.Node) -> ValueSpec:

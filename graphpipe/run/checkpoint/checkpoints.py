@@ -30,6 +30,9 @@ from graphpipe.run.pipeline import Pipeline
 POLL_SECONDS, GRACE_SECONDS = 0.02, 5.0
 
 
+_NOTHING_LOST = "The checkpoint is unchanged: resume once there is more memory, or with a plan for more devices."
+
+
 class Checkpoints:
     """The checkpoints of a pipeline in one folder that all ranks can access. All ranks call its methods alike (SPMD).
 
@@ -114,13 +117,16 @@ class Checkpoints:
         Raises:
             InvalidInput: there is no checkpoint, or it is of another model, optimizer, seed or mini-batch size.
             CheckpointCorrupt: every checkpoint is damaged.
+            OutOfMemory: on this rank. The checkpoint is unchanged.
             PeerLost, PeerStalled: another rank is gone.
         """
         self.wait()
-        world = self._pipeline.world
+        world, monitor = self._pipeline.world, self._pipeline.monitor
+        monitor.status.write("resume")
         # Rank 0 reads every byte of the checkpoint, which may take longer than the time limit for a silent rank.
         name = collective_call(world, lambda: newest_resumable(self.folder).name if world.rank == 0 else "", slow=True)
-        training = restore(world, self._pipeline.state, self.folder / world.exchange(name)[0])
+        with reporting_out_of_memory(monitor, _NOTHING_LOST):
+            training = restore(world, self._pipeline.state, self.folder / world.exchange(name)[0])
         self._pipeline.resume(training.step, training.loss_scale)
         return training
 

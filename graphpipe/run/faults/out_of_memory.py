@@ -11,19 +11,23 @@ import torch
 from graphpipe.errors import OutOfMemory
 from graphpipe.run.faults.status_reporter import StatusReporter
 
+REMEDY = "Plan smaller micro-batches, recomputation, or more devices for this stage."
+
 
 @contextmanager
-def reporting_out_of_memory(monitor: StatusReporter) -> Generator[None]:
+def reporting_out_of_memory(monitor: StatusReporter, remedy: str = REMEDY) -> Generator[None]:
     """Turn a failed allocation in the block into `OutOfMemory`, which names what the rank was doing."""
     try:
         yield
+    except OutOfMemory:
+        raise
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
         raise OutOfMemory(
             f"out of memory: {next(iter(str(error).splitlines()), '')}",
             where=str(monitor.last_status),
-            remedy="Plan smaller micro-batches, recomputation, or more devices for this stage.",
+            remedy=remedy,
         ) from error
 
 

@@ -38,6 +38,7 @@ _PHASES = (
     "optimizer",
     "buffers",
     "checkpoint",
+    "resume",
 )
 _PHASE_NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}
 _COMPUTING = ("forward", "backward")
@@ -45,6 +46,7 @@ _DESCRIPTIONS = {
     "start": "starting",
     "data": "between two steps",
     "agree": "comparing its mini-batch with the other ranks'",
+    "resume": "reading its checkpoint",
     "summary": "waiting for all ranks to end the step",
 }
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.stage_program import StageProgram, ValueSpec
-from graphpipe.model.torch_private import non_leaf_alias
+from graphpipe.model.torch_private import flatten, non_leaf_alias
 
 EdgeSpecs = Mapping[int, tuple[ValueSpec, ...]]
 
@@ -42,6 +42,28 @@ def check_outputs(outputs: Mapping[str, Tensor], specs: EdgeSpecs, rows: int, st
                 f"its consumers expect {_show(spec.dtype)}{list(shape)}",
                 where=f"stage '{stage}'",
                 remedy="Give samples of the same shape as the example inputs (pad them), and keep samples first.",
+            )
+
+
+def check_result(result: object, dtypes: Sequence[torch.dtype | None], stage: str) -> None:
+    """Check the dtypes of the model's output, which no consumer checks.
+
+    Args:
+        result: the model's output.
+        dtypes: of its leaves, as the model was captured; None for what was not a tensor.
+        stage: that has computed it.
+
+    Raises:
+        InvalidInput: a dtype differs.
+    """
+    leaves: list[object] = [result] if isinstance(result, Tensor) else flatten(result)[0]
+    for number, (leaf, dtype) in enumerate(zip(leaves, dtypes, strict=False), 1):
+        if isinstance(leaf, Tensor) and dtype is not None and leaf.dtype != dtype:
+            which = f"tensor {number} of the model's output" if len(leaves) > 1 else "the model's output"
+            raise InvalidInput(
+                f"{which} is {_show(leaf.dtype)}, it was captured as {_show(dtype)}",
+                where=f"stage '{stage}'",
+                remedy=f"Return the same dtype for every mini-batch: .to(torch.{_show(dtype)}).",
             )
 
 

@@ -14,7 +14,7 @@ from graphpipe.plans.sharding import SampleRange, count_micro_batches
 from graphpipe.run.comm.rank_placement import ReplicaSlot
 from graphpipe.run.device.rng import derive_seed, seed
 from graphpipe.run.faults.status_reporter import StatusReporter
-from graphpipe.run.stage.edge_values import check_outputs, enter
+from graphpipe.run.stage.edge_values import check_outputs, check_result, enter
 from graphpipe.run.stage.loss import LossFunction, is_exact, mean_loss, sum_of
 from graphpipe.run.stage.micro_batch import Computed, MicroBatch
 from graphpipe.run.stage.mini_batch import MiniBatch
@@ -227,6 +227,8 @@ class StageReplica:
             outputs = {name: monitor.corrupt("forward", value) for name, value in outputs.items()}
         if program.sends:
             check_outputs(outputs, {edge: batch.specs[edge] for edge in program.sends}, len(rows), self.stage_name)
+        if batch.training and program.output_dtypes:
+            check_result(result, program.output_dtypes, self.stage_name)
         if program.is_output and loss_fn is not None:
             loss = mean_loss(loss_fn, result, batch.target_rows(rows, self.device))
             if monitor.injector.armed:

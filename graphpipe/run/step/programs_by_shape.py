@@ -1,7 +1,7 @@
 """Stage programs and the values on their edges, by the shapes of the inputs; built on first use, then kept."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,8 @@ class ProgramsByShape:
     def _fit(self, inputs: Inputs, programs: tuple[ModuleStage, ...]) -> ShapedPrograms:
         specs = edge_specs(programs)
         if self._precision in DTYPES:
-            specs = autocast_specs(programs, inputs, self._device, DTYPES[self._precision])
+            specs, dtypes = autocast_specs(programs, inputs, self._device, DTYPES[self._precision])
+            programs = tuple(replace(each, output_dtypes=dtypes) if each.is_output else each for each in programs)
         return ShapedPrograms(inputs=inputs, programs=programs, specs=specs)
 
 

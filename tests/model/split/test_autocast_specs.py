@@ -52,7 +52,7 @@ def test_the_dtypes_and_bytes_are_those_of_a_real_run(precision: Precision) -> N
     stages = [HandStage(ops=names, devices=(at,), micro_batch=4) for at, names in enumerate((ops[:cut], ops[cut:]))]
     plan = hand_plan(graph, estimate(graph, cluster), cluster, batch_size=4, stages=stages)
     programs = split(model, plan)
-    specs = autocast_specs(programs, graph.inputs, torch.device("cpu"), dtype)
+    specs, outputs = autocast_specs(programs, graph.inputs, torch.device("cpu"), dtype)
     values: dict[str, Tensor] = dict(x)
     with torch.autocast("cpu", dtype=dtype):
         sent, _ = programs[0](values)
@@ -61,6 +61,7 @@ def test_the_dtypes_and_bytes_are_those_of_a_real_run(precision: Precision) -> N
     assert isinstance(output, Tensor)
     assert output.dtype == dtype
     assert torch.equal(output, expected)
+    assert outputs == (dtype,)
     found = {spec.name: spec for spec in specs[0]}
     assert {name: spec.dtype for name, spec in found.items()} == {name: sent[name].dtype for name in found}
     assert {torch.bool, dtype} <= {spec.dtype for spec in found.values()}

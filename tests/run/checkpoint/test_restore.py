@@ -16,7 +16,7 @@ from run_ranks import run_ranks
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, SequentialLR
 
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, OutOfMemory
 from graphpipe.model import DagModule
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
@@ -50,6 +50,22 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     assert (
         message == f"{tmp_path}/nowhere: holds no checkpoint. Checkpoints are made with train.checkpoint_every=STEPS."
     )
+
+
+def test_memory_that_runs_out_while_a_checkpoint_is_read_is_not_a_lost_rank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `RuntimeError` of torch, after which an elastic run counted the rank as lost and went on with less memory."""
+    pipeline, _ = pipeline_of("four")
+
+    def run_out(*_: object) -> None:
+        torch.empty(2**60, dtype=torch.uint8)
+
+    monkeypatch.setattr("graphpipe.run.checkpoint.restore.read_parameters", run_out)
+    with pytest.raises(OutOfMemory, match=r"step 1, reading its checkpoint: out of memory: .*checkpoint is unchanged"):
+        Checkpoints(pipeline, folder).load()
+    monkeypatch.undo()
+    assert Checkpoints(pipeline, folder).load().step == 1
 
 
 @pytest.mark.parametrize(

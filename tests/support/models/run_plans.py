@@ -140,6 +140,7 @@ class HandStage:
     sends: Mapping[int, tuple[ValueSpec, ...]]
     is_output: bool
     result: str
+    output_dtypes = ()
 
     @property
     def parameter_names(self) -> Mapping[str, str]:
