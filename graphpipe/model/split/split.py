@@ -213,7 +213,7 @@ def _leaves(output: fx.Node) -> Sequence[object]:
 
 def _dtype(captured: Captured, leaf: object) -> torch.dtype | None:
     reading = captured.readings.get(leaf) if isinstance(leaf, fx.Node) else None
-    return None if reading is None or reading.shape is None else reading.dtype
+    return reading and reading.dtype
 
 
 def _spec(captured: Captured, value: fx.Node) -> ValueSpec:
