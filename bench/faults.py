@@ -1,9 +1,10 @@
 """A campaign of faults: runs of `graphpipe train` on local ranks, each with a fault drawn at random.
 
-    python -m bench faults [--count N] [--seed S] [--together 2] [--redo]
+    python -m bench faults [--count N] [--seed S] [--together 2] [--redo] [--again FIRST LAST]
 
 Each draw is appended to `bench/results/faults.jsonl` when it is judged. A second call goes on where the first ended,
-until there are N draws. `--redo` carries out those draws again that had a problem, whose folders are kept.
+until there are N draws. `--redo` carries out those draws again that had a problem, whose folders are kept, and
+`--again` those of a range. What is carried out again replaces the row before.
 `bench.fault_draws` says what is drawn, `bench.fault_expectations` what must happen, `bench.fault_checks` judges it.
 """
 
@@ -68,9 +69,13 @@ def main(options: Sequence[str] = ()) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--together", type=int, default=1, help="draws that are carried out at the same time")
     parser.add_argument("--redo", action="store_true", help="carry out again what had a problem")
+    parser.add_argument(
+        "--again", type=int, nargs=2, default=(0, -1), metavar="NUMBER", help="first and last of a range"
+    )
     chosen = parser.parse_args(options)
     rows = {row["number"]: row for row in _rows() if row["seed"] == chosen.seed}
     again = {number for number, row in rows.items() if chosen.redo and row["problems"]}
+    again |= {*range(chosen.again[0], chosen.again[1] + 1)}
     missing = [draw(chosen.seed, number) for number in range(chosen.count) if number not in rows or number in again]
     for row in _carry_out_all(missing, chosen.together):
         rows[row["number"]] = row | {"seed": chosen.seed}
