@@ -5,7 +5,7 @@ has done its work, for the last one that works, for a single rank, or if all ran
 
 - its process is stopped (SIGSTOP) for longer than the limit, at any time;
 - its process has not ended so long after its work was done;
-- other ranks have ended, and it has used no processor for so long.
+- other ranks have ended, and it has used no processor for so long, and does not wait for a disk.
 
 A rank that has done its work is killed only when no other rank works any more.
 """
@@ -34,6 +34,8 @@ class Glimpse:
     """Its work is done."""
     used_seconds: float
     """Processor time of it and its children."""
+    waits_for_disk: bool = False
+    """Of a slow file system, for example. It could not be killed either."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class HungRanks:
             return "stopped", f"was stopped (SIGSTOP) {limit}, so it was killed"
         if glimpse.done:
             return "done", f"had not ended {self.limit_seconds:g} s after its work was done, so it was killed"
-        if others_ended:
+        if others_ended and not glimpse.waits_for_disk:
             return glimpse.used_seconds, f"did nothing {limit} after other ranks had ended, so it was killed"
         return None, ""
 
@@ -137,6 +139,7 @@ class HungRanks:
         own = self._processes[number].values()
         return Glimpse(
             stopped=any(map(_is_stopped, own)),
+            waits_for_disk=any(_has_status(each, psutil.STATUS_DISK_SLEEP) for each in own),
             done=self._notes(number).is_done,
             used_seconds=sum(map(_used_seconds, own)) if alone else 0.0,
         )
@@ -150,8 +153,12 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _is_stopped(process: psutil.Process) -> bool:
+    return _has_status(process, psutil.STATUS_STOPPED)
+
+
+def _has_status(process: psutil.Process, status: str) -> bool:
     try:
-        return process.status() == psutil.STATUS_STOPPED
+        return process.status() == status
     except psutil.Error:
         return False
 

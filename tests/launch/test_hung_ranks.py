@@ -65,6 +65,14 @@ def test_the_last_rank_hangs_if_it_uses_no_processor(watched: Callable[..., dict
     }
 
 
+def test_a_rank_that_waits_for_its_disk_does_not_hang(watched: Callable[..., dict[int, str]]) -> None:
+    """A write to a slow file system uses no processor. The results would be lost."""
+    writes = Glimpse(stopped=False, done=False, used_seconds=1, waits_for_disk=True)
+    assert watched(0, writes, BUSY) == watched(1, writes, None) == watched(1000, writes, None) == {}
+    assert watched(1001, glimpse(used=1), None) == watched(1010, glimpse(used=1), None) == {}
+    assert list(watched(1012, glimpse(used=1), None)) == [0]
+
+
 def test_a_rank_that_has_done_its_work_is_killed_after_those_that_work(watched: Callable[..., dict[int, str]]) -> None:
     """The launch ends when a rank is killed. A peer that still saved the results would lose them."""
     done, stopped = glimpse(done=True), glimpse(done=True, stopped=True)
