@@ -12,42 +12,26 @@ those partial choices are kept that no other one beats in everything.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
-from sys import maxsize
-from typing import Literal, NamedTuple
-
-import numpy as np
 
 from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
+from graphpipe.planners.problem.least_relief import LeastRelief
+from graphpipe.planners.problem.relief_choices import Choice, Decision, unbeaten
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
-Decision = Literal["keep", "recompute", "offload"]
 _WORK = 6_000
 """Most partial choices over all operators of a stage. Beyond it, those that are nearly like others are dropped too."""
 _EXACT = 12
-"""Operators of a stage up to which the best choice is found."""
+"""Operators of a stage up to which the best choice is found, unless there are too many partial choices."""
+_MOST_EXACT = 6_000
+"""Partial choices after each of these operators that are too many."""
 _FEWEST = 16
 """Partial choices that are kept after each operator in any case."""
 _SHARE = 2
 """The same of those that decide alike about the operators that later ones read."""
-_FEW = 16
-"""Partial choices up to which Python compares them faster than numpy."""
-_AT_ONCE = 256
-"""Partial choices that are compared with all others at once."""
-
-
-class _Choice(NamedTuple):
-    # A partial choice, for the operators so far.
-    seconds: float
-    """Of recomputed forwards, and of copies beyond the window."""
-    bytes: float
-    copied: float
-    """Seconds of copies within the window."""
-    region: float
-    """The largest recomputed operator, in bytes."""
-    decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +62,12 @@ class Relief:
         kept = replace(self.stage, recompute="none", offload=())
         if self._bytes(kept) <= capacity_bytes:
             return kept
-        found = [*self._found(capacity_bytes, self.most_seconds), replace(kept, recompute="full")]
-        if len(self.stage.ops) <= _EXACT and (known := [each for each in found if self._bytes(each) <= capacity_bytes]):
-            found += self._found(capacity_bytes, min(map(self.added_seconds, known)), exact=True)
-        fitting = [stage for stage in found if self._bytes(stage) <= capacity_bytes]
-        return min(fitting, key=self.added_seconds, default=None)
+        full = replace(kept, recompute="full")
+        found = [full] if self._bytes(full) <= capacity_bytes else []
+        found += self._found(capacity_bytes, self.most_seconds)
+        if len(self.stage.ops) <= _EXACT and found and (least := min(map(self.added_seconds, found))):
+            found += self._found(capacity_bytes, least, exact=True)
+        return min(found, key=self.added_seconds, default=None)
 
     def added_seconds(self, stage: Stage) -> float:
         """Return the seconds per micro-batch that the decisions of a stage take on its slowest device."""
@@ -107,32 +92,58 @@ class Relief:
         return [name for name in self.plan.graph.order if name in inside]
 
     def _found(self, capacity_bytes: float, limit_seconds: float, *, exact: bool = False) -> list[Stage]:
-        return [self._decided(each.decisions) for each in self._choices(capacity_bytes, limit_seconds, exact=exact)]
+        """Return the stage with the decisions of fewest seconds, if some that fit are found."""
+        choices = self._choices(capacity_bytes, limit_seconds, exact=exact)
+        stages = (self._decided(each.decisions) for each in sorted(choices, key=_quickest))
+        return list(islice((stage for stage in stages if self._bytes(stage) <= capacity_bytes), 1))
 
-    def _choices(self, capacity_bytes: float, limit_seconds: float, *, exact: bool) -> list[_Choice]:
+    def _choices(self, capacity_bytes: float, limit_seconds: float, *, exact: bool) -> list[Choice]:
         """Return the choices for all operators, of those that fit below the limit, that no other one beats.
 
-        All of them are returned if they must be exact. Otherwise some may be dropped.
+        More of them are dropped if they need not be exact.
         """
         order = self._order()
         ops = _StageOps.of(self.plan, self.stage, order)
         memory = stage_memory(self.plan.cost_model, replace(self.stage, recompute="none", offload=()))
         limit = capacity_bytes - float(memory.total(ops.in_flight) - memory.saved * ops.in_flight)
-        most = max(_FEWEST, _WORK // len(order)) if not exact else maxsize
-        groups: dict[tuple[Decision, ...], list[_Choice]] = {(): [_Choice(0.0, 0.0, 0.0, 0.0, ())]}
+        most = _MOST_EXACT if exact else max(_FEWEST, _WORK // len(order))
+        groups: dict[tuple[Decision, ...], list[Choice]] = {(): [Choice(0.0, 0.0, 0.0, 0.0, ())]}
         for number, open_ops in enumerate(ops.open):
-            found: dict[tuple[Decision, ...], list[_Choice]] = {}
+            found: dict[tuple[Decision, ...], list[Choice]] = {}
+            rest = self._rest(ops, number)
             for choice in (choice for each in groups.values() for choice in each):
                 for grown in self._grown(ops, choice, number):
-                    if grown.bytes + grown.region <= limit * (1 + 1e-9) and grown.seconds < limit_seconds:
+                    spare = limit * (1 + 1e-9) - grown.bytes - grown.region
+                    if spare < 0 or grown.seconds >= limit_seconds:
+                        continue
+                    if not exact or self._least_seconds(ops, rest, open_ops, grown, spare) < limit_seconds:
                         frontier: tuple[Decision, ...] = tuple([grown.decisions[at] for at in open_ops])
                         found.setdefault(frontier, []).append(grown)
             found = _spread(found, ops, most // _SHARE)
             share = max(_SHARE, most // max(1, len(found)))
-            groups = {frontier: _unbeaten(choices, share) for frontier, choices in found.items()}
+            groups = {frontier: unbeaten(choices, share) for frontier, choices in found.items()}
         return [choice for choices in groups.values() for choice in choices]
 
-    def _grown(self, ops: "_StageOps", choice: _Choice, number: int) -> Iterator[_Choice]:
+    def _rest(self, ops: "_StageOps", number: int) -> LeastRelief:
+        """Return the bound for the operators after this one."""
+        stays = min(ops.in_flight, MOVING_MICRO_BATCHES * ops.samples)
+        frees = self.offloads and stays < ops.in_flight
+        copies = 2 * ops.copy_seconds * ops.samples / (ops.in_flight - stays) if frees else inf
+        after = slice(number + 1, None)
+        return LeastRelief.of([each * ops.in_flight for each in ops.saved[after]], ops.forward[after], copies)
+
+    def _least_seconds(
+        self, ops: "_StageOps", rest: LeastRelief, open_ops: Sequence[int], choice: Choice, spare: float
+    ) -> float:
+        """Return a lower bound of the seconds of all choices that continue this one in so many spare bytes."""
+        held = {"keep": 0.0, "recompute": 0.0, "offload": 0.0}
+        for at in open_ops:
+            held[choice.decisions[at]] += ops.saved[at] * ops.in_flight
+        excess = rest.kept + held["keep"] + held["offload"] - spare
+        least = rest.seconds(excess, self.window_seconds - choice.copied, held["offload"])
+        return choice.seconds + least * (1 - 1e-9)
+
+    def _grown(self, ops: "_StageOps", choice: Choice, number: int) -> Iterator[Choice]:
         """Yield a choice with each decision of the next operator. Operators whose last reader this is are counted."""
         ways: list[tuple[Decision, float, float]] = [("keep", 0.0, 0.0)]
         if ops.saved[number]:
@@ -150,7 +161,7 @@ class Relief:
             copied = choice.copied + 2 * ops.copy_seconds * moved
             seconds += choice.seconds + max(0.0, copied - self.window_seconds)
             copied = min(copied, self.window_seconds)
-            yield _Choice(seconds, count, copied, max(choice.region, region), decisions)
+            yield Choice(seconds, count, copied, max(choice.region, region), decisions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +219,10 @@ class _StageOps:
         return max(self.saved[op] if own == "keep" else 0.0, needs, min(self.outputs[op], reads))
 
 
+def _quickest(choice: Choice) -> tuple[float, float]:
+    return choice.seconds, choice.copied
+
+
 def _copy_seconds(plan: Plan, stage: Stage) -> float:
     """Return the seconds in which the slowest device of a stage copies a byte to the memory of its node, or back."""
     return max(plan.cost_model.copy_seconds(1.0, device) for device in stage.devices)
@@ -225,8 +240,8 @@ def _values(plan: Plan, place: dict[str, int]) -> list[list[_Reading]]:
 
 
 def _spread(
-    groups: dict[tuple[Decision, ...], list[_Choice]], ops: _StageOps, most: int
-) -> dict[tuple[Decision, ...], list[_Choice]]:
+    groups: dict[tuple[Decision, ...], list[Choice]], ops: _StageOps, most: int
+) -> dict[tuple[Decision, ...], list[Choice]]:
     """Return the groups, or so many of them that keep less and less.
 
     If later operators read many earlier ones, the ways to decide about these multiply.
@@ -234,42 +249,9 @@ def _spread(
     if len(groups) <= most:
         return groups
 
-    def kept(choice: _Choice) -> float:
+    def kept(choice: Choice) -> float:
         return sum(saved for saved, each in zip(ops.saved, choice.decisions, strict=False) if each == "keep")
 
     by_bytes = sorted(groups, key=lambda frontier: (kept(groups[frontier][0]), groups[frontier][0]))
     step = (len(by_bytes) - 1) / (most - 1)
     return {frontier: groups[frontier] for frontier in (by_bytes[round(turn * step)] for turn in range(most))}
-
-
-def _unbeaten(choices: Sequence[_Choice], most: int) -> list[_Choice]:
-    """Return the choices that no other one beats in seconds, bytes, copies and region; at most so many."""
-    ordered = sorted(choices)
-    found = _unbeaten_of_few(ordered) if len(ordered) <= _FEW else _unbeaten_of_many(ordered)
-    if len(found) <= most:
-        return found
-    by_bytes = sorted(found, key=lambda choice: choice.bytes)
-    step = (len(by_bytes) - 1) / (most - 1)
-    return [by_bytes[round(turn * step)] for turn in range(most)]
-
-
-def _unbeaten_of_few(ordered: Sequence[_Choice]) -> list[_Choice]:
-    found: list[_Choice] = []
-    for choice in ordered:
-        _, count, copied, region, _ = choice
-        # An earlier choice takes as many seconds at most. What a beaten one beats, the one that beats it beats too.
-        if not any(each[1] <= count and each[2] <= copied and each[3] <= region for each in found):
-            found.append(choice)
-    return found
-
-
-def _unbeaten_of_many(ordered: Sequence[_Choice]) -> list[_Choice]:
-    figures = np.array([choice[1:4] for choice in ordered])
-    found: list[_Choice] = []
-    for first in range(0, len(ordered), _AT_ONCE):
-        own = figures[first : first + _AT_ONCE]
-        # Beaten ones count too here.
-        beats = (figures[None, : first + len(own)] <= own[:, None]).all(axis=2)
-        unbeaten = np.flatnonzero(~np.tril(beats, first - 1).any(axis=1))
-        found += [ordered[first + at] for at in unbeaten.tolist()]
-    return found

@@ -1,0 +1,63 @@
+"""A lower bound on the seconds that the rest of a stage's operators take to free memory (`relief`).
+
+It is the optimum if parts of operators may be recomputed and offloaded. Then the cheapest seconds per byte come first:
+the copies that the pipeline hides, and after them recomputation and further copies in the order of their cost.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastRelief:
+    """Bounds what freeing bytes costs."""
+
+    kept: float
+    """Bytes of the operators that are not decided yet if all of them are kept."""
+    copy_seconds: float
+    """Of the copies that free one byte; infinite if nothing may be offloaded."""
+    freed: Sequence[float]
+    """Bytes that the cheapest recomputations free together: of none, of one, and so on. Each is cheaper than copies."""
+    spent: Sequence[float]
+    """Their seconds."""
+
+    @staticmethod
+    def of(bytes_: Sequence[float], forward: Sequence[float], copy_seconds: float) -> "LeastRelief":
+        """Return the bound for the operators that are not decided yet.
+
+        Args:
+            bytes_: that each operator keeps.
+            forward: seconds that recomputing each operator takes.
+            copy_seconds: of the copies that free one byte; infinite if nothing may be offloaded.
+        """
+        ways = [(seconds / count, count) for count, seconds in zip(bytes_, forward, strict=True) if count > 0]
+        cheap = sorted(way for way in ways if way[0] < copy_seconds)
+        return LeastRelief(
+            kept=sum(bytes_),
+            copy_seconds=copy_seconds,
+            freed=[0.0, *accumulate(count for _, count in cheap)],
+            spent=[0.0, *accumulate(rate * count for rate, count in cheap)],
+        )
+
+    def seconds(self, bytes_: float, hidden_seconds: float, away: float) -> float:
+        """Return the fewest seconds that freeing so many bytes takes; infinite if that is impossible.
+
+        Args:
+            bytes_: to free. It may be negative.
+            hidden_seconds: of copies that take no time.
+            away: bytes of decided operators that are offloaded, as far as these bytes are still to free.
+        """
+        if bytes_ > self.kept + away:
+            return inf
+        if bytes_ > 0 and self.copy_seconds < inf:
+            bytes_ = bytes_ - hidden_seconds / self.copy_seconds if self.copy_seconds else 0.0
+        if bytes_ <= 0:
+            return 0.0
+        at = bisect_left(self.freed, bytes_)
+        if at == len(self.freed):
+            return self.spent[-1] + (bytes_ - self.freed[-1]) * self.copy_seconds
+        share = (bytes_ - self.freed[at - 1]) / (self.freed[at] - self.freed[at - 1])
+        return self.spent[at - 1] + share * (self.spent[at] - self.spent[at - 1])
