@@ -107,13 +107,24 @@ def _longest_before(problem: Problem, seconds: NDArray[np.float64]) -> NDArray[n
 
 
 def gap_percent(plan: Plan, prediction: Prediction) -> float:
-    """Return by how many percent a plan's predicted step exceeds the bound; 0 means that the plan is proven best.
+    """Return by how many percent a plan's predicted step exceeds the bound; 0: no plan that it covers is faster.
 
-    If the plan shares devices among stages, the bound covers all plans; otherwise only plans that do not share them.
-    It covers plans whose replicas shard their state only if those of the plan do.
+    If the plan shares devices among stages, the bound covers plans that share them and plans that do not; otherwise
+    only plans that do not share them. It covers plans whose replicas shard their state only if those of the plan do
+    (`plans_of_gap`). All of them split the same operators.
     """
     bound = step_bound(_problem(plan), shared=most_stages_per_device(plan) > 1, sharded=plan.shards_state)
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
+
+
+def plans_of_gap(plan: Plan) -> str:
+    """Return which plans the bound of `gap_percent` covers, such as `every plan`."""
+    limits: list[str] = []
+    if most_stages_per_device(plan) <= 1:
+        limits.append("one stage on each device")
+    if not plan.shards_state:
+        limits.append("whole state in every replica")
+    return f"every plan with {' and '.join(limits)}" if limits else "every plan"
 
 
 def bottleneck_gap_percent(plan: Plan) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphpipe.planners.lower_bound.lower_bound import gap_percent
+from graphpipe.planners.lower_bound.lower_bound import gap_percent, plans_of_gap
 from graphpipe.plans import Plan, Prediction
 from graphpipe.report.content.device_groups import device_groups
 from graphpipe.report.content.what_if import Outlook, outlooks
@@ -47,7 +47,9 @@ class Explanation:
     bottleneck: str
     """The stages of the devices that compute for the longest time."""
     gap_percent: float
-    """By how many percent the step exceeds a lower bound on every plan's step."""
+    """By how many percent the step exceeds a lower bound on the steps of other plans."""
+    plans_of_gap: str
+    """Which plans the bound covers."""
     outlooks: tuple[Outlook, ...]
     """Changes that were simulated, the best first."""
 
@@ -76,6 +78,7 @@ def explain(plan: Plan, predicted: Trace) -> Explanation:
         groups=tuple(groups),
         bottleneck=busiest.name,
         gap_percent=gap_percent(plan, prediction),
+        plans_of_gap=plans_of_gap(plan),
         outlooks=tuple(outlooks(plan, bottleneck=number)),
     )
 
@@ -89,7 +92,7 @@ def explanation_lines(found: Explanation, step_seconds: float) -> list[str]:
     lines = [
         f"critical path: {path}",
         f"bottleneck: {found.bottleneck}, which computes {busiest.computing:.0%} of the step",
-        f"gap: the step is at most {found.gap_percent:.1f} % above a lower bound on every plan's step",
+        f"gap: the step is at most {found.gap_percent:.1f} % above a lower bound on {found.plans_of_gap}",
         *(f"would help: {each.change}: {_result(each)}" for each in better),
     ]
     return lines + ([f"simulated without a gain: {', '.join(worse)}"] if worse else [])

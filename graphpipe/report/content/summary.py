@@ -29,8 +29,8 @@ class Summary:
     samples_per_second: float
     bubble_fraction: float
     gap_percent: float
-    """By how many percent the step exceeds a lower bound on every plan's step. At 0 the plan is proven optimal.
-    The bound covers the plans that split the same operators, and no others."""
+    """By how many percent the step exceeds a lower bound on the steps of other plans. The bound covers plans that split
+    the same operators, share devices only if this plan does, and shard state only if it does."""
     bottleneck_gap_percent: float
     """By how many percent the slowest device's work exceeds a lower bound for these micro-batch sizes."""
     peak_bytes: tuple[float, ...]

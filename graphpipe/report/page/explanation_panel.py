@@ -18,8 +18,8 @@ def _explanation(subject: Subject) -> str | None:
     return (
         note(
             f"The devices of {found.bottleneck} compute for the longest time. The step is at most "
-            f"{found.gap_percent:.1f} % above a lower bound on every plan's step on these devices. Only a change of "
-            "what is on the critical path can shorten the step."
+            f"{found.gap_percent:.1f} % above a lower bound on {found.plans_of_gap}, on these devices. Only a change "
+            "of what is on the critical path can shorten the step."
         )
         + _path(found, predicted.step_seconds)
         + _groups(found)

@@ -6,6 +6,7 @@ import pytest
 from builders import Part, make_plan
 
 from graphpipe.api import simulate
+from graphpipe.plans import Plan
 from graphpipe.report.content.explanation import can_explain, explain, explanation_lines
 from graphpipe.simulator import step_seconds
 
@@ -49,6 +50,19 @@ def test_more_devices_help_the_bottleneck() -> None:
     wider = make_plan([Part(micro_batch=2), Part(micro_batch=2, degree=2, forward=2.0, backward=4.0)], batch_size=8)
     assert found["twice as many devices for s1"].step_seconds == pytest.approx(simulate(wider).step_seconds)
     assert found["twice as many devices for s1"].gain > 0.5
+
+
+def test_the_gap_names_the_plans_that_its_bound_covers() -> None:
+    """The gap was said to be to every plan, but the bound of a plan of one stage per device covers only such plans."""
+
+    def covered(plan: Plan) -> str:
+        predicted = simulate(plan)
+        return explanation_lines(explain(plan, predicted), predicted.step_seconds)[2].partition("bound on ")[2]
+
+    assert covered(SLOWER_END) == "every plan with one stage on each device and whole state in every replica"
+    first, second = SLOWER_END.stages
+    shared = replace(SLOWER_END, stages=(first, replace(second, devices=first.devices)), schedule="interleaved")
+    assert covered(shared) == "every plan with whole state in every replica"
 
 
 def test_lines_name_path_bottleneck_gap_and_what_would_help() -> None:
