@@ -39,6 +39,8 @@ class HandStage:
     separately."""
     offload: tuple[str, ...] = ()
     """Names of operators or submodules whose saved tensors rest in the memory of the node; `*` matches anything."""
+    offload_to: tuple[int, ...] = ()
+    """For each device, the neighbour in whose memory they rest instead."""
     backward: Literal["auto", "whole"] = "auto"
     """`whole`: the backward is never split, whatever the schedule."""
     state: State = "whole"
@@ -94,6 +96,7 @@ def _written(drafted: Stage, stage: HandStage, ops: tuple[str, ...]) -> Stage:
         name=stage.name or drafted.name,
         in_flight=drafted.in_flight if stage.in_flight is None else stage.in_flight,
         offload=_expanded(stage, ops, "offload", stage.offload),
+        offload_to=stage.offload_to,
         backward=stage.backward,
         state=stage.state,
     )

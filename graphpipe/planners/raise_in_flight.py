@@ -1,5 +1,6 @@
 """Use the memory that a plan leaves free for more samples in flight, so that schedules can fill bubbles with them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
@@ -11,7 +12,8 @@ from graphpipe.plans.stage import Stage
 def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
     """Return the plan with every stage's `in_flight` raised as far as the memory of its devices allows.
 
-    The stages on one device share its spare memory equally. `in_flight` never falls.
+    The stages on one device, and those that rest something there, share its spare memory equally. `in_flight` never
+    falls.
 
     Args:
         plan: a sound plan.
@@ -19,13 +21,14 @@ def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
             which is what published comparisons call equal memory.
     """
     needed = needed_bytes(plan)
-    hosted = {device: sum(device in stage.devices for stage in plan.stages) for device in needed}
+    resting = [device for stage in plan.stages for device in stage.offload_to]
+    hosted = {device: sum(device in it.devices for it in plan.stages) + resting.count(device) for device in needed}
     capacity = {device: plan.cluster.type_of(device).memory_bytes for device in needed}
     spare = {
         device: max(0.0, min(limit_bytes, capacity[device]) - needed[device]) / hosted[device] for device in needed
     }
     stages = [
-        replace(stage, in_flight=stage.in_flight + _more(plan, number, min(spare[device] for device in stage.devices)))
+        replace(stage, in_flight=stage.in_flight + _more(plan, number, spare))
         for number, stage in enumerate(plan.stages)
     ]
     return replace(plan, stages=tuple(stages), prediction=None)
@@ -58,11 +61,15 @@ def _sent(before: Stage, stage: Stage) -> int:
     return (before.in_flight - rest) // stage.micro_batch * stage.micro_batch
 
 
-def _more(plan: Plan, number: int, spare: float) -> int:
+def _more(plan: Plan, number: int, spare_bytes: Mapping[int, float]) -> int:
     stage = plan.stages[number]
+    spare = min(spare_bytes[device] for device in stage.devices)
     memory = stage_memory(plan.cost_model, stage)
     each = memory.per_sample / stage.degree
     left = plan.batch_size - stage.in_flight
+    if stage.offload_to and memory.offloaded:
+        rests = min(spare_bytes[device] for device in stage.offload_to) * stage.degree / memory.offloaded
+        left = min(left, int(rests / stage.micro_batch) * stage.micro_batch)
     spare -= max(0.0, memory.moving - memory.offloaded * stage.in_flight / stage.degree)
     if spare < 0:
         return 0

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from math import gcd, inf
 
+from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.plan import Plan
+from graphpipe.plans.stage import Stage
 
 
 def seconds_per_sample(plan: Plan, stage: int) -> float:
@@ -28,6 +30,20 @@ def update_seconds(plan: Plan, stage: int) -> float:
     The gathers of sharded weights are included, except for a gather before the first task (`Plan.gather_seconds`).
     """
     return sum_seconds(plan, stage) + plan.optimizer_seconds(stage)
+
+
+def offload_seconds(plan: Plan, stage: Stage) -> float:
+    """Return the seconds in which the slowest device of a stage copies what it offloads of a micro-batch away."""
+    count = stage_memory(plan.cost_model, stage).offloaded * stage.micro_batch / stage.degree
+    return max(copy_seconds(plan, stage, device, count) for device in stage.devices)
+
+
+def copy_seconds(plan: Plan, stage: Stage, device: int, count: float) -> float:
+    """Return the seconds in which a device of a stage copies bytes to where they rest."""
+    neighbour = stage.neighbour(device)
+    if neighbour is None:
+        return plan.cost_model.copy_seconds(count, device)
+    return plan.cost_model.transfer_seconds(count, device, neighbour)
 
 
 def sum_seconds(plan: Plan, stage: int) -> float:

@@ -36,6 +36,8 @@ def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
             del stage["versions"]
         if not stage["offload"]:
             del stage["offload"]
+        if not stage["offload_to"]:
+            del stage["offload_to"]
         if not stage["regions"]:
             del stage["regions"]
     if plan["weights"] == "flush":

@@ -1,6 +1,6 @@
 """Stages and the edges between them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args
 
 from pydantic import ConfigDict
@@ -67,6 +67,9 @@ class Stage:
     offload: tuple[str, ...] = ()
     """Names of operators or submodules. What they make and only they save goes to the memory of the node after the
     forward, and comes back one task before the backward."""
+    offload_to: tuple[int, ...] = ()
+    """For each of `devices`, the neighbour (a position in the cluster's devices) in whose memory this rests instead.
+    Empty: it rests in the memory of the node."""
     backward: Literal["auto", "whole"] = "auto"
     """`whole`: never split into two halves. `auto`: split if the schedule splits backwards."""
     state: State = "whole"
@@ -81,6 +84,15 @@ class Stage:
     def degree(self) -> int:
         """The data-parallel degree."""
         return len(self.devices)
+
+    @property
+    def keeping(self) -> "Stage":
+        """The stage without any decision about memory: it keeps all that its operators save."""
+        return replace(self, recompute="none", offload=(), offload_to=())
+
+    def neighbour(self, device: int) -> int | None:
+        """Return the device where that device rests what it offloads; None: the memory of its node."""
+        return self.offload_to[self.devices.index(device)] if self.offload_to else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

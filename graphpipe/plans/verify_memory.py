@@ -22,9 +22,13 @@ def check_memory(plan: PlanFields) -> None:
         for device in stage.devices:
             needs.setdefault(device, []).append((need, stage.name))
             transient[device] = max(transient.get(device, 0.0), once)
+        if stage.offload_to:  # all samples in flight rest there
+            resting = stage.in_flight / stage.degree * _sent_away(plan, stage)
+            for neighbour in stage.offload_to:
+                needs.setdefault(neighbour, []).append((resting, stage.name))
     _check_host_memory(plan)
     for device, items in sorted(needs.items()):
-        total = sum(need for need, _ in items) + transient[device]
+        total = sum(need for need, _ in items) + transient.get(device, 0.0)
         capacity = plan.cluster.types[plan.cluster.devices[device].type].memory_bytes
         if total > capacity * (1 + RELATIVE):
             names = " and ".join(f"'{name}'" for _, name in sorted(items, reverse=True))
@@ -40,7 +44,7 @@ def check_memory(plan: PlanFields) -> None:
 def _check_host_memory(plan: PlanFields) -> None:
     """Check that what the stages of every node offload fits in the node's memory, with all samples in flight."""
     needs: dict[str, list[tuple[float, str]]] = {}
-    for stage in (stage for stage in plan.stages if stage.offload):
+    for stage in (stage for stage in plan.stages if stage.offload and not stage.offload_to):
         each = stage.in_flight / stage.degree * _sent_away(plan, stage)
         for device in stage.devices:
             needs.setdefault(plan.cluster.devices[device].node, []).append((each, stage.name))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from graphpipe.errors import Infeasible
 from graphpipe.host_memory import available_host_bytes
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import stage_memory
+from graphpipe.plans.device_memory import resting_bytes
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
 from graphpipe.units import format_bytes
@@ -30,7 +30,7 @@ def check_host_memory(world: World, placement: Placement) -> None:
     Raises:
         Infeasible: it does not fit. Names the stages, the node and the bytes, on every rank.
     """
-    if any(stage.offload for stage in placement.plan.stages):
+    if any(stage.offload and not stage.offload_to for stage in placement.plan.stages):
         own = {"host": socket.gethostname(), "available_bytes": available_host_bytes()}
         check_shares(placement, [HostShare(**each) for each in world.exchange(own)])
 
@@ -65,4 +65,4 @@ def check_shares(placement: Placement, ranks: Sequence[HostShare]) -> None:
 def _offloaded_bytes(plan: Plan, number: int) -> float:
     """Return what one replica of a stage keeps in the memory of its node with all its samples in flight."""
     stage = plan.stages[number]
-    return stage_memory(plan.cost_model, stage).offloaded * stage.in_flight / stage.degree if stage.offload else 0.0
+    return 0.0 if stage.offload_to else resting_bytes(plan, stage)

@@ -1,4 +1,4 @@
-"""What devices do, in order: tasks, transfers, reductions, and copies to and from their node.
+"""What devices do, in order: tasks, transfers, reductions, and copies to and from their node or a neighbour.
 
 A lowered schedule lists the actions of all devices.
 """
@@ -81,7 +81,8 @@ class ReduceTied:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Start to copy what a stage offloads of a micro-batch to the memory of the node, right after its forward."""
+    """Start to copy what a stage offloads of a micro-batch to the memory of the node, or to a neighbour, right after
+    its forward."""
 
     stage: int
     micro_batch: int
@@ -95,7 +96,25 @@ class Fetch:
     micro_batch: int
 
 
-Action = Compute | Send | Receive | Reduce | ReduceTied | Evict | Fetch
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Start to receive what a stage on another device offloads to this one. It stands right after the `Evict`."""
+
+    stage: int
+    micro_batch: int
+    source_device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Start to send it back. It stands right after the `Fetch`."""
+
+    stage: int
+    micro_batch: int
+    source_device: int
+
+
+Action = Compute | Send | Receive | Reduce | ReduceTied | Evict | Fetch | Hold | Return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

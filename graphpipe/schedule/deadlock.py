@@ -15,10 +15,12 @@ from graphpipe.schedule.actions import (
     Compute,
     Evict,
     Fetch,
+    Hold,
     LoweredSchedule,
     Receive,
     Reduce,
     ReduceTied,
+    Return,
     Send,
     Transfer,
 )
@@ -108,8 +110,18 @@ class _Queues:
                 return ("sum", stage), {*self.plan.stages[stage].devices}
             case ReduceTied(number):
                 return ("tied", number), {*self.plan.tied_gradients[number].devices}
-            case Evict() | Fetch():
-                return ("local", device), {device}
+            case Evict(stage, at) | Fetch(stage, at):
+                neighbour = self.plan.stages[stage].neighbour(device)
+                return self._resting(isinstance(action, Evict), (stage, at, device), device, neighbour)
+            case Hold(stage, at, source) | Return(stage, at, source):
+                return self._resting(isinstance(action, Hold), (stage, at, source), device, source)
+
+    def _resting(
+        self, leaves: bool, what: tuple[int, int, int], device: int, other: int | None
+    ) -> tuple[Rendezvous, set[int]]:
+        if other is None or not self.messages_wait:
+            return ("local", device), {device}
+        return ("leaves" if leaves else "returns", what), {device, other}
 
 
 def _ends(transfer: Transfer, device: int) -> set[int]:

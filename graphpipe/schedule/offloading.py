@@ -1,18 +1,18 @@
-"""When stages copy what they offload to the memory of their node and back.
+"""When stages copy what they offload to the memory of their node, or to a neighbour, and back.
 
     task          F0   F1   F2   B0   F3   B1   B2   B3
     to the node        0    1    2         3
     and back                0         1    2    3
 
 A micro-batch leaves right after its forward, and returns while the task before its backward runs. If the backward comes
-directly after the forward, nothing is copied.
+directly after the forward, nothing is copied. A neighbour receives it when it leaves, and sends it when it returns.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from graphpipe.plans import Plan
-from graphpipe.schedule.actions import Action, Compute, Evict, Fetch
+from graphpipe.schedule.actions import Action, Compute, Evict, Fetch, Hold, Return, Send
 from graphpipe.schedule.schedule import StageTask
 
 
@@ -24,18 +24,34 @@ def with_copies(plan: Plan, order: Sequence[tuple[int, Action]]) -> list[tuple[i
     for device, action in order:
         if isinstance(action, Compute) and action.task.kind != "U":
             tasks.setdefault(device, []).append(action.task)
-    after: dict[tuple[int, StageTask], Action] = {}
-    before: dict[tuple[int, StageTask], list[Action]] = {}
+    # What goes to a neighbour leaves after the messages of the forward, which other stages wait for.
+    last = {
+        (device, action.transfer.source_task): at
+        for at, (device, action) in enumerate(order)
+        if isinstance(action, Send)
+    }
+    later: dict[int, list[tuple[int, Action]]] = {}
+    after: dict[tuple[int, StageTask], list[tuple[int, Action]]] = {}
+    before: dict[tuple[int, StageTask], list[tuple[int, Action]]] = {}
     for device, listed in tasks.items():
         for previous, task in copied(plan, listed):
-            after[device, StageTask("F", task.stage, task.micro_batch)] = Evict(task.stage, task.micro_batch)
-            before.setdefault((device, previous), []).append(Fetch(task.stage, task.micro_batch))
+            what, neighbour = (task.stage, task.micro_batch), plan.stages[task.stage].neighbour(device)
+            out: list[tuple[int, Action]] = [(device, Evict(*what))]
+            back: list[tuple[int, Action]] = [(device, Fetch(*what))]
+            if neighbour is not None:
+                out.append((neighbour, Hold(*what, device)))
+                back.append((neighbour, Return(*what, device)))
+            if neighbour is not None and (sent := last.get((device, StageTask("F", *what)))) is not None:
+                later[sent + 1] = out  # The receive stands right after the send.
+            else:
+                after[device, StageTask("F", *what)] = out
+            before.setdefault((device, previous), []).extend(back)
     found: list[tuple[int, Action]] = []
-    for device, action in order:
+    for at, (device, action) in enumerate(order):
         key = (device, action.task) if isinstance(action, Compute) else None
-        found += [(device, copy) for copy in before.get(key, ())] if key else []
+        found += before.get(key, ()) if key else ()
         found.append((device, action))
-        found += [(device, after[key])] if key in after else []
+        found += (*(after.get(key, ()) if key else ()), *later.get(at, ()))
     return found
 
 

@@ -10,10 +10,12 @@ from graphpipe.schedule.actions import (
     Compute,
     Evict,
     Fetch,
+    Hold,
     LoweredSchedule,
     Receive,
     Reduce,
     ReduceTied,
+    Return,
     Send,
     Transfer,
 )
@@ -41,7 +43,8 @@ def verify_lowered(
     5. There is no deadlock, even if every message and every sum blocks all its devices until the last one takes part.
 
     6. What a stage offloads of a micro-batch leaves right after the forward, and is asked for right before the task
-       that precedes the backward. A micro-batch without a task in between stays.
+       that precedes the backward. A micro-batch without a task in between stays. Of what rests on a neighbour, the
+       neighbour lists both ends too, in the same order among all messages between the two devices.
 
     Raises:
         AssertionError: a check fails. The message names the device.
@@ -58,7 +61,7 @@ def verify_lowered(
     back = plan.gradient_edges if gradient_edges is None else gradient_edges
     whole = {task for tasks in schedule.devices for task in tasks if task.kind == "B"}
     _check_transfers(lowered, {it for edge in range(len(plan.edges)) for it in _needed(plan, edge, back, whole, total)})
-    _check_pairs(lowered)
+    _check_pairs(plan, lowered)
     stuck = find_deadlock(plan, lowered)
     assert not stuck, f"if every message waits for both its ends, devices wait forever: {stuck}"
 
@@ -79,7 +82,7 @@ def _check_place(device: int, listed: tuple[Action, ...]) -> None:
             case Receive(transfer):
                 late = transfer.target_task in done
                 assert not late, f"device {device} receives an input of {transfer.target_task} after that task"
-            case Reduce() | ReduceTied() | Evict() | Fetch():
+            case Reduce() | ReduceTied() | Evict() | Fetch() | Hold() | Return():
                 pass
 
 
@@ -156,16 +159,26 @@ def _check_transfers(lowered: LoweredSchedule, needed: set[Transfer]) -> None:
         assert {*transfers} == needed, f"{kind.__name__}: missing or too many: {sorted({*transfers} ^ needed)[:2]}"
 
 
-def _check_pairs(lowered: LoweredSchedule) -> None:
-    between: dict[tuple[int, int], list[Transfer]] = {}
+def _check_pairs(plan: Plan, lowered: LoweredSchedule) -> None:
+    between: dict[tuple[int, int], list[Transfer | tuple[bool, int, int, int]]] = {}
     for device, listed in enumerate(lowered.devices):
         for action in listed:
             if isinstance(action, Send | Receive):
                 ends = {action.transfer.source_device, action.transfer.target_device}
                 for other in ends - {device}:
                     between.setdefault((device, other), []).append(action.transfer)
+            elif isinstance(action, Evict | Fetch) and (to := plan.stages[action.stage].offload_to):
+                other = to[plan.stages[action.stage].devices.index(device)]
+                message = isinstance(action, Evict), action.stage, action.micro_batch, device
+                between.setdefault((device, other), []).append(message)
+            elif isinstance(action, Hold | Return):
+                message = isinstance(action, Hold), action.stage, action.micro_batch, action.source_device
+                between.setdefault((device, action.source_device), []).append(message)
+                between.setdefault((action.source_device, device), [])
     for (one, other), transfers in between.items():
-        assert transfers == between[other, one], f"devices {one} and {other} list their messages in different orders"
+        assert transfers == between.get((other, one)), (
+            f"devices {one} and {other} list their messages in different orders"
+        )
 
 
 def _needed(plan: Plan, edge: int, back: Collection[int], whole: set[StageTask], total: int) -> Iterator[Transfer]:

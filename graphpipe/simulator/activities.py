@@ -1,7 +1,7 @@
 """A lowered schedule and the costs of its plan, as activities for the engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from graphpipe.costs import CostTable, TaskSeconds
@@ -38,13 +38,14 @@ class MessageHandling:
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A device copies what a stage offloads of a micro-batch to the memory of its node, or back."""
+    """A device copies what a stage offloads of a micro-batch to the memory of its node or to a neighbour, or back."""
 
     device: int
     kind: Literal["evict", "fetch"]
     stage: int
     micro_batch: int
     bytes: float
+    neighbour: int = -1
 
 
 SimulatedWork = (
@@ -225,6 +226,8 @@ class Activities:
         stage = self.plan.stages[action.stage]
         count = stage_memory(self.plan.cost_model, stage).offloaded * stage.micro_batch / stage.degree
         what = HostCopy(device, kind, action.stage, action.micro_batch, count)
+        if (neighbour := stage.neighbour(device)) is not None:
+            return self._copy_over_link(replace(what, neighbour=neighbour), needs)
         waits = self.plan.cluster.copies_take_devices
         lane = [self._lanes[device, kind]] if (device, kind) in self._lanes else []
         needs = needs + (self._last_of(device) if waits else lane)
@@ -233,6 +236,24 @@ class Activities:
         self._lanes[device, kind] = number
         if waits:
             self._last[device] = number
+        return number
+
+    def _copy_over_link(self, what: HostCopy, needs: list[int]) -> int:
+        """Add a message to a neighbour or from it, beside all other messages between the two devices."""
+        ends = (what.device, what.neighbour)
+        source, target = ends if what.kind == "evict" else ends[::-1]
+        seconds = self.plan.cost_model.transfer_seconds(what.bytes, source, target)
+        if handling := self.plan.cost_model.message_seconds(what.bytes, source, target):
+            needs = [*needs, self._handle(source, handling, self._last_of(source))]
+            self._handle(target, handling, self._last_of(target))
+        if self.plan.cluster.overlap:
+            busy = [self._channels[source, target]] if (source, target) in self._channels else []
+            # The neighbour sends when its own tasks have come so far.
+            needs = needs + busy + (self._last_of(source) if what.kind == "fetch" else [])
+            number = self._channels[source, target] = self._add(what, seconds, needs)
+            return number
+        number = self._add(what, seconds, needs + self._last_of(source, target))
+        self._last[source] = self._last[target] = number
         return number
 
     def _handle(self, device: int, seconds: float, needs: list[int]) -> int:

@@ -20,7 +20,8 @@ def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule
 
     From the start a device holds the parameters, gradients and optimizer state of its stages, or its shards of them.
     A micro-batch's share of activations is held from the start of its forward to the end of its backward. What is
-    offloaded is away from the end of the copy out to the start of the copy back. If the backward is split, the end of
+    offloaded is away from the end of the copy out to the start of the copy back. A neighbour holds it from the start of
+    the copy out to the end of the copy back. If the backward is split, the end of
     the input half frees what is not `kept_for_weight_gradient`. What a backward recomputes is held while it runs.
 
     Without training, the buffers of all samples in flight are held from the start, and a forward adds only what
@@ -43,6 +44,10 @@ def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule
         starting, ending = steps[span.stage].get(span.kind, (0.0, 0.0))
         changes[span.device] += [(span.start_seconds, starting)] if starting else []
         changes[span.device] += [(span.end_seconds, ending)] if ending else []
+        if span.kind == "evict" and span.peer >= 0:
+            changes[span.peer].append((span.start_seconds, span.bytes))
+        elif span.kind == "fetch" and span.peer >= 0:
+            changes[span.peer].append((span.end_seconds, -span.bytes))
     if plan.trains and plan.cost_model.op_bytes.has_temporaries:
         for device, found in changes.items():
             found += _profiled_changes(plan, lowered, device, [span for span in spans if span.device == device])

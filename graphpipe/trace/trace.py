@@ -20,8 +20,8 @@ SPAN_WORDS: Mapping[SpanKind, str] = {
     "receive": "receive",
     "reduce": "reduction of gradients",
     "optimizer": "optimizer",
-    "evict": "copy to the host",
-    "fetch": "copy from the host",
+    "evict": "copy out",
+    "fetch": "copy back",
 }
 """The name of each kind of span."""
 
@@ -40,7 +40,7 @@ class Span:
     start_seconds: float
     end_seconds: float
     peer: int = -1
-    """The other device of a transfer."""
+    """The other device of a transfer, or the neighbour of a copy. -1: the memory of the node."""
     bytes: float = 0.0
     """Bytes of a transfer."""
 

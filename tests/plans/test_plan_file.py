@@ -50,6 +50,7 @@ def test_a_plan_of_an_earlier_version_has_a_backend(saved: tuple[Plan, Path]) ->
         assert stage.pop("state") == "whole"
         assert stage.pop("versions") == 1
         assert stage.pop("offload") == []
+        assert stage.pop("offload_to") == []
         assert stage.pop("regions") == []
     assert body["plan"]["costs"].pop("loads") == []
     assert body["plan"]["cluster"].pop("duplex") is False

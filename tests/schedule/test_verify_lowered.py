@@ -1,7 +1,7 @@
 """On transports without tags, both ends list their messages in one order, and blocking transfers do not deadlock."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,10 +16,12 @@ from graphpipe.schedule import (
     Compute,
     Evict,
     Fetch,
+    Hold,
     LoweredSchedule,
     Receive,
     Reduce,
     ReduceTied,
+    Return,
     Schedule,
     Send,
 )
@@ -29,6 +31,20 @@ from graphpipe.schedule.schedulers.registry import SCHEDULERS, build_schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
 
 
+def _meetings(plan: Plan, device: int, listed: Sequence[Action]) -> list[Action]:
+    """Return a device's actions. What it sends to a neighbour or asks back has the name that it has there."""
+    found: list[Action] = []
+    for action in listed:
+        away = isinstance(action, Evict | Fetch) and plan.stages[action.stage].neighbour(device) is not None
+        if isinstance(action, Evict) and away:
+            found.append(Hold(action.stage, action.micro_batch, device))
+        elif isinstance(action, Fetch) and away:
+            found.append(Return(action.stage, action.micro_batch, device))
+        else:
+            found.append(action)
+    return found
+
+
 def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
     """Simulate NCCL: one thread per device posts actions to a stream per pair of devices and per set of replicas.
 
@@ -36,12 +52,16 @@ def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
     the messages they receive, and sums for the tasks before them.
     """
     streams: dict[tuple[frozenset[int], int], deque[Action]] = defaultdict(deque)
-    posted = [deque(listed) for listed in lowered.devices]
+    posted = [deque(_meetings(plan, device, listed)) for device, listed in enumerate(lowered.devices)]
     arrived: set[object] = set()
 
     def members(action: Action) -> frozenset[int]:
         if isinstance(action, Send | Receive):
             return frozenset({action.transfer.source_device, action.transfer.target_device})
+        if isinstance(action, Hold | Return):
+            neighbour = plan.stages[action.stage].neighbour(action.source_device)
+            assert neighbour is not None
+            return frozenset({neighbour, action.source_device})
         if isinstance(action, Evict | Fetch):
             return frozenset()
         if isinstance(action, Reduce):

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 from builders import Part, make_plan
 
-from graphpipe.cluster import HostMemory
+from graphpipe.cluster import HostMemory, Link
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import host_bytes, needed_bytes
 from graphpipe.plans.verify import verify
+from graphpipe.plans.verify_memory import check_memory
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
@@ -59,6 +60,35 @@ def test_a_backward_right_after_its_forward_needs_no_copy():
     assert spans(plan, "evict") == spans(plan, "fetch") == []
 
 
+def test_a_neighbour_holds_what_is_offloaded_and_the_link_carries_it():
+    parts = [Part(saved_bytes=2.0, offloads=True, in_flight=3, neighbour=1), Part()]
+    plan = make_plan(parts, batch_size=4, link=Link(latency_seconds=0.0, bandwidth_bytes_per_second=4.0))
+    verify(plan)
+    verify_lowered(plan, build_schedule(plan), lower(plan, build_schedule(plan)))
+    assert [start for _, start, _ in spans(plan, "evict")] == [1.0, 2.0, 3.0, 7.5]
+    # The neighbour sends 0 when its B0 has ended, although F2 has ended before: the schedule lists it there.
+    assert [start for _, start, _ in spans(plan, "fetch")] == [4.0, 7.0, 8.0, 10.0]
+    assert needed_bytes(plan) == {0: 4.0, 1: 6.0}
+    assert host_bytes(plan) == {"n0": 0.0}
+    trace = simulate(plan)
+    assert max(each.bytes for each in trace.memory if each.device == 1) == 6.0
+    assert trace.memory[-1].bytes == 0.0
+    assert step_seconds(plan) == 15  # as with copies to the node, which take 1 s each
+
+
+def test_what_rests_on_a_neighbour_must_fit_there():
+    plan = make_plan([Part(saved_bytes=40.0, offloads=True, in_flight=3, neighbour=1), Part(parameter_bytes=10.0)])
+    room = needed_bytes(plan)[1]
+    check_memory(with_memory(plan, room))
+    with pytest.raises(Infeasible, match=r"stage 's0' and 's1' needs .* on device 'd1'"):
+        check_memory(with_memory(plan, room - 1))
+
+
+def with_memory(plan: Plan, count: float) -> Plan:
+    kinds = (replace(plan.cluster.device_types[0], memory_bytes=count),)
+    return replace(plan, cluster=replace(plan.cluster, device_types=kinds))
+
+
 def test_what_is_offloaded_must_fit_in_the_node():
     plan = two_stages(40.0)
     short = replace(plan.cluster, host_memory=(HostMemory(node="n0", bytes=100.0),))
@@ -72,6 +102,10 @@ def test_what_is_offloaded_must_fit_in_the_node():
         ({"recompute": "full"}, "the stage recomputes everything, so nothing is left to offload"),
         ({"offload": ("s1",)}, "'s1' is not an operator of the stage"),
         ({"recompute": ("s0",)}, r"operator 's0' is in both 's0' and 's0' \(offload and recompute\)"),
+        ({"offload": (), "offload_to": (1,)}, "names neighbours, but the stage offloads nothing"),
+        ({"offload_to": (1, 1)}, "names 2 neighbours, but the stage has 1 devices"),
+        ({"offload_to": (0,)}, "device 0 is its own neighbour"),
+        ({"offload_to": (2,)}, "device 2 hosts no stage of the plan"),
     ],
 )
 def test_a_stage_that_cannot_offload_is_refused(changes: dict[str, object], sentence: str):

@@ -28,6 +28,8 @@ class Part:
     """None takes the fewest samples that keep the pipeline continuous."""
     recompute: Recompute = "none"
     offloads: bool = False
+    neighbour: int | None = None
+    """The device on which the one device of the stage rests what it offloads."""
     state: State = "whole"
     temporaries: Temporaries | None = None
 
@@ -77,6 +79,7 @@ def make_plan(
                 burst=part.burst,
                 recompute=part.recompute,
                 offload=(f"s{number}",) if part.offloads else (),
+                offload_to=() if part.neighbour is None else (part.neighbour,),
                 state=part.state,
             )
             for number, part in enumerate(parts)
@@ -131,6 +134,10 @@ def plans(
             state=draw(st.sampled_from(["whole", "whole", "optimizer", "all"])),
         )
         parts.append(part)
+    used = {device for group in place(parts) for device in group}
+    for number, (part, own) in enumerate(zip(parts, place(parts), strict=True)):
+        if part.offloads and part.degree == 1 and (others := sorted(used.difference(own))):
+            parts[number] = replace(part, neighbour=draw(st.sampled_from([None, *others])))
     edges = [(s, t, draw(seconds)) for t in range(count) for s in range(t) if draw(st.integers(0, t - s)) == 0]
     return make_plan(
         parts,

@@ -37,7 +37,7 @@ def memory_curve(plan: Plan, evaluate: Callable[[Plan], float]) -> tuple[CurvePo
     """
     if not plan.trains:
         raise InvalidInput("the plan does not train, so it keeps no activations", where="memory curve")
-    stages = tuple(replace(stage, recompute="none", offload=()) for stage in plan.stages)
+    stages = tuple(stage.keeping for stage in plan.stages)
     keeping = replace(plan, stages=stages, prediction=None)
     points = [_point(keeping, evaluate)]
     state = max(stage_memory(plan.cost_model, stage).state for stage in stages)

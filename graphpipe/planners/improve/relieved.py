@@ -39,7 +39,7 @@ def relieved(plan: Plan, most_seconds: float = inf) -> list[Plan]:
 
 
 def _fitted(plan: Plan, share: float, most_seconds: float, *, offloads: bool) -> Plan | None:
-    stages = tuple(replace(stage, recompute="none", offload=()) for stage in plan.stages)
+    stages = tuple(stage.keeping for stage in plan.stages)
     plan, period = replace(plan, stages=stages, prediction=None), _period_seconds(plan)
     for at in sorted(range(len(stages)), key=lambda at: -_total(plan, at)):
         stage, spare = plan.stages[at], spare_bytes(plan)

@@ -59,7 +59,7 @@ class Relief:
 
     def fitted(self, capacity_bytes: float) -> Stage | None:
         """Return the stage with the decisions of fewest seconds that need at most so many bytes; None if none does."""
-        kept = replace(self.stage, recompute="none", offload=())
+        kept = self.stage.keeping
         if self._bytes(kept) <= capacity_bytes:
             return kept
         full = replace(kept, recompute="full")
@@ -104,7 +104,7 @@ class Relief:
         """
         order = self._order()
         ops = _StageOps.of(self.plan, self.stage, order)
-        memory = stage_memory(self.plan.cost_model, replace(self.stage, recompute="none", offload=()))
+        memory = stage_memory(self.plan.cost_model, self.stage.keeping)
         limit = capacity_bytes - float(memory.total(ops.in_flight) - memory.saved * ops.in_flight)
         most = _MOST_EXACT if exact else max(_FEWEST, _WORK // len(order))
         groups: dict[tuple[Decision, ...], list[Choice]] = {(): [Choice(0.0, 0.0, 0.0, 0.0, ())]}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from graphpipe.plans import Plan, Stage
 from graphpipe.plans.device_memory import stage_memory
+from graphpipe.plans.estimates import offload_seconds
 from graphpipe.simulator import step_seconds
 from graphpipe.units import format_bytes, format_seconds
 
@@ -20,6 +21,8 @@ class MemoryChoice:
     offloaded_bytes: float
     copy_seconds: float
     """Out and back. They run beside tasks if the device can copy meanwhile."""
+    neighbours: tuple[str, ...] = ()
+    """The devices where it rests; empty: in the memory of the nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ def memory_choices(plan: Plan) -> MemoryChoices | None:
     """Return the choices of a plan that trains; None if all its stages keep everything."""
     if not plan.trains or not any(stage.offload or stage.recompute != "none" for stage in plan.stages):
         return None
-    keeping = replace(plan, stages=tuple(replace(stage, recompute="none", offload=()) for stage in plan.stages))
+    keeping = replace(plan, stages=tuple(stage.keeping for stage in plan.stages))
     return MemoryChoices(
         stages=tuple(_choice(plan, *pair) for pair in zip(plan.stages, keeping.stages, strict=True)),
         step_seconds=step_seconds(plan),
@@ -54,7 +57,8 @@ def choice_lines(choices: MemoryChoices) -> list[str]:
             parts.append(f"recomputes {format_bytes(each.recomputed_bytes)} in {seconds}")
         if each.offloaded_bytes:
             seconds = format_seconds(each.copy_seconds)
-            parts.append(f"offloads {format_bytes(each.offloaded_bytes)} with {seconds} of copies")
+            to = f" to {', '.join(each.neighbours)}" if each.neighbours else ""
+            parts.append(f"offloads {format_bytes(each.offloaded_bytes)}{to} with {seconds} of copies")
         if len(parts) > 1:
             lines.append(f"{each.stage}, per micro-batch: {', '.join(parts)}")
     added = choices.step_seconds - choices.keeping_seconds
@@ -74,5 +78,6 @@ def _choice(plan: Plan, stage: Stage, keeping: Stage) -> MemoryChoice:
         recomputed_bytes=max(0.0, whole.saved - memory.saved - memory.offloaded) * samples,
         recompute_seconds=seconds - plain,
         offloaded_bytes=memory.offloaded * samples,
-        copy_seconds=model.copy_seconds(2 * memory.offloaded * samples, device),
+        copy_seconds=2 * offload_seconds(plan, stage),
+        neighbours=tuple(plan.cluster.devices[each].name for each in stage.offload_to),
     )

@@ -55,9 +55,12 @@ def offloads(plan: Plan) -> bool:
     return any(stage.offload for stage in plan.stages)
 
 
-def offloaded_names(offload: tuple[str, ...]) -> str:
-    """Return what a stage offloads: `-`, or lines of names."""
-    return abbreviate(offload) if offload else "-"
+def offloaded_names(plan: Plan, stage: Stage) -> str:
+    """Return what a stage offloads: `-`, or lines of names, and of the neighbours where that rests."""
+    names = abbreviate(stage.offload) if stage.offload else "-"
+    if not stage.offload_to:
+        return names
+    return f"{names}\nto {', '.join(plan.cluster.devices[device].name for device in stage.offload_to)}"
 
 
 def recomputed_names(recompute: Recompute) -> str:

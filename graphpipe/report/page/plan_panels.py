@@ -82,14 +82,14 @@ def _stage_row(plan: Plan, number: int) -> list[str]:
     counts = [len(stage.ops), stage.degree, stage.micro_batch, stage.in_flight]
     times = [format_seconds(seconds.forward), format_seconds(seconds.backward)]
     recomputed = [recomputed_names(stage.recompute)] if recomputes(plan) else []
-    recomputed += [offloaded_names(stage.offload)] if offloads(plan) else []
+    recomputed += [offloaded_names(plan, stage)] if offloads(plan) else []
     saved = [*recomputed, *([sharded_name(stage.state)] if plan.shards_state else [])]
     return [stage.name, device_names(plan, stage), "\n".join(sent) or "-", *map(str, counts), *times, *saved]
 
 
 def _memory_note(plan: Plan) -> str:
     again = " What a stage recomputes is not kept, so its backward takes longer by the forward of that part."
-    away = " What a stage offloads rests in the memory of the node between forward and backward."
+    away = " What a stage offloads rests in the memory of the node, or on a neighbour, between forward and backward."
     shared = " Replicas that shard the optimizer's state each keep and update a part of it."
     return (
         (again if recomputes(plan) else "") + (away if offloads(plan) else "") + (shared if plan.shards_state else "")

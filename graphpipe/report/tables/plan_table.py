@@ -75,7 +75,7 @@ def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
         ", ".join(plan.stages[other].name for other in plan.successors[number]) or "-",
     ]
     row += [recomputed_names(stage.recompute)] if recomputes(plan) else []
-    row += [offloaded_names(stage.offload)] if offloads(plan) else []
+    row += [offloaded_names(plan, stage)] if offloads(plan) else []
     return [*row, sharded_name(stage.state)] if plan.shards_state else row
 
 

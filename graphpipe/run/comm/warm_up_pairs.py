@@ -11,7 +11,7 @@ import torch
 
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.world import World
-from graphpipe.schedule import LoweredSchedule, Send
+from graphpipe.schedule import Hold, LoweredSchedule, Send
 
 Pair = tuple[int, int]
 """Two ranks, the lower one first."""
@@ -19,12 +19,11 @@ Pair = tuple[int, int]
 
 def communicating_pairs(lowered: LoweredSchedule, placement: Placement) -> frozenset[Pair]:
     """Return the pairs of ranks between which a lowered schedule has messages."""
-    ends = (
-        sorted((placement.rank_of[it.transfer.source_device], placement.rank_of[it.transfer.target_device]))
-        for _, it in lowered.order
-        if isinstance(it, Send)
-    )
-    return frozenset((low, high) for low, high in ends if low != high)
+    sends = (it.transfer for _, it in lowered.order if isinstance(it, Send))
+    ends = {(transfer.source_device, transfer.target_device) for transfer in sends}
+    ends |= {(device, it.source_device) for device, it in lowered.order if isinstance(it, Hold)}
+    ranks = (sorted((placement.rank_of[one], placement.rank_of[other])) for one, other in ends)
+    return frozenset((low, high) for low, high in ranks if low != high)
 
 
 def disjoint_rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:

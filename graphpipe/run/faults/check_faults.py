@@ -6,7 +6,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.faults.fault import Fault
-from graphpipe.schedule import Compute, Evict, Fetch, Receive, Reduce, ReduceTied, Send
+from graphpipe.schedule import Compute, Evict, Fetch, Hold, Receive, Reduce, ReduceTied, Return, Send
 from graphpipe.schedule.actions import Action
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
@@ -79,5 +79,5 @@ def _phase(action: Action, placement: Placement) -> str:
             return phase if len(ends) == 2 else ""
         case Reduce() | ReduceTied():
             return "reduce"
-        case Evict() | Fetch():
+        case Evict() | Fetch() | Hold() | Return():
             return ""

@@ -1,13 +1,14 @@
-"""Offloading: what some operators of a stage save rests in the memory of the node between forward and backward.
+"""Offloading: what some operators of a stage save rests elsewhere between forward and backward.
 
     forward   F: compute, and note what the offloaded operators save
-    evict     copy it to the memory of the node, and free it
+    evict     copy it to the memory of the node, or send it to a neighbour, and free it
     fetch     copy it back, while the task before the backward runs
     backward  B: reads it
 
 What leaves are whole storages that an offloaded operator made and that only offloaded operators save. Outputs of the
 stage, what it received, weights, and what a recomputed region keeps stay, because they would not be freed.
-On a GPU the copies go through pinned memory on two streams of their own. On a CPU they are plain copies.
+On a GPU the copies go through pinned memory on two streams of their own. On a CPU they are plain copies. To a neighbour
+they are messages (`comm.resting`), and in the same rank copies on the device.
 """
 
 from collections.abc import Iterable
@@ -20,10 +21,23 @@ from torch import Tensor, nn
 
 from graphpipe.errors import OutOfMemory
 from graphpipe.model.saved_tensors import SavedTensor
+from graphpipe.run.comm.messages import PendingMessage
+from graphpipe.run.comm.resting import ReplicaKey, RestingMessages
 from graphpipe.run.device.stage_streams import HostStreams
 from graphpipe.run.device.stream import Mark, Stream
 from graphpipe.run.stage.tensor_tree import leaves
 from graphpipe.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The device, in place of the node, where a replica rests what it offloads."""
+
+    rank: int
+    messages: RestingMessages | None
+    """To its rank; None if that is this rank, whose devices share one memory."""
+    replica: ReplicaKey
+    """The stage and device that offloads."""
 
 
 @dataclass(slots=True)
@@ -34,6 +48,8 @@ class Offloading:
     device: torch.device
     copying: HostStreams
     computing: Stream
+    neighbour: Neighbour | None = None
+    """None: it rests in the memory of the node."""
     current: "OffloadedTensors | None" = None
     """Of the micro-batch whose forward runs; None while nothing is to be offloaded."""
     previous: Mark | None = None
@@ -64,8 +80,10 @@ class Offloading:
 
 @dataclass(slots=True)
 class _Away:
-    # One storage in the memory of the node, and the saved tensors in it with their offset, size, stride and dtype.
-    host: Tensor
+    # One storage elsewhere, and the saved tensors in it with their offset, size, stride and dtype.
+    count: int
+    host: Tensor | None
+    """Where its bytes are; None: a neighbour has them."""
     views: list[tuple[ref[SavedTensor], int, torch.Size, tuple[int, ...], torch.dtype]]
 
 
@@ -89,6 +107,8 @@ class OffloadedTensors:
     away: list[_Away] = field(default_factory=list[_Away])
     arrival: Mark | None = None
     """The end of the copy back, until the backward has waited for it. The task before the backward does not wait."""
+    arriving: list[PendingMessage] = field(default_factory=list[PendingMessage])
+    """The messages of a neighbour, until then."""
 
     def compute(self, inner: nn.Module, args: tuple[Any, ...]) -> Any:
         """Call an offloaded operator."""
@@ -111,6 +131,9 @@ class OffloadedTensors:
         """Bring everything back, if that was not asked for before, and wait for it."""
         if saved.tensor is None:
             self.fetch()
+        for message in self.arriving:
+            message.wait()
+        self.arriving = []
         if self.arrival is not None:
             self.owner.computing.wait(self.arrival)
             self.arrival = None
@@ -134,7 +157,7 @@ class OffloadedTensors:
         out = self.owner.copying.out
         out.wait(self.owner.computing.mark())
         with out.entered():
-            self.away = [self._copy_out(found, out) for found in views.values()]
+            self.away = self._copy_out([*views.values()], out)
         self.owner.previous, self.owner.last = self.owner.last, out.mark()
         self.leaving, self.staying, self.held = [], [], []
 
@@ -144,28 +167,42 @@ class OffloadedTensors:
         if self.owner.last is not None:
             back.wait(self.owner.last)
         with back.entered():
-            for each in away:
-                self._copy_back(each)
+            arrived = [torch.empty(each.count, dtype=torch.uint8, device=self.owner.device) for each in away]
+            if (neighbour := self.owner.neighbour) is not None and neighbour.messages is not None:
+                self.arriving = neighbour.messages.fetch(neighbour.replica, arrived, neighbour.rank)
+            for each, buffer in zip(away, arrived, strict=True):
+                self._copy_back(each, buffer)
         self.arrival = back.mark()
 
-    def _copy_out(self, found: list[SavedTensor], out: Stream) -> _Away:
-        tensors = [(saved, saved.tensor) for saved in found if saved.tensor is not None]
-        storage = tensors[0][1].untyped_storage()
-        source = torch.empty(0, dtype=torch.uint8, device=self.owner.device).set_(storage)
-        host = self.host_buffer(storage.nbytes())
-        host.copy_(source, non_blocking=True)
-        out.hold([source])
-        views = [(ref(saved), int(it.storage_offset()), it.size(), it.stride(), it.dtype) for saved, it in tensors]
-        for saved, _ in tensors:
-            saved.tensor = None
-        return _Away(host, views)
+    def _copy_out(self, storages: list[list[SavedTensor]], out: Stream) -> list[_Away]:
+        found: list[_Away] = []
+        sources: list[Tensor] = []
+        neighbour = self.owner.neighbour
+        for each in storages:
+            tensors = [(saved, saved.tensor) for saved in each if saved.tensor is not None]
+            storage = tensors[0][1].untyped_storage()
+            sources.append(torch.empty(0, dtype=torch.uint8, device=self.owner.device).set_(storage))
+            views = [(ref(saved), int(it.storage_offset()), it.size(), it.stride(), it.dtype) for saved, it in tensors]
+            host = None
+            if neighbour is None or neighbour.messages is None:
+                host = self.host_buffer(storage.nbytes())
+                host.copy_(sources[-1], non_blocking=True)
+            found.append(_Away(storage.nbytes(), host, views))
+            for saved, _ in tensors:
+                saved.tensor = None
+        out.hold(sources)
+        if neighbour is not None and neighbour.messages is not None:
+            neighbour.messages.evict(neighbour.replica, self.micro_batch, sources, neighbour.rank)
+        return found
 
     def host_buffer(self, count: int) -> Tensor:
-        """Return bytes in the memory of the node.
+        """Return bytes in the memory of the node, or of the device if its neighbour is in this rank.
 
         Raises:
             OutOfMemory: the node lacks them.
         """
+        if self.owner.neighbour is not None:
+            return torch.empty(count, dtype=torch.uint8, device=self.owner.device)
         try:
             return torch.empty(count, dtype=torch.uint8, pin_memory=self.owner.device.type == "cuda")
         except RuntimeError as error:
@@ -175,9 +212,9 @@ class OffloadedTensors:
                 remedy="Offload less, or run fewer ranks on the node.",
             ) from error
 
-    def _copy_back(self, each: _Away) -> None:
-        arrived = torch.empty(each.host.numel(), dtype=torch.uint8, device=self.owner.device)
-        arrived.copy_(each.host, non_blocking=True)
+    def _copy_back(self, each: _Away, arrived: Tensor) -> None:
+        if each.host is not None:
+            arrived.copy_(each.host, non_blocking=True)
         self.owner.computing.hold([arrived])
         for view, offset, size, stride, dtype in each.views:
             if (saved := view()) is not None:

@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
-from graphpipe.plans import Plan
+from graphpipe.plans import Plan, Stage
 from graphpipe.run.comm.broadcast import broadcast_tensors, copy_modes, copy_state, state_tensors
 from graphpipe.run.comm.messages import RankMessages
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import Placement, ReplicaSlot
+from graphpipe.run.comm.resting import RestingMessages
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.rank_status import ALL_PEERS
 from graphpipe.run.faults.status_reporter import StatusReporter
-from graphpipe.run.stage.offload import Offloading
+from graphpipe.run.stage.offload import Neighbour, Offloading
 from graphpipe.run.stage.receive_buffers import ReceiveBuffers
 from graphpipe.run.stage.recompute import Recomputation, set_up_regions
 from graphpipe.run.stage.stage_replica import StageReplica
@@ -60,7 +61,8 @@ def build_worker(
         for stage, by_device in hosted.items()
     }
     streams = StageStreams.of(world.device, plan)
-    replicas = _replicas(hosted, syncs, placement, world, monitor, schedule, lowered, options, streams)
+    resting = RestingMessages(world)
+    replicas = _replicas(hosted, syncs, placement, world, monitor, schedule, lowered, options, streams, resting)
     worker = Worker(
         placement=placement,
         world=world,
@@ -70,6 +72,7 @@ def build_worker(
         streams=streams,
         recorder=Recorder(world=world, on=options.record, stages=tuple(stage.name for stage in plan.stages)),
         monitor=monitor,
+        resting=resting,
     )
     worker.tied_parameters = _tied_parameters(worker)
     for each in worker.tied_parameters:
@@ -87,17 +90,18 @@ def _replicas(
     lowered: LoweredSchedule,
     options: PipelineOptions,
     streams: StageStreams,
+    resting: RestingMessages,
 ) -> dict[tuple[int, int], StageReplica]:
     """Return the replicas of this rank, by stage and device."""
     plan, lasts = placement.plan, lowered.last_backwards()
     replicas: dict[tuple[int, int], StageReplica] = {}
     for slot in placement.slots(world.rank):
         program, stage = programs[slot.stage][slot.device], plan.stages[slot.stage]
-        offloading = (
-            Offloading(stage.name, world.device, streams.host(slot.device), streams.stage(slot.stage, slot.device))
-            if stage.offload
-            else None
-        )
+        offloading = None
+        if stage.offload:
+            copying, computing = streams.host(slot.device), streams.stage(slot.stage, slot.device)
+            neighbour = _neighbour(plan.stages[slot.stage], slot, placement, world, resting)
+            offloading = Offloading(stage.name, world.device, copying, computing, neighbour)
         set_up_regions(program, stage, world.device, offloading)
         replicas[slot.stage, slot.device] = StageReplica(
             slot=slot,
@@ -117,6 +121,16 @@ def _replicas(
             kept_share=plan.costs.kept_for_weight_gradient,
         )
     return replicas
+
+
+def _neighbour(
+    stage: Stage, slot: ReplicaSlot, placement: Placement, world: World, resting: RestingMessages
+) -> Neighbour | None:
+    """Return where a replica rests what it offloads, if that is another device."""
+    if (device := stage.neighbour(slot.device)) is None:
+        return None
+    peer = placement.rank_of[device]
+    return Neighbour(peer, None if peer == world.rank else resting, (slot.stage, slot.device))
 
 
 def _tied_parameters(worker: Worker[StageReplica]) -> list[TiedParameters]:

@@ -11,6 +11,7 @@ from graphpipe.model.torch_private import profiling
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.resting import RestingMessages
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.device.stream import HostStream, Stream
@@ -31,10 +32,12 @@ from graphpipe.schedule import (
     Compute,
     Evict,
     Fetch,
+    Hold,
     LoweredSchedule,
     Receive,
     Reduce,
     ReduceTied,
+    Return,
     Send,
     StageTask,
     Transfer,
@@ -69,6 +72,8 @@ class Worker(Generic[AnyReplica]):
     monitor: StatusReporter
     tied_parameters: Sequence[TiedParameters] = ()
     """By position in `Plan.tied_gradients`."""
+    resting: RestingMessages | None = None
+    """The messages with what rests on other ranks; None: every replica offloads inside its rank, if it does."""
     held: HeldGradients = field(default_factory=HeldGradients)
     """Gradients of values that several stages of a device read."""
     resolved: dict[int, ResolvedSchedule[AnyReplica]] = field(
@@ -84,6 +89,8 @@ class Worker(Generic[AnyReplica]):
             replica.begin()
         self.messages.sending.clear()
         self.held.held.clear()
+        if self.resting is not None:
+            self.resting.forget()
         for sync in self.syncs.values():
             sync.begin()
         resolved = self._resolve(lowered, segment)
@@ -94,6 +101,8 @@ class Worker(Generic[AnyReplica]):
             sync.end()
         self.monitor.enter("summary", peer=ALL_PEERS)
         self.messages.drain()
+        if self.resting is not None:
+            self.resting.drain()
 
     def _run_all(self, resolved: ResolvedSchedule[AnyReplica], segment: Segment, loss_fn: LossFunction | None) -> None:
         early = self._early_receives(segment)
@@ -186,6 +195,13 @@ class Worker(Generic[AnyReplica]):
                 kind = "evict" if isinstance(action, Evict) else "fetch"
                 with self.recorder.span(device, kind, stage, at):
                     self.replicas[stage, device].move(kind, at)
+            case Hold(stage, at, source) | Return(stage, at, source):
+                peer = self.placement.rank_of[source]
+                if self.resting is not None and peer != self.world.rank:
+                    self.monitor.enter("receive" if isinstance(action, Hold) else "send", peer=peer)
+                    move = self.resting.hold if isinstance(action, Hold) else self.resting.give_back
+                    with self.streams.host(device).out.entered():
+                        move((stage, source), at, peer)
             case Compute():
                 raise AssertionError("tasks were resolved")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import pytest
 import torch
@@ -13,7 +13,10 @@ from run_ranks import run_ranks, values
 from torch import Tensor, nn
 
 from graphpipe.costs import Recompute
+from graphpipe.errors import InvalidInput
 from graphpipe.model.saved_tensors import handle_saved_tensors
+from graphpipe.run.comm.resting import RestingMessages
+from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import HostStreams
 from graphpipe.run.device.stream import Stream
 from graphpipe.run.stage.offload import Offloading
@@ -27,6 +30,8 @@ MIXTURES: list[tuple[str, dict[int, Recompute], dict[int, tuple[str, ...]]]] = [
     ("together", {0: ("b",)}, {0: ("a", "c")}),
     ("together", {1: "full"}, {0: ("a", "b", "c")}),
 ]
+
+NEIGHBOURS = {1: (0,), 2: (1,)}
 
 
 @cache
@@ -96,3 +101,37 @@ def test_two_ranks_train_like_one_in_bf16(tmp_path: Path) -> None:
     for rank in values(run_ranks(train_mixed_in_bf16, 2, tmp_path, TOGETHER, recompute, offload)):
         assert rank["losses"] == kept["losses"]
         assert all(torch.equal(tensor, kept["state"][name]) for name, tensor in rank["state"].items())
+
+
+def train_on_neighbours() -> dict[str, Any]:
+    """Train two stages that rest on each other's device, and note how many tensors this rank held for the other."""
+    held: list[int] = []
+    give_back = RestingMessages.give_back
+
+    def noted(self: RestingMessages, replica: tuple[int, int], micro_batch: int, peer: int) -> None:
+        held.append(len(self.guests[replica, micro_batch]))
+        give_back(self, replica, micro_batch, peer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RestingMessages, "give_back", noted)
+        found = train_chain(INTERLEAVED, "1f1b", {0: ("a",)}, offload={1: ("b",), 2: ("c",)}, offload_to=NEIGHBOURS)
+    return found | {"held": held}
+
+
+def test_neighbours_that_hold_for_each_other_train_like_one_that_keeps(tmp_path: Path) -> None:
+    kept = keeping("interleaved", "1f1b")
+    assert train_on_neighbours()["losses"] == kept["losses"]
+    for rank in values(run_ranks(train_on_neighbours, 2, tmp_path)):
+        assert rank["losses"] == kept["losses"]
+        assert all(torch.equal(tensor, kept["state"][name]) for name, tensor in rank["state"].items())
+        assert len(rank["held"]) >= 2
+        assert all(rank["held"])
+
+
+def test_a_neighbour_is_not_sent_other_sizes_in_one_step() -> None:
+    # Nothing is sent here: the sizes of an earlier micro-batch are known already.
+    messages = RestingMessages(cast("World", None), sizes={(0, 0): (8,)})
+    with pytest.raises(
+        InvalidInput, match=r"micro-batch 2 saves 4 B in 1 tensors .*, another one of the step 8 B in 1"
+    ):
+        messages.evict((0, 0), 2, [torch.zeros(4, dtype=torch.uint8)], peer=1)

@@ -23,6 +23,7 @@ INTERLEAVED: list[StageLine] = [(["a"], [0], 2), (["b"], [1], 2), (["c"], [0], 2
 
 
 KEPT: Mapping[int, tuple[str, ...]] = MappingProxyType({})
+HOST: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 NOTHING: Mapping[int, Recompute] = MappingProxyType({})
 
 
@@ -65,6 +66,7 @@ def chain_pipeline(
     *,
     recompute: Mapping[int, Recompute] = NOTHING,
     offload: Mapping[int, tuple[str, ...]] = KEPT,
+    offload_to: Mapping[int, tuple[int, ...]] = HOST,
     in_flight: int = BATCH,
     dropout: float = 0.3,
     **options: Any,
@@ -73,7 +75,13 @@ def chain_pipeline(
     model, (inputs, _) = chain(dropout), chain_batch()
     plan = in_halves(captured_plan(model, inputs, stages, BATCH), schedule)
     changed = (
-        replace(stage, recompute=recompute.get(number, "none"), offload=offload.get(number, ()), in_flight=in_flight)
+        replace(
+            stage,
+            recompute=recompute.get(number, "none"),
+            offload=offload.get(number, ()),
+            offload_to=offload_to.get(number, ()),
+            in_flight=in_flight,
+        )
         for number, stage in enumerate(plan.stages)
     )
     if offload:
