@@ -6,8 +6,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from graphpipe.run.comm.buckets import buckets, flatten, unflatten
 from graphpipe.run.comm.world import World
+from graphpipe.run.device.buckets import buckets, flatten, unflatten
 
 
 def state_tensors(module: nn.Module) -> list[Tensor]:

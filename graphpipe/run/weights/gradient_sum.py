@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.comm.buckets import buckets, flatten
 from graphpipe.run.comm.world import World
+from graphpipe.run.device.buckets import buckets, flatten
 
 
 def sum_between_ranks(world: World, parameters: Sequence[nn.Parameter], ranks: Sequence[int], stage: str) -> None:

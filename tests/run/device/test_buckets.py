@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpipe.run.comm.buckets import buckets, flatten, unflatten
+from graphpipe.run.device.buckets import buckets, flatten, unflatten
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([torch.float32, torch.float64])), max_size=8))
