@@ -35,6 +35,10 @@ class SampleRange:
         """Return the samples in both ranges (empty ranges have length 0)."""
         return SampleRange(max(self.start, other.start), min(self.stop, other.stop))
 
+    def rows_of(self, whole: "SampleRange") -> slice:
+        """Return the rows of these samples in a tensor of the samples of a larger range."""
+        return slice(self.start - whole.start, self.stop - whole.start)
+
 
 def count_micro_batches(batch_size: int, micro_batch: int) -> int:
     """Return the number of micro-batches. The last one is short if `micro_batch` does not divide `batch_size`."""

@@ -12,7 +12,7 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.graph.verify_splits import check_splits
 from graphpipe.plans.stage import OTHER_BACKWARDS, PlanFields, WeightPolicy
-from graphpipe.plans.verify_memory import RELATIVE, check_memory, submodule
+from graphpipe.plans.verify_memory import RELATIVE, check_memory, check_neighbours, submodule
 
 _FEW = 40
 """Names that an error may list."""
@@ -263,7 +263,7 @@ def _check_recompute(plan: PlanFields) -> None:
 
 def _check_offload(plan: PlanFields) -> None:
     """Offloaded submodules are in their stage, each once, and not recomputed. Neighbours host other stages."""
-    _check_neighbours(plan)
+    check_neighbours(plan)
     for stage in (stage for stage in plan.stages if stage.offload):
         where = f"stage '{stage.name}', offload"
         if stage.recompute == "full":
@@ -284,25 +284,6 @@ def _check_offload(plan: PlanFields) -> None:
                 what = "offload and recompute" if {*within} & {*recomputed} else "offload"
                 raise InvalidInput(f"operator '{op}' is in both '{within[0]}' and '{within[1]}' ({what})", where=where)
         _check_regions(plan, {op: within[0] if within else op for op, within in homes.items()}, where)
-
-
-def _check_neighbours(plan: PlanFields) -> None:
-    used = {device for stage in plan.stages for device in stage.devices}
-    for stage in (stage for stage in plan.stages if stage.offload_to):
-        where, count = f"stage '{stage.name}', offload_to", len(stage.offload_to)
-        if not stage.offload:
-            remedy = "Leave offload_to out, or list in offload what the stage offloads."
-            raise InvalidInput("names neighbours, but the stage offloads nothing", where=where, remedy=remedy)
-        if count != len(stage.devices):
-            what = f"names {count} neighbours, but the stage has {len(stage.devices)} devices"
-            raise InvalidInput(what, where=where, remedy="Name one neighbour for each device, in their order.")
-        for device, neighbour in zip(stage.devices, stage.offload_to, strict=True):
-            if neighbour == device:
-                what = f"device {device} is its own neighbour"
-                raise InvalidInput(what, where=where, remedy="Name another device.")
-            if neighbour not in used:
-                what = f"device {neighbour} hosts no stage of the plan"
-                raise InvalidInput(what, where=where, remedy=f"Choose one of {sorted(used - {device})}.")
 
 
 def _check_backends(plan: PlanFields) -> None:

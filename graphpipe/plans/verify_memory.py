@@ -1,7 +1,7 @@
 """Verify a plan's memory. Every byte is derived only from graph, cluster and cost table."""
 
 from graphpipe.costs import Temporaries
-from graphpipe.errors import Infeasible
+from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans.stage import PlanFields, Stage
 from graphpipe.units import format_bytes
 
@@ -39,6 +39,30 @@ def check_memory(plan: PlanFields) -> None:
                 remedy="Use more devices, a smaller micro-batch, recomputation, sharded optimizer state, "
                 "or devices with more memory.",
             )
+
+
+def check_neighbours(plan: PlanFields) -> None:
+    """Check that the neighbours on which stages rest what they offload are other devices of the pipeline.
+
+    Raises:
+        InvalidInput: one is not, or there is not one for each device. The stage is named.
+    """
+    used = {device for stage in plan.stages for device in stage.devices}
+    for stage in (stage for stage in plan.stages if stage.offload_to):
+        where, count = f"stage '{stage.name}', offload_to", len(stage.offload_to)
+        if not stage.offload:
+            remedy = "Leave offload_to out, or list in offload what the stage offloads."
+            raise InvalidInput("names neighbours, but the stage offloads nothing", where=where, remedy=remedy)
+        if count != len(stage.devices):
+            what = f"names {count} neighbours, but the stage has {len(stage.devices)} devices"
+            raise InvalidInput(what, where=where, remedy="Name one neighbour for each device, in their order.")
+        for device, neighbour in zip(stage.devices, stage.offload_to, strict=True):
+            if neighbour == device:
+                what = f"device {device} is its own neighbour"
+                raise InvalidInput(what, where=where, remedy="Name another device.")
+            if neighbour not in used:
+                what = f"device {neighbour} hosts no stage of the plan"
+                raise InvalidInput(what, where=where, remedy=f"Choose one of {sorted(used - {device})}.")
 
 
 def _check_host_memory(plan: PlanFields) -> None:

@@ -334,8 +334,6 @@ class Pipeline:
         for replica in self._worker.replicas.values():
             replica.begin()
         self._worker.messages.forget()
-        if self._worker.resting is not None:
-            self._worker.resting.forget()
         self._parts.sums.forget()
         self.world.close()
         self._open = False

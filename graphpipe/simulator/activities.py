@@ -1,7 +1,7 @@
 """A lowered schedule and the costs of its plan, as activities for the engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from graphpipe.costs import CostTable, TaskSeconds
@@ -45,7 +45,7 @@ class HostCopy:
     stage: int
     micro_batch: int
     bytes: float
-    neighbour: int = -1
+    neighbour: int | None
 
 
 SimulatedWork = (
@@ -225,35 +225,31 @@ class Activities:
     def _copy(self, device: int, kind: Literal["evict", "fetch"], action: Evict | Fetch, needs: list[int]) -> int:
         stage = self.plan.stages[action.stage]
         count = stage_memory(self.plan.cost_model, stage).offloaded * stage.micro_batch / stage.degree
-        what = HostCopy(device, kind, action.stage, action.micro_batch, count)
-        if (neighbour := stage.neighbour(device)) is not None:
-            return self._copy_over_link(replace(what, neighbour=neighbour), needs)
+        what = HostCopy(device, kind, action.stage, action.micro_batch, count, stage.neighbour(device))
+        if what.neighbour is not None:
+            return self._copy_over_link(what, what.neighbour, needs)
         waits = self.plan.cluster.copies_take_devices
         lane = [self._lanes[device, kind]] if (device, kind) in self._lanes else []
         needs = needs + (self._last_of(device) if waits else lane)
         pool = self.plan.cluster.devices[device].node if waits else None
-        number = self._add(what, self.plan.cost_model.copy_seconds(count, device), needs, pool)
-        self._lanes[device, kind] = number
-        if waits:
-            self._last[device] = number
+        seconds = self.plan.cost_model.copy_seconds(count, device)
+        number = self._lanes[device, kind] = self._add(what, seconds, needs, pool)
+        self._last |= {device: number} if waits else {}
         return number
 
-    def _copy_over_link(self, what: HostCopy, needs: list[int]) -> int:
-        """Add a message to a neighbour or from it, beside all other messages between the two devices."""
-        ends = (what.device, what.neighbour)
-        source, target = ends if what.kind == "evict" else ends[::-1]
+    def _copy_over_link(self, what: HostCopy, neighbour: int, needs: list[int]) -> int:
+        source, target = (what.device, neighbour)[:: 1 if what.kind == "evict" else -1]
         seconds = self.plan.cost_model.transfer_seconds(what.bytes, source, target)
         if handling := self.plan.cost_model.message_seconds(what.bytes, source, target):
             needs = [*needs, self._handle(source, handling, self._last_of(source))]
             self._handle(target, handling, self._last_of(target))
-        if self.plan.cluster.overlap:
-            busy = [self._channels[source, target]] if (source, target) in self._channels else []
-            # The neighbour sends when its own tasks have come so far.
-            needs = needs + busy + (self._last_of(source) if what.kind == "fetch" else [])
-            number = self._channels[source, target] = self._add(what, seconds, needs)
-            return number
-        number = self._add(what, seconds, needs + self._last_of(source, target))
-        self._last[source] = self._last[target] = number
+        if not self.plan.cluster.overlap:
+            self._last[source] = self._last[target] = self._add(what, seconds, needs + self._last_of(source, target))
+            return self._last[source]
+        busy = [self._channels[source, target]] if (source, target) in self._channels else []
+        # The neighbour sends when its own tasks have come so far.
+        needs = needs + busy + (self._last_of(source) if what.kind == "fetch" else [])
+        number = self._channels[source, target] = self._add(what, seconds, needs)
         return number
 
     def _handle(self, device: int, seconds: float, needs: list[int]) -> int:

@@ -45,7 +45,8 @@ def _records(plan: Plan, what: SimulatedWork) -> list[Record]:
     if isinstance(what, OptimizerStep):
         return [(what.device, "optimizer", _first(plan, what.device, range(len(plan.stages))), -1, -1, 0.0)]
     if isinstance(what, HostCopy):
-        return [(what.device, what.kind, what.stage, what.micro_batch, what.neighbour, what.bytes)]
+        peer = -1 if what.neighbour is None else what.neighbour
+        return [(what.device, what.kind, what.stage, what.micro_batch, peer, what.bytes)]
     if isinstance(what, MessageHandling | WeightGather):
         return []
     device, task = what

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -10,7 +11,7 @@ from graphpipe.run.comm.batch_comparison import BatchComparison
 from graphpipe.run.comm.warm_up_pairs import Pair, disjoint_rounds, warm_up
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stream import Mark
-from graphpipe.schedule import Transfer
+from graphpipe.schedule import Hold, Return, Transfer
 
 
 def _ignore(mark: Mark) -> None:
@@ -53,6 +54,22 @@ class Reader:
     """Is told after which point of a stream the copy is there."""
 
 
+class GuestMessages(Protocol):
+    """The messages with what stages rest on other ranks (see `resting`)."""
+
+    def take_part(self, action: Hold | Return, peer: int) -> None:
+        """Receive what a stage on another rank offloads to this one, or send it back."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until everything is sent."""
+        ...
+
+    def forget(self) -> None:
+        """Drop everything."""
+        ...
+
+
 @dataclass(slots=True)
 class RankMessages:
     """The point-to-point messages of one rank.
@@ -66,6 +83,8 @@ class RankMessages:
     """A message per value, by `id(transfer)`, because hashing a transfer takes longer."""
     comparison: BatchComparison | None = None
     """The comparison of this step; None once it has ended."""
+    guests: GuestMessages | None = None
+    """None: nothing rests on other ranks."""
     warm: set[Pair] = field(default_factory=set[Pair])
     """The pairs of ranks, of the whole world, that have communicated."""
 
@@ -103,6 +122,13 @@ class RankMessages:
         for messages in self.sending.values():
             self._end(messages)
         self.sending.clear()
+        if self.guests is not None:
+            self.guests.drain()
+
+    def rest(self, action: Hold | Return, peer: int) -> None:
+        """Receive what a stage on rank `peer` offloads, or send it back. Inside a rank there is nothing to do."""
+        if self.guests is not None and peer != self.world.rank:
+            self.guests.take_part(action, peer)
 
     @staticmethod
     def _end(messages: Iterable[PendingMessage]) -> None:
@@ -113,6 +139,8 @@ class RankMessages:
         """Drop all messages, because a handle keeps its connection open."""
         self.sending.clear()
         self.comparison = None
+        if self.guests is not None:
+            self.guests.forget()
 
     def finish_comparison(self) -> None:
         """Wait until this step's comparison has ended, before the first message of the step.

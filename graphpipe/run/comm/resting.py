@@ -16,6 +16,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.messages import PendingMessage
 from graphpipe.run.comm.world import World
+from graphpipe.schedule import Hold, Return
 from graphpipe.units import format_bytes
 
 _TAG = 4
@@ -81,6 +82,11 @@ class RestingMessages:
         """Start to receive what the neighbour has of a micro-batch, in the order in which it was sent."""
         self.end(replica)
         return [self._receive(tensor, peer) for tensor in tensors]
+
+    def take_part(self, action: Hold | Return, peer: int) -> None:
+        """Receive what a stage on rank `peer` offloads to this one, or send it back."""
+        do = self.hold if isinstance(action, Hold) else self.give_back
+        do((action.stage, action.source_device), action.micro_batch, peer)
 
     def hold(self, replica: ReplicaKey, micro_batch: int, peer: int) -> None:
         """Start to receive what a replica of another rank offloads to this one.

@@ -71,6 +71,11 @@ def sent_values(transfer: Transfer, specs: EdgeSpecs) -> Sequence[ValueSpec]:
     return [spec for spec in values if spec.name not in elsewhere]
 
 
+def size_of(transfer: Transfer, specs: EdgeSpecs) -> int:
+    """Return the bytes of the values that a transfer carries."""
+    return sum(spec.bytes_per_sample for spec in sent_values(transfer, specs)) * len(transfer.samples)
+
+
 def all_values(transfer: Transfer, specs: EdgeSpecs) -> Sequence[ValueSpec]:
     """Return the values of a transfer's edge in its direction, with those that it leaves out."""
     values = specs[transfer.edge]

@@ -68,11 +68,10 @@ def build_worker(
         world=world,
         replicas=replicas,
         syncs=syncs,
-        messages=RankMessages(world),
+        messages=RankMessages(world, guests=resting),
         streams=streams,
         recorder=Recorder(world=world, on=options.record, stages=tuple(stage.name for stage in plan.stages)),
         monitor=monitor,
-        resting=resting,
     )
     worker.tied_parameters = _tied_parameters(worker)
     for each in worker.tied_parameters:

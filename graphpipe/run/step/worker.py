@@ -11,14 +11,13 @@ from graphpipe.model.torch_private import profiling
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.rank_placement import Placement
-from graphpipe.run.comm.resting import RestingMessages
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.device.stream import HostStream, Stream
 from graphpipe.run.faults.rank_status import ALL_PEERS
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.edge_values import check_message
-from graphpipe.run.stage.joint_messages import HeldGradients, all_values, copy_left_out, hand_on, sent_values
+from graphpipe.run.stage.joint_messages import HeldGradients, all_values, copy_left_out, hand_on, sent_values, size_of
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.receive_buffers import NamedTensors
 from graphpipe.run.stage.replica import Replica
@@ -72,8 +71,6 @@ class Worker(Generic[AnyReplica]):
     monitor: StatusReporter
     tied_parameters: Sequence[TiedParameters] = ()
     """By position in `Plan.tied_gradients`."""
-    resting: RestingMessages | None = None
-    """The messages with what rests on other ranks; None: every replica offloads inside its rank, if it does."""
     held: HeldGradients = field(default_factory=HeldGradients)
     """Gradients of values that several stages of a device read."""
     resolved: dict[int, ResolvedSchedule[AnyReplica]] = field(
@@ -89,8 +86,6 @@ class Worker(Generic[AnyReplica]):
             replica.begin()
         self.messages.sending.clear()
         self.held.held.clear()
-        if self.resting is not None:
-            self.resting.forget()
         for sync in self.syncs.values():
             sync.begin()
         resolved = self._resolve(lowered, segment)
@@ -101,8 +96,6 @@ class Worker(Generic[AnyReplica]):
             sync.end()
         self.monitor.enter("summary", peer=ALL_PEERS)
         self.messages.drain()
-        if self.resting is not None:
-            self.resting.drain()
 
     def _run_all(self, resolved: ResolvedSchedule[AnyReplica], segment: Segment, loss_fn: LossFunction | None) -> None:
         early = self._early_receives(segment)
@@ -195,13 +188,9 @@ class Worker(Generic[AnyReplica]):
                 kind = "evict" if isinstance(action, Evict) else "fetch"
                 with self.recorder.span(device, kind, stage, at):
                     self.replicas[stage, device].move(kind, at)
-            case Hold(stage, at, source) | Return(stage, at, source):
-                peer = self.placement.rank_of[source]
-                if self.resting is not None and peer != self.world.rank:
-                    self.monitor.enter("receive" if isinstance(action, Hold) else "send", peer=peer)
-                    move = self.resting.hold if isinstance(action, Hold) else self.resting.give_back
-                    with self.streams.host(device).out.entered():
-                        move((stage, source), at, peer)
+            case Hold() | Return():
+                with self.streams.host(device).out.entered():
+                    self.messages.rest(action, self.placement.rank_of[action.source_device])
             case Compute():
                 raise AssertionError("tasks were resolved")
 
@@ -270,7 +259,7 @@ class Worker(Generic[AnyReplica]):
             self._copy_or_send(transfer, source.outgoing[transfer.edge], segment, stream)
 
     def _copy_or_send(self, transfer: Transfer, outgoing: NamedTensors, segment: Segment, stream: Stream) -> None:
-        window = _window(transfer.samples, self._rows(transfer.source_task, transfer.source_device, segment))
+        window = transfer.samples.rows_of(self._rows(transfer.source_task, transfer.source_device, segment))
         peer = self.placement.rank_of[transfer.target_device]
         here = peer == self.world.rank
         buffers = self._buffers(transfer, segment) if here else {}
@@ -298,7 +287,7 @@ class Worker(Generic[AnyReplica]):
     def _early_receives(self, segment: Segment) -> EarlyReceives:
         return EarlyReceives(
             begin=lambda transfer: self._receive(transfer, segment),
-            size_of=lambda transfer: _bytes(transfer, segment),
+            size_of=lambda transfer: size_of(transfer, segment.specs),
             room=None if self.world.in_order else EARLY_BYTES,
         )
 
@@ -338,7 +327,7 @@ class Worker(Generic[AnyReplica]):
         # Replicas on the target's device send the gradients of joint values, others add them to those on other edges.
         zero = not forward and transfer.edge in self.placement.plan.joint_edges.gradients
         buffers = target.received.buffers(transfer.target_task, transfer.edge, values, len(all_rows), zero=zero)
-        return {name: buffer[_window(transfer.samples, all_rows)] for name, buffer in buffers.items()}
+        return {name: buffer[transfer.samples.rows_of(all_rows)] for name, buffer in buffers.items()}
 
     def _join_streams(self, stages: Iterable[int]) -> None:
         # The gradients are computed on the streams of these stages.
@@ -356,11 +345,3 @@ class Worker(Generic[AnyReplica]):
     def reduce(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas, except those of parameters tied to other stages."""
         self.syncs[stage].reduce()
-
-
-def _bytes(transfer: Transfer, segment: Segment) -> int:
-    return sum(spec.bytes_per_sample for spec in sent_values(transfer, segment.specs)) * len(transfer.samples)
-
-
-def _window(samples: SampleRange, within: SampleRange) -> slice:
-    return slice(samples.start - within.start, samples.stop - within.start)
