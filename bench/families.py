@@ -56,7 +56,7 @@ def measure(name: str) -> dict[str, Any]:
     layers = layers_of(model)
     row: dict[str, Any] = {"family": name, "layers": len(layers)}
     start = time.process_time()
-    held, loss, reason = _captured(model, example)
+    held, loss, reason = captured(model, example)
     row |= {"seconds": round(time.process_time() - start, 1), "loss": loss, "reason": reason}
     if held is not None:
         batch = {key: each for key, each in example.items() if key != "labels" or held.loss is not None}
@@ -68,8 +68,8 @@ def measure(name: str) -> dict[str, Any]:
     return row
 
 
-def _captured(model: nn.Module, example: dict[str, Any]) -> tuple[TransformersModel | None, str, str]:
-    # The model, with its own loss if that is possible. Otherwise with the reason.
+def captured(model: nn.Module, example: dict[str, Any]) -> tuple[TransformersModel | None, str, str]:
+    """Return the model, with its own loss if that is possible, which loss it has, and why it is not its own."""
     reason = ""
     for inputs in (example, {key: each for key, each in example.items() if key != "labels"}):
         try:

@@ -92,9 +92,21 @@ def distance(held: TransformersModel, batch: Mapping[str, Tensor]) -> float:
     with Pipeline(plan, held.module, held.loss_fn if own else mean_square) as pipeline:
         away = [abs(pipeline.step(inputs, targets) - loss) / abs(loss)]
         found = {name: each for name, each in pipeline.gradients().items() if each is not None}
+    return max(away + furthest(found, expected, held.module))
+
+
+def furthest(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], module: nn.Module) -> list[float]:
+    """Return how far gradients are from those of plain PyTorch, each relative to its own largest element.
+
+    Args:
+        found: gradients by the name of a parameter.
+        expected: likewise. A missing one is zero: the loss does not depend on that parameter.
+        module: with all of the parameters.
+    """
     largest = max(each.abs().max().item() for each in expected.values() if each.numel())
-    for name in (name for name in found.keys() | expected.keys() if held.module.get_parameter(name).numel()):
-        zero = torch.zeros_like(held.module.get_parameter(name))  # the loss does not depend on it
+    away: list[float] = []
+    for name in (name for name in found.keys() | expected.keys() if module.get_parameter(name).numel()):
+        zero = torch.zeros_like(module.get_parameter(name))
         one, other = found.get(name, zero), expected.get(name, zero)
         away.append((one - other).abs().max().item() / max(other.abs().max().item(), CANCELLING * largest))
-    return max(away)
+    return away

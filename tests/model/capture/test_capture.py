@@ -586,6 +586,20 @@ def test_a_wrong_shape_is_refused_with_the_line_and_nothing_is_logged(capfd: pyt
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_forward_that_asks_for_len_is_told_what_to_write_instead() -> None:
+    # The error was torch.export's "Constraints violated (batch)", with advice on a DagModule.
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.linear = nn.Parameter(torch.zeros(1, 4)), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(torch.cat([self.token.expand(len(x), -1), x], 1).view(-1, 4))
+
+    with pytest.raises(InvalidInput, match=r"plain number of the number of samples.*x\.shape\[0\] instead of len\(x\)"):
+        capture(Tokens(), torch.randn(2, 4))
+
+
 def test_unknown_names_of_inputs_are_refused() -> None:
     class Both(nn.Module):
         def forward(self, left: Tensor, right: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from graphpipe.user_frames import describe_error, user_place
 _UNKNOWN_TYPE = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")
 _SAMPLES = re.compile(r"\bs\d+\b")
 """How torch.export writes the number of samples, which is variable."""
+_FIXED = "Constraints violated (batch)"
+"""What torch.export says if a forward made a plain number of it."""
 
 
 class CannotExpress(Exception):
@@ -74,6 +76,12 @@ def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
             f"{what}: it returns a {name}, a type that PyTorch cannot look into",
             where="capture",
             remedy=f"Return tensors, tuples, lists, dicts; a dataclass after torch.export.register_dataclass({name}).",
+        )
+    if _FIXED in str(error):
+        return InvalidInput(
+            f"{what}: its forward makes a plain number of the number of samples, which is variable",
+            where="capture",
+            remedy="Use x.shape[0] instead of len(x), range(x.shape[0]) and int(x.shape[0]).",
         )
     remedy = (
         "If plain PyTorch runs it, keep the submodule at fault whole (opaque=[...]), or declare the graph with a "
