@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from graphpipe.model.torch_private import flatten
+from graphpipe.model.torch_private import flatten, size_at
 
 _UNBIND: tuple[Any, ...] = (torch.unbind, Tensor.unbind)
 
@@ -99,4 +99,9 @@ class SampleLoops(TorchFunctionMode):
 
 
 def _is_over_samples(tensor: Tensor, dim: int = 0) -> bool:
-    return dim in (0, -tensor.dim()) and isinstance(tensor.shape[0], torch.SymInt)
+    if dim not in (0, -tensor.dim()) or not isinstance(tensor.shape[0], torch.SymInt):
+        return False
+    try:
+        return bool(size_at(tensor.shape[0], 2))
+    except ValueError:  # a number of rows that depends on values
+        return False

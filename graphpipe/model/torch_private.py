@@ -56,10 +56,17 @@ def answering(answer: Callable[[], bool]) -> Generator[None]:
     """While inside, answer the questions of forwards for truth values of sizes that depend on the values in a tensor.
 
     An example is `if rows.numel() == 0`. Torch's own questions, as for contiguous memory, keep their errors.
+    `len(rows)` must be a plain number, so it is 1 or 0.
     """
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    known = torch.SymBool.__bool__
+    known, length = torch.SymBool.__bool__, Tensor.__len__
+
+    def count(self: Tensor) -> int:
+        try:
+            return int(length(self))
+        except GuardOnDataDependentSymNode:
+            return int(answer())
 
     def truth(self: torch.SymBool) -> bool:
         try:
@@ -72,11 +79,11 @@ def answering(answer: Callable[[], bool]) -> Generator[None]:
                 raise
             return answer()
 
-    torch.SymBool.__bool__ = truth
+    torch.SymBool.__bool__, Tensor.__len__ = truth, count
     try:
         yield
     finally:
-        torch.SymBool.__bool__ = known
+        torch.SymBool.__bool__, Tensor.__len__ = known, length
 
 
 def size_at(size: object, samples: int) -> int:

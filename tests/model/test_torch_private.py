@@ -84,10 +84,14 @@ def test_questions_about_rows_are_answered_and_their_number_stays_unknown() -> N
             with answering(lambda answer=answer: answer):
                 assert bool(rows.numel() == 0) is answer
                 assert bool(rows.shape[0]) is answer
+                assert len(rows) == answer
+                assert len(torch.ones(5)) == 5
                 with pytest.raises(RuntimeError, match="data-dependent"):
                     int(rows.shape[0])
         with pytest.raises(RuntimeError, match="data-dependent"):
             bool(rows.numel() == 0)
+        with pytest.raises(RuntimeError, match="data-dependent"):
+            len(rows)
 
 
 def test_unflatten_inverts_flatten() -> None:

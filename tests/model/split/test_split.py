@@ -277,6 +277,8 @@ class Mixture(nn.Module):
                 continue
             if self.way == "unless none" and x[mask].shape[0] == 0:
                 continue
+            if self.way == "unless len 0" and len(x[mask]) == 0:
+                continue
             if self.way != "rows":
                 found[mask] = weight[mask, None] * expert(x[mask])
             else:
@@ -285,11 +287,12 @@ class Mixture(nn.Module):
         return x + found
 
 
-@pytest.mark.parametrize("way", ["rows", "mask", "if any", "unless none"])
+@pytest.mark.parametrize("way", ["rows", "mask", "if any", "unless none", "unless len 0"])
 def test_a_mixture_of_experts_that_get_some_rows_trains_in_stages(way: str) -> None:
     """The numbers of rows were compared, though they depend on values: "decides by the values in a tensor".
 
-    A mixture that asks whether an expert has rows was refused. It stays whole, and the model is cut around it.
+    A mixture that asks whether an expert has rows was refused. By `len(rows)` its rows were taken for samples. It stays
+    whole, and the model is cut around it.
     """
     module = nn.Sequential(nn.Linear(4, 4), Mixture(way), Mixture(way), nn.Linear(4, 4))
     inputs = {"input": torch.randn(7, 4, generator=torch.Generator().manual_seed(0))}
