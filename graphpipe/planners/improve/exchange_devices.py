@@ -9,7 +9,7 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import bottleneck_seconds, estimated_step_seconds
 from graphpipe.plans.plan import Plan
-from graphpipe.plans.stage import StageEdge
+from graphpipe.plans.stage import Stage, StageEdge
 
 _PASSES = 3
 _MOST_TRIALS = 64
@@ -37,7 +37,7 @@ def exchanged(plan: Plan, options: Options) -> Plan:
     for _ in range(_PASSES):
         start = best
         for exchange in _promising(best):
-            trial = _after(best, exchange)
+            trial = after_exchange(best, exchange)
             seconds = options.evaluate(best) if seconds is None else seconds
             if memory_shortfall(trial) > 0 or plan.batch_size * bottleneck_seconds(trial) >= seconds:
                 continue
@@ -56,7 +56,7 @@ def _promising(plan: Plan) -> list[Exchange]:
     exchanges = list(_exchanges(plan))
     if len(exchanges) <= _MOST_TRIALS:
         return exchanges
-    ranked = [(_looks(_after(plan, exchange)), number) for number, exchange in enumerate(exchanges)]
+    ranked = [(_looks(after_exchange(plan, exchange)), number) for number, exchange in enumerate(exchanges)]
     now = _looks(plan)
     return [exchanges[number] for looks, number in sorted(ranked) if looks < now]
 
@@ -100,9 +100,13 @@ def _exchanges(plan: Plan) -> Iterator[Exchange]:
                 yield {one: other, other: one}
 
 
-def _after(plan: Plan, exchange: Exchange) -> Plan:
-    stages = (
-        replace(stage, devices=tuple(sorted(exchange.get(device, device) for device in stage.devices)))
-        for stage in plan.stages
-    )
-    return replace(plan, stages=tuple(stages))
+def after_exchange(plan: Plan, exchange: Exchange) -> Plan:
+    """Return the plan with its stages on the exchanged devices."""
+    return replace(plan, stages=tuple(_exchanged(stage, exchange) for stage in plan.stages))
+
+
+def _exchanged(stage: Stage, exchange: Exchange) -> Stage:
+    old = {exchange.get(device, device): device for device in stage.devices}
+    neighbours = [stage.neighbour(old[device]) for device in sorted(old)]
+    rests = tuple(exchange.get(each, each) for each in neighbours if each is not None)
+    return replace(stage, devices=tuple(sorted(old)), offload_to=rests)

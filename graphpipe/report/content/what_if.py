@@ -79,7 +79,7 @@ def _wider(plan: Plan, number: int) -> Plan:
     more = tuple(replace(devices[device], name=f"{devices[device].name}-more") for device in stage.devices)
     added = range(len(devices), len(devices) + len(more))
     stages = list(plan.stages)
-    stages[number] = replace(stage, devices=(*stage.devices, *added))
+    stages[number] = replace(stage, devices=(*stage.devices, *added), offload_to=stage.offload_to * 2)
     return _with_stages(replace(plan, cluster=replace(plan.cluster, devices=(*devices, *more))), stages)
 
 

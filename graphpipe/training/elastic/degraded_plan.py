@@ -1,11 +1,11 @@
 """The same stages without the devices that are lost: the other replicas of a stage take over the samples."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import ParameterSlice
-from graphpipe.plans import Plan
+from graphpipe.plans import Plan, Stage
 from graphpipe.plans.verify import verify
 from graphpipe.run.weights.registry import DEFAULT_SYNC
 from graphpipe.simulator import predict
@@ -22,19 +22,19 @@ def without_devices(plan: Plan, lost: Collection[str]) -> Plan | None:
         lost: names of devices.
 
     Returns:
-        None if a stage has no other replica, its micro-batch does not split over those that are left, or they do not
-        have the memory.
+        None if a stage has no other replica, its micro-batch does not split over those that are left, they do not
+        have the memory, or what one of them offloads rested on a lost device.
     """
     names = [device.name for device in plan.cluster.devices]
     left = [name for name in names if name not in lost]
     position = {names.index(name): number for number, name in enumerate(left)}
-    devices = [tuple(position[each] for each in stage.devices if each in position) for stage in plan.stages]
-    if not all(devices):
+    stages = [_on_devices(stage, position) for stage in plan.stages]
+    if any(stage is None for stage in stages):
         return None
     found = replace(
         plan,
         cluster=plan.cluster.only(left),
-        stages=tuple(replace(stage, devices=own) for stage, own in zip(plan.stages, devices, strict=True)),
+        stages=tuple(stage for stage in stages if stage),
         search_seconds=0.0,
         prediction=None,
     )
@@ -43,6 +43,19 @@ def without_devices(plan: Plan, lost: Collection[str]) -> Plan | None:
     except (InvalidInput, Infeasible):
         return None
     return replace(found, prediction=predict(found))
+
+
+def _on_devices(stage: Stage, position: Mapping[int, int]) -> Stage | None:
+    """Return the stage on the devices that are left, at their new positions; None if that is impossible."""
+    devices = [device for device in stage.devices if device in position]
+    neighbours = [stage.neighbour(device) for device in devices]
+    if not devices or not {None, *position}.issuperset(neighbours):
+        return None
+    return replace(
+        stage,
+        devices=tuple(position[device] for device in devices),
+        offload_to=tuple(position[each] for each in neighbours if each is not None),
+    )
 
 
 def why_not_reroute(config: TrainConfig, plan: Plan) -> str:

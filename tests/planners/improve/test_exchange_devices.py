@@ -1,11 +1,15 @@
 """What exchanges of devices compare."""
 
+from dataclasses import replace
+
 import pytest
+from builders import Part as MadePart
+from builders import make_plan
 from problems import table
 from unequal_links import SLOW, linked
 
 from graphpipe.graph import Edge, Graph, Op
-from graphpipe.planners.improve.exchange_devices import transfer_seconds
+from graphpipe.planners.improve.exchange_devices import after_exchange, transfer_seconds
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 
 
@@ -20,3 +24,10 @@ def test_transfers_by_hand() -> None:
     plan = assemble(problem, [Part(("a",), 3, 6), Part(("b",), 1, 6)], planner="test")
     # 12 samples of 1 MB there and back over 1 GB/s, and 4/3 of 3 MB around the ring.
     assert transfer_seconds(plan) == pytest.approx(2 * 12e-3 + 4e-3)
+
+
+def test_neighbours_are_exchanged_with_the_devices() -> None:
+    plan = make_plan([MadePart(degree=2), MadePart(degree=2)], batch_size=4)
+    stages = (replace(plan.stages[0], offload=("s0",), offload_to=(2, 3)), plan.stages[1])
+    found = after_exchange(replace(plan, stages=stages), {0: 3, 3: 0}).stages
+    assert [(stage.devices, stage.offload_to) for stage in found] == [((1, 3), (0, 2)), ((0, 2), ())]

@@ -52,6 +52,14 @@ def test_more_devices_help_the_bottleneck() -> None:
     assert found["twice as many devices for s1"].gain > 0.5
 
 
+def test_more_devices_of_a_stage_rest_at_its_neighbours() -> None:
+    """This outlook was left out: the new devices had no neighbours."""
+    offloading = Part(micro_batch=2, forward=4.0, backward=8.0, saved_bytes=3.0, offloads=True, neighbour=0)
+    plan = make_plan([Part(micro_batch=2), offloading], batch_size=8)
+    found = {each.change for each in explain(plan, simulate(plan)).outlooks}
+    assert "twice as many devices for s1" in found
+
+
 def test_the_gap_names_the_plans_that_its_bound_covers() -> None:
     """The gap was said to be to every plan, but the bound of a plan of one stage per device covers only such plans."""
 
