@@ -3,10 +3,10 @@
     python tests/support/mutate.py            all parts, each from where it was interrupted
     python tests/support/mutate.py in-flight  one part
 
-Cosmic Ray makes the mutants. It changes a file in place and runs any command, so pytest starts as it always does, with
-its import mode and with frozen, slotted dataclasses. The files are changed in a copy of the checkout, in
-`build/mutation`. A session there is an SQLite file that keeps the results, so a part goes on where it ended. Delete the
-folder to begin again after a change.
+Cosmic Ray makes the mutants. It changes a file in place and runs any command, so pytest reads it as it always does,
+with its import mode and with frozen, slotted dataclasses (see `warm_pytest`). The files are changed in a copy of the
+checkout, in `build/mutation`. A session there is an SQLite file that keeps the results, so a part goes on where it
+ended. Delete the folder to begin again after a change.
 
 A survivor is a mutant that no test fails on. `survivors.toml` lists the known ones, each with the reason why it may
 live: another program with the same results. Any other survivor makes the command fail, and so does less than 95 %.
@@ -17,14 +17,17 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "mutation"
-KNOWN = Path(__file__).with_name("survivors.toml")
+KNOWN, WARM = (Path(__file__).with_name(name) for name in ("survivors.toml", "warm_pytest.py"))
 LEAST_KILLED = 0.95
 SECONDS = 120.0
 """A mutant whose tests take longer hangs, which counts as noticed."""
@@ -96,16 +99,33 @@ def main(names: Sequence[str]) -> int:
         print(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}", file=sys.stderr)
         return 2
     known = tomllib.loads(KNOWN.read_text(encoding="utf-8"))
-    done = [run_part(name, {each["change"].strip() for each in known.get(name, [])}) for name in names or PARTS]
+    with warm_server() as server:
+        done = [
+            run_part(name, {each["change"].strip() for each in known.get(name, [])}, server) for name in names or PARTS
+        ]
     return 0 if all(done) else 1
 
 
-def run_part(name: str, known: set[str]) -> bool:
+@contextmanager
+def warm_server() -> Generator[Path]:
+    """Start the process whose forks run the tests, and return its socket."""
+    with tempfile.TemporaryDirectory(prefix="graphpipe-mutate-") as folder:
+        path = Path(folder) / "socket"
+        with subprocess.Popen([sys.executable, str(WARM), "serve", str(path)], stdin=subprocess.DEVNULL) as process:
+            while not path.exists():
+                time.sleep(0.1)
+                if process.poll() is not None:
+                    raise RuntimeError("the process that runs the tests has ended")
+            yield path
+            process.terminate()
+
+
+def run_part(name: str, known: set[str], server: Path) -> bool:
     """Run a part to its end, and return whether every survivor is known and enough are killed."""
     folder = WORK / name
     config, session = folder / "config.toml", folder / "session.sqlite"
     checkout = _copied(folder / "checkout")
-    config.write_text(_config(PARTS[name]), encoding="utf-8")
+    config.write_text(_config(PARTS[name], server), encoding="utf-8")
     if not session.exists():
         _cosmic_ray(checkout, "init", config, session)
     _cosmic_ray(checkout, "exec", config, session)
@@ -127,10 +147,10 @@ def _copied(checkout: Path) -> Path:
     return checkout
 
 
-def _config(part: Part) -> str:
+def _config(part: Part, server: Path) -> str:
     paths = json.dumps([f"graphpipe/{module}" for module in part.modules])
     tests = " ".join(part.tests)
-    command = f"{sys.executable} -m pytest -q -x -p no:cacheprovider {tests}"
+    command = f"{sys.executable} -S -E {WARM} run {server} -q -x -p no:cacheprovider {tests}"
     lines = ["[cosmic-ray]", f"module-path = {paths}", f"timeout = {SECONDS}", "excluded-modules = []"]
     lines += [f"test-command = {json.dumps(command)}", "[cosmic-ray.distributor]", 'name = "local"']
     return "\n".join(lines) + "\n"
