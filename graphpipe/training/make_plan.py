@@ -102,14 +102,20 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
     )
 
 
-def plan_again(config: TrainConfig, last: Plan, cluster: Cluster) -> Plan:
+def plan_again(config: TrainConfig, last: Plan, cluster: Cluster, costs: CostTable | None = None) -> Plan:
     """Return a plan for other devices by the settings of the configuration, with the costs and weight policy of a plan.
+
+    Args:
+        config: of the training.
+        last: that was run.
+        cluster: the devices to plan for.
+        costs: on the types of these devices. None: those of the plan.
 
     Raises:
         Infeasible: no plan fits in memory.
         InvalidInput: the settings cannot be used.
     """
-    return plan_with_costs(with_policy_of(config, last), last.graph, last.costs, cluster)
+    return plan_with_costs(with_policy_of(config, last), last.graph, costs or last.costs, cluster)
 
 
 def with_policy_of(config: TrainConfig, last: Plan) -> TrainConfig:

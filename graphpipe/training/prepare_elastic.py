@@ -26,12 +26,17 @@ from graphpipe.training.task.task import Task
 def replan(config: TrainConfig, folder: RunFolder, first: Plan, cluster: Cluster) -> Plan:
     """Plan for other devices with the costs and weight policy of the first plan. Its own devices get that plan again.
 
-    The plan is written to the run's folder twice: as plan.json, which the ranks run, and under a number, which stays.
+    The plan is written to the run's folder by `use_next`.
     """
     found = first if cluster == first.cluster else plan_again(config, first, cluster)
-    save_plan(found, folder)
-    found.save(folder.next_plan())
+    use_next(found, folder)
     return found
+
+
+def use_next(plan: Plan, folder: RunFolder) -> None:
+    """Write a plan to the run's folder twice: as plan.json, which the ranks run, and under a number, which stays."""
+    save_plan(plan, folder)
+    plan.save(folder.next_plan())
 
 
 def reroute(config: TrainConfig, folder: RunFolder, plan: Plan, lost: Collection[str]) -> Plan | None:
@@ -48,8 +53,7 @@ def reroute(config: TrainConfig, folder: RunFolder, plan: Plan, lost: Collection
     """
     found = None if why_not_reroute(config, plan) else without_devices(plan, lost)
     if found is not None:
-        save_plan(found, folder)
-        found.save(folder.next_plan())
+        use_next(found, folder)
     return found
 
 

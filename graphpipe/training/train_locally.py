@@ -9,12 +9,15 @@ from graphpipe.launch.first_failure import RankFailed
 from graphpipe.launch.launcher import check_port, launch
 from graphpipe.plans import Plan
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.elastic.slow_devices import Replanning
 from graphpipe.training.elastic.supervisor import Supervisor
+from graphpipe.training.make_plan import plan_again
 from graphpipe.training.prepare import Prepared, prepare
-from graphpipe.training.prepare_elastic import has_checkpoint, replan, reroute
+from graphpipe.training.prepare_elastic import has_checkpoint, replan, reroute, use_next
 from graphpipe.training.run_folder.finished_run import FinishedRun, finish
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
+from graphpipe.training.task.count_steps import count_steps
 from graphpipe.training.task.task import load_task
 from graphpipe.waiting import waiting
 
@@ -44,7 +47,8 @@ def train_locally(
         on_plan(prepared.plan)
         tell(f"training on {len(prepared.plan.used_devices)} local processes, into {prepared.folder}")
         try:
-            last = _run_ranks(config, prepared, resume=resume is not None, tell=tell, on_plan=on_plan)
+            steps = count_steps(config, task)
+            last = _run_ranks(config, prepared, steps, resume=resume is not None, tell=tell, on_plan=on_plan)
         except KeyboardInterrupt:
             tell(how_to_resume(prepared.folder))
             raise
@@ -61,6 +65,7 @@ def how_to_resume(folder: RunFolder) -> str:
 def _run_ranks(
     config: TrainConfig,
     prepared: Prepared,
+    steps: int,
     *,
     resume: bool,
     tell: Callable[[str], None],
@@ -95,12 +100,24 @@ def _run_ranks(
             on_plan(found)
         return found
 
+    def use(found: Plan) -> None:
+        use_next(found, folder)
+        on_plan(found)
+
+    assert config.train.checkpoint_every is not None, "an elastic run makes checkpoints"
     supervisor = Supervisor(
         folder=folder,
         cluster=plan.cluster,
         start=partial(launch, RANK_ENTRY),
         replan=next_plan,
         reroute=rerouted,
+        replanning=Replanning(
+            costs=plan.costs,
+            plan=partial(plan_again, config, plan),
+            use=use,
+            steps=steps,
+            every=config.train.checkpoint_every,
+        ),
         settings=config.run,
         tell=tell,
     )

@@ -285,3 +285,50 @@ def test_impossible_settings_are_refused_before_anything_runs(
     assert (ran.code, ran.err.count("error: ")) == (2, 1), ran.err
     assert message in ran.err
     assert not Path("runs").exists()
+
+
+SLOW = """class Slow(nn.Linear):
+    def forward(self, x):
+        # A device that becomes slow after twelve steps of four micro-batches.
+        CALLS.append(None)
+        if len(CALLS) > 48 and (os.environ.get("RANK"), os.environ.get("WORLD_SIZE")) == ("1", "3"):
+            time.sleep(0.12)
+        return super().forward(x)
+
+
+CALLS = []
+"""
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.timeout(480)
+def test_a_run_is_planned_around_a_device_that_becomes_slow(run: Run, config: Path, tmp_path: Path) -> None:
+    text = Path("tiny.py").read_text().replace("import os", "import os\nimport time")
+    text = text.replace("def model", SLOW + "\n\ndef model", 1).replace('"b": nn.Linear', '"b": Slow')
+    Path("tiny.py").write_text(text)
+    Path("stages.json").write_text(json.dumps(STAGES))
+    words = ("plan", "tiny.py:model", "--cluster", "local:3", "--batch", 16, "--stages", "stages.json")
+    assert run(*words, "-o", "plan.json").code == 0
+    words = (
+        *WORDS[:-2],
+        "train.checkpoint_every=5",
+        "train.steps=200",
+        "run.timeout_seconds=60",
+        "--elastic",
+        "--json",
+    )
+    with all_processes_end():
+        ran = run("train", config, *words)
+    assert ran.code == 0, ran.err
+    assert "has become slow" in ran.err
+    assert "device node0/cpu-1 computes" in ran.err
+    assert "so the ranks leave at the next checkpoint" in ran.err
+    (around,) = ran.json["recoveries"]
+    assert around["cause"] == "device node0/cpu-1 has become slow"
+    assert around["steps_lost"] == 0
+    assert "node0/cpu-1" not in around["devices"]
+    folder = Path(ran.json["directory"])
+    plans = [(Plan.load("plan.json"), around["step"]), (Plan.load(folder / "plan-2.json"), 200)]
+    expected = train_uninterrupted(TrainConfig.load(folder / "config.json"), tmp_path / "unbroken", plans)
+    found = load_file(folder / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -173,6 +173,8 @@ class RunSettings:
     reroute: bool = True
     """If an elastic run loses a rank whose stages have other replicas, these take over its samples in the same
     processes, without a checkpoint. Otherwise, and if False, all ranks start again from the last checkpoint."""
+    avoid_slow: bool = True
+    """If a rank becomes slow, an elastic run plans around its device, if that saves more time than a restart takes."""
     most_recoveries: int = 10
     """An elastic run ends at the next loss after this many recoveries."""
     readmit_seconds: float = 60.0

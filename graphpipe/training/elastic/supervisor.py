@@ -21,6 +21,8 @@ each other anew (`launch.run_regrouping`). Where this is impossible, the run con
       the same stages, without the device of rank 2
     same processes         3 ranks repeat the step that was interrupted
 
+If a device becomes slow, the run plans around it, if that gains (see `slow_devices`).
+
 A run is therefore a sequence of plans. Each continues where the one before ended, or from a checkpoint of it. On the
 CPU the weights equal, bit for bit, those of an uninterrupted run with the same sequence of plans. Every plan stays in
 the run's folder (plan-2.json and so on). recoveries.jsonl and metrics.json say after which step each plan began, how
@@ -59,6 +61,8 @@ from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import list_checkpoints
 from graphpipe.training.config.settings import RunSettings
 from graphpipe.training.elastic.readmission import Readmission
+from graphpipe.training.elastic.slow_devices import Replanning, SlowDevices
+from graphpipe.training.elastic.slowed_plan import slowed
 from graphpipe.training.elastic.visible_gpus import visible_gpus
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.recoveries import Interruption, note_interruption
@@ -86,6 +90,10 @@ class Supervisor:
     settings: RunSettings
     tell: Callable[[str], None]
     """Called with a line for each event."""
+    replanning: Replanning | None = None
+    """How to plan around devices that become slow. None: the run does not."""
+    slowness: dict[str, float] = field(default_factory=dict[str, float])
+    """How many times as long devices compute as planned at first, by name; those that became slow."""
     losses: Counter[str] = field(default_factory=Counter[str])
     """How often each device was lost, by its name."""
     probe_at: dict[str, float] = field(default_factory=dict[str, float])
@@ -106,27 +114,32 @@ class Supervisor:
             Infeasible: no plan fits on the devices that are left.
         """
         while True:
-            with self._readmission() as readmission:
-                current = _Launched(plan, readmission)
+            current = _Launched(plan, self._readmission())
+            with current.readmission as readmission, self._slow_devices(current) as slow:
                 try:
                     self._launch(plan, resume=resume, regroup=partial(self._reroute, current))
                     failure = None
                 except RankFailed as error:
                     failure = error
             plan = current.plan
-            if failure is None and not readmission.accepted():
+            if failure is None and not (readmission.accepted() or slow.accepted()):
                 return plan
             if failure is not None and self.folder.metrics.exists():
                 self.tell(f"{failure} The results were written before")
                 return plan
             done = self._steps_done()
-            if failure is None:
+            if slow.found is not None:
+                self.slowness |= {name: self.slowness.get(name, 1.0) * more for name, more in slow.slowness.items()}
+            if failure is None and not readmission.accepted():
+                cause, since = f"device {', '.join(slow.slowness)} has become slow", time.monotonic()
+            elif failure is None:
                 cause, since = f"device {readmission.back[0]} is back", time.monotonic()
                 del self.probe_at[readmission.back[0]]
             else:
                 cause, since = str(failure), failure.seen
                 self._note_loss(plan, failure, done)
-            plan, seconds = self._plan_again()
+            proposed = slow.found.plan if slow.found and failure is None and not readmission.accepted() else None
+            plan, seconds = self._plan_again(proposed)
             names = tuple(plan.cluster.devices[device].name for device in plan.used_devices)
             interruption = Interruption.of(since, cause=cause, steps_done=done, devices=names, planning_seconds=seconds)
             note_interruption(self.folder, interruption)
@@ -195,9 +208,22 @@ class Supervisor:
             self.losses[name] += 1
             self.probe_at[name] = time.monotonic() + self.settings.readmit_seconds * 2 ** (self.losses[name] - 1)
 
-    def _plan_again(self) -> tuple[Plan, float]:
+    def _slow_devices(self, current: "_Launched") -> SlowDevices:
+        return SlowDevices(
+            folder=self.folder,
+            current=lambda: current.plan,
+            replanning=self.replanning if self.settings.avoid_slow else None,
+            tell=self.tell,
+        )
+
+    def _plan_again(self, proposed: Plan | None) -> tuple[Plan, float]:
         start = time.perf_counter()
-        plan = self.replan(self.cluster.without(self.probe_at.keys()))
+        cluster = self.cluster.without(self.probe_at.keys())
+        if self.replanning is not None and self.slowness:
+            plan = proposed or self.replanning.plan(*slowed(cluster, self.replanning.costs, self.slowness))
+            self.replanning.use(plan)
+        else:
+            plan = self.replan(cluster)
         seconds = time.perf_counter() - start
         self.tell(f"planned {len(plan.stages)} stages on {len(plan.used_devices)} devices in {seconds:.2f} s")
         return plan, seconds
