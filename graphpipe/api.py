@@ -19,7 +19,7 @@ from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, scheduled
 from graphpipe.planners.choose_splits import AUTO as AUTO_SPLIT
 from graphpipe.planners.choose_splits import SplitChoice, plan_with_splits
 from graphpipe.planners.problem.in_order_bound import least_seconds
-from graphpipe.planners.problem.options import InferenceObjective, Objective, Options
+from graphpipe.planners.problem.options import InferenceObjective, Objective, OffloadTo, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import DEFAULT, find_planner, planner_names
 from graphpipe.planners.remembered_seconds import RememberedSeconds
@@ -60,6 +60,7 @@ def plan(
     weights: WeightPolicy = "flush",
     predictor: Predictor = "",
     stages_per_device: int | None = None,
+    offload_to: OffloadTo = "host",
 ) -> Plan:
     """Return the best plan a planner finds, verified, scheduled and predicted.
 
@@ -97,6 +98,8 @@ def plan(
         predictor: of the policy `predict`: `pipeoptim`, `spectrain` or `xpipe`.
         stages_per_device: the most stages that a device may host (docs/sharing.md). 1: every stage has devices of its
             own, which is what the baselines plan in any case. None: see `default_stages_per_device`.
+        offload_to: where stages may rest what they offload, if memory is short. `host`: in the memory of their nodes.
+            `neighbours`: also on other devices of the pipeline, if that is faster.
 
     Raises:
         Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.
@@ -115,6 +118,7 @@ def plan(
         weights=weights,
         predictor=predictor,
         stages_per_device=stages_per_device,
+        offload_to=offload_to,
     )
     if inference:
         if schedule is not None or mixed_micro_batches or split == AUTO_SPLIT:
@@ -143,6 +147,7 @@ def plan(
         scheduled=None if mixed_micro_batches else choose,
         ranked=choose.ranked,
         stages_per_device=stages_per_device,
+        offload_to=offload_to,
         splits_backward=schedule == AUTO or find_scheduler(schedule).splits_backward,
     )
 

@@ -3,7 +3,7 @@
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, check_choice
-from graphpipe.planners.problem.options import Objective
+from graphpipe.planners.problem.options import Objective, OffloadTo
 from graphpipe.planners.registry import find_planner
 from graphpipe.planners.weight_settings import check_weights
 from graphpipe.plans.stage import Predictor, WeightPolicy
@@ -39,6 +39,7 @@ def check_settings(
     weights: WeightPolicy = "flush",
     predictor: Predictor = "",
     stages_per_device: int | None,
+    offload_to: OffloadTo = "host",
 ) -> None:
     """Check the arguments of `plan` other than graph, costs and cluster.
 
@@ -54,6 +55,8 @@ def check_settings(
         )
     if stages_per_device is not None and stages_per_device < 1:
         raise InvalidInput(f"is {stages_per_device}, must be at least 1", where="stages_per_device")
+    if offload_to not in ("host", "neighbours"):
+        raise InvalidInput(f"is '{offload_to}', must be 'host' or 'neighbours'", where="offload_to")
     find_planner(planner)
     if schedule is not None:
         check_choice(schedule)

@@ -37,6 +37,13 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--memory-curve", action="store_true", help="print the step time of the plan's stages for less and less memory"
     )
+    parser.add_argument(
+        "--offload-to",
+        choices=("host", "neighbours"),
+        default="host",
+        help="where stages short of memory may rest activations: host (default), the memory of their node, or "
+        "neighbours, also on other devices with memory to spare",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan")
     parser.set_defaults(run=run)
 
@@ -124,4 +131,5 @@ def _by_planner(problem: Problem, args: argparse.Namespace) -> Plan:
         weights=args.weights,
         predictor=args.predictor,
         stages_per_device=args.stages_per_device,
+        offload_to=args.offload_to,
     )

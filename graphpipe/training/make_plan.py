@@ -54,6 +54,7 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         weights=settings.weights,
         predictor=settings.predictor,
         stages_per_device=settings.stages_per_device,
+        offload_to=settings.offload_to,
     )
     with waiting("capturing the model"):
         captured = cached_capture(task.module, task.example_inputs, _cache(config), precision=config.train.precision)
@@ -99,6 +100,7 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
         predictor=settings.predictor,
         split=parse_split(settings.split),
         stages_per_device=settings.stages_per_device,
+        offload_to=settings.offload_to,
     )
 
 

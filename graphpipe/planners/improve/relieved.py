@@ -1,8 +1,9 @@
 """Fit a whole plan into memory by what its stages recompute and offload, each operator on its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import inf
+from typing import Literal, NamedTuple
 
 from graphpipe.planners.problem.relief import Relief
 from graphpipe.plans.device_memory import host_bytes, memory_shortfall, spare_bytes, stage_memory
@@ -14,12 +15,25 @@ _WINDOWS = (1.0, 0.5, 0.0)
 """Shares of the pipeline's period in which copies may hide. Copies in and out take turns, so one period is the most."""
 
 
+_Way = Literal["host", "nowhere", "neighbours"]
+"""Where stages may offload."""
+
+
+class _Rests(NamedTuple):
+    # Where a stage rests what it offloads, and how many bytes have room there.
+    devices: tuple[int, ...]
+    bytes: float
+
+
+_HOST = _Rests((), inf)
+
+
 def decides(plan: Plan) -> bool:
     """Return whether a stage names operators that it recomputes or offloads."""
     return any(stage.offload or not isinstance(stage.recompute, str) for stage in plan.stages)
 
 
-def relieved(plan: Plan, most_seconds: float = inf) -> list[Plan]:
+def relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = False) -> list[Plan]:
     """Return the plan with other decisions about memory, so that it fits; empty if none fit.
 
     Each stage that lacks memory takes the decisions of fewest seconds (`Relief`). How much of its copies a stage hides
@@ -28,17 +42,19 @@ def relieved(plan: Plan, most_seconds: float = inf) -> list[Plan]:
     Args:
         plan: of any need for memory.
         most_seconds: of a step. The decisions in slower plans need not be the best.
+        neighbours: also return plans whose stages offload to devices with memory to spare.
     """
     found: list[Plan] = []
     for share in _WINDOWS:
-        for offloads in (True, False) if share == _WINDOWS[-1] else (True,):
-            fitted = _fitted(plan, share, most_seconds, offloads=offloads)
+        ways: tuple[_Way, ...] = ("host", "nowhere") if share == _WINDOWS[-1] else ("host",)
+        for way in (*ways, "neighbours") if neighbours else ways:
+            fitted = _fitted(plan, share, most_seconds, way)
             if fitted is not None and fitted not in found:
                 found.append(fitted)
     return found
 
 
-def _fitted(plan: Plan, share: float, most_seconds: float, *, offloads: bool) -> Plan | None:
+def _fitted(plan: Plan, share: float, most_seconds: float, way: _Way) -> Plan | None:
     stages = tuple(stage.keeping for stage in plan.stages)
     plan, period = replace(plan, stages=stages, prediction=None), _period_seconds(plan)
     for at in sorted(range(len(stages)), key=lambda at: -_total(plan, at)):
@@ -47,11 +63,13 @@ def _fitted(plan: Plan, share: float, most_seconds: float, *, offloads: bool) ->
         if short <= 0:
             continue
         window = share * max(0.0, period / plan.micro_batches(at) - _own_seconds(plan, stage))
+        rests = _neighbours(plan, stage, spare) if way == "neighbours" else _HOST
         relief = Relief(
             plan=plan,
-            stage=stage,
+            stage=replace(stage, offload_to=rests.devices),
             window_seconds=window,
-            offloads=offloads and stage.state != "all",
+            offloads=way != "nowhere" and stage.state != "all",
+            most_offloaded=rests.bytes,
             most_seconds=_room_seconds(plan, at, most_seconds),
         )
         changed = relief.fitted(_total(plan, at) - short) or replace(stage, recompute="full")
@@ -60,6 +78,23 @@ def _fitted(plan: Plan, share: float, most_seconds: float, *, offloads: bool) ->
         held <= plan.cluster.host_memory_bytes(node) for node, held in host_bytes(plan).items()
     )
     return plan if fits else None
+
+
+def _neighbours(plan: Plan, stage: Stage, spare: Mapping[int, float]) -> _Rests:
+    """Return a device for each of the stage's, with the fastest link and then the most memory to spare.
+
+    It is the memory of the nodes if there are too few, or if their links are slower.
+    """
+    chosen: list[int] = []
+    for device in stage.devices:
+        free = [other for other, left in spare.items() if left > 0 and other not in (*stage.devices, *chosen)]
+        if not free:
+            return _HOST
+        best = min(free, key=lambda other: (plan.cluster.seconds_per_byte(device, other), -spare[other]))
+        if plan.cluster.seconds_per_byte(device, best) >= plan.cost_model.copy_seconds(1.0, device):
+            return _HOST
+        chosen.append(best)
+    return _Rests(tuple(chosen), min(spare[device] for device in chosen))
 
 
 def _total(plan: Plan, at: int) -> float:

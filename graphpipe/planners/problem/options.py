@@ -12,6 +12,7 @@ from graphpipe.plans.plan import Plan
 
 Objective = Literal["step", "bottleneck"]
 InferenceObjective = Literal["throughput", "latency"]
+OffloadTo = Literal["host", "neighbours"]
 
 
 def _nothing(_: Plan) -> float:
@@ -53,6 +54,8 @@ class Options:
     """False: leave out the part of GraphPipe's search that takes longest and gains least, the shortest chains."""
     mixed_micro_batches: bool = False
     """Allow each stage its own micro-batch size, with kFkB (GraphPipe, section 6)."""
+    offload_to: OffloadTo = "host"
+    """Where searched stages rest what they offload. `neighbours`: also on other devices, where that is faster."""
     remembered: RememberedPlans = field(default_factory=RememberedPlans)
     """The plans of searches so far."""
 

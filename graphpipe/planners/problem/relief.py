@@ -18,7 +18,7 @@ from math import inf
 from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
 from graphpipe.planners.problem.least_relief import LeastRelief
 from graphpipe.planners.problem.relief_choices import Choice, Decision, unbeaten
-from graphpipe.plans.device_memory import stage_memory
+from graphpipe.plans.device_memory import resting_bytes, stage_memory
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
@@ -54,6 +54,8 @@ class Relief:
     """Copies of a micro-batch take no time as far as they fit into this."""
     offloads: bool = True
     """Whether operators may be offloaded."""
+    most_offloaded: float = inf
+    """Bytes that have room where they rest."""
     most_seconds: float = inf
     """Per micro-batch: decisions that take longer are not looked for."""
 
@@ -78,6 +80,9 @@ class Relief:
         copied = 2 * stage_memory(model, stage).offloaded * samples
         return again + max(0.0, copied * _copy_seconds(self.plan, stage) - self.window_seconds)
 
+    def _fits(self, stage: Stage, capacity_bytes: float) -> bool:
+        return self._bytes(stage) <= capacity_bytes and resting_bytes(self.plan, stage) <= self.most_offloaded
+
     def _bytes(self, stage: Stage) -> float:
         return stage_memory(self.plan.cost_model, stage).total(stage.in_flight / stage.degree)
 
@@ -85,7 +90,8 @@ class Relief:
         named = list(zip(self._order(), decisions, strict=True))
         again = tuple(name for name, decision in named if decision == "recompute")
         away = tuple(name for name, decision in named if decision == "offload")
-        return replace(self.stage, recompute=again or "none", offload=away)
+        to = self.stage.offload_to if away else ()
+        return replace(self.stage, recompute=again or "none", offload=away, offload_to=to)
 
     def _order(self) -> list[str]:
         inside = frozenset(self.stage.ops)
@@ -95,7 +101,7 @@ class Relief:
         """Return the stage with the decisions of fewest seconds, if some that fit are found."""
         choices = self._choices(capacity_bytes, limit_seconds, exact=exact)
         stages = (self._decided(each.decisions) for each in sorted(choices, key=_quickest))
-        return list(islice((stage for stage in stages if self._bytes(stage) <= capacity_bytes), 1))
+        return list(islice((stage for stage in stages if self._fits(stage, capacity_bytes)), 1))
 
     def _choices(self, capacity_bytes: float, limit_seconds: float, *, exact: bool) -> list[Choice]:
         """Return the choices for all operators, of those that fit below the limit, that no other one beats.
@@ -107,14 +113,14 @@ class Relief:
         memory = stage_memory(self.plan.cost_model, self.stage.keeping)
         limit = capacity_bytes - float(memory.total(ops.in_flight) - memory.saved * ops.in_flight)
         most = _MOST_EXACT if exact else max(_FEWEST, _WORK // len(order))
-        groups: dict[tuple[Decision, ...], list[Choice]] = {(): [Choice(0.0, 0.0, 0.0, 0.0, ())]}
+        groups: dict[tuple[Decision, ...], list[Choice]] = {(): [Choice(0.0, 0.0, 0.0, 0.0, 0.0, ())]}
         for number, open_ops in enumerate(ops.open):
             found: dict[tuple[Decision, ...], list[Choice]] = {}
             rest = self._rest(ops, number)
             for choice in (choice for each in groups.values() for choice in each):
                 for grown in self._grown(ops, choice, number):
                     spare = limit * (1 + 1e-9) - grown.bytes - grown.region
-                    if spare < 0 or grown.seconds >= limit_seconds:
+                    if spare < 0 or grown.seconds >= limit_seconds or grown.rests > self.most_offloaded:
                         continue
                     if not exact or self._least_seconds(ops, rest, open_ops, grown, spare) < limit_seconds:
                         frontier: tuple[Decision, ...] = tuple([grown.decisions[at] for at in open_ops])
@@ -161,7 +167,8 @@ class Relief:
             copied = choice.copied + 2 * ops.copy_seconds * moved
             seconds += choice.seconds + max(0.0, copied - self.window_seconds)
             copied = min(copied, self.window_seconds)
-            yield Choice(seconds, count, copied, max(choice.region, region), decisions)
+            rests = 0.0 if self.most_offloaded == inf else choice.rests + moved * ops.in_flight / ops.samples
+            yield Choice(seconds, count, copied, max(choice.region, region), rests, decisions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +231,9 @@ def _quickest(choice: Choice) -> tuple[float, float]:
 
 
 def _copy_seconds(plan: Plan, stage: Stage) -> float:
-    """Return the seconds in which the slowest device of a stage copies a byte to the memory of its node, or back."""
+    """Return the seconds in which the slowest device of a stage copies a byte to where it rests, or back."""
+    if stage.offload_to:
+        return max(plan.cluster.seconds_per_byte(*pair) for pair in zip(stage.devices, stage.offload_to, strict=True))
     return max(plan.cost_model.copy_seconds(1.0, device) for device in stage.devices)
 
 

@@ -22,11 +22,13 @@ class Choice(NamedTuple):
     """Seconds of copies within the window."""
     region: float
     """The largest recomputed operator, in bytes."""
+    rests: float
+    """Bytes elsewhere, if there is only so much room for them; otherwise 0."""
     decisions: tuple[Decision, ...]
 
 
 def unbeaten(choices: Sequence[Choice], most: int) -> list[Choice]:
-    """Return the choices that no other one beats in seconds, bytes, copies and region; at most so many."""
+    """Return the choices that no other one beats in any figure; at most so many."""
     ordered = sorted(choices)
     found = _unbeaten_of_few(ordered) if len(ordered) <= _FEW else _unbeaten_of_many(ordered)
     if len(found) <= most:
@@ -39,15 +41,15 @@ def unbeaten(choices: Sequence[Choice], most: int) -> list[Choice]:
 def _unbeaten_of_few(ordered: Sequence[Choice]) -> list[Choice]:
     found: list[Choice] = []
     for choice in ordered:
-        _, count, copied, region, _ = choice
+        _, count, copied, region, rests, _ = choice
         # An earlier choice takes as many seconds at most. What a beaten one beats, the one that beats it beats too.
-        if not any(each[1] <= count and each[2] <= copied and each[3] <= region for each in found):
+        if not any(each[1] <= count and each[2] <= copied and each[3] <= region and each[4] <= rests for each in found):
             found.append(choice)
     return found
 
 
 def _unbeaten_of_many(ordered: Sequence[Choice]) -> list[Choice]:
-    figures = np.array([choice[1:4] for choice in ordered])
+    figures = np.array([choice[1:5] for choice in ordered])
     found: list[Choice] = []
     for first in range(0, len(ordered), _AT_ONCE):
         own = figures[first : first + _AT_ONCE]

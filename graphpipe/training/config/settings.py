@@ -13,6 +13,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph import Precision
+from graphpipe.planners.problem.options import OffloadTo
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.weights.check_sync import check_sync
@@ -54,6 +55,9 @@ class PlanSettings:
     """The most stages that a device may host (docs/sharing.md). 1 gives every stage devices of its own. The default is
     4, and 1 for devices that share cores."""
 
+    offload_to: OffloadTo = "host"
+    """Where stages short of memory may rest activations: `host`, in the memory of their node, or `neighbours`, also on
+    other devices with memory to spare."""
     cache: bool = True
     """Use captures and measured costs that earlier commands kept in the user's cache folder, and keep new ones."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, product
+from math import inf
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,7 +74,7 @@ def line(slope: float) -> Curve:
     return Curve(lines=((0.0, slope),))
 
 
-def by_brute_force(plan: Plan, forwards: Sequence[float], capacity: float, window: float) -> float | None:
+def by_brute_force(plan: Plan, forwards: Sequence[float], capacity: float, window: float, room: float) -> float | None:
     """Return the fewest seconds of all decisions that the verifier accepts."""
     ops, best = plan.stages[0].ops, None
     small = replace(plan.cluster, device_types=(replace(plan.cluster.device_types[0], memory_bytes=capacity),))
@@ -81,19 +82,19 @@ def by_brute_force(plan: Plan, forwards: Sequence[float], capacity: float, windo
         again = tuple(op for op, way in zip(ops, ways, strict=True) if way == "r")
         away = tuple(op for op, way in zip(ops, ways, strict=True) if way == "o")
         best = _better(
-            plan, small, replace(plan.stages[0], recompute=again or "none", offload=away), forwards, window, best
+            plan, small, replace(plan.stages[0], recompute=again or "none", offload=away), forwards, window, room, best
         )
-    return _better(plan, small, replace(plan.stages[0], recompute="full"), forwards, window, best)
+    return _better(plan, small, replace(plan.stages[0], recompute="full"), forwards, window, room, best)
 
 
 def _better(
-    plan: Plan, small: Cluster, stage: Stage, forwards: Sequence[float], window: float, best: float | None
+    plan: Plan, small: Cluster, stage: Stage, forwards: Sequence[float], window: float, room: float, best: float | None
 ) -> float | None:
     again = stage.ops if stage.recompute == "full" else stage.recompute
     seconds = MICRO * sum(cost for op, cost in zip(stage.ops, forwards, strict=True) if op in again)
     moved = plan.cost_model.activations(MICRO).offloaded(stage.ops, stage.recompute, stage.offload)
     seconds += max(0.0, 2 * MICRO * moved / 4.0 - window)
-    if best is not None and seconds >= best:
+    if (best is not None and seconds >= best) or IN_FLIGHT * moved > room:
         return best
     try:
         check_memory(replace(plan, cluster=small, stages=(stage,)))
@@ -113,8 +114,9 @@ def test_relief_equals_brute_force(data: st.DataObject):
     plan = one_stage(forwards, saved, outputs, sorted(skips), casts)
     capacity = 4 * count + data.draw(st.floats(0, 1)) * IN_FLIGHT * (sum(saved) + sum(casts) / MICRO) + 1e-3
     window = data.draw(st.sampled_from([0.0, 3.0, 1e9]))
-    relief = Relief(plan=plan, stage=plan.stages[0], window_seconds=window)
-    found, least = relief.fitted(capacity), by_brute_force(plan, forwards, capacity, window)
+    room = data.draw(st.sampled_from([inf, IN_FLIGHT * sum(saved) / 2]))
+    relief = Relief(plan=plan, stage=plan.stages[0], window_seconds=window, most_offloaded=room)
+    found, least = relief.fitted(capacity), by_brute_force(plan, forwards, capacity, window, room)
     assert (found is None) == (least is None)
     if found is not None and least is not None:
         assert abs(relief.added_seconds(found) - least) < 1e-9
