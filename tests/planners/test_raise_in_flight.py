@@ -73,3 +73,29 @@ def test_stages_on_one_device_share_its_room_and_never_lose_any() -> None:
     assert in_flight(with_room(with_memory(plan, 30.0 + 40.0))) == [2 + 2, 1 + 2]
     small = make_plan([Part(saved_bytes=0.25)] * 2, batch_size=16)
     assert in_flight(with_room(small, limit_bytes=0.0)) == [2, 1]
+
+
+def test_a_stage_after_larger_bursts_gets_whole_micro_batches_of_what_is_sent() -> None:
+    # The first stage keeps its 18 samples, and the rest of a burst is 9 - 3: 12 samples reach the next one, which wants
+    # 9 + 2 * 3.
+    parts = [Part(saved_bytes=10.0, micro_batch=3, burst=3), *[Part(micro_batch=3)] * 3]
+    plan = with_memory(make_plan(parts, batch_size=64), 180.0)
+    assert in_flight(plan) == [18, 9, 6, 3]
+    assert in_flight(with_slack(plan)) == [18, 12, 9, 3]
+
+
+@pytest.mark.parametrize(
+    ("held", "memory", "expected"),
+    [
+        (4, 28.0 + 20.0 + 17.0, 12),  # what moves at once is 40 bytes, of which 20 are there: then 8 per micro-batch
+        (4, 28.0 + 20.0 + 7.0, 4),
+        (4, 28.0 + 10.0, 4),  # never fewer than before
+        (12, 64.0 + 7.5, 12),  # all that moves at once is there
+        (12, 64.0 + 8.5, 16),
+    ],
+)
+def test_room_leaves_what_a_stage_that_offloads_moves_at_once(held: int, memory: float, expected: int) -> None:
+    # For each sample a device receives 2 bytes and offloads 5.
+    parts = [Part(), Part(saved_bytes=10.0, offloads=True, degree=2, micro_batch=4, in_flight=held)]
+    plan = make_plan(parts, [(0, 1, 4.0)], batch_size=16)
+    assert in_flight(with_room(with_memory(plan, memory)))[1] == expected

@@ -87,5 +87,5 @@ def test_versions_of_weights_held_at_once(weights: WeightPolicy, predictor: Pred
 
 def test_most_samples_in_flight() -> None:
     without_flush = "stash", "vertical-sync", "predict", "moving-average"
-    assert [most_in_flight_of(each, 8, 2) for each in ("flush", "double-buffer")] == [8, 10]
+    assert [most_in_flight_of(each, 6, 3) for each in ("flush", "double-buffer")] == [6, 9]
     assert [most_in_flight_of(each, 8, 2) for each in without_flush] == [inf] * 4
