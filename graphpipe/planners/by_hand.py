@@ -1,5 +1,6 @@
 """Plans written by hand, in Python or as a short JSON file. They list stages, devices and micro-batches only."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -15,9 +16,11 @@ from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 from graphpipe.plans.verify import verify
+from graphpipe.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,23 @@ def plan_by_hand(problem: Problem, hand: HandPlan) -> Plan:
     stages = tuple(_written(drafted, stage, ops) for drafted, (stage, ops) in pairs)
     plan = replace(drawn, stages=stages)
     verify(plan)
+    _warn_of_no_use(plan)
     return plan
+
+
+def _warn_of_no_use(plan: Plan) -> None:
+    for stage in plan.stages if plan.trains else ():
+        named = stage.offload or not isinstance(stage.recompute, str)
+        with_it, without = (
+            stage_memory(plan.cost_model, each).total(stage.in_flight / stage.degree) for each in (stage, stage.keeping)
+        )
+        if named and with_it >= without:
+            warnings.warn(
+                f"stage '{stage.name}' needs {format_bytes(with_it)} with what it recomputes or offloads, and "
+                f"{format_bytes(without)} without: every name, also of a pattern, keeps its inputs and what others "
+                "read. Name a submodule that holds several of these operators.",
+                stacklevel=4,
+            )
 
 
 def _written(drafted: Stage, stage: HandStage, ops: tuple[str, ...]) -> Stage:

@@ -57,7 +57,9 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         offload_to=settings.offload_to,
     )
     with waiting("capturing the model"):
-        captured = cached_capture(task.module, task.example_inputs, _cache(config), precision=config.train.precision)
+        names = tuple(name.strip() for name in settings.look_into.split(",") if name.strip())
+        precision = config.train.precision
+        captured = cached_capture(task.module, task.example_inputs, _cache(config), split=names, precision=precision)
     costs = _costs(config, task, captured, cluster, tell)
     if settings.loads:
         costs = replace(costs, loads=declare_loads(captured.graph, parse_loads(settings.loads)))

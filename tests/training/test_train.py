@@ -156,6 +156,14 @@ def test_a_training_splits_the_layers_that_its_configuration_names() -> None:
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.usefixtures("config", "forked_ranks")
+def test_a_training_looks_into_the_submodules_that_its_configuration_names() -> None:
+    found = gp.train("tiny.toml", overrides=["train.steps=1", "plan.look_into=*"], tell=None)
+    origin = Plan.load(found.folder.plan).graph.origin
+    assert origin is not None
+    assert origin.split == ("*",)
+
+
 def test_segments_end_at_checkpoints_and_a_resumed_run_has_the_same_ones(config: Path) -> None:
     """A run that fails in the middle of a segment goes on from its last drain, bit for bit."""
     overrides = ["train.steps=14", "train.checkpoint_every=6", "train.segment_steps=4", "optimizer.name=adam"]

@@ -55,6 +55,9 @@ class PlanSettings:
     """The most stages that a device may host (docs/sharing.md). 1 gives every stage devices of its own. The default is
     4, and 1 for devices that share cores."""
 
+    look_into: str = ""
+    """Submodules to look into, which are one operator each by default: names with commas in between, or `*` for all,
+    down to single operations."""
     offload_to: OffloadTo = "host"
     """Where stages short of memory may rest activations: `host`, in the memory of their node, or `neighbours`, also on
     other devices with memory to spare."""
