@@ -1,8 +1,10 @@
 """`graphpipe`: the graph planner (Jeon et al., GraphPipe, ASPLOS 2025, sections 5 and 6)."""
 
 from dataclasses import fields, replace
+from functools import partial
 
 from graphpipe.errors import Infeasible
+from graphpipe.planners.fewer_devices import with_fewer_devices
 from graphpipe.planners.improve.device_types import typed_plans
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.memory_reliefs import with_reliefs
@@ -40,6 +42,8 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     8. If memory is short, repeat 1-7 with more memory and let stages recompute and offload operators until they fit. If
        no plan fits, also repeat them with stages that recompute in full, with replicas that shard the optimizer's
        state, and with both (`memory_reliefs`).
+    9. Where the devices are not a power of two in equal nodes, search again without the last device, the last two and
+       the last three (`with_fewer_devices`).
 
     With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.
 
@@ -49,8 +53,11 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
         Infeasible: nothing fits in memory.
     """
     if not problem.trains:
-        return plan_inference(problem, options, planner="graphpipe")
+        find = partial(plan_inference, planner="graphpipe")
+        return with_fewer_devices(problem, find(problem, options), options, find, regular=True)
     best = with_reliefs(problem, options, "graphpipe", _searched)
+    if options.objective == "step" and problem.weights == "flush":
+        best = with_fewer_devices(problem, best, options, _searched)
     return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
 
 

@@ -1,0 +1,76 @@
+"""Plans that leave devices unused."""
+
+from dataclasses import replace
+
+from problems import cluster, table
+
+import graphpipe as gp
+from graphpipe.errors import Infeasible
+from graphpipe.graph import Edge, Graph, Op
+from graphpipe.planners.fewer_devices import with_fewer_devices
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.plans import Plan
+from graphpipe.zoo_graphs.zoo_graph import find_zoo_graph
+
+PAIR = Graph(name="pair", ops=(Op(name="a"), Op(name="b")), edges=(Edge(source="a", target="b"),))
+
+
+def problem(devices: int) -> Problem:
+    """Return a problem of two equal operators on devices of one node."""
+    return Problem(PAIR, table(PAIR, dict.fromkeys("ab", (0.0, 1.0))), cluster(devices, per_node=8), 12)
+
+
+class Search:
+    """A search that finds two stages for two devices, one stage for three, and nothing else."""
+
+    def __init__(self) -> None:
+        self.counts = list[int]()
+
+    def __call__(self, problem: Problem, options: Options) -> Plan:
+        count = len(problem.cluster.devices)
+        self.counts.append(count)
+        if count == 2:
+            return assemble(problem, [Part(("a",), 1, 1), Part(("b",), 1, 1)], planner="test")
+        if count == 3:
+            return assemble(problem, [Part(("a", "b"), 1, 12)], planner="test")
+        raise Infeasible("no plan", remedy="Use two devices.")
+
+
+def test_a_faster_plan_for_fewer_devices_runs_on_the_first_devices_of_the_whole_cluster() -> None:
+    whole, search = problem(3), Search()
+    plan = with_fewer_devices(whole, search(whole, Options()), Options(), search)
+    assert search.counts == [3, 2, 1]
+    assert plan.cluster == whole.cluster
+    assert [stage.devices for stage in plan.stages] == [(0,), (1,)]
+
+
+def test_a_slower_plan_for_fewer_devices_is_not_taken() -> None:
+    whole, search = problem(5), Search()
+    halves = [Part(("a",), 2, 2), Part(("b",), 2, 2)]
+    best = assemble(whole, halves, planner="test")
+    assert with_fewer_devices(whole, best, Options(), search) is best
+    assert search.counts == [4, 3, 2]
+
+
+def test_a_power_of_two_in_equal_nodes_is_not_searched_again() -> None:
+    search = Search()
+    for whole in (problem(4), replace(problem(8), cluster=cluster(8, per_node=4))):
+        best = assemble(whole, [Part(("a", "b"), 1, 12)], planner="test")
+        assert with_fewer_devices(whole, best, Options(), search) is best
+    assert not search.counts
+
+
+def test_seven_devices_are_not_slower_than_six() -> None:
+    """A plan for 16 devices was once faster than the one for 17, because the search filled all devices."""
+    found = find_zoo_graph("two-tower")
+    assert found is not None
+    nodes = gp.Cluster.preset("summit:2x6")
+    steps: list[float] = []
+    for count in (6, 7):
+        devices = nodes.only([device.name for device in nodes.devices[:count]])
+        costs = gp.estimate(found.graph, devices)
+        plan = gp.plan(found.graph, costs, devices, batch_size=256, schedule="1f1b", stages_per_device=1)
+        assert plan.prediction is not None
+        steps.append(plan.prediction.step_seconds)
+    assert steps[1] <= steps[0] * (1 + 1e-9)
