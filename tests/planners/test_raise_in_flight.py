@@ -71,6 +71,8 @@ def test_stages_on_one_device_share_its_room_and_never_lose_any() -> None:
     plan = make_plan([Part(saved_bytes=10.0, devices=(0,)), Part(saved_bytes=10.0, devices=(0,))], batch_size=16)
     assert in_flight(plan) == [2, 1]
     assert in_flight(with_room(with_memory(plan, 30.0 + 40.0))) == [2 + 2, 1 + 2]
+    quarters = [replace(part, saved_bytes=0.25) for part in [Part(devices=(0,))] * 2]
+    assert in_flight(with_room(with_memory(make_plan(quarters, batch_size=16), 0.75 + 1.0))) == [2 + 2, 1 + 2]
     small = make_plan([Part(saved_bytes=0.25)] * 2, batch_size=16)
     assert in_flight(with_room(small, limit_bytes=0.0)) == [2, 1]
 
@@ -84,6 +86,14 @@ def test_a_stage_after_larger_bursts_gets_whole_micro_batches_of_what_is_sent() 
     assert in_flight(with_slack(plan)) == [18, 12, 9, 3]
 
 
+def test_a_stage_with_larger_bursts_gets_what_is_sent() -> None:
+    parts = [Part(saved_bytes=10.0), Part(burst=2), *[Part()] * 4]
+    plan = with_memory(make_plan(parts, batch_size=64), 80.0)
+    assert in_flight(plan) == [8, 6, 4, 3, 2, 1]
+    assert in_flight(with_slack(plan)) == [8, 8, 7, 5, 3, 1]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 128])
 @pytest.mark.parametrize(
     ("held", "memory", "expected"),
     [
@@ -94,8 +104,10 @@ def test_a_stage_after_larger_bursts_gets_whole_micro_batches_of_what_is_sent() 
         (12, 64.0 + 8.5, 16),
     ],
 )
-def test_room_leaves_what_a_stage_that_offloads_moves_at_once(held: int, memory: float, expected: int) -> None:
+def test_room_leaves_what_a_stage_that_offloads_moves_at_once(
+    held: int, memory: float, expected: int, scale: float
+) -> None:
     # For each sample a device receives 2 bytes and offloads 5.
-    parts = [Part(), Part(saved_bytes=10.0, offloads=True, degree=2, micro_batch=4, in_flight=held)]
-    plan = make_plan(parts, [(0, 1, 4.0)], batch_size=16)
-    assert in_flight(with_room(with_memory(plan, memory)))[1] == expected
+    parts = [Part(), Part(saved_bytes=10.0 * scale, offloads=True, degree=2, micro_batch=4, in_flight=held)]
+    plan = make_plan(parts, [(0, 1, 4.0 * scale)], batch_size=16)
+    assert in_flight(with_room(with_memory(plan, memory * scale)))[1] == expected
