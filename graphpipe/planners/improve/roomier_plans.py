@@ -73,14 +73,20 @@ def roomier_plans(
                 return  # With less memory nothing fits either.
         found = replace(found, cluster=problem.cluster)
         needs = max(need / found.cluster.type_of(at).memory_bytes for at, need in needed_bytes(found).items())
-        if fitting := _fitting(problem, found, most_seconds, neighbours=options.offload_to == "neighbours"):
+        if fitting := _fitting(problem, options, found, most_seconds):
             best = options.best(fitting)
             yield best if options.scheduled is None else options.scheduled([best])
 
 
-def _fitting(problem: Problem, plan: Plan, most_seconds: float, *, neighbours: bool) -> list[Plan]:
-    """Return the plan with decisions that let it fit, at its micro-batch sizes or the largest halves that fit."""
+def _fitting(problem: Problem, options: Options, plan: Plan, most_seconds: float) -> list[Plan]:
+    """Return the plan with decisions that let it fit, at its micro-batch sizes or the largest halves that fit.
+
+    The caller's micro-batch size, if there is one, stays as it is.
+    """
+    neighbours = options.offload_to == "neighbours"
     while not (found := relieved(plan, most_seconds, neighbours=neighbours)):
+        if options.micro_batch is not None:
+            return []
         parts = [replace(part, micro_batch=part.micro_batch // 2) for part in map(Part.of, plan.stages)]
         if any(2 * half.micro_batch != stage.micro_batch for half, stage in zip(parts, plan.stages, strict=True)):
             return []
