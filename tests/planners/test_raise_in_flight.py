@@ -73,6 +73,8 @@ def test_stages_on_one_device_share_its_room_and_never_lose_any() -> None:
     assert in_flight(with_room(with_memory(plan, 30.0 + 40.0))) == [2 + 2, 1 + 2]
     quarters = [replace(part, saved_bytes=0.25) for part in [Part(devices=(0,))] * 2]
     assert in_flight(with_room(with_memory(make_plan(quarters, batch_size=16), 0.75 + 1.0))) == [2 + 2, 1 + 2]
+    free = make_plan([Part(parameter_bytes=4.0)] * 2, batch_size=16)
+    assert in_flight(with_room(free, limit_bytes=0.0)) == [16, 16]  # more samples take no memory
     small = make_plan([Part(saved_bytes=0.25)] * 2, batch_size=16)
     assert in_flight(with_room(small, limit_bytes=0.0)) == [2, 1]
 
