@@ -73,7 +73,7 @@ PARTS = {
         ),
         tests=("tests/simulator",),
     ),
-    "gradient-sums": Part(modules=("run/weights/gradient_sum.py",), tests=("tests/run/step/test_gradients.py",)),
+    "gradient-sums": Part(modules=("run/weights/gradient_sum.py",), tests=("tests/run/weights/test_gradient_sum.py",)),
 }
 
 
