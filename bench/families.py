@@ -6,6 +6,7 @@ operator holds the parameters of two layers.
 
 import json
 import sys
+import textwrap
 import time
 import warnings
 from collections import Counter
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from bench.families_left_out import LEFT_OUT
 from bench.family_gradients import distance, precise
 from bench.model_families import FAMILIES
 from bench.record import RESULTS, save
@@ -28,6 +30,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEADER = (
     "| Family | Layers | Operators | Most layers in one operator | Away from PyTorch | Loss, or why it is refused |"
 )
+LIST = "that is not in the table, one of these sentences holds.\n\n"
+"""What stands before the list of models that are not in the table."""
 OWN = "its own, exact over micro-batches"
 YOURS = "your own `loss_fn`"
 
@@ -90,11 +94,26 @@ def line(row: dict[str, Any]) -> str:
     return f"| {row['family']} | {row['layers']} | {row['operators']} | {row['most']} | {row['away']:.0e} | {loss} |"
 
 
+def left_out() -> str:
+    """Return the paragraphs about the models that are not in the table."""
+    return "\n".join(
+        wrap_item(f"{reason[0].upper()}{reason[1:]}: {', '.join(f'`{name}`' for name in names)}.")
+        for reason, names in LEFT_OUT.items()
+    )
+
+
+def wrap_item(text: str) -> str:
+    """Return an item of a list, wrapped as the rest of the page."""
+    return textwrap.fill(text, 130, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
 def write_table(rows: list[dict[str, Any]]) -> None:
-    """Replace the table on the page."""
+    """Replace the table on the page, and the list of those that are not in it."""
     before, _, rest = PAGE.read_text().partition(HEADER)
     after = rest[rest.index("\n\n") :]
-    PAGE.write_text("\n".join((f"{before}{HEADER}", "|---|---|---|---|---|---|", *map(line, rows))) + after)
+    text = "\n".join((f"{before}{HEADER}", "|---|---|---|---|---|---|", *map(line, rows))) + after
+    before, _, rest = text.partition(LIST)
+    PAGE.write_text(f"{before}{LIST}{left_out()}{rest[rest.index(chr(10) * 2) :]}" if rest else text)
 
 
 def main(names: Sequence[str] = ()) -> None:

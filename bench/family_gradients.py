@@ -15,7 +15,7 @@ from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.stage.tensor_tree import leaves
 
-SINGLE = ("dab-detr", "mra", "prophetnet", "xglm")
+SINGLE = ("canine", "dab-detr", "mra", "prophetnet", "xglm")
 """Families whose forward does not run in double precision, also in plain PyTorch, or returns NaN."""
 CANCELLING = 1e-3
 """A gradient that is a sum of terms that cancel is rounded relative to its terms. Its size counts as at least this

@@ -13,15 +13,15 @@ _LATENT: dict[str, Any] = {
     **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4},
     **{"num_key_value_heads": 4, "n_routed_experts": 4},
 }
-_ONE_GROUP: dict[str, Any] = {**_LATENT, "n_group": 1, "topk_group": 1}
-_INDEXED: dict[str, Any] = {**_ONE_GROUP, "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2}
+ONE_GROUP: dict[str, Any] = {**_LATENT, "n_group": 1, "topk_group": 1}
+_INDEXED: dict[str, Any] = {**ONE_GROUP, "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2}
 _LINEAR: dict[str, Any] = {"linear_head_dim": 4, "linear_num_heads": 4, "num_experts_per_token": 2}
 _PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
 CAUSAL: dict[str, dict[str, Any]] = {
-    "axk1": _ONE_GROUP,
+    "axk1": ONE_GROUP,
     "axk2": _INDEXED,
     "bailing_hybrid": {
-        **_ONE_GROUP,
+        **ONE_GROUP,
         **{"num_expert_group": 1, **_LINEAR, "layer_group_size": 3, "first_k_dense_replace": 1},
     },
     "cohere_compass_text": {
@@ -36,20 +36,20 @@ CAUSAL: dict[str, dict[str, Any]] = {
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3},
         "layer_types": [f"{each}_attention" for each in ("heavily_compressed", "compressed_sparse") * 2][:3],
     },
-    "glm4_moe_lite": _ONE_GROUP,
+    "glm4_moe_lite": ONE_GROUP,
     "glm_moe_dsa": _INDEXED,
     "kimi_linear": {
-        **{**_ONE_GROUP, "num_expert_group": 1, **_LINEAR, "q_lora_rank": None},
+        **{**ONE_GROUP, "num_expert_group": 1, **_LINEAR, "q_lora_rank": None},
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
     "longcat_flash": {
-        **{**_ONE_GROUP, "ffn_hidden_size": 32, "expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
+        **{**ONE_GROUP, "ffn_hidden_size": 32, "expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
     },
-    "minicpm3": {key: size for key, size in _ONE_GROUP.items() if key != "n_routed_experts"},
+    "minicpm3": {key: size for key, size in ONE_GROUP.items() if key != "n_routed_experts"},
     "recurrent_gemma": {"lru_width": 16},
     "xlnet": {"d_inner": 32, "d_head": 4, "use_mems_eval": False},
-    "youtu": _ONE_GROUP,
+    "youtu": ONE_GROUP,
     "zamba": {
         **{**_HYBRID, "mamba_dt_rank": 4},
         "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"],

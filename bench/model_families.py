@@ -29,6 +29,7 @@ from bench.family_builders import (
     vilt,
     whisper,
 )
+from bench.further_families import FURTHER
 from bench.other_families import OTHERS
 
 CAUSAL = (
@@ -106,5 +107,6 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "qwen2_vl": qwen2_vl,
     "vilt": vilt,
     **OTHERS,
+    **FURTHER,
 }
 """In the order of the table in docs/models.md."""
