@@ -120,7 +120,7 @@ def test_offloaded_bytes_are_as_predicted(name: str) -> None:
             replica.move("evict", index)
             offloaded = replica.micro_batches[index].offloaded
             assert offloaded is not None
-            away = sum(each.host.nbytes for each in offloaded.away)
+            away = sum(each.count for each in offloaded.away)
             kept = live.bytes - size(sent) - away
         memory = stages.memory(0)
         assert away == pytest.approx(memory.offloaded * MICRO, rel=0.1)
