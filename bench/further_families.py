@@ -68,6 +68,13 @@ def _resnet(*outputs: str) -> Any:
     return library.ResNetConfig(**sizes, out_features=list(outputs))
 
 
+def _real_time(kind: str, name: str) -> Callable[[], Family]:
+    sizes: dict[str, Any] = {"encoder_in_channels": [8, 16, 16], "decoder_in_channels": [16, 16, 16]}
+    counts: dict[str, Any] = {"encoder_layers": 1, "encode_proj_layers": [2], "num_queries": 5, "num_denoising": 0}
+    more: dict[str, Any] = {"backbone_config": _resnet("stage2", "stage3", "stage4"), "encoder_hidden_dim": 16}
+    return other(kind, name, inputs=_large_images, **sizes, **counts, **more, decoder_ffn_dim=16)
+
+
 def _masks() -> Callable[[], Family]:
     shape: dict[str, Any] = {"embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "window_size": 2}
     outputs = [f"stage{number}" for number in range(1, 5)]
@@ -113,6 +120,8 @@ FURTHER: dict[str, Callable[[], Family]] = {
     "bros": other("AutoModelForTokenClassification", "bros", inputs=_documents, hidden_size=64),
     "udop": other("AutoModel", "udop", inputs=_documents_to_texts, decoder_start_token_id=0),
     "canine": other("AutoModelForSequenceClassification", "canine", inputs=_characters),
+    "rt_detr": _real_time("RTDetrForObjectDetection", "rt_detr"),
+    "rt_detr_v2": _real_time("RTDetrV2ForObjectDetection", "rt_detr_v2"),
     "mask2former": _masks(),
     "upernet": _segments(),
     "sam": other(

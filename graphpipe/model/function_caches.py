@@ -1,15 +1,20 @@
-"""Functions that keep their results, beside the classes of a model (`functools.lru_cache`)."""
+"""Functions that keep their results, in the files and classes of a model (`functools.lru_cache`)."""
 
 import functools
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import setitem
 from types import CellType, FunctionType
 from typing import Any
 
 from torch import nn
 
 _CACHED = type(functools.lru_cache(len))
+_NOT_OF_MODELS = frozenset({"torch", *sys.stdlib_module_names})
+_Replacement = tuple[Callable[[Any], None], Any, Any]
+"""Puts a function in its place, the function with a cache, and the one without."""
 
 
 @contextmanager
@@ -22,35 +27,41 @@ def without_caches(module: nn.Module) -> Generator[None]:
     Args:
         module: the model, or its copy.
     """
-    names, cells = [*_names(module)], [*_cells(module)]
-    for variables, name, cached in names:
-        variables[name] = cached.__wrapped__
-    for cell, cached in cells:
-        cell.cell_contents = cached.__wrapped__
+    found = list(_replacements(module))
+    for put, _, bare in found:
+        put(bare)
     try:
         yield
     finally:
-        for variables, name, cached in names:
-            variables[name] = cached
-        for cell, cached in cells:
-            cell.cell_contents = cached
+        for put, cached, _ in found:
+            put(cached)
 
 
-def _names(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    # The functions with a cache, as the files of the model's classes name them.
-    for variables in _files(module):
-        yield from ((variables, name, value) for name, value in variables.items() if isinstance(value, _CACHED))
-
-
-def _cells(module: nn.Module) -> Iterator[tuple[CellType, Any]]:
-    # Those that another function is wrapped around, as transformers does.
+def _replacements(module: nn.Module) -> Iterator[_Replacement]:
+    classes = {kind for part in module.modules() for kind in type(part).__mro__}
+    classes = {kind for kind in classes if kind.__module__.partition(".")[0] not in _NOT_OF_MODELS}
+    files = sorted({kind.__module__ for kind in classes} & sys.modules.keys())
     seen: set[int] = set()
-    for variables in _files(module):
-        for value in variables.values():
-            for cell in (value.__closure__ or ()) if isinstance(value, FunctionType) else ():
-                if id(cell) not in seen and isinstance(_content(cell), _CACHED):
-                    seen.add(id(cell))
-                    yield cell, _content(cell)
+    for file in files:
+        variables = vars(sys.modules[file])
+        classes |= {value for value in variables.values() if isinstance(value, type) and value.__module__ == file}
+        for name, value in variables.items():
+            yield from _in_place(partial(setitem, variables, name), value, seen)
+    for kind in classes:
+        for name, value in vars(kind).items():
+            yield from _in_place(partial(setattr, kind, name), value, seen)
+
+
+def _in_place(put: Callable[[Any], None], value: Any, seen: set[int]) -> Iterator[_Replacement]:
+    function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    if isinstance(function, _CACHED):
+        bare: Any = function.__wrapped__
+        yield put, value, bare if function is value else type(value)(bare)
+    # A function with a cache that another function is wrapped around, as transformers does.
+    for cell in (function.__closure__ or ()) if isinstance(function, FunctionType) else ():
+        if id(cell) not in seen and isinstance(cached := _content(cell), _CACHED):
+            seen.add(id(cell))
+            yield partial(setattr, cell, "cell_contents"), cached, cached.__wrapped__
 
 
 def _content(cell: CellType) -> object:
@@ -58,8 +69,3 @@ def _content(cell: CellType) -> object:
         return cell.cell_contents
     except ValueError:  # empty
         return None
-
-
-def _files(module: nn.Module) -> list[dict[str, Any]]:
-    names = sorted({type(part).__module__ for part in module.modules()})
-    return [vars(sys.modules[name]) for name in names if name in sys.modules and not name.startswith("torch.")]

@@ -1,6 +1,7 @@
 """Captured graphs of small models, against arithmetic by hand and plain PyTorch."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -477,6 +478,45 @@ def test_functions_that_keep_their_results_keep_no_tensors_without_data() -> Non
     graph = capture(module, x)
     assert torch.equal(module(x), module[0](x) * torch.arange(4.0))
     assert capture(module, x) == graph  # also after it ran
+
+
+def keeping(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
+    cached = lru_cache(function)
+    return lambda length: cached(length)
+
+
+class Ramps:
+    """Keeps its results, as methods do: by itself, as a static method, and inside another function."""
+
+    @lru_cache  # noqa: B019 - models do so
+    def method(self, length: int) -> Tensor:
+        return torch.arange(length, dtype=torch.float32)
+
+    @staticmethod
+    @lru_cache
+    def static(length: int) -> Tensor:
+        return torch.arange(length, dtype=torch.float32)
+
+    @staticmethod
+    @keeping
+    def wrapped(length: int) -> Tensor:
+        return torch.arange(length, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["method", "static", "wrapped"])
+def test_methods_that_keep_their_results_keep_no_tensors_without_data(name: str) -> None:
+    """RT-DETR keeps positions and anchors in methods. After a capture, its own forward no longer ran."""
+    ramps = Ramps()
+
+    class Placed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * getattr(ramps, name)(x.shape[1])
+
+    module, x = nn.Sequential(nn.Linear(4, 4), Placed()), torch.ones(2, 4)
+    graph, before = capture(module, x), vars(Ramps)[name]
+    assert torch.equal(module(x), module[0](x) * torch.arange(4.0))
+    assert capture(module, x) == graph
+    assert vars(Ramps)[name] is before
 
 
 def test_a_forward_that_decides_by_values_is_refused_with_the_line() -> None:
