@@ -51,6 +51,8 @@ class HungRanks:
     killed: dict[int, str] = field(default_factory=dict[int, str])
     """Why ranks were killed, by the number of their process."""
     _processes: dict[int, dict[int, psutil.Process]] = field(default_factory=dict[int, dict[int, psutil.Process]])
+    _missed: set[int] = field(default_factory=set[int])
+    """Ranks that ended before their processes were found."""
     _signs: dict[int, tuple[object, float]] = field(default_factory=dict[int, tuple[object, float]])
 
     def look(self, children: Mapping[int, int]) -> None:
@@ -60,9 +62,9 @@ class HungRanks:
             children: the process ids of processes that this process has started, by number.
         """
         self._find(children)
-        running = self.running()
-        seen = {number: self._glimpse(number, alone=len(running) < len(self._processes)) for number in running}
-        for number, reason in self.note(seen, others_ended=len(running) < len(self._processes)).items():
+        others_ended = bool(self._ended())
+        seen = {number: self._glimpse(number, alone=others_ended) for number in self.running()}
+        for number, reason in self.note(seen, others_ended=others_ended).items():
             self.killed[number] = reason
             self.kill([number])
 
@@ -103,13 +105,17 @@ class HungRanks:
 
     def stopped(self, numbers: Collection[int]) -> list[int]:
         """Return which of these processes are stopped (SIGSTOP)."""
+        self._find({})  # They may have begun since the last look.
         return [number for number in numbers if any(map(_is_stopped, self._processes.get(number, {}).values()))]
 
     def failed(self) -> bool:
         """Return whether a rank has ended before its work was done."""
-        running = self.running()
-        notes = [self._notes(number) for number in self._processes if number not in running]
-        return any(note.pid is not None and not note.is_done for note in notes)
+        return any(not self._notes(number).is_done for number in self._ended())
+
+    def _ended(self) -> set[int]:
+        # Ranks that have begun, and whose processes run no more.
+        begun = {number for number in self._processes if self._notes(number).pid is not None}
+        return (begun | self._missed) - {*self.running()}
 
     def all_done(self, numbers: Collection[int]) -> bool:
         """Return whether these ranks have done their work."""
@@ -129,9 +135,13 @@ class HungRanks:
         # A rank may be a descendant of the process that was started for it.
         for number in range(self.count):
             own = self._processes.setdefault(number, {})
-            for pid in {children.get(number), self._notes(number).pid} - {None, *own}:
-                with suppress(psutil.Error):
+            noted = self._notes(number).pid
+            for pid in {children.get(number), noted} - {None, *own}:
+                try:
                     own[pid] = psutil.Process(pid)  # pyright: ignore[reportArgumentType]
+                except psutil.Error:
+                    if pid == noted:
+                        self._missed.add(number)
             if not own:
                 del self._processes[number]
 

@@ -1,6 +1,7 @@
 """A rank that hangs where no other rank waits for it is named and killed, at any point of its life."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,23 @@ def test_a_rank_that_waits_for_its_disk_does_not_hang(watched: Callable[..., dic
     assert watched(0, writes, BUSY) == watched(1, writes, None) == watched(1000, writes, None) == {}
     assert watched(1001, glimpse(used=1), None) == watched(1010, glimpse(used=1), None) == {}
     assert list(watched(1012, glimpse(used=1), None)) == [0]
+
+
+def test_a_rank_that_ends_before_it_is_found_has_ended(tmp_path: Path) -> None:
+    """On a busy machine it was not counted: a peer that did nothing from then on was never killed."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / "begun-0").write_text(str(ended.pid))
+    clock = Clock()
+    ranks = HungRanks(folder=tmp_path, count=2, limit_seconds=LIMIT, clock=clock)
+    program = "print('begun', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
+        assert idle.stdout is not None
+        idle.stdout.readline()
+        for clock.now in (0.0, LIMIT, 3 * LIMIT):
+            ranks.look({1: idle.pid})
+        assert list(ranks.killed) == [1]
+    assert ranks.failed()
 
 
 def test_a_rank_that_has_done_its_work_is_killed_after_those_that_work(watched: Callable[..., dict[int, str]]) -> None:
