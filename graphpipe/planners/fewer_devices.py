@@ -36,7 +36,9 @@ def with_fewer_devices(
     devices = problem.cluster.devices
     if len(problem.graph.ops) * len(devices) > _MOST_WORK or (_is_regular(problem.cluster) and not regular):
         return plan
-    best, seconds = plan, options.evaluate(plan)
+    # A search of unequal devices returns plans under 1F1B. They were compared with plans under a better schedule.
+    best = plan if options.scheduled is None else options.scheduled([plan])
+    seconds = options.evaluate(best)
     for count in range(1, min(_FEWER, len(devices) - 1) + 1):
         fewer = replace(problem, cluster=problem.cluster.without({device.name for device in devices[-count:]}))
         slower = 1.0 if options.stages_per_device == 1 else _SHARING

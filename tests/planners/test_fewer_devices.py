@@ -53,6 +53,19 @@ def test_a_slower_plan_for_fewer_devices_is_not_taken() -> None:
     assert search.counts == [4, 3, 2]
 
 
+def test_plans_are_compared_under_their_best_schedules() -> None:
+    """A plan of unequal devices under 1F1B lost against a slower one that already had its best schedule."""
+    whole, search = problem(5), Search()
+    best = assemble(whole, [Part(("a",), 2, 2), Part(("b",), 2, 2)], planner="test")
+
+    def seconds(plan: Plan) -> float:
+        return (3.0 if plan.schedule == "1f1b" else 1.0) if len(plan.used_devices) == 4 else 2.0
+
+    options = Options(evaluate=seconds, scheduled=lambda plans: replace(plans[0], schedule="zb-auto"))
+    found = with_fewer_devices(whole, best, options, search)
+    assert (len(found.used_devices), found.schedule) == (4, "zb-auto")
+
+
 def test_a_power_of_two_in_equal_nodes_is_not_searched_again() -> None:
     search = Search()
     for whole in (problem(4), replace(problem(8), cluster=cluster(8, per_node=4))):
