@@ -31,6 +31,7 @@ NAMES = (
         "measured",
         "zero_bubble",
         "loads",
+        "resting",
         "rehearsal",
         "hosts",
         "start",
