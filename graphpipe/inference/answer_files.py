@@ -95,8 +95,7 @@ def _joined(answers: Answers) -> dict[str, Tensor]:
                 raise InvalidInput(what, where="outputs", remedy="Write the answers to a file that ends in .jsonl.")
             whole[name][at : at + answer.samples] = rows
         for each in answer.failed:
-            if each.sample < answer.samples:
-                whole[FAILED][at + each.sample] = True
+            whole[FAILED][at + each.sample] = True
         at += answer.samples
     return whole
 

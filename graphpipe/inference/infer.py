@@ -10,7 +10,7 @@ from graphpipe.inference.answer_locally import answer_locally
 from graphpipe.inference.answer_rank import title
 from graphpipe.inference.answer_under_torchrun import answer_under_torchrun
 from graphpipe.inference.job import InferenceJob
-from graphpipe.inference.journal import AnswerRecord, read_answers
+from graphpipe.inference.journal import read_answers
 from graphpipe.inference.prepare import PlanSource, prepare
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import period_seconds
@@ -91,7 +91,7 @@ def _finish(job: InferenceJob, plan: Plan) -> InferenceResult:
     requests = samples = 0
     seconds, failed = 0.0, list[FailedRequest]()
     for number, answer in enumerate(read_answers(job.journal_path, name)):
-        requests, samples, seconds = number + 1, samples + _samples(answer), seconds + answer.seconds
+        requests, samples, seconds = number + 1, samples + answer.samples, seconds + answer.seconds
         failed += [FailedRequest(request=number, sample=it.sample, reason=it.reason) for it in answer.failed]
     job.journal_path.unlink()
     return InferenceResult(
@@ -105,6 +105,3 @@ def _finish(job: InferenceJob, plan: Plan) -> InferenceResult:
         devices=tuple(plan.cluster.devices[device].name for device in plan.used_devices),
     )
 
-
-def _samples(answer: AnswerRecord) -> int:
-    return max(answer.samples, len(answer.failed))

@@ -39,6 +39,7 @@ class AnswerRecord:
     outputs: dict[str, Tensor]
     """By name; empty if every sample failed."""
     samples: int
+    """Of the request. A request that could not be read counts as one."""
     failed: tuple[FailedSample, ...]
     seconds: float
     """Since the answer before it, or since the requests of this start were begun."""
@@ -79,10 +80,9 @@ class Journal:
             InvalidInput: the file cannot be written, or an output cannot be stored.
         """
         outputs = cpu_copies(named_outputs(answer.outputs)) if answer.outputs is not None else {}
-        samples = next((len(each) for each in outputs.values()), 0)
         failed = json.dumps([[each.sample, each.reason] for each in answer.failed])
         seconds, self._last = time.perf_counter() - self._last, time.perf_counter()
-        record = save(outputs, metadata={"samples": str(samples), "failed": failed, "seconds": repr(seconds)})
+        record = save(outputs, metadata={"samples": str(answer.samples), "failed": failed, "seconds": repr(seconds)})
         try:
             self._file.write(_LENGTH.pack(len(record)) + record)
             self._file.flush()

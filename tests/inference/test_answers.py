@@ -16,10 +16,11 @@ from graphpipe.run.inference.request_queue import Answer, FailedSample
 
 TITLE = title_of("model", "data")
 ANSWERS = (
-    Answer(outputs={"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([3, 4])}),
-    Answer(outputs=None, failed=(FailedSample(sample=0, reason="line 2 is not JSON"),)),
+    Answer(outputs={"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([3, 4])}, samples=2),
+    Answer(outputs=None, samples=1, failed=(FailedSample(sample=0, reason="line 2 is not JSON"),)),
     Answer(
         outputs={"a": torch.tensor([[5.0], [float("inf")]]), "b": torch.tensor([6, 7])},
+        samples=2,
         failed=(FailedSample(sample=0, reason="odd"),),
     ),
 )
@@ -43,7 +44,7 @@ def test_a_journal_is_continued_after_the_last_whole_answer(journal: Path) -> No
     with Journal(journal, TITLE) as again:
         again.append(ANSWERS[2])
     assert count_answers(journal, TITLE) == 3
-    assert [each.samples for each in read_answers(journal, TITLE)] == [2, 0, 2]
+    assert [each.samples for each in read_answers(journal, TITLE)] == [2, 1, 2]
     journal.write_bytes(whole[:20])
     with pytest.raises(InvalidInput, match="answers of another command"):
         count_answers(journal, TITLE)
@@ -76,9 +77,10 @@ def test_every_format_has_all_rows_in_order(name: str, journal: Path, tmp_path: 
         assert lines[2]["failed"] == [{"sample": 0, "reason": "odd"}]
         return
     with np.load(path, allow_pickle=False) if name == "a.npz" else _tensors(path) as found:
-        assert found["b"].tolist() == [3, 4, 6, 7]
-        assert found["a"].tolist() == [[1.0], [2.0], [5.0], [float("inf")]]
-        assert found[FAILED].tolist() == [False, False, True, False]
+        # A request that failed as a whole keeps its place: later rows once moved up, beside the wrong requests.
+        assert found["b"].tolist() == [3, 4, 0, 6, 7]
+        assert found["a"].tolist() == [[1.0], [2.0], [0.0], [5.0], [float("inf")]]
+        assert found[FAILED].tolist() == [False, False, True, True, False]
 
 
 class _tensors(dict[str, torch.Tensor]):
@@ -94,7 +96,7 @@ class _tensors(dict[str, torch.Tensor]):
 
 def test_numpy_gets_brain_floats_as_floats(tmp_path: Path) -> None:
     with Journal(tmp_path / "j", TITLE) as written:
-        written.append(Answer(outputs=torch.tensor([[0.5]], dtype=torch.bfloat16)))
+        written.append(Answer(outputs=torch.tensor([[0.5]], dtype=torch.bfloat16), samples=1))
     write_answers(tmp_path / "a.npz", lambda: read_answers(tmp_path / "j", TITLE))
     with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
         assert found["output"].tolist() == [[0.5]]

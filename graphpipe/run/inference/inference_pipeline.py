@@ -165,6 +165,7 @@ class InferencePipeline:
         if isinstance(batch, Refused):
             queue.refuse(batch.reason)
             return
+        size = 1  # as long as nothing else is known
         try:
             named = name_inputs(tuple(each.name for each in self.plan.graph.inputs), batch)
             size = check_rows(named, None)
@@ -174,7 +175,7 @@ class InferencePipeline:
             if self._whole and size > self.plan.batch_size:
                 raise InvalidInput(f"has {size} samples, the plan allows {self.plan.batch_size}", where="request")
         except InvalidInput as error:
-            queue.refuse(" ".join(str(error).split()))
+            queue.refuse(" ".join(str(error).split()), size)
         else:
             queue.add(named, size)
 

@@ -32,6 +32,8 @@ class Answer:
 
     outputs: Any
     """A tensor, or a tree of tensors, with one row per sample. None if every sample failed."""
+    samples: int
+    """Of the request. A request that could not be read counts as one."""
     failed: tuple[FailedSample, ...] = ()
     """The samples that failed. Their rows of the outputs mean nothing."""
 
@@ -60,7 +62,7 @@ class Request:
     def answer(self) -> Answer:
         """Return the answer, once no sample is left."""
         failed = tuple(sorted(self.failed, key=lambda each: each.sample))
-        return Answer(outputs=self._joined() if self.pieces else None, failed=failed)
+        return Answer(outputs=self._joined() if self.pieces else None, samples=self.size, failed=failed)
 
     def _joined(self) -> Any:
         # Samples of a micro-batch that failed as a whole have no piece: they get rows of zeros.
@@ -87,10 +89,10 @@ class RequestQueue:
         """Add a request."""
         self.waiting.append(Request(inputs=inputs, size=size, left=size))
 
-    def refuse(self, reason: str) -> None:
-        """Add a request that fails as a whole."""
-        failed = [FailedSample(sample=0, reason=reason)]
-        self.waiting.append(Request(inputs={}, size=0, failed=failed))
+    def refuse(self, reason: str, size: int = 1) -> None:
+        """Add a request that fails as a whole, every sample for the same reason."""
+        failed = [FailedSample(sample=sample, reason=reason) for sample in range(size)]
+        self.waiting.append(Request(inputs={}, size=size, failed=failed, taken=size))
 
     @property
     def samples(self) -> int:

@@ -59,7 +59,9 @@ def test_a_request_of_another_shape_fails_alone() -> None:
     shapes = [None if each is None or each.outputs is None else tuple(each.outputs.shape) for each in answers]
     assert shapes == [(2, 5), None, (3, 5)]
     assert answers[1] is not None
-    assert "float32[7], the plan was made for" in answers[1].failed[0].reason
+    assert [each.sample for each in answers[1].failed] == [0, 1]
+    assert answers[1].samples == 2  # it counted as one, and a file of answers had too few rows
+    assert "float32[7], the plan was made for" in answers[1].failed[1].reason
 
 
 def test_a_slow_reader_holds_the_requests_back() -> None:
