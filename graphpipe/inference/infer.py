@@ -104,4 +104,3 @@ def _finish(job: InferenceJob, plan: Plan) -> InferenceResult:
         samples_per_second_predicted=plan.batch_size / period_seconds(plan),
         devices=tuple(plan.cluster.devices[device].name for device in plan.used_devices),
     )
-

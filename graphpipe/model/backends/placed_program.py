@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.model.backends.backend import Region
 from graphpipe.model.backends.eager import EAGER
-from graphpipe.model.backends.quiet import quiet_compiler
 from graphpipe.model.backends.registry import find_backend
+from graphpipe.model.quiet import quiet_compiler
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram, ValueSpec
 from graphpipe.model.torch_private import unflatten

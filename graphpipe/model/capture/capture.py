@@ -23,7 +23,6 @@ from graphpipe.model.capture.crossing_values import CrossingValues, crossing_val
 from graphpipe.model.capture.fuse_tiny import fuse_tiny
 from graphpipe.model.capture.groups import Groups
 from graphpipe.model.capture.join_uncuttable import join_output, join_uncuttable, stateful
-from graphpipe.model.capture.module_graph.exported_graph import quiet
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_trace
 from graphpipe.model.capture.module_graph.make_module_graph import make_module_graph
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
@@ -37,6 +36,7 @@ from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.function_caches import without_caches
 from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
+from graphpipe.model.quiet import quiet_export
 from graphpipe.model.torch_private import fake_mode
 from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
 
@@ -214,7 +214,7 @@ def measure(traced: Traced, inputs: tuple[Input, ...], precision: Precision | No
         InvalidInput: a forward cannot run on fake tensors.
     """
     graph = traced.module_graph.graph
-    with traced.mode, quiet(), without_caches(traced.fake):
+    with traced.mode, quiet_export(), without_caches(traced.fake):
         readings = _readings(traced, inputs, precision)
         values = crossing_values(graph, readings)
         if put_samples_in_front(graph, join_uncuttable(graph, values, stateful(traced.fake)), values, readings):

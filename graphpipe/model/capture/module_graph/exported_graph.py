@@ -1,11 +1,8 @@
 """A module graph by torch.export: opaque submodules become calls, and the forwards in between become glue."""
 
 import inspect
-import logging
-import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from io import StringIO
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,11 +15,9 @@ from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes
 from graphpipe.model.capture.module_graph.translation import Translation
+from graphpipe.model.quiet import quiet_export
 from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import is_mutable
-
-_NOISY = ("torch.fx", "torch.export", "torch._export", "torch._dynamo", "torch._subclasses")
-"""Loggers that repeat at length, some with a traceback, what the exception contains."""
 
 
 @collection_paused()
@@ -51,7 +46,7 @@ def exported_graph(
         InvalidInput: its output has no such entry.
         Exception: any error of torch.export.
     """
-    with recording(fake, paths, runs) as calls, loops, quiet():
+    with recording(fake, paths, runs) as calls, loops, quiet_export():
         program = _export(fake, inputs)
         detach_blocks(program)
         for module in _graphs(program):
@@ -117,19 +112,3 @@ def _take_names(module: nn.Module, names: Sequence[str]) -> bool:
         return True
     starred = inspect.Parameter.VAR_POSITIONAL in kinds and all(name.startswith("input_") for name in unknown)
     return inspect.Parameter.VAR_KEYWORD in kinds and not starred and (len(unknown) < len(names) or not known)
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Stop torch from logging and printing: the exception contains what matters."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -11,7 +11,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input, Origin
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
-from graphpipe.model.capture.module_graph.exported_graph import exported_graph, quiet
+from graphpipe.model.capture.module_graph.exported_graph import exported_graph
 from graphpipe.model.capture.module_graph.failures import (
     CannotExpress,
     ExportFailed,
@@ -25,6 +25,7 @@ from graphpipe.model.capture.module_graph.opaque_modules import EVERY, opaque_mo
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
+from graphpipe.model.quiet import quiet_export
 from graphpipe.model.recorded_parts import recorded_parts
 from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import fake_mode
@@ -74,7 +75,7 @@ def _by_declaration(fake: nn.Module, examples: Mapping[str, Tensor]) -> ModuleGr
         remedy = "Put its submodules into a DagModule, or use method='export'."
         raise InvalidInput(f"{type(fake).__name__} is not a DagModule", where="method='declared'", remedy=remedy)
     try:
-        with quiet():
+        with quiet_export():
             return declared_graph(fake, examples)
     except InvalidInput:
         raise

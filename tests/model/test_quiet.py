@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from graphpipe.model.backends.quiet import quiet_compiler
+from graphpipe.model.quiet import quiet_compiler
 
 LOG = logging.getLogger("another.compiler")
 
