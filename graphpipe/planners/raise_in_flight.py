@@ -1,19 +1,20 @@
 """Use the memory that a plan leaves free for more samples in flight, so that schedules can fill bubbles with them."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import needed_bytes, stage_memory
+from graphpipe.plans.device_memory import host_bytes, needed_bytes, stage_memory
 from graphpipe.plans.stage import Stage
 
 
 def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
     """Return the plan with every stage's `in_flight` raised as far as the memory of its devices allows.
 
-    The stages on one device, and those that rest something there, share its spare memory equally. `in_flight` never
-    falls.
+    The stages on one device, and those that rest something there, share its spare memory equally. So do the devices of
+    a node that offload to its memory. `in_flight` never falls.
 
     Args:
         plan: a sound plan.
@@ -27,8 +28,9 @@ def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
     spare = {
         device: max(0.0, min(limit_bytes, capacity[device]) - needed[device]) / hosted[device] for device in needed
     }
+    host = _host_spare(plan)
     stages = [
-        replace(stage, in_flight=stage.in_flight + _more(plan, number, spare))
+        replace(stage, in_flight=stage.in_flight + _more(plan, number, spare, host))
         for number, stage in enumerate(plan.stages)
     ]
     return replace(plan, stages=tuple(stages), prediction=None)
@@ -61,15 +63,25 @@ def _sent(before: Stage, stage: Stage) -> int:
     return (before.in_flight - rest) // stage.micro_batch * stage.micro_batch
 
 
-def _more(plan: Plan, number: int, spare_bytes: Mapping[int, float]) -> int:
+def _host_spare(plan: Plan) -> dict[int, float]:
+    # By device that offloads to the memory of its node: its equal part of what is free there.
+    offloading = [device for stage in plan.stages if stage.offload and not stage.offload_to for device in stage.devices]
+    node = {device: plan.cluster.devices[device].node for device in offloading}
+    sharing, held = Counter(node[device] for device in offloading), host_bytes(plan)
+    free = {name: max(0.0, plan.cluster.host_memory_bytes(name) - held[name]) / sharing[name] for name in sharing}
+    return {device: free[node[device]] for device in offloading}
+
+
+def _more(plan: Plan, number: int, spare_bytes: Mapping[int, float], host_spare: Mapping[int, float]) -> int:
     stage = plan.stages[number]
     spare = min(spare_bytes[device] for device in stage.devices)
     memory = stage_memory(plan.cost_model, stage)
     each = memory.per_sample / stage.degree
     left = plan.batch_size - stage.in_flight
-    if stage.offload_to and memory.offloaded:
-        rests = min(spare_bytes[device] for device in stage.offload_to) * stage.degree / memory.offloaded
-        left = min(left, int(rests / stage.micro_batch) * stage.micro_batch)
+    if memory.offloaded:
+        places = [spare_bytes[it] for it in stage.offload_to] or [host_spare[it] for it in stage.devices]
+        rests = min(places) * stage.degree / memory.offloaded
+        left = min(left, int(min(rests, left + stage.micro_batch) / stage.micro_batch) * stage.micro_batch)
     spare -= max(0.0, memory.moving - memory.offloaded * stage.in_flight / stage.degree)
     if spare < 0:
         return 0

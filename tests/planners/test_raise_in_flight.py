@@ -6,8 +6,10 @@ from itertools import product
 import pytest
 from builders import Part, make_plan
 
+from graphpipe.cluster import HostMemory
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import host_bytes
 from graphpipe.simulator import step_seconds
 
 
@@ -113,3 +115,14 @@ def test_room_leaves_what_a_stage_that_offloads_moves_at_once(
     parts = [Part(), Part(saved_bytes=10.0 * scale, offloads=True, degree=2, micro_batch=4, in_flight=held)]
     plan = make_plan(parts, [(0, 1, 4.0 * scale)], batch_size=16)
     assert in_flight(with_room(with_memory(plan, memory * scale)))[1] == expected
+
+
+@pytest.mark.parametrize(("host", "expected"), [(1000.0, 16), (40.0 + 80.0, 12), (40.0 + 79.0, 8), (10.0, 4)])
+def test_room_ends_where_the_memory_of_the_node_is_full(host: float, expected: int) -> None:
+    # Each of two stages has 4 samples of 5 bytes in flight, half of them on each device. 4 more of both take 40 bytes.
+    # Plans once had more samples in flight than their node had memory for.
+    part = Part(saved_bytes=5.0, offloads=True, degree=2, micro_batch=4, in_flight=4)
+    plan = make_plan([part, part], batch_size=16)
+    plan = replace(plan, cluster=replace(plan.cluster, host_memory=(HostMemory(node="n0", bytes=host),)))
+    assert in_flight(with_room(plan)) == [expected, expected]
+    assert host_bytes(with_room(plan))["n0"] <= max(host, 40.0)
