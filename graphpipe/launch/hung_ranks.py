@@ -108,6 +108,12 @@ class HungRanks:
         self._find({})  # They may have begun since the last look.
         return [number for number in numbers if any(map(_is_stopped, self._processes.get(number, {}).values()))]
 
+    def used_seconds(self, numbers: Collection[int]) -> dict[int, float]:
+        """Return the processor seconds of these processes so far, of those that do not wait for a disk."""
+        self._find({})
+        seen = {number: self._glimpse(number, alone=True) for number in numbers if number in self._processes}
+        return {number: each.used_seconds for number, each in seen.items() if not each.waits_for_disk}
+
     def failed(self) -> bool:
         """Return whether a rank has ended before its work was done."""
         return any(not self._notes(number).is_done for number in self._ended())

@@ -12,8 +12,8 @@ an error of the training itself, or a loss while ranks start or evaluate the mod
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -33,6 +33,8 @@ LOOK_SECONDS = 0.2
 """Between two looks at the processes."""
 LATE_SECONDS = 30.0
 """How long a rank may compute before it notices a loss."""
+IDLE_SECONDS = 5.0
+"""How long it may use no processor meanwhile. If it does, the launch ends as if it was late: no update is lost."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -71,6 +73,25 @@ def run_regrouping(
             raise run.end()
     finally:
         processes.stop()
+
+
+@dataclass(slots=True)
+class IdleRanks:
+    """How long ranks have used no processor."""
+
+    clock: Callable[[], float] = time.monotonic
+    _since: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+
+    def seconds(self, used: Mapping[int, float]) -> float:
+        """Return the time for which one of these ranks has been idle, the longest of them.
+
+        Args:
+            used: seconds of processor time of each rank now.
+        """
+        now, before = self.clock(), self._since
+        known = {number: before.get(number, (seconds, now)) for number, seconds in used.items()}
+        self._since = {number: was if was[0] == used[number] else (used[number], now) for number, was in known.items()}
+        return max((now - since for _, since in self._since.values()), default=0.0)
 
 
 @dataclass(slots=True)
@@ -128,6 +149,7 @@ class _Run:
     def _wait_for_others(self) -> list[int]:
         """Return the processes that are lost once all others have left; none if that does not happen."""
         began = time.monotonic()
+        idle = IdleRanks()
         while time.monotonic() - began < LATE_SECONDS:
             ended, left = self.processes.ended(), self.files.steps()
             silent = self.processes.ranks.keys() - ended.keys() - {*left}
@@ -140,7 +162,7 @@ class _Run:
             late = time.monotonic() - began > SILENT_SECONDS
             if late and self._kill_stopped([*silent]):
                 continue
-            if not ended and late:
+            if late and (not ended or idle.seconds(self.hung.used_seconds([*silent])) > IDLE_SECONDS):
                 return []
             time.sleep(POLL_SECONDS)
         return []

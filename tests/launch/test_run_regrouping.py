@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from graphpipe.launch import run_regrouping
 from graphpipe.launch.first_failure import RankFailed
 from graphpipe.launch.launcher import launch
+from graphpipe.launch.run_regrouping import IdleRanks
 
 RANKS = Path(__file__).parents[1] / "support" / "ranks"
 
@@ -82,3 +84,28 @@ def test_a_rank_that_is_stopped_is_lost_with_one_that_dies(tmp_path: Path) -> No
         "2": ["2/4"],
         "3": ["3/4", "1/2"],
     }
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_rank_that_sleeps_after_another_has_died_is_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher waited half a minute for it, although it used no processor."""
+    monkeypatch.setattr(run_regrouping, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(run_regrouping, "LATE_SECONDS", 1000.0)
+    launcher = Launcher()
+    with pytest.raises(RankFailed, match=r"^rank 1 .*was killed by SIGKILL"):
+        launch("run_jobs:regroup", 4, arguments=[str(tmp_path), "sleep", "7,7,7,7"], regroup=launcher.regroup)
+    assert not launcher.asked
+
+
+def test_a_rank_is_idle_as_long_as_its_processor_time_stays() -> None:
+    clock = iter((0.0, 1.0, 3.0, 4.0, 9.0, 10.0, 11.0))
+    idle = IdleRanks(clock=lambda: next(clock))
+    assert idle.seconds({}) == 0.0
+    assert idle.seconds({0: 0.5, 1: 2.0}) == 0.0
+    assert idle.seconds({0: 0.5, 1: 2.1}) == 2.0
+    assert idle.seconds({0: 0.6, 1: 2.1}) == 1.0
+    assert idle.seconds({0: 0.6, 2: 0.0}) == 5.0
+    assert idle.seconds({2: 0.0}) == 1.0
+    assert idle.seconds({0: 0.6, 2: 0.1}) == 0.0  # Rank 0 waited for a disk meanwhile.

@@ -1,6 +1,7 @@
 """Notices devices that become slow while a run trains, and plans around them if that gains.
 
 rank 1 computes 3.2 times as long as before, in 5 steps one after another    it says so itself (`slow_rank`)
+or does so from its first step on, compared with the other ranks             `first_paces`, if costs were profiled
 its device gets a third of its speed in the plan's cluster and costs         measured, not guessed
 two plans: with less work for the device, and without it                     the faster one, predicted
 it saves more in the steps left than a restart takes                         then the ranks leave at a checkpoint
@@ -8,7 +9,7 @@ it saves more in the steps left than a restart takes                         the
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
@@ -18,10 +19,11 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.training.elastic.first_paces import slow_from_start
 from graphpipe.training.elastic.slowed_plan import Proposal, propose
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.run_folder import RunFolder
-from graphpipe.training.telemetry.event import SlowEvent, StartEvent
+from graphpipe.training.telemetry.event import PaceEvent, SlowEvent, StartEvent
 from graphpipe.training.telemetry.event_log import read_events
 
 POLL_SECONDS = 0.5
@@ -60,6 +62,14 @@ class SlowDevices:
     """How many times as long devices compute as under the present plan, by name."""
     _sizes: dict[int, int] = field(default_factory=dict[int, int])
     _told: dict[int, float] = field(default_factory=dict[int, float])
+    _paces: dict[int, PaceEvent] = field(default_factory=dict[int, PaceEvent])
+    """Of the ranks that have done their first steps under the present plan."""
+    _at_first: dict[str, float] = field(default_factory=dict[str, float])
+    """How many times as long devices have computed since their ranks started, those that were slow."""
+    _compared: str = ""
+    """The plan whose ranks were compared."""
+    _start_seconds: float = 0.0
+    """That the ranks took to start."""
     _began: float = field(default_factory=time.time)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -85,36 +95,59 @@ class SlowDevices:
         while self.found is None and not self._ended.wait(POLL_SECONDS):
             plan = self.current()
             for rank in range(len(plan.used_devices)):
-                event, restart_seconds = self._news(plan, rank)
+                event = self._news(plan, rank)
                 if event is not None and self.found is None:
-                    self._consider(plan, rank, event, restart_seconds)
+                    device = _device(plan, rank)
+                    times = self._at_first.get(device, 1.0) * event.seconds / event.before_seconds
+                    self._consider(plan, {device: times}, event, "before")
+            if self.found is None:
+                self._compare(plan)
 
-    def _news(self, plan: Plan, rank: int) -> tuple[SlowEvent | None, float]:
-        """Return the last event of this plan's rank if it has become slow, and the seconds that its start took."""
+    def _news(self, plan: Plan, rank: int) -> SlowEvent | None:
+        """Note how fast this plan's rank was at first, and return its last event if it has become slow."""
         path = self.folder.events(rank)
         size = path.stat().st_size if path.exists() else 0
         if size == self._sizes.get(rank, 0):
-            return None, 0.0
+            return None
         self._sizes[rank] = size
         try:
             lines = read_events(path)
         except InvalidInput:  # It is being begun again.
-            return None, 0.0
-        present, began, news = "", 0.0, None
+            return None
+        present, began, news, pace = "", 0.0, None, None
         for line in lines:
             if line.unix_seconds < self._began:
                 continue
             if isinstance(line.event, StartEvent):
-                present, began, news = line.event.plan_fingerprint, began or line.unix_seconds, None
+                present, began, news, pace = line.event.plan_fingerprint, began or line.unix_seconds, None, None
+            elif isinstance(line.event, PaceEvent):
+                pace = line.event
             elif isinstance(line.event, SlowEvent) and line.unix_seconds > self._told.get(rank, 0.0):
                 news = line.event
                 self._told[rank] = line.unix_seconds
-        return (news if present == plan.fingerprint else None), began - self._began
+        self._start_seconds = began - self._began
+        self._paces.pop(rank, None)
+        if present != plan.fingerprint:
+            return None
+        if pace is not None:
+            self._paces[rank] = pace
+        return news
 
-    def _consider(self, plan: Plan, rank: int, event: SlowEvent, restart_seconds: float) -> None:
+    def _compare(self, plan: Plan) -> None:
+        """Find devices that are slow from the first step on, once all ranks have said how fast they are."""
+        ready = len(self._paces) == len(plan.used_devices) and self._compared != plan.fingerprint
+        if not ready or not _measured(plan):
+            return
+        self._compared = plan.fingerprint
+        found = slow_from_start(self._paces)
+        self._at_first = {_device(plan, rank): times for rank, times in found.items()}
+        if found:
+            last = max(self._paces.values(), key=lambda each: each.step)
+            self._consider(plan, self._at_first, last, "predicted, compared with the other devices")
+
+    def _consider(self, plan: Plan, slow: Mapping[str, float], event: SlowEvent | PaceEvent, than: str) -> None:
         assert self.replanning is not None
-        device = plan.cluster.devices[plan.used_devices[rank]].name
-        self.slowness[device] = event.seconds / event.before_seconds
+        self.slowness |= slow
         steps = [each.seconds for each in read_metrics_log(self.folder.metrics_log)][-event.steps :]
         checkpoint = -(-(event.step + 1) // self.replanning.every) * self.replanning.every
         left = max(0, self.replanning.steps - checkpoint)
@@ -124,11 +157,22 @@ class SlowDevices:
             self.replanning.plan,
             step_seconds=median(steps),
             steps_left=left,
-            restart_seconds=restart_seconds,
+            restart_seconds=self._start_seconds,
         )
         if found is None or self._ended.is_set():
             return
-        self.tell(f"device {device} computes {self.slowness[device]:.1f} times as long as before; {found}")
+        each = " and ".join(f"device {name} computes {times:.1f} times" for name, times in slow.items())
+        self.tell(f"{each} as long as {than}; {found}")
         if found.gains:
             self.found = found
-            self.folder.leave_request.write_text(device, encoding="utf-8")
+            self.folder.leave_request.write_text(", ".join(slow), encoding="utf-8")
+
+
+def _device(plan: Plan, rank: int) -> str:
+    return plan.cluster.devices[plan.used_devices[rank]].name
+
+
+def _measured(plan: Plan) -> bool:
+    # Estimates may be several times too short for one operator, and then so is the prediction for a rank.
+    kinds = {plan.cluster.devices[device].type for device in plan.used_devices}
+    return all(row.source == "profiled" for row in plan.costs.rows if row.device_type in kinds)

@@ -60,6 +60,7 @@ from graphpipe.launch.run_regrouping import Regroup
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import list_checkpoints
 from graphpipe.training.config.settings import RunSettings
+from graphpipe.training.elastic.known_slowness import note_slowness, read_slowness
 from graphpipe.training.elastic.readmission import Readmission
 from graphpipe.training.elastic.slow_devices import Replanning, SlowDevices
 from graphpipe.training.elastic.slowed_plan import slowed
@@ -111,8 +112,13 @@ class Supervisor:
 
         Raises:
             RankFailed: a rank failed with an unrecoverable error, too often, or on the last device.
+            InvalidInput: the speeds that the run has measured cannot be read.
             Infeasible: no plan fits on the devices that are left.
         """
+        if resume and self.replanning is not None and self.settings.avoid_slow:
+            self.slowness |= read_slowness(self.folder)
+            if {*self.slowness} & {device.name for device in self.cluster.devices}:
+                plan, _ = self._plan_again(None)
         while True:
             current = _Launched(plan, self._readmission())
             with current.readmission as readmission, self._slow_devices(current) as slow:
@@ -130,6 +136,7 @@ class Supervisor:
             done = self._steps_done()
             if slow.found is not None:
                 self.slowness |= {name: self.slowness.get(name, 1.0) * more for name, more in slow.slowness.items()}
+                note_slowness(self.folder, self.slowness)
             if failure is None and not readmission.accepted():
                 cause, since = f"device {', '.join(slow.slowness)} has become slow", time.monotonic()
             elif failure is None:

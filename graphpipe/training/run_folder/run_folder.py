@@ -113,6 +113,11 @@ class RunFolder:
         return self.path / "take-back"
 
     @property
+    def slow_devices(self) -> Path:
+        """How many times as long devices compute as planned, as an elastic run has measured it."""
+        return self.path / "slow-devices.json"
+
+    @property
     def lock(self) -> Path:
         """Locked while a training writes to the folder. It stays: a removed lock could let two own the folder."""
         return self.path / ".lock"

@@ -3,7 +3,7 @@
 A line is a JSON object. Every line has
 
     schema_version  1
-    event           start, step, memory, checkpoint, slow, failure or end, which decides the other fields
+    event           start, step, memory, checkpoint, pace, slow, failure or end, which decides the other fields
     rank            the rank on which it happened
     unix_seconds    when it happened, by the clock of that rank's host
 
@@ -108,6 +108,21 @@ class FailureEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaceEvent:
+    """How long this rank computed in its first steps, on a CPU. Compared with other ranks, it shows a slow device."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    step: int
+    """The last of these steps."""
+    steps: int
+    seconds: float
+    """In which the rank computed in one of them, median."""
+    predicted_seconds: float
+    event: Literal["pace"] = "pace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowEvent:
     """This rank has become slow: forwards and backwards take several times as long as before, and as predicted."""
 
@@ -136,7 +151,7 @@ class EndEvent:
     event: Literal["end"] = "end"
 
 
-Event = StartEvent | StepEvent | MemoryEvent | CheckpointEvent | SlowEvent | FailureEvent | EndEvent
+Event = StartEvent | StepEvent | MemoryEvent | CheckpointEvent | PaceEvent | SlowEvent | FailureEvent | EndEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Notices that a rank has become slow: it computes several times as long as predicted, and as it did before.
 
 Every rank watches itself, without a message to the others. Peers of a slow rank wait for it, and waiting does not count
-as computing. A prediction alone does not decide, because costs may be estimates.
+as computing. A prediction alone does not decide, because costs may be estimates. A rank that is slow from its first
+step on does not know it: it says how fast it is, and the launcher of an elastic run compares the ranks.
 """
 
 import socket
@@ -11,7 +12,7 @@ from statistics import median
 
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import RankLayout
-from graphpipe.training.telemetry.event import SlowEvent
+from graphpipe.training.telemetry.event import PaceEvent, SlowEvent
 from graphpipe.units import format_seconds
 
 TIMES, STEPS, LOST_SECONDS = 3.0, 5, 1.0
@@ -32,6 +33,8 @@ class SlowRankWatch:
     """Seconds of the last steps, if they all were slow."""
     told: bool = False
     """These steps were reported already."""
+    paced: bool = False
+    """The first steps were reported."""
 
     def note(self, step: int, seconds: float, steps: int = 1) -> SlowEvent | None:
         """Return an event if the rank has become slow, once until it is as fast as before.
@@ -58,6 +61,19 @@ class SlowRankWatch:
             seconds=median(self.slow),
             before_seconds=before,
             predicted_seconds=self.predicted_seconds,
+        )
+
+    def pace(self, step: int) -> PaceEvent | None:
+        """Return an event for the first steps, once.
+
+        Args:
+            step: the last one that was noted.
+        """
+        if self.paced or len(self.usual) < STEPS:
+            return None
+        self.paced = True
+        return PaceEvent(
+            step=step, steps=len(self.usual), seconds=median(self.usual), predicted_seconds=self.predicted_seconds
         )
 
 

@@ -135,6 +135,8 @@ class Telemetry:
         if event is not None:
             self.events.write(event)
             print(describe_slowness(event, self.layout), file=sys.stderr, flush=True)
+        if (pace := self.watch.pace(self.done)) is not None:
+            self.events.write(pace)
 
     def _log(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:

@@ -128,14 +128,14 @@ def regroup(folder: str, doomed: str, steps: str) -> None:
 
     Args:
         folder: for the notes.
-        doomed: the process that dies in each generation, or `hang`: process 1 hangs, or `stop`: process 1 dies, and
-            process 2 is stopped.
+        doomed: the process that dies in each generation, or `hang`: process 1 hangs, or process 1 dies, and process 2
+            is stopped (`stop`) or sleeps (`sleep`).
         steps: done by each process; -1 if it cannot go on.
     """
     here = Regrouping.here()
     assert here is not None
     own = [int(each) for each in steps.split(",")][here.process]
-    for dies in {"hang": [-2], "stop": [1, -1]}.get(doomed) or [*map(int, doomed.split(",")), -1]:
+    for dies in {"hang": [-2], "stop": [1, -1], "sleep": [1, -1]}.get(doomed) or [*map(int, doomed.split(",")), -1]:
         rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
         status = StatusWriter(int(rank), ["only"])
         with (Path(folder) / str(here.process)).open("a", encoding="utf-8") as file:
@@ -149,6 +149,8 @@ def regroup(folder: str, doomed: str, steps: str) -> None:
                 time.sleep(1000)
             if doomed == "stop" and here.process == 2:
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if doomed == "sleep" and here.process == 2:
+                time.sleep(1000)
             if here.process == dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             status.write("receive", peer=1)

@@ -2,9 +2,11 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from run_models import BATCH, STAGES, fan, fan_batch
@@ -13,16 +15,22 @@ from run_plans import plan_of
 from graphpipe.api import plan as make_plan
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, estimate
-from graphpipe.errors import Infeasible
+from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.simulator import predict
+from graphpipe.training.config.settings import RunSettings
+from graphpipe.training.elastic import slow_devices
+from graphpipe.training.elastic.first_paces import slow_from_start
+from graphpipe.training.elastic.known_slowness import note_slowness, read_slowness
 from graphpipe.training.elastic.slow_devices import Replanning, SlowDevices
 from graphpipe.training.elastic.slowed_plan import Proposal, propose, slowed
+from graphpipe.training.elastic.supervisor import Supervisor
 from graphpipe.training.run_folder.run_folder import RunFolder
-from graphpipe.training.telemetry.event import SlowEvent, StartEvent
+from graphpipe.training.telemetry.event import PaceEvent, SlowEvent, StartEvent
 from graphpipe.training.telemetry.event_log import open_event_log
 
 TIMES = 4.0
+LOOK_SECONDS = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +108,8 @@ def test_a_plan_with_the_slow_device_is_compared_with_one_without_it(plan: Plan)
     assert propose(plan, every, note, **given) is None  # pyright: ignore[reportArgumentType]
 
 
-def test_the_ranks_are_asked_to_leave_for_a_better_plan(plan: Plan, tmp_path: Path) -> None:
-    folder, told = RunFolder(tmp_path), list[str]()
-    watched = SlowDevices(
+def watcher(plan: Plan, folder: RunFolder, told: list[str]) -> SlowDevices:
+    return SlowDevices(
         folder=folder,
         current=lambda: plan,
         replanning=Replanning(
@@ -110,7 +117,10 @@ def test_the_ranks_are_asked_to_leave_for_a_better_plan(plan: Plan, tmp_path: Pa
         ),
         tell=told.append,
     )
-    start = StartEvent(
+
+
+def started(plan: Plan) -> StartEvent:
+    return StartEvent(
         host="h",
         pid=1,
         device="cpu",
@@ -120,13 +130,22 @@ def test_the_ranks_are_asked_to_leave_for_a_better_plan(plan: Plan, tmp_path: Pa
         torch="",
         first_step=1,
     )
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def test_the_ranks_are_asked_to_leave_for_a_better_plan(plan: Plan, tmp_path: Path) -> None:
+    folder, told = RunFolder(tmp_path), list[str]()
+    watched = watcher(plan, folder, told)
     folder.metrics_log.write_text(json.dumps({"step": 1, "loss": 1.0, "seconds": 60.0}) + "\n")
     with watched, open_event_log(folder, 1) as log:
-        log.write(start)
+        log.write(started(plan))
         log.write(SlowEvent(step=12, steps=5, seconds=50.0, before_seconds=1.0, predicted_seconds=1.0))
-        end = time.monotonic() + 60
-        while not folder.leave_request.exists() and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_for(folder.leave_request.exists)
         assert not watched.accepted()
         folder.leave_request.unlink()  # as rank 0 does
     assert watched.accepted()
@@ -134,3 +153,114 @@ def test_the_ranks_are_asked_to_leave_for_a_better_plan(plan: Plan, tmp_path: Pa
     assert watched.found is not None
     assert watched.found.steps_left == 10_000 - 20  # from the next checkpoint on
     assert told == [f"device cpu1 computes 50.0 times as long as before; {watched.found}"]
+
+
+def pace(seconds: float, predicted_seconds: float, *, steps: int = 5) -> PaceEvent:
+    return PaceEvent(step=steps, steps=steps, seconds=seconds, predicted_seconds=predicted_seconds)
+
+
+def test_a_rank_is_slow_from_the_start_if_it_is_so_compared_with_the_others() -> None:
+    # All take twice as long as predicted: they share the machine. Rank 2 takes 4.5 times as long as that.
+    usual = {0: pace(0.2, 0.1), 1: pace(0.6, 0.3), 3: pace(1.0, 0.5)}
+    assert slow_from_start({**usual, 2: pace(1.8, 0.2)}) == {2: pytest.approx(4.5)}
+    assert slow_from_start({**usual, 2: pace(0.4, 0.2)}) == {}
+    # Just three times, and not quite; a second in all its steps, and not quite.
+    assert slow_from_start({0: pace(2.0, 1.0), 1: pace(6.0, 1.0)}) == {1: pytest.approx(3.0)}
+    assert slow_from_start({0: pace(2.0, 1.0), 1: pace(5.9, 1.0)}) == {}
+    assert slow_from_start({0: pace(0.5, 0.5), 1: pace(0.75, 0.25, steps=2)}) == {1: pytest.approx(3.0)}
+    assert slow_from_start({0: pace(0.5, 0.5), 1: pace(0.75, 0.25, steps=1)}) == {}
+    # A rank that computes nothing, a single rank, and two slow ones of five.
+    assert slow_from_start({0: pace(0.0, 0.0), 1: pace(9.0, 1.0)}) == {}
+    assert slow_from_start({0: pace(9.0, 1.0)}) == {}
+    assert {*slow_from_start({**usual, 2: pace(1.8, 0.2), 4: pace(9.0, 1.0)})} == {2, 4}
+
+
+@pytest.mark.parametrize("source", ["profiled", "analytic"])
+def test_a_device_that_was_slow_from_the_start_is_planned_around(
+    source: Literal["profiled", "analytic"], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank was compared with its own earlier steps only, so nobody noticed it."""
+    monkeypatch.setattr(slow_devices, "POLL_SECONDS", LOOK_SECONDS)
+    rows = tuple(replace(row, source=source) for row in plan.costs.rows)
+    plan = replace(plan, costs=replace(plan.costs, rows=rows))
+    folder, told = RunFolder(tmp_path), list[str]()
+    watched = watcher(plan, folder, told)
+    folder.metrics_log.write_text(json.dumps({"step": 1, "loss": 1.0, "seconds": 60.0}) + "\n")
+    with watched, ExitStack() as stack:
+        logs = [stack.enter_context(open_event_log(folder, rank)) for rank in range(4)]
+        for log in logs:
+            log.write(started(plan))
+        for log in logs[:3]:
+            log.write(pace(1.0, 0.5))
+        time.sleep(10 * LOOK_SECONDS)
+        assert not told  # The last rank may be as slow as the others.
+        logs[3].write(pace(40.0, 0.5))
+        if source == "analytic":  # Estimates can be wrong for one rank only.
+            time.sleep(10 * LOOK_SECONDS)
+            assert not watched.slowness
+            return
+        wait_for(folder.leave_request.exists)
+        folder.leave_request.unlink()
+    assert watched.accepted()
+    assert watched.slowness == {"cpu3": pytest.approx(40.0)}
+    sentence = "device cpu3 computes 40.0 times as long as predicted, compared with the other devices"
+    assert told == [f"{sentence}; {watched.found}"]
+
+
+def test_measured_speeds_are_kept_for_the_run_that_resumes(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert read_slowness(folder) == {}
+    note_slowness(folder, {"cpu1": 4.5, "cpu2": 1e9})
+    assert read_slowness(folder) == {"cpu1": 4.5, "cpu2": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"cpu1": 0.5}', "0.5"),
+        ('{"cpu1": 2e6}', "2000000"),
+        ('{"cpu1": NaN}', "NaN"),
+        ('{"cpu1": "slow"}', "slow"),
+        ("[]", "times_as_long"),
+    ],
+)
+def test_speeds_that_no_device_has_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    head = '{"graphpipe": "slow-devices", "schema_version": 1, "times_as_long": '
+    folder.slow_devices.write_text(head + text + "}")
+    with pytest.raises(InvalidInput, match=message) as caught:
+        read_slowness(folder)
+    assert str(caught.value).startswith(str(folder.slow_devices))
+    assert "Delete the file to plan with the speeds of the cluster." in str(caught.value)
+
+
+@pytest.mark.parametrize(("avoid_slow", "resume"), [(True, True), (False, True), (True, False)])
+def test_a_resumed_run_begins_with_a_plan_for_the_measured_speeds(
+    avoid_slow: bool, resume: bool, plan: Plan, tmp_path: Path
+) -> None:
+    """It began with the speeds of the cluster, and had to notice the slow device again."""
+    folder = RunFolder(tmp_path)
+    note_slowness(folder, {"cpu1": 50.0, "of another cluster": 9.0})
+    run, used = list[int](), list[Plan]()
+    supervisor = Supervisor(
+        folder=folder,
+        cluster=plan.cluster,
+        start=lambda count, **_: run.append(count),
+        replan=lambda _: pytest.fail("it plans with the measured speeds"),
+        reroute=lambda *_: None,
+        replanning=Replanning(
+            costs=plan.costs, plan=lambda *new: replanned(plan, *new), use=used.append, steps=100, every=10
+        ),
+        settings=RunSettings(elastic=True, avoid_slow=avoid_slow),
+        tell=lambda _: None,
+    )
+    found = supervisor.train(plan, resume=resume)
+    assert run == [len(found.used_devices)]
+    if not (avoid_slow and resume):
+        assert found == plan
+        assert not used
+        return
+    assert used == [found]
+    kinds = {device.name: device.type for device in found.cluster.devices}
+    assert kinds["cpu1"] == "cpu, 50 times as slow"
+    assert kinds["cpu0"] == "cpu"

@@ -9,7 +9,7 @@ from graphpipe.run.faults import injector, rank_status
 from graphpipe.training.config.from_toml import read_config
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.task.task import load_task
-from graphpipe.training.telemetry.event import SlowEvent
+from graphpipe.training.telemetry.event import PaceEvent, SlowEvent
 from graphpipe.training.telemetry.event_log import read_events
 from graphpipe.training.telemetry.slow_rank import STEPS, SlowRankWatch
 from graphpipe.training.train_rank import train_rank
@@ -35,6 +35,15 @@ def test_the_steps_of_a_segment_count_each() -> None:
     assert watch.note(STEPS, 1.0, steps=STEPS) is None
     event = watch.note(2 * STEPS, 4.0, steps=STEPS)
     assert event == SlowEvent(step=2 * STEPS, steps=STEPS, seconds=4.0, before_seconds=1.0, predicted_seconds=0.1)
+
+
+def test_a_rank_says_once_how_fast_its_first_steps_were() -> None:
+    watch = SlowRankWatch(predicted_seconds=0.1)
+    told: list[PaceEvent | None] = []
+    for step, seconds in enumerate((9.0, 1.0, 1.2, 1.1, 1.3, 1.0, 1.0), 1):  # The first one warms up.
+        watch.note(step, seconds)
+        told.append(watch.pace(step))
+    assert told == [*[None] * 4, PaceEvent(step=5, steps=5, seconds=1.2, predicted_seconds=0.1), None, None]
 
 
 class Clock:
@@ -73,6 +82,8 @@ def test_a_training_names_the_rank_its_stages_and_how_slow_it_is(
     tasks = 2 * plan.batch_size // plan.stages[0].micro_batch
     assert event.before_seconds == pytest.approx(tasks * 1e-3)
     assert 9 < event.seconds < 9.01
+    (pace,) = [line.event for line in read_events(folder.events(0)) if isinstance(line.event, PaceEvent)]
+    assert (pace.step, pace.seconds, pace.predicted_seconds) == (STEPS, event.before_seconds, event.predicted_seconds)
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "has become slow" in line]
     assert line.startswith("rank 0 (host ")
     assert f", stage '{plan.stages[0].name}') has become slow: in each of the last {STEPS} steps" in line
