@@ -44,7 +44,8 @@ bench: $(READY)
 bench-%: $(READY)
 	$(BIN)/python -m bench $*
 
-# Wrong lines that the tests must notice, in parts that go on where they ended: `make mutate`, `make mutate PART=sharding`.
+# Wrong lines that the tests must notice, in parts that go on where they ended: `make mutate`, `make mutate PART=sharding`,
+# `make mutate PART='simulator --sample 150 --seed 0'`.
 mutate: $(READY)
 	$(INSTALL) --editable '.[mutate]'
 	$(BIN)/python tests/support/mutate.py $(PART)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from forked_programs import forked_programs
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 if TYPE_CHECKING:
     from execnet import XSpec
@@ -24,6 +24,8 @@ torch.set_num_threads(1)
 # The same examples every time: a change is judged by what it changed. `make explore` draws others.
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
+# A wrong line is noticed by its first failing example: `make mutate` does not look for the smallest.
+settings.register_profile("mutate", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("same")
 
 # Captures and measured costs of the tests stay apart from those of the person who runs them.

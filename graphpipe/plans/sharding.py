@@ -72,7 +72,7 @@ def common_samples(batch_size: int, size: int, degree: int, other_size: int, oth
     found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     # Both sides cut the same mini-batch into consecutive ranges, so one pass over both finds all overlaps.
     a = b = start = 0
-    while a < len(left) and b < len(right):
+    while start < batch_size:
         (stop, index, replica), (end, other_index, other) = left[a], right[b]
         found.setdefault((replica, other), []).append((index, other_index, min(stop, end) - start))
         start, a, b = min(stop, end), a + (stop <= end), b + (end <= stop)

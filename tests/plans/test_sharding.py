@@ -36,7 +36,7 @@ def test_samples_in_both_ranges(one: SampleRange, other: SampleRange, both: Samp
 
 
 def test_rows_of_samples_begin_with_the_tensor() -> None:
-    assert SampleRange(5, 7).rows_of(SampleRange(3, 9)) == slice(2, 4)
+    assert SampleRange(5, 8).rows_of(SampleRange(3, 9)) == slice(2, 5)
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4))
@@ -58,6 +58,7 @@ def test_common_samples_by_hand() -> None:
     assert [pair[:2] for pair in found.pairs] == [(0, 0), (1, 0)]
     assert found.pieces == (((0, 0, 2), (1, 0, 2)),)  # both replicas have alike
     assert [pair[2] for pair in found.pairs] == [0, 0]
+    assert common_samples(600, 300, 1, 600, 1).pieces == (((0, 0, 300), (1, 0, 300)),)
 
 
 def owners(batch: int, micro_batch: int, degree: int) -> list[tuple[int, int]]:

@@ -2,35 +2,52 @@
 
     python tests/support/mutate.py            all parts, each from where it was interrupted
     python tests/support/mutate.py in-flight  one part
+    python tests/support/mutate.py simulator --sample 150 --seed 0    so many mutants of each part, drawn at random
 
 Cosmic Ray makes the mutants. It changes a file in place and runs any command, so pytest reads it as it always does,
 with its import mode and with frozen, slotted dataclasses (see `warm_pytest`). The files are changed in a copy of the
 checkout, in `build/mutation`. A session there is an SQLite file that keeps the results, so a part goes on where it
-ended. Delete the folder to begin again after a change.
+ended. It begins again where the files have changed, and tests survivors again, because tests may have been added.
+A larger sample with the same seed contains the smaller one.
+
+Before that, the tests must pass without a change. A mutant may take several times as long as they do.
 
 A survivor is a mutant that no test fails on. `survivors.toml` lists the known ones, each with the reason why it may
 live: another program with the same results. Any other survivor makes the command fail, and so does less than 95 %.
 """
 
+import argparse
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from random import Random
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "mutation"
 KNOWN, WARM = (Path(__file__).with_name(name) for name in ("survivors.toml", "warm_pytest.py"))
 LEAST_KILLED = 0.95
-SECONDS = 120.0
-"""A mutant whose tests take longer hangs, which counts as noticed."""
+OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-profile=mutate")
+TIMES_AS_LONG, LEAST_SECONDS = 4.0, 15.0
+"""A mutant whose tests take so many times as long as without a change, and longer than so, hangs: it is noticed."""
+
+SAME_PROGRAMS = tuple(
+    f"ReplaceComparisonOperator_{change}" for change in ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq")
+)
+"""Operators of Cosmic Ray that are left out: Python has one object for None, for equal words of a program and for equal
+small numbers, so both programs do the same. Where they do not, the linter refuses the changed line (E711, F632)."""
+GUARDS = ("@dataclass", "@lru_cache", "@cache")
+"""Beginnings of lines that are left out: what they say of a value or a cache changes no result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +110,22 @@ class Survivor:
         return "\n".join(line[:1] + line[1:].strip() for line in kept)
 
 
-def main(names: Sequence[str]) -> int:
+def main(options: Sequence[str]) -> int:
     """Run parts by name, print their survivors, and return the exit code."""
-    if unknown := [name for name in names if name not in PARTS]:
-        print(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(
+        prog="mutate.py", description="Change one operator, number or comparison at a time."
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}")
+    parser.add_argument("--sample", type=int, metavar="N", help="test so many mutants of each part, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sample")
+    chosen = parser.parse_args(options)
+    if unknown := [name for name in chosen.parts if name not in PARTS]:
+        parser.error(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}")
     known = tomllib.loads(KNOWN.read_text(encoding="utf-8"))
     with warm_server() as server:
         done = [
-            run_part(name, {each["change"].strip() for each in known.get(name, [])}, server) for name in names or PARTS
+            run_part(name, {each["change"].strip() for each in known.get(name, [])}, server, chosen.sample, chosen.seed)
+            for name in chosen.parts or PARTS
         ]
     return 0 if all(done) else 1
 
@@ -120,22 +144,65 @@ def warm_server() -> Generator[Path]:
             process.terminate()
 
 
-def run_part(name: str, known: set[str], server: Path) -> bool:
-    """Run a part to its end, and return whether every survivor is known and enough are killed."""
+def run_part(name: str, known: set[str], server: Path, sample: int | None, seed: int) -> bool:
+    """Run a part to its end, and return whether every survivor is known and enough are killed.
+
+    Args:
+        name: of the part.
+        known: the changes of its known survivors.
+        server: the socket of the process that runs the tests.
+        sample: how many mutants to test; None: all.
+        seed: of the sample.
+    """
     folder = WORK / name
-    config, session = folder / "config.toml", folder / "session.sqlite"
+    config, session, digest = (folder / each for each in ("config.toml", "session.sqlite", "modules.sha256"))
     checkout = _copied(folder / "checkout")
-    config.write_text(_config(PARTS[name], server), encoding="utf-8")
-    if not session.exists():
+    command = [sys.executable, "-S", "-E", str(WARM), "run", str(server), *OPTIONS, *PARTS[name].tests]
+    began = time.monotonic()
+    if subprocess.run(command, cwd=checkout).returncode:
+        print(f"{name}: the tests fail without a change: {' '.join(PARTS[name].tests)}")
+        return False
+    limit = max(LEAST_SECONDS, TIMES_AS_LONG * (time.monotonic() - began))
+    config.write_text(_config(PARTS[name], command, limit), encoding="utf-8")
+    made_of = "".join(sha256((ROOT / "graphpipe" / module).read_bytes()).hexdigest() for module in PARTS[name].modules)
+    if not session.exists() or not digest.exists() or digest.read_text(encoding="ascii") != made_of:
+        session.unlink(missing_ok=True)
         _cosmic_ray(checkout, "init", config, session)
+        digest.write_text(made_of, encoding="ascii")
+    every, drawn = _leave_out(session, sample, seed)
     _cosmic_ray(checkout, "exec", config, session)
-    total, survivors = _results(_cosmic_ray(checkout, "dump", session))
+    total, survivors = _results(_cosmic_ray(checkout, "dump", session), drawn)
     new = [each for each in survivors if each.text not in known]
     for each in new:
         print(f"{name}: {each.module}, line {each.line} ({each.operator})\n{each.text}\n")
     share = 1 - len(survivors) / total if total else 0.0
-    print(f"{name}: {total - len(survivors)} of {total} mutants killed ({100 * share:.1f} %), {len(new)} to look at")
+    of = f"{total} mutants" if total == every else f"{total} mutants, drawn from {every} with seed {seed},"
+    print(f"{name}: {total - len(survivors)} of {of} killed ({100 * share:.1f} %), {len(new)} to look at", flush=True)
     return not new and 1 - len(new) / max(1, total) >= LEAST_KILLED
+
+
+def _leave_out(session: Path, sample: int | None, seed: int) -> tuple[int, set[str]]:
+    """Mark the mutants that are not to be tested. Return how many there are to draw from, and the jobs drawn.
+
+    Survivors are tested again, because there may be new tests.
+    """
+    place = "module_path, start_pos_row, start_pos_col, operator_name, operator_args, occurrence"
+    with closing(sqlite3.connect(session)) as database, database:
+        database.execute("DELETE FROM work_results WHERE worker_outcome = 'SKIPPED' OR test_outcome = 'SURVIVED'")
+        found = database.execute(f"SELECT job_id, {place} FROM mutation_specs ORDER BY {place}").fetchall()
+        drawn = [job for job, *at in found if not _same_program(*at)]
+        Random(seed).shuffle(drawn)
+        tested = {*drawn[:sample]}
+        database.executemany(
+            "INSERT OR IGNORE INTO work_results (worker_outcome, job_id) VALUES ('SKIPPED', ?)",
+            [(job,) for job, *_ in found if job not in tested],
+        )
+    return len(drawn), tested
+
+
+def _same_program(module: str, line: int, column: int, operator: str, *_: object) -> bool:
+    text = (ROOT / module).read_text(encoding="utf-8").splitlines()[line - 1]
+    return operator.rpartition("/")[2] in SAME_PROGRAMS or text.strip().startswith(GUARDS)
 
 
 def _copied(checkout: Path) -> Path:
@@ -147,12 +214,10 @@ def _copied(checkout: Path) -> Path:
     return checkout
 
 
-def _config(part: Part, server: Path) -> str:
+def _config(part: Part, command: Sequence[str], limit: float) -> str:
     paths = json.dumps([f"graphpipe/{module}" for module in part.modules])
-    tests = " ".join(part.tests)
-    command = f"{sys.executable} -S -E {WARM} run {server} -q -x -p no:cacheprovider {tests}"
-    lines = ["[cosmic-ray]", f"module-path = {paths}", f"timeout = {SECONDS}", "excluded-modules = []"]
-    lines += [f"test-command = {json.dumps(command)}", "[cosmic-ray.distributor]", 'name = "local"']
+    lines = ["[cosmic-ray]", f"module-path = {paths}", f"timeout = {limit:.1f}", "excluded-modules = []"]
+    lines += [f"test-command = {json.dumps(' '.join(command))}", "[cosmic-ray.distributor]", 'name = "local"']
     return "\n".join(lines) + "\n"
 
 
@@ -163,12 +228,12 @@ def _cosmic_ray(checkout: Path, *words: str | Path) -> str:
     return done.stdout
 
 
-def _results(dump: str) -> tuple[int, list[Survivor]]:
-    """Return the number of mutants that were tested, and those that survived."""
+def _results(dump: str, drawn: set[str]) -> tuple[int, list[Survivor]]:
+    """Return the number of mutants that were tested, and those that survived, of those drawn."""
     total, found = 0, list[Survivor]()
     for text in dump.splitlines():
         work, result = json.loads(text)
-        if result is None or result["worker_outcome"] != "normal":
+        if result is None or result["worker_outcome"] != "normal" or work["job_id"] not in drawn:
             continue
         total += 1
         if result["test_outcome"] == "survived":
