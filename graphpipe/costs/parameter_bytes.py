@@ -77,7 +77,7 @@ class ParameterBytes:
         """Return the bytes of the parameters that the busiest replica of a stage updates (see `held`)."""
         inside = tuple(ops)
         trainable = self.gradients(inside)
-        if state == "whole" or degree == 1:
+        if state == "whole":
             return trainable
         tied = self.tied(inside)
         return tied + (self.largest_share(inside, degree) if state == "optimizer" else (trainable - tied) / degree)

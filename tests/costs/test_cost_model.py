@@ -84,11 +84,44 @@ def test_transfers_go_over_the_link_between_the_devices() -> None:
     assert MODEL.transfer_seconds(0, 1, 2) == 0
 
 
+def test_groups_of_devices_are_as_slow_or_as_fast_as_one_pair() -> None:
+    assert MODEL.slowest_transfer_seconds(200, (0, 1), (1, 2)) == 22
+    assert MODEL.fastest_transfer_seconds(200, (0, 1), (1, 2)) == 0
+    assert MODEL.fastest_transfer_seconds(200, (0,), (1, 2)) == 3
+
+
+def test_a_message_costs_both_devices_work_and_a_copy_to_the_node_takes_its_bandwidth() -> None:
+    busy = replace(CLUSTER.intra_node, processor_seconds=3.0, processor_seconds_per_byte=0.5)
+    kinds = tuple(replace(kind, host_bandwidth_bytes_per_second=8.0) for kind in CLUSTER.device_types)
+    model = CostModel(GRAPH, TABLE, replace(CLUSTER, intra_node=busy, device_types=kinds))
+    assert model.message_seconds(200, 0, 1) == 103
+    assert model.message_seconds(200, 1, 2) == model.message_seconds(200, 1, 1) == 0
+    assert model.copy_seconds(200, 0) == 25
+
+
+def test_a_stage_on_devices_of_two_types_has_the_tasks_of_both() -> None:
+    found = MODEL.tasks_seconds(("a",), (0, 1, 2), 2)
+    assert [each.forward for each in found] == [1.125, 2.125]
+    alike = replace(CLUSTER, devices=CLUSTER.devices[1:])
+    assert [each.forward for each in CostModel(GRAPH, TABLE, alike).tasks_seconds(("a",), (0, 1), 2)] == [2.125]
+
+
+def test_inference_has_forwards_only() -> None:
+    found = CostModel.of(GRAPH, TABLE, CLUSTER, trains=False)
+    assert found is CostModel.of(GRAPH, TABLE, CLUSTER, trains=False)
+    assert found is not CostModel.of(GRAPH, TABLE, CLUSTER)
+    seconds = found.task_seconds(("a", "c"), 1, 2)
+    assert (seconds.forward, seconds.backward) == (202.125, 0)
+    assert [each.tolist() for each in found.seconds("fast", 2)] == [[1, 10, 100, 1000], [0] * 4, [0] * 4]
+    assert found.seconds("fast", 0)[0].tolist() == [0] * 4
+
+
 def test_a_ring_all_reduce_takes_twice_degree_minus_one_steps_over_the_slowest_link() -> None:
     assert MODEL.all_reduce_seconds(200, (0, 1)) == 2 * (1 + 100 / 100)
     assert MODEL.all_reduce_seconds(300, (0, 1, 2)) == 4 * (2 + 100 / 10)
     assert MODEL.all_reduce_seconds(300, (2,)) == 0
     assert MODEL.all_reduce_seconds(0, (0, 1)) == 0
+    assert MODEL.all_gather_seconds(300, (0, 1, 2)) == 2 * (2 + 100 / 10)
 
 
 def test_frozen_parameters_have_neither_optimizer_state_nor_optimizer_step() -> None:

@@ -1,9 +1,13 @@
 """The verifier refuses every kind of invalid schedule, and its message names the device and the task."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
-from builders import Part, make_plan
+from builders import Part, make_plan, share
 
 from graphpipe.errors import InvalidInput
+from graphpipe.plans import Plan
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.verify import verify
 
@@ -54,3 +58,112 @@ def test_every_replica_is_checked_even_after_a_valid_one():
     verify(plan, Schedule.parse(f"schedule hand\n0: {sound}\n1: {sound}\n"))
     with pytest.raises(InvalidInput, match=r"does not list B0.1 \(1 tasks are missing\)"):
         verify(plan, Schedule.parse(f"schedule hand\n0: {sound}\n1: F0.0 B0.0 F0.1\n"))
+
+
+HALVES = "F1.0 I1.0 W1.0 F1.1 I1.1 W1.1"
+
+
+def with_last_stage(**changes: object) -> Plan:
+    last = replace(PLAN.stages[1], **changes)  # pyright: ignore[reportArgumentType]
+    return replace(PLAN, stages=(PLAN.stages[0], last))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backward": "whole"}, "lists I1.0, but the plan requires whole backwards of stage 's1'"),
+        ({"recompute": "full"}, "lists I1.0, but stage 's1' recomputes: its backwards are whole"),
+        ({"recompute": ("s1",)}, "lists I1.0, but stage 's1' recomputes: its backwards are whole"),
+        ({"offload": ("s1",)}, "lists I1.0, but stage 's1' offloads: its backwards are whole"),
+    ],
+)
+def test_a_backward_in_halves_is_refused_where_it_must_be_whole(changes: dict[str, object], message: str) -> None:
+    lines = Schedule.parse(f"schedule hand\n0: {SOUND[0]}\n1: {HALVES}\n")
+    verify(PLAN, lines)
+    with pytest.raises(InvalidInput, match=f"device 'd1': {message}"):
+        verify(with_last_stage(**changes), lines)
+    verify(with_last_stage(**changes), Schedule.parse("\n".join(["schedule hand", f"0: {SOUND[0]}", f"1: {SOUND[1]}"])))
+
+
+@pytest.mark.parametrize(
+    ("kept", "line", "message"),
+    [
+        # Between the halves, a sample counts as half of one: 2 - 1 + 1/2.
+        (0.5, "F1.0 I1.0 F1.1 W1.0 I1.1 W1.1", "with F1.1, 1.5 samples are in flight at stage 's1', which allows 1"),
+        (0.5, "F1.0 F1.1 I1.0 W1.0 I1.1 W1.1", "with F1.1, 2 samples are in flight at stage 's1', which allows 1"),
+        (0.0, "F1.0 I1.0 F1.1 I1.1 W1.0 W1.1", ""),
+        (0.5, "F1.0 I1.0 W1.0 F1.1 W1.1 I1.1", "W1.1 comes before I1.1"),
+        (0.5, "F1.0 I1.0 W1.0 I1.1 F1.1 W1.1", "I1.1 comes before F1.1"),
+        (0.5, "F1.0 I1.0 W1.0 F1.1 I1.1", r"does not list W1.1 \(1 tasks are missing\)"),
+        (0.5, "F1.0 W1.0 F1.1 B1.1", r"does not list I1.0 \(1 tasks are missing\)"),
+        (0.5, "F1.0 I1.0 W1.0 F1.1 I1.1 B1.1", "lists I1.1 beside B1.1"),
+    ],
+)
+def test_halves_of_a_backward(kept: float, line: str, message: str) -> None:
+    plan = replace(PLAN, costs=replace(PLAN.costs, kept_for_weight_gradient=kept))
+    found = Schedule.parse(f"schedule hand\n0: {SOUND[0]}\n1: {line}\n")
+    if not message:
+        verify(plan, found)
+        return
+    with pytest.raises(InvalidInput, match=f"device 'd1': {message}"):
+        verify(plan, found)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("F0.0 B0.0 F0.1 B0.1 U0.0 F0.2 B0.2 F0.3 B0.3 U0.1", ""),
+        ("F0.0 I0.0 W0.0 F0.1 I0.1 W0.1 U0.0 F0.2 B0.2 F0.3 B0.3 U0.1", ""),
+        ("F0.0 B0.0 F0.1 I0.1 F0.2 I0.2 W0.1 U0.0 W0.2 F0.3 B0.3 U0.1", ""),
+        ("F0.0 B0.0 F0.1 B0.1 F0.2 U0.0 B0.2 F0.3 B0.3 U0.1", ""),
+        ("F0.0 B0.0 F0.1 U0.0 B0.1 F0.2 B0.2 F0.3 B0.3 U0.1", "U0.0 does not come between the weight gradients"),
+        ("F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 U0.0 F0.3 B0.3 U0.1", "B0.2 comes before U0.0"),
+        ("F0.0 B0.0 F0.1 B0.1 F0.2 I0.2 W0.2 U0.0 F0.3 B0.3 U0.1", "W0.2 comes before U0.0"),
+        ("F0.0 B0.0 F0.1 B0.1 U0.1 F0.2 B0.2 F0.3 B0.3 U0.0", "U0.1 does not come between the weight gradients"),
+        ("F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 U0.1", r"does not list U0.0 \(1 tasks are missing\)"),
+        ("F0.0 B0.0 F0.1 B0.1 U0.0 F0.2 B0.2 U0.1", r"does not list B0.3 \(2 tasks are missing\)"),
+    ],
+)
+def test_every_mini_batch_of_a_segment_ends_with_an_update(line: str, message: str) -> None:
+    plan = make_plan([Part(in_flight=2)], batch_size=2)
+    found = Schedule.parse(f"schedule hand\n0: {line}\n")
+    if not message:
+        verify(plan, found)
+        return
+    with pytest.raises(InvalidInput, match=f"device 'd0': {message}"):
+        verify(plan, found)
+
+
+def test_an_update_waits_for_the_gradients_of_all_who_share_the_parameter() -> None:
+    parts = [Part(devices=(0,)), Part(devices=(0,)), Part(devices=(1,))]
+    plan = make_plan(parts, [(1, 2, 0.0)], batch_size=1)
+    found = Schedule.parse("schedule hand\n0: F0.0 B0.0 U0.0 F1.0 B1.0 U1.0\n1: F2.0 B2.0 U2.0\n")
+    verify(plan, found)
+    verify(share(plan, [0, 1], 4.0), Schedule.parse(str(found).replace(" U0.0", "").replace("U1.0", "U1.0 U0.0")))
+    with pytest.raises(InvalidInput, match=r"wait for each other forever: d0 at U0\.0, d1 at F2\.0"):
+        verify(share(plan, [0, 2], 4.0), found)
+
+
+def test_a_stage_waits_for_the_replica_that_has_its_samples() -> None:
+    # Device 0 has samples 0 2 4, device 1 has 1 3 5, and device 2 computes 0 1 2 and then 3 4 5.
+    plan = make_plan([Part(micro_batch=2, degree=2), Part(micro_batch=3, in_flight=6)], batch_size=6)
+    even, odd, last = "F0.0 F0.1 B0.0 B0.1 F0.2 B0.2", "F0.0 B0.0 F0.1 F0.2 B0.1 B0.2", "F1.0 B1.0 F1.1 B1.1"
+    verify(plan, parsed([even, odd, last]))
+    with pytest.raises(InvalidInput, match=r"forever: d0 at B0\.0, d1 at B0\.0, d2 at F1\.0\."):
+        verify(plan, parsed([odd, odd, last]))
+    with pytest.raises(InvalidInput, match=r"forever: d0 at B0\.2, d1 at B0\.1, d2 at F1\.1\."):
+        verify(plan, parsed([even, even, last]))
+
+
+def test_a_deadlock_error_names_four_devices() -> None:
+    plan = make_plan([Part() for _ in range(5)], batch_size=1)
+    everyone = parsed([f"F{stage}.0 B{stage}.0" for stage in range(5)])
+    verify(plan, everyone)
+    crossed = make_plan([Part(), Part(micro_batch=2), *[Part(micro_batch=2)] * 3], batch_size=2)
+    lines = ["F0.0 B0.0 F0.1 B0.1", *(f"F{stage}.0 B{stage}.0" for stage in range(1, 5))]
+    with pytest.raises(InvalidInput, match=r"forever: d0 at B0.0, d1 at F1.0, d2 at F2.0, d3 at F3.0, \.\.\."):
+        verify(crossed, parsed(lines))
+
+
+def parsed(lines: Sequence[str]) -> Schedule:
+    return Schedule.parse("\n".join(["schedule hand", *(f"{number}: {line}" for number, line in enumerate(lines))]))
