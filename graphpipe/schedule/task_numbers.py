@@ -153,9 +153,9 @@ def update_waits(plan: Plan, tasks: Mapping[int, StageTask]) -> Iterator[tuple[i
 
 
 def _overlaps(left: list[Piece], right: list[Piece]) -> Iterator[tuple[SampleRange, int, int]]:
-    # Both sides cut the same mini-batch into consecutive ranges, so one pass over both finds all overlaps.
+    # Both sides cut the same mini-batch into consecutive ranges, so one pass finds all overlaps, and both end together.
     a = b = 0
-    while a < len(left) and b < len(right):
+    while a < len(left):
         one, here = left[a]
         other, there = right[b]
         yield one & other, here, there

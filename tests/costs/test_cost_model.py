@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
@@ -102,7 +103,7 @@ def test_a_message_costs_both_devices_work_and_a_copy_to_the_node_takes_its_band
 def test_a_stage_on_devices_of_two_types_has_the_tasks_of_both() -> None:
     found = MODEL.tasks_seconds(("a",), (0, 1, 2), 2)
     assert [each.forward for each in found] == [1.125, 2.125]
-    alike = replace(CLUSTER, devices=CLUSTER.devices[1:])
+    alike = replace(CLUSTER, device_types=CLUSTER.device_types[:1], devices=CLUSTER.devices[1:])
     assert [each.forward for each in CostModel(GRAPH, TABLE, alike).tasks_seconds(("a",), (0, 1), 2)] == [2.125]
 
 
@@ -188,6 +189,58 @@ def test_regions_keep_the_outputs_that_others_read(recompute: tuple[str, ...], k
 def test_an_output_that_leaves_the_stage_is_held_for_its_gradient() -> None:
     assert kept_per_sample(("b",), ("b",)) == 50 + 5
     assert kept_per_sample(("b",), "full") == 5
+
+
+@pytest.mark.parametrize(
+    ("offload", "recompute", "kept", "away"),
+    [
+        ((), "none", 1111, 0),
+        (("d",), "none", 111 + 0, 1000),  # nobody reads d
+        (("b",), "none", 1 + 10 + 100 + 1000, 0),  # d holds 50 bytes of b's output, more than b saved
+        (("c",), "none", 1 + 10 + 100 + 1000, 0),
+        (("c", "d"), "none", 1 + 10, 100 + 1000),  # together, they do not hold outputs of each other
+        (("a", "b", "c", "d"), "none", 0, 1111),
+        # b is computed again from 5 bytes of a. d holds what b saved, and would also if it were not offloaded.
+        (("d",), ("b",), 5 + 10 + 100, 1000),
+        (("c", "d"), ("b",), 5 + 10, 100 + 1000),
+    ],
+)
+def test_what_is_offloaded_leaves_unless_it_is_held_anyway(
+    offload: tuple[str, ...], recompute: Recompute, kept: float, away: float
+) -> None:
+    ops = ("a", "b", "c", "d")
+    assert MODEL.activation_bytes.saved(ops, recompute, offload) == kept
+    assert MODEL.activation_bytes.offloaded(ops, recompute, offload) == away
+    memory = MODEL.stage_memory(ops, 3.0, recompute, offload=offload)
+    assert (memory.offloaded, memory.moving) == (away, 2 * 3 * away)
+    assert MODEL.stage_memory(ops, 3.0, state="all").state == MODEL.parameter_bytes.state(ops)
+
+
+def cast_model(*, trains: bool = True) -> CostModel:
+    """Return the model under autocast: each forward of b and c keeps copies of weights, of 12 and 24 bytes."""
+    copies = {"b": 12.0, "c": 24.0}
+    ops = tuple(
+        replace(op, work=replace(op.work, saved_bytes_per_forward=copies.get(op.name, 0.0))) for op in GRAPH.ops
+    )
+    graph = replace(GRAPH, ops=ops)
+    return CostModel(graph, replace(TABLE, graph_fingerprint=graph.fingerprint), CLUSTER, trains)
+
+
+def test_samples_of_a_micro_batch_share_the_copies_that_autocast_keeps() -> None:
+    model = cast_model()
+    assert model.op_bytes.has_casts
+    assert not MODEL.op_bytes.has_casts
+    assert model.activations(4.0) is model.activations(4.0)
+    assert MODEL.activations(4.0) is MODEL.activation_bytes
+    for samples in (1.0, 4.0):
+        assert model.activations(samples).saved(("a", "b", "c")) == 111 + 36 / samples
+        assert model.stage_memory(("a", "b", "c"), samples).saved == 111 + 36 / samples
+        assert model.stage_memory(("a", "b"), samples, "full").recomputed == 11 * samples + 12
+        # A copy of weights is nobody's input: who keeps the output of a region does not keep it.
+        assert model.stage_memory(("b", "c"), samples, ("b",)).saved == 50 + 100 + 24 / samples
+    assert model.activation_bytes.saved(("a", "b", "c")) == 111
+    assert model.op_bytes.saved_of(np.array([1.0, 4.0])).tolist() == [[1, 1], [22, 13], [124, 106], [1000, 1000]]
+    assert not cast_model(trains=False).op_bytes.has_casts
 
 
 def test_a_submodule_is_one_region() -> None:

@@ -43,7 +43,7 @@ def test_only_what_other_stages_hold_too_is_tied() -> None:
 
 def test_inference_has_weights_only() -> None:
     found = parameter_bytes(trains=False)
-    assert (found.gradients("abce"), found.state("ae")) == (0, 20_011)
+    assert (found.gradients("abce"), found.state("ae"), found.state("ab")) == (0, 20_011, 111)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import pytest
 from baseline_oracles import busy_problem
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import KIND, cluster, table, towers
 
 from graphpipe.api import plan as find_plan
+from graphpipe.cluster import HostMemory
 from graphpipe.costs import Curve, OpCost, Recompute, State, Temporaries, declare_loads
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
@@ -219,8 +220,22 @@ def test_memory_is_summed_over_the_stages_of_a_device() -> None:
     ]
     need = 2 * (4e6 + 2e6) + 2 * (1e6 + 1e3)
     plan_by_hand(towers([2], 1, 4, memory_bytes=need), HandPlan(stages=tuple(one_device)))
-    with pytest.raises(Infeasible, match=r"stage 'a' and 'c' needs .* \(1000 bytes\) short"):
+    message = r"stage 'a' and 'c' needs 13\.4 MiB on device 'd0', which has 13\.4 MiB: 1000 B \(1000 bytes\) short"
+    with pytest.raises(Infeasible, match=message):
         plan_by_hand(towers([2], 1, 4, memory_bytes=need - 1000), HandPlan(stages=tuple(one_device)))
+
+
+def test_sums_that_differ_by_a_rounding_fit() -> None:
+    whole = HandStage(name="all", ops=("*",), devices=(0,), micro_batch=2, in_flight=2)
+    plan = plan_by_hand(towers([2], 1, 4), HandPlan(stages=(whole,)))
+    need = needed_bytes(plan)[0]
+
+    def with_memory(count: float) -> Plan:
+        return replace(plan, cluster=replace(plan.cluster, device_types=(replace(KIND, memory_bytes=count),)))
+
+    verify(with_memory(need * (1 - 5e-7)))
+    with pytest.raises(Infeasible):
+        verify(with_memory(need * (1 - 2e-6)))
 
 
 def tied_chain(count: float, memory_bytes: float = 16e9, *, listed: bool = True) -> Problem:
@@ -275,6 +290,25 @@ def test_whole_batch_operators_get_the_mini_batch_on_one_device() -> None:
         InvalidInput, match="needs the whole mini-batch of 4 on one device, but the stage has micro_batch 2"
     ):
         plan_by_hand(problem, HandPlan(stages=(HandStage(name="all", ops=("*",), devices=(0,), micro_batch=2),)))
+    with pytest.raises(InvalidInput, match="on one device, but the stage has micro_batch 4 on 2"):
+        plan_by_hand(problem, HandPlan(stages=(HandStage(name="all", ops=("*",), devices=(0, 1), micro_batch=4),)))
+    plan_by_hand(problem, HandPlan(stages=(HandStage(name="all", ops=("*",), devices=(0,), micro_batch=4),)))
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=20, deadline=None)
+def test_verifier_and_cost_model_count_the_same_without_training(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = _with_shared(busy_problem(seed), rng)
+    problem = replace(problem, costs=replace(problem.costs, rows=_with_temporaries(problem.costs.rows, rng)))
+    names = problem.graph.order
+    cut = rng.randint(0, len(names))
+    devices = tuple(range(rng.choice([1, 2])))
+    stages = [HandStage(ops=ops, devices=devices, micro_batch=4) for ops in (names[:cut], names[cut:]) if ops]
+    plan = plan_by_hand(problem, HandPlan(stages=tuple(stages)))
+    plan = replace(plan, trains=False, schedule="forward-only", prediction=None)
+    assume(needed_bytes(plan)[0] > 1)
+    check_that_both_count_the_same(plan)
 
 
 def looped() -> Problem:
@@ -353,6 +387,42 @@ def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: in
         if ops
     ]
     check_that_both_count_the_same(plan_by_hand(problem, HandPlan(stages=tuple(stages))))
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=30, deadline=None)
+def test_verifier_and_cost_model_count_the_same_under_any_offloading(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = busy_problem(seed)
+    names = problem.graph.order
+    once = tuple(
+        replace(op, work=replace(op.work, saved_bytes_per_forward=rng.choice([0.0, 0.0, 1e6])))
+        for op in problem.graph.ops
+    )
+    graph = replace(problem.graph, ops=once)
+    problem = replace(problem, graph=graph, costs=replace(problem.costs, graph_fingerprint=graph.fingerprint))
+    cut = rng.randint(0, len(names))
+    groups = [ops for ops in (names[:cut], names[cut:]) if ops]
+    recomputed = [tuple(name for name in ops if rng.random() < 0.3) for ops in groups]
+    plan = plan_by_hand(
+        problem,
+        HandPlan(
+            stages=tuple(
+                HandStage(ops=ops, devices=(0,), micro_batch=2, recompute=some or "none")
+                for ops, some in zip(groups, recomputed, strict=True)
+            )
+        ),
+    )
+    stages = tuple(
+        replace(
+            each,
+            offload=tuple(name for name in each.ops if name not in some and rng.random() < 0.5),
+            in_flight=2 * rng.randint(1, plan.batch_size // 2),
+        )
+        for each, some in zip(plan.stages, recomputed, strict=True)
+    )
+    roomy = replace(plan.cluster, host_memory=(HostMemory(node=plan.cluster.devices[0].node, bytes=1e15),))
+    check_that_both_count_the_same(replace(plan, stages=stages, cluster=roomy))
 
 
 @given(seed=st.integers(0, 10**9))

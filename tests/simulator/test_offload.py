@@ -92,8 +92,10 @@ def with_memory(plan: Plan, count: float) -> Plan:
 def test_what_is_offloaded_must_fit_in_the_node():
     plan = two_stages(40.0)
     short = replace(plan.cluster, host_memory=(HostMemory(node="n0", bytes=100.0),))
-    with pytest.raises(Infeasible, match=r"stage 's0' offloads 120 B to the memory of node 'n0', which has 100 B"):
+    message = r"stage 's0' offloads 120 B to the memory of node 'n0', which has 100 B for it: 20 B \(20 bytes\) short"
+    with pytest.raises(Infeasible, match=message):
         verify(replace(plan, cluster=short))
+    verify(replace(plan, cluster=replace(plan.cluster, host_memory=(HostMemory(node="n0", bytes=120.0),))))
 
 
 @pytest.mark.parametrize(
