@@ -373,6 +373,8 @@ def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: in
         problem = replace(problem, costs=replace(problem.costs, rows=_with_temporaries(problem.costs.rows, rng)))
     if rng.random() < 0.5:
         loads = declare_loads(problem.graph, {rng.choice(problem.graph.order): {0: 0.5, rng.choice([0.5, 2, 4]): 0.5}})
+        # A load that no sample has does not count.
+        loads = tuple(replace(each, loads=(*each.loads, 99.0), shares=(*each.shares, 0.0)) for each in loads)
         problem = replace(problem, costs=replace(problem.costs, loads=loads))
     names = problem.graph.order
     cut = rng.randint(0, len(names))

@@ -127,6 +127,7 @@ PARTS = {
             *("tests/simulator/test_engine.py", "tests/simulator/test_simulate.py", "tests/simulator/test_memory.py"),
             *("tests/simulator/test_offload.py", "tests/simulator/test_drawings.py"),
             *("tests/simulator/test_properties.py", "tests/simulator/test_zero_bubble.py"),
+            *("tests/simulator/test_step_seconds.py", "tests/simulator/test_step_loads.py"),
         ),
         left_out=("tests/simulator/test_simulate.py::test_every_step",),
     ),
