@@ -9,12 +9,17 @@ References:
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+
+import numpy as np
 
 from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_cuts import StageCuts
 from graphpipe.planners.baselines.stage_loads import StageLoads
-from graphpipe.planners.baselines.step_latency import MOST_RANGES, DegreeCuts, StepLatency
+from graphpipe.planners.baselines.step_latency import MOST_RANGES, FirstStages, StepLatency
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.planner import Planner
@@ -39,23 +44,30 @@ def plan_dapple(problem: Problem, options: Options) -> Plan:
     return Baseline(name="dapple", partitioner=_partitions).plan(problem, options)
 
 
-def shortest_step(downset_table: DownsetTable, micro_batch: int, ranges: int = MOST_RANGES) -> list[Part]:
+def shortest_step(
+    downset_table: DownsetTable, micro_batch: int, ranges: int = MOST_RANGES, most_seconds: float = inf
+) -> list[Part]:
     """Return the stages of the shortest step for one micro-batch size. They may not fit in memory.
 
     Args:
         downset_table: of the graph's order.
         micro_batch: samples of a micro-batch.
         ranges: see `StepLatency.ranges`; the step may be longer with fewer.
+        most_seconds: of the step. If it is longer, nothing is returned.
     """
     loads = StageLoads(downset_table, micro_batch, degrees_of(downset_table.problem, micro_batch), "none", "none")
-    cuts = [
-        _degree_cuts(loads, at, stage_cuts) for at, stage_cuts in enumerate(loads.bottleneck_search().cuts, start=1)
-    ]
     problem = downset_table.problem
-    devices, micro_batches = len(problem.cluster.devices), problem.batch_size // micro_batch
-    shortest = StepLatency(cuts, devices, micro_batches, memory=False, ranges=ranges).shortest()
+    latency = StepLatency(
+        _first_stages(loads),
+        len(problem.cluster.devices),
+        problem.batch_size // micro_batch,
+        memory=False,
+        ranges=ranges,
+        most_seconds=most_seconds,
+    )
+    shortest = latency.shortest()
     if not all(cut.fits for cut in shortest):
-        shortest = StepLatency(cuts, devices, micro_batches, memory=True, ranges=ranges).shortest() or shortest
+        shortest = replace(latency, memory=True).shortest() or shortest
     return downset_table.parts(shortest, micro_batch)
 
 
@@ -63,17 +75,24 @@ def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[
     yield shortest_step(downset_table, micro_batch)
 
 
-def _degree_cuts(loads: StageLoads, at: int, stage_cuts: StageCuts) -> list[DegreeCuts]:
-    """Return the cuts that split the first stage off one downset, by degree."""
-    table, size, found = loads.downset_table, loads.micro_batch, list[DegreeCuts]()
+def _first_stages(loads: StageLoads) -> list[FirstStages]:
+    """Return the stages that can be split off downsets, by the downset that remains."""
+    table, size, cuts = loads.downset_table, loads.micro_batch, loads.bottleneck_search().cuts
+    every, degrees = StageCuts.concatenate(cuts), np.array(loads.degrees)
+    upper = np.repeat(np.arange(1, len(cuts) + 1), [len(each.below) for each in cuts])
+    number = np.searchsorted(degrees, every.devices)
     trainable = table.downsets.members @ table.costs.op_bytes.trainable[table.positions]
-    for degree in loads.degrees:
-        chosen = stage_cuts.only(stage_cuts.devices == degree)
-        transfer = 2 * table.cut_bytes[at] * size / degree / far_bandwidth(table.problem)
-        reduced = trainable[at] - trainable[chosen.below]
-        all_reduce = reduced * all_reduce_seconds_per_byte(table.problem, degree)
-        found.append(DegreeCuts(degree, chosen.below, chosen.seconds * size, transfer, all_reduce, chosen.limit))
-    return found
+    per_byte = np.array([all_reduce_seconds_per_byte(table.problem, degree) for degree in loads.degrees])
+    stages = FirstStages(
+        upper,
+        every.devices,
+        every.seconds * size,
+        2 * table.cut_bytes[upper] * size / every.devices / far_bandwidth(table.problem),
+        (trainable[upper] - trainable[every.below]) * per_byte[number],
+        every.limit,
+    ).only(order := np.lexsort((every.devices, -upper, every.below)))
+    ends = np.searchsorted(every.below[order], np.arange(len(cuts)), side="right")
+    return [stages.only(slice(start, end)) for start, end in pairwise([0, *ends.tolist()])]
 
 
 DAPPLE = Planner(name="dapple", plan=plan_dapple, pipeline="chain")

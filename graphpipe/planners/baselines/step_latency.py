@@ -18,20 +18,24 @@ bounds ignore."""
 
 
 @dataclass(frozen=True, slots=True)
-class DegreeCuts:
-    """The cuts that split the first stage off one downset with one degree; arrays of shape [cuts]."""
+class FirstStages:
+    """The stages that can be split off downsets so that one downset remains. Of all arrays the shape is [stages]."""
 
-    degree: int
-    below: NDArray[np.intp]
-    """Position of the smaller downset that remains; each at most once."""
+    upper: NDArray[np.intp]
+    """Positions of the downsets they are split off, the largest first, and of equals ascending degrees."""
+    degree: NDArray[np.intp]
     block: Array
     """Seconds of one micro-batch, forward and backward."""
-    transfer: float
+    transfer: Array
     """Seconds of one micro-batch's activations and gradients over the cut before the stage."""
     all_reduce: Array
     """Seconds, once per step."""
     limit: NDArray[np.int64]
     """The most stages from this one to the end, itself included, at which it fits in memory."""
+
+    def only(self, chosen: NDArray[np.intp] | slice) -> "FirstStages":
+        """Return some of the stages."""
+        return FirstStages(*(getattr(self, name)[chosen] for name in FirstStages.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +65,55 @@ class _LimitRange:
 class StepLatency:
     """One step of M micro-batches: (M - 1) block + fill + exposed seconds."""
 
-    cuts: Sequence[Sequence[DegreeCuts]]
-    """Of every downset but the empty one, by degree."""
+    stages: Sequence[FirstStages]
+    """By the downset that remains, of all but the whole."""
     devices: int
     micro_batches: int
     memory: bool
     """Whether stages must fit, assuming as many stages after them as there are devices left."""
     ranges: int = MOST_RANGES
     """Most ranges of limits to examine."""
+    most_seconds: float = np.inf
+    """Of a step: longer ones are not wanted."""
 
     def shortest(self) -> list[StageCut]:
-        """Return the stages of the shortest step, to a tolerance; empty if nothing fits.
+        """Return the stages of the shortest step, to a tolerance; empty if nothing fits, or if it is too long.
 
         Branch and bound over the largest block and the exposed all-reduce allowed. For fixed limits a dynamic program
         finds the least fill, and the lower ends of the limits bound the rest.
         """
-        every = [degree_cuts for cuts in self.cuts for degree_cuts in cuts if len(degree_cuts.below)]
         high = (
-            max(float(degree_cuts.block.max()) for degree_cuts in every),
-            max(float(degree_cuts.all_reduce.max()) for degree_cuts in every),
+            max(float(stages.block.max(initial=0.0)) for stages in self.stages),
+            max(float(stages.all_reduce.max(initial=0.0)) for stages in self.stages),
         )
         best = self._least_fill(high)
         if best is None:
             return []
-        heap = [(_LimitRange(best.fill, 0, (0.0, 0.0), high), best)]
+        low = (self._least_block(), 0.0)
+        heap = [(_LimitRange(self._bound(low, best), 0, low, high), best)]
         for number in range(1, self.ranges + 1):
             limits, sequence = heappop(heap)
-            if limits.bound >= self._seconds(best) * (1 - _TOLERANCE):
+            shortest = min(self._seconds(best), self.most_seconds)
+            if limits.bound >= shortest * (1 - _TOLERANCE):
                 break
-            tight = self._tightened(limits, self._seconds(best))
+            tight = self._tightened(limits, shortest)
             for part, inside in self._halves(tight, sequence, number):
                 best = min(best, inside, key=self._seconds)
                 if self._bound(part.high, inside) > part.bound + _TOLERANCE * self._seconds(best):
                     heappush(heap, (part, inside))
             if not heap:
                 break
-        return best.cuts
+        return best.cuts if self._seconds(best) <= self.most_seconds else []
+
+    def _least_block(self) -> float:
+        """Return the least block of any sequence, memory aside."""
+        least = np.full((len(self.stages) + 1, 2 * self.devices + 1), np.inf)
+        least[-1, self.devices :] = 0.0
+        for at in reversed(range(len(self.stages))):
+            before = least[self._places(self.stages[at])]
+            blocks = np.maximum(before, self.stages[at].block[:, None])
+            least[at, self.devices :] = blocks.min(axis=0, initial=np.inf)
+        return float(least[0, -1])
 
     def _tightened(self, limits: _LimitRange, seconds: float) -> _LimitRange:
         """Return the part of the limits in which less than `seconds` is possible."""
@@ -134,57 +151,78 @@ class StepLatency:
     def _least_fill(self, high: tuple[float, float]) -> StageSequence | None:
         """Return the sequence of least fill with blocks up to `block` and all-reduce i up to `exposed + i block`.
 
-        least[D, k, i]: seconds of the stages before downset D, which are i stages on k devices.
+        least[D, k, i]: seconds of the stages before downset D, which are i stages on k devices. The largest i also
+        stands for more stages: every all-reduce is hidden by then, or no device is left.
         """
         block, exposed = high
-        most = min(self.devices, len(self.cuts))
-        least = np.full((len(self.cuts) + 1, self.devices + 1, most + 1), np.inf)
-        least[-1, 0, 0] = 0.0
-        previous = np.zeros(least.shape, dtype=np.intp)
-        hidden: Array = exposed + block * np.arange(most, dtype=np.float64)
-        for at in reversed(range(1, len(least))):
-            for number, degree_cuts in enumerate(self.cuts[at - 1]):
-                chosen = np.flatnonzero(degree_cuts.block <= block)
-                before = least[at, : self.devices + 1 - degree_cuts.degree, :-1]
-                if not len(chosen) or not np.isfinite(before).any():
-                    continue
-                trial = before + (degree_cuts.block[chosen] + degree_cuts.transfer)[:, None, None]
-                trial[self._refused(degree_cuts, chosen, hidden)] = np.inf
-                there = (_rows(degree_cuts.below[chosen]), slice(degree_cuts.degree, None), slice(1, None))
-                shorter = trial < least[there]
-                previous[there] = np.where(shorter, at * len(self.cuts[0]) + number, previous[there])
-                least[there] = np.minimum(trial, least[there])
-        return self._backtrack(least, previous) if np.isfinite(least[0]).any() else None
+        allowed = [stages.only(np.flatnonzero(stages.block <= block)) for stages in self.stages]
+        longest = max(float(stages.all_reduce.max(initial=0.0)) for stages in allowed)
+        hidden: Array = exposed + block * np.arange(min(self.devices, len(allowed)) + 1, dtype=np.float64)
+        hidden = hidden[: 1 + int(np.count_nonzero(hidden < longest))]
+        # Columns before `self.devices` are for negative numbers of devices.
+        least = np.full((len(allowed) + 1, 2 * self.devices + 1, len(hidden)), np.inf)
+        least[-1, self.devices, 0] = 0.0
+        previous = np.zeros((len(allowed), self.devices + 1, len(hidden), 2), dtype=np.intp)
+        for at in reversed(range(len(allowed))):
+            if len(allowed[at].block):
+                fills = self._fills(least, allowed[at], hidden)
+                least[at, self.devices :], previous[at] = _with_one_more(fills)
+        whole = least[0, self.devices :]
+        return self._backtrack(whole, previous, allowed) if np.isfinite(whole).any() else None
 
-    def _refused(self, degree_cuts: DegreeCuts, chosen: NDArray[np.intp], hidden: Array) -> NDArray[np.bool_]:
-        """Return, of shape [cuts, devices before, stages before], which exceed the all-reduce limit or memory."""
-        refused = (degree_cuts.all_reduce[chosen, None] > hidden)[:, None, :]
-        if not self.memory:
-            return np.broadcast_to(refused, (len(chosen), self.devices + 1 - degree_cuts.degree, len(hidden)))
-        behind = np.arange(self.devices - degree_cuts.degree + 1, 0, -1)
-        return refused | (degree_cuts.limit[chosen, None] < behind)[:, :, None]
+    def _fills(self, least: Array, stages: FirstStages, hidden: Array) -> Array:
+        """Return, of shape [stages, devices, stages before], the fill with each of these stages at the end."""
+        fills = least[self._places(stages)] + (stages.block + stages.transfer)[:, None, None]
+        np.copyto(fills, np.inf, where=(stages.all_reduce[:, None] > hidden)[:, None, :])
+        if self.memory:  # as many stages may follow as devices are left
+            behind = np.arange(self.devices + 1, 0, -1)
+            np.copyto(fills, np.inf, where=(stages.limit[:, None] < behind)[:, :, None])
+        return fills
 
-    def _backtrack(self, least: Array, previous: NDArray[np.intp]) -> StageSequence:
-        devices, stages = (int(axis) for axis in np.unravel_index(int(least[0].argmin()), least[0].shape))
-        fill, lower = float(least[0, devices, stages]), 0
-        cuts: list[StageCut] = []
-        reduces: list[float] = []
-        for stage in reversed(range(stages)):
-            upper, number = divmod(int(previous[lower, devices, stage + 1]), len(self.cuts[0]))
-            degree_cuts = self.cuts[upper - 1][number]
-            row = int(np.flatnonzero(degree_cuts.below == lower)[0])
-            fits = bool(degree_cuts.limit[row] >= stages - stage)
-            cuts.insert(
-                0, StageCut(upper, lower, degree_cuts.degree, float(degree_cuts.block[row]), fits, recomputes=False)
+    def _places(self, stages: FirstStages) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the rows and columns in a table of what precedes these stages, for 0, 1, ... devices with them."""
+        return stages.upper[:, None], (self.devices - stages.degree)[:, None] + np.arange(self.devices + 1)
+
+    def _backtrack(self, whole: Array, previous: NDArray[np.intp], allowed: Sequence[FirstStages]) -> StageSequence:
+        devices, before = (int(axis) for axis in np.unravel_index(int(whole.argmin()), whole.shape))
+        fill, at = float(whole[devices, before]), 0
+        found: list[tuple[int, FirstStages, int]] = []
+        while at < len(allowed):
+            row, before = previous[at, devices, before].tolist()
+            found.append((at, allowed[at], row))
+            at, devices = int(allowed[at].upper[row]), devices - int(allowed[at].degree[row])
+        cuts = [
+            StageCut(
+                int(stages.upper[row]),
+                lower,
+                int(stages.degree[row]),
+                float(stages.block[row]),
+                bool(stages.limit[row] > number),
+                recomputes=False,
             )
-            reduces.insert(0, float(degree_cuts.all_reduce[row]))
-            lower, devices = upper, devices - degree_cuts.degree
+            for number, (lower, stages, row) in enumerate(found)
+        ]
+        cuts.reverse()
         block = max(cut.seconds for cut in cuts)
+        reduces = (float(stages.all_reduce[row]) for _, stages, row in reversed(found))
         exposed = max(0.0, *(seconds - stage * block for stage, seconds in enumerate(reduces)))
         return StageSequence(cuts, fill, block, exposed)
 
 
-def _rows(positions: NDArray[np.intp]) -> "slice | NDArray[np.intp]":
-    """Return ascending positions as a slice if they follow each other, because a slice is not copied."""
-    first, last = int(positions[0]), int(positions[-1])
-    return slice(first, last + 1) if last - first + 1 == len(positions) else positions
+def _with_one_more(fills: Array) -> tuple[Array, NDArray[np.intp]]:
+    """Return the least fill by devices and number of stages, and which stage is the last, with how many before it.
+
+    Args:
+        fills: [stages, devices, stages before].
+    """
+    last = fills.argmin(axis=0)
+    least = np.take_along_axis(fills, last[None], axis=0)[0]
+    before = np.broadcast_to(np.arange(least.shape[1]), least.shape)
+    if least.shape[1] > 1:
+        fewer = np.arange(-1, least.shape[1] - 1)  # before one more; of equals at the end, the fewer
+        more = least[:, -1] < least[:, -2]
+        before = np.broadcast_to(fewer, least.shape).copy()
+        before[more, -1] += 1
+        least, last = np.take_along_axis(least, before, axis=1), np.take_along_axis(last, before, axis=1)
+        least[:, 0] = np.inf
+    return least, np.stack([last, before], axis=-1)

@@ -210,7 +210,7 @@ class PartitionSearch:
         table = DownsetTable.of(self.problem, self.costs, graph, Downsets.chain(graph))
         tail = [self.tail.part(self.problem)] if self.tail.ops else []
         sizes = list(dict.fromkeys(estimate.parts[0].micro_batch for estimate in best))
-        found = [parts for size in sizes[:tried] if (parts := shortest_step(table, size, _SHORTEST_RANGES))]
+        found = [parts for size in sizes[:tried] if (parts := shortest_step(table, size, _SHORTEST_RANGES, near))]
         estimates = [ranking.estimator.estimate([*parts, *tail]) for parts in found]
         plans = [plan for estimate in estimates for plan in self._assembled(estimate, ranking.estimator.chain)]
         return [plan for plan in plans if memory_shortfall(plan) <= 0]
