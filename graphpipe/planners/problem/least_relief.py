@@ -4,11 +4,14 @@ It is the optimum if parts of operators may be recomputed and offloaded. Then th
 the copies that the pipeline hides, and after them recomputation and further copies in the order of their cost.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +45,22 @@ class LeastRelief:
             spent=[0.0, *accumulate(rate * count for rate, count in cheap)],
         )
 
-    def seconds(self, bytes_: float, hidden_seconds: float, away: float) -> float:
+    def seconds(self, bytes_: Array, hidden_seconds: Array, away: Array) -> Array:
         """Return the fewest seconds that freeing so many bytes takes; infinite if that is impossible.
 
+        All arrays have the same shape.
+
         Args:
-            bytes_: to free. It may be negative.
+            bytes_: to free. They may be negative.
             hidden_seconds: of copies that take no time.
             away: bytes of decided operators that are offloaded, as far as these bytes are still to free.
         """
-        if bytes_ > self.kept + away:
-            return inf
-        if bytes_ > 0 and self.copy_seconds < inf:
-            bytes_ = bytes_ - hidden_seconds / self.copy_seconds if self.copy_seconds else 0.0
-        if bytes_ <= 0:
-            return 0.0
-        at = bisect_left(self.freed, bytes_)
-        if at == len(self.freed):
-            return self.spent[-1] + (bytes_ - self.freed[-1]) * self.copy_seconds
-        share = (bytes_ - self.freed[at - 1]) / (self.freed[at] - self.freed[at - 1])
-        return self.spent[at - 1] + share * (self.spent[at] - self.spent[at - 1])
+        left = bytes_
+        if self.copy_seconds < np.inf:
+            left = bytes_ - hidden_seconds / self.copy_seconds if self.copy_seconds else np.zeros_like(bytes_)
+        least = np.interp(left, self.freed, self.spent)
+        more = left > self.freed[-1]
+        least[more] = self.spent[-1] + (left[more] - self.freed[-1]) * self.copy_seconds
+        least[bytes_ <= 0] = 0.0
+        least[bytes_ > self.kept + away] = np.inf
+        return least

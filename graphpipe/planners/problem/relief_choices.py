@@ -1,60 +1,96 @@
 """Partial choices of what a stage keeps, recomputes and offloads (`relief`), and which of them no other one beats."""
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
-Decision = Literal["keep", "recompute", "offload"]
-_FEW = 16
-"""Partial choices up to which Python compares them faster than numpy."""
-_AT_ONCE = 256
-"""Partial choices that are compared with all others at once."""
+Array = NDArray[np.float64]
+Decisions = NDArray[np.int8]
+Indices = NDArray[np.intp]
+KEEP, OFFLOAD, RECOMPUTE = range(3)
+"""Decisions about an operator."""
+_AT_ONCE = 128
+"""Choices that are compared with others at once."""
 
 
-class Choice(NamedTuple):
-    """A partial choice, for the operators so far."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """Choices for the operators so far, in the order of their decisions. All other arrays have the shape [choices]."""
 
-    seconds: float
+    decisions: Decisions
+    """[choices, operators]: 0 where the operator is not decided yet."""
+    seconds: Array
     """Of recomputed forwards, and of copies beyond the window."""
-    bytes: float
-    copied: float
+    bytes: Array
+    copied: Array
     """Seconds of copies within the window."""
-    region: float
+    region: Array
     """The largest recomputed operator, in bytes."""
-    rests: float
+    rests: Array
     """Bytes elsewhere, if there is only so much room for them; otherwise 0."""
-    decisions: tuple[Decision, ...]
+
+    @staticmethod
+    def before(operators: int) -> "Choices":
+        """Return the one choice before the first of these operators."""
+        none = np.zeros(1)
+        decisions = np.zeros((1, operators), np.int8)
+        return Choices(decisions=decisions, seconds=none, bytes=none, copied=none, region=none, rests=none)
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def only(self, chosen: NDArray[np.bool_] | Indices) -> "Choices":
+        """Return some of the choices."""
+        return Choices(
+            decisions=self.decisions[chosen],
+            seconds=self.seconds[chosen],
+            bytes=self.bytes[chosen],
+            copied=self.copied[chosen],
+            region=self.region[chosen],
+            rests=self.rests[chosen],
+        )
+
+    def unbeaten(self, groups: Indices, most: float = inf) -> "Choices":
+        """Return the choices that no other one of their group beats in any figure; at most so many of each group.
+
+        Args:
+            groups: [choices]: 0, 1, ... up to the number of groups.
+            most: choices to keep of each group.
+        """
+        # Of equals the first, because the sort is stable.
+        order = np.lexsort((self.rests, self.region, self.copied, self.bytes, self.seconds))
+        columns = [each[order] for each in (self.bytes, self.copied, self.region, self.rests)]
+        found = order[_unbeaten(groups[order], columns)]
+        counts = np.bincount(groups[found])
+        if counts.max(initial=0) > most:
+            found = np.concatenate(
+                [self._spread(found[groups[found] == group], int(most)) for group in range(len(counts))]
+            )
+        return self.only(np.sort(found))
+
+    def _spread(self, chosen: Indices, most: int) -> Indices:
+        """Return so many of the chosen, at equal distances in the order of their bytes."""
+        by_bytes = chosen[np.argsort(self.bytes[chosen], kind="stable")]
+        return by_bytes if len(chosen) <= most else by_bytes[evenly(len(chosen), most)]
 
 
-def unbeaten(choices: Sequence[Choice], most: int) -> list[Choice]:
-    """Return the choices that no other one beats in any figure; at most so many."""
-    ordered = sorted(choices)
-    found = _unbeaten_of_few(ordered) if len(ordered) <= _FEW else _unbeaten_of_many(ordered)
-    if len(found) <= most:
-        return found
-    by_bytes = sorted(found, key=lambda choice: choice.bytes)
-    step = (len(by_bytes) - 1) / (most - 1)
-    return [by_bytes[round(turn * step)] for turn in range(most)]
+def evenly(count: int, most: int) -> Indices:
+    """Return `most` positions at equal distances, from the first to the last of `count`."""
+    return np.rint(np.arange(most) * ((count - 1) / (most - 1))).astype(np.intp)
 
 
-def _unbeaten_of_few(ordered: Sequence[Choice]) -> list[Choice]:
-    found: list[Choice] = []
-    for choice in ordered:
-        _, count, copied, region, rests, _ = choice
-        # An earlier choice takes as many seconds at most. What a beaten one beats, the one that beats it beats too.
-        if not any(each[1] <= count and each[2] <= copied and each[3] <= region and each[4] <= rests for each in found):
-            found.append(choice)
-    return found
-
-
-def _unbeaten_of_many(ordered: Sequence[Choice]) -> list[Choice]:
-    figures = np.array([choice[1:5] for choice in ordered])
-    found: list[Choice] = []
-    for first in range(0, len(ordered), _AT_ONCE):
-        own = figures[first : first + _AT_ONCE]
-        # Beaten ones count too here.
-        beats = (figures[None, : first + len(own)] <= own[:, None]).all(axis=2)
-        unbeaten = np.flatnonzero(~np.tril(beats, first - 1).any(axis=1))
-        found += [ordered[first + at] for at in unbeaten.tolist()]
+def _unbeaten(groups: Indices, columns: list[Array]) -> Indices:
+    """Return the positions of rows of which no earlier row of their group has as little in every column."""
+    found = np.zeros(0, np.intp)
+    for first in range(0, len(groups), _AT_ONCE):
+        own = np.arange(first, min(first + _AT_ONCE, len(groups)))
+        # What a beaten row beats, the one that beats it beats too, so that only unbeaten rows are compared with.
+        earlier = np.concatenate([found, own])
+        beaten = earlier[None, :] < own[:, None]
+        for column in columns:
+            beaten &= column[earlier][None, :] <= column[own][:, None]
+        beaten &= groups[earlier][None, :] == groups[own][:, None]
+        found = np.concatenate([found, own[~beaten.any(axis=1)]])
     return found

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import inf
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,7 +111,6 @@ def test_relief_equals_brute_force(data: st.DataObject):
     figures = st.lists(st.sampled_from([0.0, 1.0, 2.0, 5.0, 7.0]), min_size=count, max_size=count)
     forwards, saved, outputs, casts = (data.draw(figures) for _ in range(4))
     skips = data.draw(st.sets(st.integers(0, count - 3))) if count > 2 else set[int]()
-    saved = [max(each) for each in zip(saved, outputs, strict=True)]
     plan = one_stage(forwards, saved, outputs, sorted(skips), casts)
     capacity = 4 * count + data.draw(st.floats(0, 1)) * IN_FLIGHT * (sum(saved) + sum(casts) / MICRO) + 1e-3
     window = data.draw(st.sampled_from([0.0, 3.0, 1e9]))
@@ -156,4 +156,15 @@ def test_the_best_decisions_of_operators_that_read_all_earlier_ones_are_found_qu
     found = relief.fitted(4 * len(saved) + IN_FLIGHT * sum(saved) / 2)
     assert found is not None
     assert found.offload
-    assert relief.added_seconds(found) < 26  # 24.8 is the least of all decisions
+    assert relief.added_seconds(found) == pytest.approx(24.8)
+
+
+def test_an_operator_that_saves_nothing_is_offloaded_with_what_it_reads():
+    """It was kept, so that what it reads stayed for it: recomputing took 56 seconds instead of 27.5 of copies."""
+    forwards = [7.0] * 4
+    plan = one_stage(forwards, [7.0, 2.0, 0.0, 7.0], [7.0, 5.0, 1.0, 0.0], [], casts=[7.0, 2.0, 0.0, 0.0])
+    relief = Relief(plan=plan, stage=plan.stages[0], window_seconds=0.0)
+    found = relief.fitted(93.94)
+    assert found is not None
+    assert "o2" in found.offload
+    assert relief.added_seconds(found) == by_brute_force(plan, forwards, 93.94, 0.0, inf) == pytest.approx(27.5)
