@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, under
+from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, fitted_under, under
 from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.problem.ascending import Ascending
 from graphpipe.planners.problem.in_order_bound import least_1f1b_seconds
@@ -14,6 +14,7 @@ from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.planners.remembered_seconds import RememberedSeconds
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import least_step_seconds, task_count
+from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers import interleaved, zb_auto
 from graphpipe.schedule.schedulers.registry import find_scheduler
 
@@ -143,7 +144,26 @@ class BestCandidate:
             self._improved(plan, self.ranked if _interleaves(choice, plan) else seconds_of, whole_backwards=whole)
             for plan in promising
         ]
-        return _under_rule(choice, min([*near, promising[0]], key=seconds_of))
+        best = min([*near, promising[0]], key=seconds_of)
+        if seconds_of(best) < inf:
+            return _under_rule(choice, best)
+        return self._fitted([plan for _, plan in _bounded(plans, whole_backwards=whole)[:_REFINED]], choice)
+
+    def _fitted(self, plans: Sequence[Plan], choice: str) -> Plan:
+        """Return the best of plans that all lack memory under a schedule, with what their stages recompute or offload.
+
+        Raises:
+            Infeasible: none of them fits.
+        """
+        found, refused = list[Plan](), list[Infeasible]()
+        for plan in plans:
+            try:
+                found.append(fitted_under(_scheduler(choice, plan), plan, self.evaluate))
+            except Infeasible as error:
+                refused.append(error)
+        if not found:
+            raise refused[0]
+        return min(found, key=self.evaluate)
 
     def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
         slow = evaluate is not self.greedy and self.quick is not None and not self.quick(plan)
@@ -167,7 +187,11 @@ def _least_seconds(choice: str, plan: Plan) -> float:
 
 
 def _under_rule(choice: str, plan: Plan) -> Plan:
-    return under(find_scheduler(interleaved.NAME if _interleaves(choice, plan) else choice), plan)
+    return under(_scheduler(choice, plan), plan)
+
+
+def _scheduler(choice: str, plan: Plan) -> Scheduler:
+    return find_scheduler(interleaved.NAME if _interleaves(choice, plan) else choice)
 
 
 def _interleaves(choice: str, plan: Plan) -> bool:

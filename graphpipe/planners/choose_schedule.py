@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from graphpipe.errors import Infeasible, InvalidInput, nearest
+from graphpipe.planners.improve.relieved import relieved
 from graphpipe.planners.problem.partition import with_in_flight_of
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_room, with_slack
@@ -53,7 +54,7 @@ def scheduled(plan: Plan, choice: str, evaluate: Callable[[Plan], float]) -> Pla
     if choice == AUTO:
         others = [other for other in _alternatives(plan) if other != plan]
         return min([plan, *others], key=evaluate) if others else plan
-    return under(find_scheduler(choice), plan)
+    return fitted_under(find_scheduler(choice), plan, evaluate)
 
 
 def _alternatives(plan: Plan) -> Iterator[Plan]:
@@ -65,6 +66,26 @@ def _alternatives(plan: Plan) -> Iterator[Plan]:
         if scheduler.tried_by_auto and name != own.name and name not in own.considers:
             with suppress(Infeasible):
                 yield under(scheduler, plan)
+
+
+def fitted_under(scheduler: Scheduler, plan: Plan, evaluate: Callable[[Plan], float]) -> Plan:
+    """Return the plan under a schedule. If its samples in flight lack memory, stages recompute or offload some.
+
+    Args:
+        scheduler: of the schedule.
+        plan: with the samples in flight that 1F1B needs.
+        evaluate: seconds of one step of a plan.
+
+    Raises:
+        Infeasible: the samples that the schedule keeps in flight do not fit in memory, whatever the stages recompute.
+    """
+    try:
+        return under(scheduler, plan)
+    except Infeasible:
+        found = relieved(replace(with_in_flight_of(scheduler, plan), schedule=scheduler.name))
+        if not found:
+            raise
+        return min(found, key=evaluate)
 
 
 def under(scheduler: Scheduler, plan: Plan) -> Plan:
