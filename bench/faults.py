@@ -1,10 +1,11 @@
 """A campaign of faults: runs of `graphpipe train` on local ranks, each with a fault drawn at random.
 
-    python -m bench faults [--count N] [--seed S] [--together 2] [--redo] [--again FIRST LAST]
+    python -m bench faults [--count N] [--seed S] [--together 2] [--redo] [--again FIRST LAST [--recovering]]
 
 Each draw is appended to `bench/results/faults.jsonl` when it is judged. A second call goes on where the first ended,
 until there are N draws. `--redo` carries out those draws again that had a problem, whose folders are kept, and
-`--again` those of a range. What is carried out again replaces the row before.
+`--again` those of a range, with `--recovering` only elastic runs that are to recover. What is carried out again
+replaces the row before.
 `bench.fault_draws` says what is drawn, `bench.fault_expectations` what must happen, `bench.fault_checks` judges it.
 """
 
@@ -72,16 +73,25 @@ def main(options: Sequence[str] = ()) -> None:
     parser.add_argument(
         "--again", type=int, nargs=2, default=(0, -1), metavar="NUMBER", help="first and last of a range"
     )
+    parser.add_argument("--recovering", action="store_true", help="of the range, only runs that are to recover")
     chosen = parser.parse_args(options)
     rows = {row["number"]: row for row in _rows() if row["seed"] == chosen.seed}
     again = {number for number, row in rows.items() if chosen.redo and row["problems"]}
-    again |= {*range(chosen.again[0], chosen.again[1] + 1)}
+    again |= {
+        number
+        for number in range(chosen.again[0], chosen.again[1] + 1)
+        if not chosen.recovering or _recovers(draw(chosen.seed, number))
+    }
     missing = [draw(chosen.seed, number) for number in range(chosen.count) if number not in rows or number in again]
     for row in _carry_out_all(missing, chosen.together):
         rows[row["number"]] = row | {"seed": chosen.seed}
         _append(rows[row["number"]])
         print(_line(rows[row["number"]]), flush=True)
     summarise([rows[number] for number in sorted(rows)], chosen.seed)
+
+
+def _recovers(drawn: Draw) -> bool:
+    return drawn.case.elastic and EXPECTED[drawn.kind].elastic == "recovers"
 
 
 def _carry_out_all(draws: Sequence[Draw], together: int) -> Iterable[dict[str, Any]]:

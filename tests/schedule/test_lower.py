@@ -1,10 +1,11 @@
 """Lowered schedules: every sample arrives once, from its owner, in an order that cannot deadlock."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from builders import Part, make_plan, plans
+from builders import Part, make_plan, plans, share
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Send, StageTask, Transfer
+from graphpipe.schedule import Action, Compute, LoweredSchedule, Receive, Reduce, Schedule, Send, StageTask, Transfer
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 
@@ -193,5 +194,42 @@ def test_gradients_go_back_only_along_the_edges_that_carry_them():
 
 def test_training_with_another_batch_size_is_refused():
     plan = make_plan([Part()], batch_size=8)
-    with pytest.raises(InvalidInput, match="batch_size: is 6, the plan was made for 8"):
-        lower(plan, build_schedule(plan), batch_size=6)
+    found = build_schedule(plan)
+    for size in (0, 6, 9, 16):
+        with pytest.raises(InvalidInput, match=f"batch_size: is {size}, the plan was made for 8"):
+            lower(plan, found, batch_size=size)
+    with pytest.raises(InvalidInput, match="batch_size: is 0, the plan was made for 8"):
+        lower(plan, found, batch_size=0, forward_only=True)
+    assert lower(plan, found, batch_size=8) == lower(plan, found)
+    assert lower(plan, found, batch_size=1, forward_only=True).batch_size == 1
+
+
+def test_a_plan_that_does_not_train_has_forwards_only() -> None:
+    plan = replace(make_plan([Part(), Part()], [(0, 1, 1.0)], batch_size=2), trains=False, schedule="forward-only")
+    lowered = lower(plan, build_schedule(plan))
+    assert {action.task.kind for _, action in lowered.order if isinstance(action, Compute)} == {"F"}
+    assert {transfer.direction for transfer in transfers(lowered)} == {"forward"}
+
+
+def test_the_order_of_a_segment_by_hand() -> None:
+    """At equal logical times, messages come first, then updates, then tasks."""
+    parts = [Part(parameter_bytes=1.0), Part(micro_batch=2, degree=2, parameter_bytes=1.0)]
+    plan = share(make_plan(parts, [(0, 1, 1.0)], batch_size=2), [0, 1], 4.0)
+    found = Schedule.parse(
+        "schedule hand\n0: F0.0 F0.1 B0.0 B0.1 U0.0 F0.2 F0.3 B0.2 B0.3 U0.1\n"
+        + "".join(f"{device}: F1.0 B1.0 U1.0 F1.1 B1.1 U1.1\n" for device in (1, 2))
+    )
+    words = [
+        f"{device} {action.task if isinstance(action, Compute) else type(action).__name__}"
+        for device, action in lower(plan, found).order
+    ]
+    # A forward of a sample takes a tick, a backward two. Device 0 does F0.0 at 0, F0.1 at 1, B0.0 at 4 and B0.1 at 6.
+    first = [
+        *("0 F0.0", "0 Send", "1 Receive", "0 F0.1", "1 F1.0"),  # until 1
+        *("0 Send", "2 Receive", "1 B1.0", "2 F1.0", "2 B1.0"),  # until 3
+        *("1 Send", "0 Receive", "0 B0.0", "2 Send", "0 Receive", "1 Reduce", "2 Reduce", "0 B0.1"),  # until 6
+        *("0 ReduceTied", "1 ReduceTied", "2 ReduceTied", "0 U0.0", "1 U1.0", "2 U1.0"),  # at 8
+    ]
+    assert words[: len(first)] == first
+    assert [word.replace("0.2", "0.0").replace("0.3", "0.1") for word in words[len(first) :]][:2] == first[:2]
+    assert len(words) == 2 * len(first)

@@ -142,6 +142,12 @@ def test_an_update_waits_for_the_gradients_of_all_who_share_the_parameter() -> N
     verify(share(plan, [0, 1], 4.0), Schedule.parse(str(found).replace(" U0.0", "").replace("U1.0", "U1.0 U0.0")))
     with pytest.raises(InvalidInput, match=r"wait for each other forever: d0 at U0\.0, d1 at F2\.0"):
         verify(share(plan, [0, 2], 4.0), found)
+    # Half of the gradients are there, but not those of the second micro-batch.
+    plan = make_plan(parts, [(1, 2, 0.0)], batch_size=2)
+    lines = ["F0.0 B0.0 F0.1 B0.1 F1.0 B1.0 U0.0 F1.1 B1.1 U1.0", "F2.0 B2.0 F2.1 B2.1 U2.0"]
+    verify(plan, parsed(lines))
+    with pytest.raises(InvalidInput, match=r"wait for each other forever: d0 at U0\.0, d1 at F2\.1"):
+        verify(share(plan, [0, 2], 4.0), parsed(lines))
 
 
 def test_a_stage_waits_for_the_replica_that_has_its_samples() -> None:
@@ -153,6 +159,35 @@ def test_a_stage_waits_for_the_replica_that_has_its_samples() -> None:
         verify(plan, parsed([odd, odd, last]))
     with pytest.raises(InvalidInput, match=r"forever: d0 at B0\.2, d1 at B0\.1, d2 at F1\.1\."):
         verify(plan, parsed([even, even, last]))
+
+
+def test_a_stage_waits_for_its_last_sample() -> None:
+    # The samples 3 4 5 of the second micro-batch are of the first and the second of stage 0, 0 1 2 3 and 4 5 6 7.
+    plan = make_plan([Part(micro_batch=4), Part(micro_batch=3, in_flight=12)], batch_size=12, schedule="gpipe")
+    last = " ".join(f"{kind}1.{at}" for at in range(4) for kind in "FB")
+    verify(plan, parsed(["F0.0 F0.1 B0.0 F0.2 B0.1 B0.2", last]))
+    with pytest.raises(InvalidInput, match=r"forever: d0 at B0\.0, d1 at F1\.1\."):
+        verify(plan, parsed(["F0.0 B0.0 F0.1 F0.2 B0.1 B0.2", last]))
+
+
+def test_a_replica_waits_for_a_micro_batch_long_before_it_is_computed() -> None:
+    # The second replica of stage 1 needs micro-batches 2 and 3 of stage 0 when none of them is done.
+    parts = [Part(devices=(0,)), Part(micro_batch=4, degree=2, devices=(1, 2)), Part(devices=(2,)), Part(devices=(0,))]
+    plan = make_plan(parts, [(0, 1, 0.0), (2, 3, 0.0)], batch_size=4, schedule="gpipe")
+
+    def all_of(kind: str, stage: int) -> str:
+        return " ".join(f"{kind}{stage}.{at}" for at in range(4))
+
+    first, last = f"{all_of('F', 0)} {all_of('F', 3)}", f"{all_of('B', 3)} {all_of('B', 0)}"
+    others = ["F1.0 B1.0", f"F1.0 {all_of('F', 2)} B1.0 {all_of('B', 2)}"]
+    verify(plan, parsed([f"{first} {last}", *others]))
+    with pytest.raises(InvalidInput, match=r"forever: d0 at F3\.0, d1 at F1\.0, d2 at F1\.0\."):
+        verify(plan, parsed([f"{all_of('F', 3)} {all_of('F', 0)} {last}", *others]))
+
+
+def test_a_long_schedule_passes() -> None:
+    plan = make_plan([Part()], batch_size=200)
+    verify(plan, parsed([" ".join(f"F0.{at} B0.{at}" for at in range(200))]))
 
 
 def test_a_deadlock_error_names_four_devices() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.plans import Plan
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule import (
     Action,
     Compute,
@@ -27,7 +28,9 @@ from graphpipe.schedule import (
 )
 from graphpipe.schedule.deadlock import find_deadlock
 from graphpipe.schedule.lower import lower
+from graphpipe.schedule.schedule import StageTask
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, build_schedule
+from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.verify_lowered import verify_lowered
 
 
@@ -230,6 +233,120 @@ def test_the_verifier_finds_an_injected_fault(device: int, change: Change, messa
     verify_lowered(plan, its_schedule, lowered)
     with pytest.raises(AssertionError, match=message):
         verify_lowered(plan, its_schedule, changed(lowered, device, change))
+
+
+def segment_of_two() -> tuple[Plan, Schedule, LoweredSchedule]:
+    """Return a segment of two mini-batches of a stage with two replicas, which updates its weights twice."""
+    plan = make_plan([Part(micro_batch=2, degree=2, parameter_bytes=1.0)], batch_size=4)
+    found = build_segment(plan, 2)
+    return plan, found, lower(plan, found)
+
+
+def before(kind: type, nth: int, task: str) -> Change:
+    """Return a change that moves an action to right before a task."""
+
+    def change(listed: list[Action]) -> list[Action]:
+        action = listed.pop(position(listed, kind, nth))
+        listed.insert(listed.index(Compute(StageTask.parse(task))), action)
+        return listed
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (before(Reduce, 0, "B0.1"), r"does B0\.1 after Reduce\(stage=0, mini_batch=0\)"),
+        (before(Reduce, 1, "B0.3"), r"does B0\.3 after Reduce\(stage=0, mini_batch=1\)"),
+        (before(Reduce, 0, "F0.2"), r"sums gradients .* after the update that needs them, U0\.0"),
+        (before(Reduce, 0, "U0.1"), "sums gradients|of the next mini-batch before"),
+        (without(Reduce), "sums .*, not"),
+        (lambda listed: [*listed, listed[position(listed, Reduce)]], "sums .*, not"),
+    ],
+)
+def test_gradients_are_summed_once_per_mini_batch_before_its_update(change: Change, message: str) -> None:
+    plan, found, lowered = segment_of_two()
+    tasks = "F0.0 B0.0 F0.1 B0.1 U0.0 F0.2 B0.2 F0.3 B0.3 U0.1"
+    assert str(found).splitlines()[1] == f"0: {tasks}"
+    verify_lowered(plan, found, lowered)
+    with pytest.raises(AssertionError, match=f"device 0 {message}"):
+        verify_lowered(plan, found, changed(lowered, 0, change))
+
+
+def test_a_sum_after_a_backward_of_the_next_mini_batch_is_refused_where_updates_wait() -> None:
+    plan, _, _ = segment_of_two()
+    late = Schedule.parse(
+        "schedule hand\n" + "".join(f"{at}: F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3\n" for at in (0, 1))
+    )
+    updates = tuple((*tasks, StageTask("U", 0, 0), StageTask("U", 0, 1)) for tasks in late.devices)
+    found = replace(late, devices=updates)
+    lowered = lower(plan, found)
+    for at in (0, 1):
+        lowered = changed(lowered, at, before(Reduce, 0, "F0.3"))
+    with pytest.raises(AssertionError, match=r"device 0 does B0\.2 of the next mini-batch before Reduce"):
+        verify_lowered(plan, found, lowered)
+
+
+def test_a_message_at_a_device_that_is_none_of_its_ends_is_refused() -> None:
+    plan, found, lowered = two_way()
+    message = lowered.devices[1][position([*lowered.devices[1]], Receive)]
+    elsewhere = changed(lowered, 1, without(Receive))
+    for device in (0, 2):
+        with pytest.raises(AssertionError, match=f"device {device} lists a Receive of another: "):
+            verify_lowered(plan, found, changed(elsewhere, device, lambda listed: [message, *listed]))
+    assert isinstance(message, Receive)
+    unknown = Receive(replace(message.transfer, samples=SampleRange(90, 91)))
+    with pytest.raises(AssertionError, match="Receive: missing or too many"):
+        verify_lowered(plan, found, changed(lowered, 1, lambda listed: [unknown, *listed]))
+
+
+def test_a_schedule_lowered_for_another_batch_is_refused() -> None:
+    plan, found, lowered = two_way()
+    for size in (4, 16):
+        with pytest.raises(AssertionError, match=f"lowered for {size} samples, not 8"):
+            verify_lowered(plan, found, replace(lowered, batch_size=size))
+
+
+@pytest.mark.parametrize(
+    ("change", "copies"),
+    [
+        (lambda listed: [it for it in listed if not isinstance(it, Evict | Fetch)], r"\[\]"),
+        (without(Fetch), r"\[\(1, Evict.*\)\]"),
+        (before(Fetch, 0, "B0.0"), r"\[\(1, Evict.*\), \(3, Fetch.*\)\]"),
+        (before(Evict, 0, "F0.2"), r"\[\(2, Fetch.*\), \(2, Evict.*\)\]"),
+    ],
+)
+def test_what_is_offloaded_leaves_after_its_forward_and_comes_back_a_task_before_its_backward(
+    change: Change, copies: str
+) -> None:
+    plan = make_plan([Part(offloads=True, saved_bytes=1.0)], batch_size=3, schedule="gpipe")
+    found = Schedule.parse("schedule hand\n0: F0.0 F0.1 F0.2 B0.0 B0.1 B0.2\n")
+    lowered = lower(plan, found)
+    verify_lowered(plan, found, lowered)
+    with pytest.raises(AssertionError, match=f"device 0 copies {copies} of F0.0, not "):
+        verify_lowered(plan, found, changed(lowered, 0, change))
+
+
+def test_what_a_message_leaves_out_is_in_an_earlier_output_or_a_later_gradient() -> None:
+    # Stages 1 and 2 read the same value on device 1, and the gradient of 2 goes back in the sum of 1.
+    parts = [Part(devices=(0,)), Part(devices=(1,)), Part(devices=(1,))]
+    empty = make_plan(parts, [(0, 1, 0.0), (0, 2, 0.0), (1, 2, 1.0)], batch_size=1)
+    verify_lowered(empty, build_schedule(empty), lower(empty, build_schedule(empty)))
+    plan = make_plan(parts, [(0, 1, 5.0), (0, 2, 5.0), (1, 2, 1.0)], batch_size=1)
+    found = build_schedule(plan)
+    lowered = lower(plan, found)
+    verify_lowered(plan, found, lowered)
+    with pytest.raises(AssertionError, match=r"device 0 sends .* and edge 0 in the wrong order"):
+        verify_lowered(plan, found, changed(lowered, 0, swapped(Send)))
+    # Both gradients may leave after the backward of stage 1, but the one with the sum is the later one.
+    back = [it.transfer for it in lowered.devices[1] if isinstance(it, Send) and it.transfer.target_device == 0]
+    assert [(it.edge, it.without) for it in back] == [(1, (0,)), (0, ())]
+
+    def only_the_first(listed: list[Action]) -> list[Action]:
+        return [it for it in listed if it != Send(back[1])]
+
+    with pytest.raises(AssertionError, match=r"device 1 leaves out values of .*, but does not send edge 0"):
+        verify_lowered(plan, found, changed(lowered, 1, only_the_first))
 
 
 def test_lists_that_agree_for_every_pair_of_devices_can_still_deadlock_in_a_ring():

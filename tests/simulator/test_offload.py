@@ -96,6 +96,8 @@ def test_what_is_offloaded_must_fit_in_the_node():
     with pytest.raises(Infeasible, match=message):
         verify(replace(plan, cluster=short))
     verify(replace(plan, cluster=replace(plan.cluster, host_memory=(HostMemory(node="n0", bytes=120.0),))))
+    with pytest.raises(Infeasible, match=r"\(0 bytes\) short"):
+        verify(replace(plan, cluster=replace(plan.cluster, host_memory=(HostMemory(node="n0", bytes=119.5),))))
 
 
 @pytest.mark.parametrize(
