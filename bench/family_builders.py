@@ -234,6 +234,7 @@ def qwen2_vl() -> Family:
     text[:, 1], text[:, 2:6], text[:, 6] = 58, 60, 59
     patches = torch.randn(SAMPLES * 16, 96, generator=torch.Generator().manual_seed(0))
     images = {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, 4, 4]] * SAMPLES)}
+    images |= {"mm_token_type_ids": (text == 60).long()}
     model = library.Qwen2VLForConditionalGeneration(config)
     return model, {"input_ids": text, "attention_mask": torch.ones_like(text), "labels": text, **images}
 

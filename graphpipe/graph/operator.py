@@ -160,6 +160,8 @@ class Origin:
     """Which entries of the forward's result are the model's output; empty for all of it."""
     split_ops: tuple[OpSplit, ...] = ()
     """Operators that were split after the capture, in order."""
+    forms: tuple[tuple[str, str], ...] = ()
+    """Inputs that the forward takes in another form than with samples in front, with their forms, by name."""
     precision: Precision | None = None
     """Of the forwards whose bytes the graph counts. None, as in files of earlier versions: the dtypes of the model are
     counted, and a run may have any precision."""

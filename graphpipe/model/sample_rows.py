@@ -1,7 +1,8 @@
 """Loops over the samples of a mini-batch, while a forward is traced whose number of samples is a variable.
 
 Such a loop would fix the number. LLaVA lists the features of all images, and joins the list again with `torch.cat`.
-This is followed: it only joins the first two dimensions. Everything else that is done with single samples is refused.
+This is followed: it only joins the first two dimensions. Qwen2-VL splits the features of all images by the sizes of the
+images, and joins them again: nothing happens to them. Everything else that is done with single samples is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from graphpipe.model.torch_private import flatten, size_at
 
 _UNBIND: tuple[Any, ...] = (torch.unbind, Tensor.unbind)
+_SPLIT: tuple[Any, ...] = (torch.split, Tensor.split)
 
 
 class OneSample:
@@ -36,9 +38,20 @@ class OneSample:
     ) -> Any:
         """Join all rows of one tensor, and refuse everything else."""
         rows, dim = (*args, (kwargs or {}).get("dim", 0), None)[:2]
-        if func is torch.cat and dim == 0 and isinstance(rows, Sequence) and _are_all_rows(rows):
-            return rows[0].tensor.flatten(0, 1)
+        if func is torch.cat and isinstance(rows, Sequence) and _are_all_rows(rows) and dim == rows[0].dim:
+            return rows[0].joined()
         raise _refused()
+
+    dim = 0
+    """Along which all rows can be joined."""
+
+    def joined(self) -> Tensor:
+        """Return all rows, one after the other."""
+        return self.tensor.flatten(0, 1)
+
+    def item(self) -> "OneSample":
+        """Return itself, in place of a number: `tolist` of sizes asks for it."""
+        return self
 
     def __getattr__(self, name: str) -> Any:
         raise _refused()
@@ -50,13 +63,32 @@ class OneSample:
     __matmul__ = __rmatmul__ = __pow__ = __neg__ = __getitem__ = __iter__ = __len__ = _refuse
 
 
+class OnePart(OneSample):
+    """One of the parts into which a tensor is split, with a size that depends on values.
+
+    Args:
+        tensor: that is split.
+        position: of the part.
+        count: of all parts.
+        dim: along which it is split.
+    """
+
+    def __init__(self, tensor: Tensor, position: int, count: int, dim: int) -> None:
+        super().__init__(tensor, position, count)
+        self.dim = dim
+
+    def joined(self) -> Tensor:
+        """Return the tensor that was split."""
+        return self.tensor
+
+
 def _are_all_rows(rows: Sequence[Any]) -> bool:
     first = rows[0] if rows else None
     return (
         isinstance(first, OneSample)
         and len(rows) == first.count
         and all(
-            isinstance(row, OneSample) and row.tensor is first.tensor and row.position == position
+            type(row) is type(first) and row.tensor is first.tensor and row.position == position
             for position, row in enumerate(rows)
         )
     )
@@ -86,16 +118,29 @@ class SampleLoops(TorchFunctionMode):
         """Run a function, or start a loop."""
         if func is Tensor.__len__ and _is_over_samples(*args):  # list(...) asks for it
             self.count += 1
-            return self.samples
+            return size_at(args[0].shape[0], self.samples)
         if func in _UNBIND and _is_over_samples(*args, **(kwargs or {})):
             self.count += 1
-            return tuple(OneSample(args[0], position, self.samples) for position in range(self.samples))
+            rows = size_at(args[0].shape[0], self.samples)
+            return tuple(OneSample(args[0], position, rows) for position in range(rows))
+        if func in _SPLIT and (parts := _parts(*args, **(kwargs or {}))):
+            return parts
         try:
             return func(*args, **(kwargs or {}))
         except TypeError as error:
             if any(isinstance(each, OneSample) for each in flatten((args, kwargs))[0]):  # as a size, in ViLT
                 raise _refused() from error
             raise
+
+
+def _parts(
+    tensor: Tensor, split_size_or_sections: object = None, dim: int = 0, *, split_size: object = None
+) -> tuple[OnePart, ...]:
+    # The parts of a tensor that is split by the elements of another one, of which there are some for each sample.
+    sizes: Any = split_size_or_sections if split_size is None else split_size
+    if not isinstance(sizes, Sequence) or not _are_all_rows(sizes) or sizes[0].tensor.dim() != 1:
+        return ()
+    return tuple(OnePart(tensor, position, len(sizes), dim) for position in range(len(sizes)))
 
 
 def _is_over_samples(tensor: Tensor, dim: int = 0) -> bool:

@@ -24,6 +24,7 @@ from graphpipe.model.capture.fuse_tiny import fuse_tiny
 from graphpipe.model.capture.groups import Groups
 from graphpipe.model.capture.join_uncuttable import join_output, join_uncuttable, stateful
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_trace
+from graphpipe.model.capture.module_graph.input_forms import Form, check_forms
 from graphpipe.model.capture.module_graph.make_module_graph import make_module_graph
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
@@ -82,6 +83,7 @@ def capture(
     arguments: Mapping[str, bool | int | float | str] | None = None,
     outputs: Sequence[str] = (),
     precision: Precision = "fp32",
+    forms: Mapping[str, Form] | None = None,
 ) -> Graph:
     """Return the operator graph of a module: calls of its submodules, joined by the glue in between.
 
@@ -102,6 +104,8 @@ def capture(
         outputs: for a forward that returns a dict (or a dataclass of Hugging Face), the entries to return as a dict.
             What only the other entries need is never computed. By default the whole output is returned.
         precision: of the forwards in training. With `bf16` or `fp16`, the graph counts what autocast saves and sends.
+        forms: of inputs that the forward does not take with samples in front (see `input_forms`). The example and
+            every mini-batch have samples in front.
 
     Raises:
         InvalidInput: unusable inputs, an unknown submodule or output, or a forward that cannot be traced (and why).
@@ -115,6 +119,7 @@ def capture(
         arguments=tuple({**without_cache(module), **(arguments or {})}.items()),
         outputs=tuple(outputs),
         precision=precision,
+        forms=tuple((forms or {}).items()),
     )
     return capture_nodes(module, example_inputs, origin).graph
 
@@ -131,6 +136,7 @@ def capture_nodes(module: nn.Module, example_inputs: Inputs, origin: Origin = _A
         InvalidInput: as `capture`.
     """
     named = name_inputs(input_names(module, example_inputs), example_inputs)
+    check_forms(dict(origin.forms), [*named])
     warn_of_unregistered_layers(module)
     return capture_again(module, describe(named), origin)
 

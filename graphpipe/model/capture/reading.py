@@ -28,6 +28,10 @@ class Reading:
     """Shape without the first dimension, if only the first dimension depends on the number of samples."""
     samples_at: int | None = None
     """The dimension that is samples, if only this one depends on the number of samples."""
+    rows: int = 0
+    """Rows of its first dimension for each sample, if only this one depends on the number of samples."""
+    grows: bool = False
+    """Whether it is a tensor, or may contain one, of which a dimension depends on the number of samples."""
     compares: bool = False
     """Whether two dimensions of its value are samples, which means that samples are compared with each other."""
     dtype: torch.dtype = torch.float32

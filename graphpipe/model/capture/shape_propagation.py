@@ -50,11 +50,14 @@ def propagate_shapes(
     few, many = (_decided_run(module_graph, fake, blank(inputs, samples), structures, precision) for samples in SAMPLES)
     for node, reading in many.items():
         if not all(map(_is_known, (*(few[node].shape or ()), *(reading.shape or ())))):
+            reading.grows = True
             continue
         reading.sample_shape = _sample_shape(few[node].shape, reading.shape)
         sizes = list(zip(few[node].shape or (), reading.shape or (), strict=False))
         reading.compares = sizes.count(SAMPLES) > 1
+        reading.rows = _rows(few[node].shape, reading.shape)
         varying = [at for at, (one, other) in enumerate(sizes) if one != other]
+        reading.grows = bool(varying)
         reading.samples_at = varying[0] if len(varying) == 1 and sizes[varying[0]] == SAMPLES else None
     return many
 
@@ -68,6 +71,13 @@ def _sample_shape(few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> 
     if not few or not many or (few[0], many[0]) != SAMPLES or few[1:] != many[1:]:
         return None
     return many[1:]
+
+
+def _rows(few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> int:
+    if not few or not many or few[1:] != many[1:]:
+        return 0
+    rows, rest = divmod(few[0], SAMPLES[0])
+    return rows if not rest and many[0] == rows * SAMPLES[1] else 0
 
 
 def _decided_run(

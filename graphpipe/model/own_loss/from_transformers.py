@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any
 
@@ -16,6 +16,7 @@ from graphpipe.model.capture.module_graph.opaque_modules import EVERY
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
+from graphpipe.model.own_loss.processor_inputs import ProcessorInputs
 from graphpipe.model.own_loss.without_loss import without_loss
 from graphpipe.model.recorded_parts import recorded_parts
 
@@ -34,6 +35,8 @@ class TransformersModel:
     """The captured model. With `PipelineOptions(captured=...)` the pipeline does not trace the model again."""
     loss: OwnLoss | None
     """The model's own loss; None if the example has no labels."""
+    processor_inputs: ProcessorInputs = field(default_factory=ProcessorInputs)
+    """How inputs follow from what the processor returns."""
 
     @property
     def graph(self) -> Graph:
@@ -51,9 +54,10 @@ class TransformersModel:
         Without labels the targets are None. Missing decoder inputs are the shifted labels, as in the model itself.
 
         Raises:
-            InvalidInput: an input or label is missing.
+            InvalidInput: an input or label is missing, or samples have different numbers of images or sizes of images.
         """
         given = _with_decoder_inputs(self.module, batch, self.inputs)
+        given = self.processor_inputs.by_samples(self.module, given)
         inputs = name_inputs(self.inputs, {name: given[name] for name in self.inputs if name in given})
         if self.loss is None:
             return inputs, None
@@ -110,6 +114,8 @@ def from_transformers(
     """
     check_precision(precision)
     given = _with_decoder_inputs(model, example, ())
+    processed = ProcessorInputs.of(model, given)
+    given = processed.by_samples(model, given)
     tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
     arguments = _arguments(model, given)
     layers = innermost(model, _layer_class())
@@ -123,6 +129,7 @@ def from_transformers(
         whole_batch=tuple(whole_batch),
         arguments=tuple(arguments.items()),
         precision=precision,
+        forms=tuple(processed.forms.items()),
     )
     inputs = {name: each for name, each in tensors.items() if name not in labels}
     loss, traced = None, None
@@ -135,7 +142,7 @@ def from_transformers(
     # The glue was compared in both modes when the loss was cut out of it.
     origin = replace(origin, outputs=tuple(dict.fromkeys(outputs)))
     captured = _captured(model, describe(_named(model, inputs)), origin, traced, compare_modes=loss is None)
-    return TransformersModel(module=model, captured=captured, loss=loss)
+    return TransformersModel(module=model, captured=captured, loss=loss, processor_inputs=processed)
 
 
 def innermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
@@ -188,6 +195,8 @@ def _decoder_inputs_of(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     if prepare is not None or shift is None or "decoder_input_ids" not in signature(model.forward).parameters:
         return prepare
     config: Any = model.config
+    if not hasattr(config, "pad_token_id"):  # Florence-2 has a configuration for each of its parts
+        config = config.get_text_config()
 
     def shifted(labels: Tensor) -> Tensor:
         return shift(labels, config.pad_token_id, config.decoder_start_token_id)

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from graphpipe.collection_pause import collection_paused
+from graphpipe.model.capture.module_graph.broadcast_masks import broadcast_masks
 from graphpipe.model.capture.module_graph.calls.opaque_calls import recording
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
@@ -18,6 +19,9 @@ from graphpipe.model.capture.module_graph.translation import Translation
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import is_mutable
+
+_MOST = 2**40
+"""Samples at most. Without a bound, torch.export fails at a product of their number that exceeds 63 bits."""
 
 
 @collection_paused()
@@ -46,7 +50,7 @@ def exported_graph(
         InvalidInput: its output has no such entry.
         Exception: any error of torch.export.
     """
-    with recording(fake, paths, runs) as calls, loops, quiet_export():
+    with recording(fake, paths, runs) as calls, loops, broadcast_masks(), quiet_export():
         program = _export(fake, inputs)
         detach_blocks(program)
         for module in _graphs(program):
@@ -62,7 +66,7 @@ def _graphs(program: ExportedProgram) -> list[fx.GraphModule]:
 
 
 def _export(fake: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
-    shapes, batch = ShapesCollection(), Dim("batch", min=2)
+    shapes, batch = ShapesCollection(), Dim("batch", min=2, max=_MOST)
     for tensor in inputs.values():
         shapes[tensor] = {0: batch}
     named = _take_names(fake, list(inputs))

@@ -19,6 +19,7 @@ from graphpipe.model.capture.module_graph.failures import (
     cannot_express,
     cannot_trace,
 )
+from graphpipe.model.capture.module_graph.input_forms import taking
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY, opaque_modules
@@ -64,6 +65,9 @@ def make_module_graph(
     if method == "export":
         runs = StaticRuns(fake_copy(module, inside := fake_mode()), inside)
         return fake, *_by_export(fake, examples, runs, origin, compare_modes=compare_modes)
+    if origin.forms:
+        remedy = "Put what arranges them into its first submodules, or use method='export'."
+        raise InvalidInput("inputs of a declared graph have no forms", where="forms", remedy=remedy)
     if origin.arguments or origin.outputs:
         remedy = "Its submodules take what they are fed, and its own `output` names what it returns."
         raise InvalidInput("a declared graph has no further arguments and outputs", where="capture", remedy=remedy)
@@ -93,6 +97,8 @@ def _by_export(
     recorded = recorded_parts(fake, dict(origin.arguments))
     if origin.arguments:
         fake.forward = partial(fake.forward, **dict(origin.arguments))
+    if origin.forms:
+        fake.forward = taking(fake.forward, dict(origin.forms), [*examples])
     while True:
         paths = opaque_modules(fake, [*origin.split, *(path for path in recorded if path not in opaque)], opaque)
         _check_recorded(paths, recorded)

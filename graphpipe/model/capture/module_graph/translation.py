@@ -22,6 +22,7 @@ from graphpipe.model.torch_private import (
     flatten,
     is_higher_order,
     leaf,
+    size_at,
     switches_gradients,
     unflatten,
 )
@@ -245,11 +246,25 @@ class Translation:
         # A tensor of this node's shape, dtype and device, for a call that does not read its values. None if its shape
         # is not known to be constant in all dimensions that are not samples.
         value = node.meta["val"]
-        sizes = [self.samples if self._is_batch(size) else size for size in value.shape]
+        sizes = [self._size(size) for size in value.shape]
         if not all(isinstance(size, int | fx.Node) for size in sizes):
             return None
         new = self.graph.call_function(stand_in, (self.device, value.dtype, tuple(sizes)))
         new.meta["owner"] = owner
+        return new
+
+    def _size(self, size: Any) -> Any:
+        # A size of a stand-in: a multiple of the number of samples becomes a node.
+        if isinstance(size, int) or self._is_batch(size):
+            return size if isinstance(size, int) else self.samples
+        try:
+            rows, twice = (size_at(size, samples) for samples in (1, 2))
+        except ValueError:  # it depends on values
+            return size
+        if twice != 2 * rows:
+            return size
+        new = self.graph.call_function(operator.mul, (self.samples, rows))
+        new.meta["owner"] = ""
         return new
 
     def _call_arguments(self, call: OpaqueCall, tensors: list[fx.Node], sizes: list[Any]) -> tuple[Any, Any]:

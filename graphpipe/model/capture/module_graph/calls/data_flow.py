@@ -33,6 +33,8 @@ class Decisions:
         self.answer = answer
         self.count = 0
         """The questions so far."""
+        self.split = False
+        """Whether a tensor was split by sizes that depend on values."""
 
     def known(self, result: Any) -> Any:
         """Return the answer for the result of an operator that asks, or for `TRUTH`, and any other result as it is.
@@ -48,7 +50,8 @@ class Decisions:
         """Return the result of an operator on fake tensors, or the answer if it asks.
 
         A loop over a number of rows that depends on values runs once, or not at all: a mixture of experts may loop over
-        the experts that some word is sent to.
+        the experts that some word is sent to. The parts of a tensor whose sizes depend on values are nearly equal:
+        attention may take one image after the other.
 
         Raises:
             RuntimeError: as `known`.
@@ -56,6 +59,9 @@ class Decisions:
         if func is torch.ops.aten.unbind.int and _rows_are_unknown(*args, **kwargs):
             row = args[0].sum(0).to(args[0].dtype)  # has the shape of a row, and depends on the same values
             return [row] * self.decide()
+        if func is torch.ops.aten.split_with_sizes.default and any(not isinstance(each, int) for each in args[1]):
+            self.split = True
+            return func(args[0], _nearly_equal(args[0], len(args[1]), *args[2:]), *args[2:], **kwargs)
         return self.known(call_on_fake(func, args, kwargs))
 
     def decide(self) -> bool:
@@ -68,6 +74,12 @@ class Decisions:
         if self.count > _MOST_DECISIONS:
             raise RuntimeError("a loop that depends on the values in a tensor")
         return self.answer
+
+
+def _nearly_equal(tensor: Tensor, count: int, dim: int = 0) -> list[int]:
+    # Sizes of so many parts; they differ by one at most.
+    total = tensor.shape[dim]
+    return [total * (number + 1) // count - total * number // count for number in range(count)]
 
 
 def _rows_are_unknown(tensor: Tensor, dim: int = 0) -> bool:

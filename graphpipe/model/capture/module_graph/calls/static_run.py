@@ -48,6 +48,8 @@ class StaticRun:
     """Leaves that are not arguments, and that are computed without much work. Empty if the call writes anywhere."""
     decided: bool
     """Whether it branched on a truth value in a tensor."""
+    split: bool
+    """Whether it split a tensor by sizes in another tensor, and so may have run a loop over the parts."""
 
 
 def returning_runs(
@@ -115,4 +117,5 @@ def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: D
         ),
         repeatable=not (flow.random or flow.written or next(module.parameters(), None) is not None),
         decided=decisions.count > 0,
+        split=decisions.split,
     )
