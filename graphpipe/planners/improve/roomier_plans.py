@@ -43,6 +43,16 @@ def faster_with_memory(problem: Problem, options: Options, find: Search, plan: P
     return found if evaluate(found) <= most else None
 
 
+def enough_seconds(options: Options, roomiest: Plan) -> float:
+    """Return the seconds of a step below which plans with less memory hardly go.
+
+    Args:
+        options: the caller's.
+        roomiest: the plan for the most memory.
+    """
+    return options.evaluate(roomiest) / _GAIN
+
+
 def _with_memory(problem: Problem, times: float) -> Problem:
     types = tuple(replace(kind, memory_bytes=kind.memory_bytes * times) for kind in problem.cluster.device_types)
     return replace(problem, cluster=replace(problem.cluster, device_types=types))
