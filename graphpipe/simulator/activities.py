@@ -144,14 +144,14 @@ class Activities:
             for device in self.plan.used_devices:
                 self._update(device)
 
-    def under(self, loads: StepLoads) -> Sequence[Activity]:
-        """Return all activities if the samples have other loads, on which only the seconds of tasks depend."""
-        other, found = Activities(self.plan, loads), list(self.found)
+    def seconds_under(self, loads: StepLoads) -> list[float]:
+        """Return the seconds of all activities if the samples have other loads. Only tasks then take other seconds."""
+        other, found = Activities(self.plan, loads), [each.seconds for each in self.found]
         for number, what in enumerate(self.what):
             if isinstance(what, tuple) and what[1].kind != "U":
                 device, task = what
                 seconds = other._task_seconds(task.stage, device, task.micro_batch)
-                found[number] = found[number]._replace(seconds=seconds_of(task.kind, seconds, self.plan.costs))
+                found[number] = seconds_of(task.kind, seconds, self.plan.costs)
         return found
 
     def _compare_inputs(self, lowered: LoweredSchedule) -> None:

@@ -10,7 +10,7 @@ from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.activities import Activities, SimulatedWork
-from graphpipe.simulator.engine import Activity, Interval, run, run_shared
+from graphpipe.simulator.engine import Activity, Interval, ends, run, run_shared
 from graphpipe.simulator.memory import memory_over_time
 from graphpipe.simulator.spans import spans_of
 from graphpipe.simulator.step_loads import DRAWN_STEPS, StepLoads, draw_loads
@@ -72,12 +72,23 @@ def mean_step(plan: Plan, schedule: Schedule | None = None) -> tuple[float, Trac
     count = DRAWN_STEPS if any(len(load.loads) > 1 for load in plan.costs.loads) else 1
     activities = Activities(plan)
     activities.add_all(lowered)
-    drawn = (StepLoads.of(plan, draw_loads(plan, step)) for step in range(count))
-    steps = [_intervals(plan, activities.under(loads)) for loads in drawn]
-    lengths = [max(interval.end for interval in step) for step in steps]
+    steps = [activities.seconds_under(StepLoads.of(plan, draw_loads(plan, step))) for step in range(count)]
+    lengths = [_step_length(plan, activities.found, seconds) for seconds in steps]
     mean = sum(lengths) / count
     near = min(zip(lengths, steps, strict=True), key=lambda each: abs(each[0] - mean))[1]
-    return mean, _trace(plan, lowered, list(zip(activities.what, near, strict=True)))
+    intervals = _intervals(plan, _lasting(activities.found, near))
+    return mean, _trace(plan, lowered, list(zip(activities.what, intervals, strict=True)))
+
+
+def _step_length(plan: Plan, activities: Sequence[Activity], seconds: Sequence[float]) -> float:
+    """Return when the last activity ends if they take other seconds."""
+    if plan.cluster.cores_per_node is None:
+        return max(ends(activities, seconds))
+    return max(interval.end for interval in _intervals(plan, _lasting(activities, seconds)))
+
+
+def _lasting(activities: Sequence[Activity], seconds: Sequence[float]) -> list[Activity]:
+    return [each._replace(seconds=own) for each, own in zip(activities, seconds, strict=True)]
 
 
 def _length(happened: Happened) -> float:
