@@ -9,15 +9,17 @@ A stage keeps more samples in flight if more stages follow, so a cut is only all
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
+Counts = NDArray[np.int32]
 Indices = NDArray[np.intp]
-UNLIMITED = 2**40
-"""A count, or a limit on it, that is never reached."""
+_Entry = TypeVar("_Entry", np.int32, np.float64)
+UNLIMITED = 2**30
+"""A count, or a limit on it, that is never reached. One more still has 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,10 @@ class BottleneckSearch:
 
             best(D, k) = min over cuts (D', d) of max(best(D', k - d), seconds(D - D', d))
         """
-        best = self._table(0.0, np.inf)
+        best = self._table(np.float64(0.0), np.float64(np.inf))
+        windows = self._windows(best)
         for at, cuts in enumerate(self.cuts, start=1):
-            rest = self._rest(best, cuts)
+            rest = self._rest(windows, cuts)
             best[at, self.devices :] = np.maximum(rest, cuts.seconds[:, None]).min(axis=0, initial=np.inf)
         return float(best[-1, -1])
 
@@ -100,13 +103,14 @@ class BottleneckSearch:
         A smaller count after a stage is never worse for it in time or memory, so for one target the smallest count of
         every downset suffices. Piper keeps a table over all counts instead.
         """
-        least = self._table(0, UNLIMITED)
-        allowed = [cuts.only(cuts.seconds <= target * (1 + 1e-12)) for cuts in self.cuts]
+        least = self._table(np.int32(0), np.int32(UNLIMITED))
+        allowed = [cuts.only(np.flatnonzero(cuts.seconds <= target * (1 + 1e-12))) for cuts in self.cuts]
+        windows = self._windows(least)
         for at, cuts in enumerate(allowed, start=1):
-            least[at, self.devices :] = self._counts(least, cuts, memory).min(axis=0, initial=UNLIMITED)
+            least[at, self.devices :] = self._counts(windows, cuts, memory).min(axis=0, initial=UNLIMITED)
         if least[-1, -1] >= UNLIMITED:
             return []
-        return self._backtrack(least, allowed, memory)
+        return self._backtrack(windows, allowed, memory)
 
     def _slower(self, fastest: float) -> list[StageCut]:
         """Return the fastest stages that fit in memory, by bisection over the seconds of all cuts."""
@@ -124,29 +128,33 @@ class BottleneckSearch:
                 low = middle + 1
         return found
 
-    def _table(self, nothing: float, missing: float) -> Array:
+    def _table(self, nothing: _Entry, missing: _Entry) -> NDArray[_Entry]:
         # Columns before `self.devices` are for negative numbers of devices.
         table = np.full((len(self.cuts) + 1, 2 * self.devices + 1), missing)
         table[0, self.devices :] = nothing
         return table
 
-    def _rest(self, table: Array, cuts: StageCuts) -> Array:
-        """Return, of shape [cuts, devices + 1], the table entries of the downset that each cut leaves."""
-        first = cuts.below * table.shape[1] + self.devices - cuts.devices
-        return table.ravel()[first[:, None] + np.arange(self.devices + 1)]
+    def _windows(self, table: NDArray[_Entry]) -> NDArray[_Entry]:
+        """Return a view of a table, of shape [downsets, first columns, devices + 1]."""
+        return np.lib.stride_tricks.sliding_window_view(table, self.devices + 1, axis=1)
 
-    def _counts(self, least: Array, cuts: StageCuts, memory: bool) -> Array:
-        counts = self._rest(least, cuts) + cuts.weight[:, None]
+    def _rest(self, windows: NDArray[_Entry], cuts: StageCuts) -> NDArray[_Entry]:
+        """Return, of shape [cuts, devices + 1], the table entries of the downset that each cut leaves."""
+        return windows[cuts.below, self.devices - cuts.devices]
+
+    def _counts(self, windows: Counts, cuts: StageCuts, memory: bool) -> Counts:
+        counts = self._rest(windows, cuts)
+        counts += cuts.weight[:, None]
         if memory:
             counts[counts > cuts.limit[:, None]] = UNLIMITED
         return counts
 
-    def _backtrack(self, least: Array, allowed: Sequence[StageCuts], memory: bool) -> list[StageCut]:
+    def _backtrack(self, windows: Counts, allowed: Sequence[StageCuts], memory: bool) -> list[StageCut]:
         at, devices = len(allowed), self.devices
         found: list[StageCut] = []
         while at:
             cuts = allowed[at - 1]
-            counts = self._counts(least, cuts, memory)[:, devices]
+            counts = self._counts(windows, cuts, memory)[:, devices]
             # Of equal counts the fastest stage, then the one on the fewest devices.
             chosen = int(np.lexsort((cuts.devices, cuts.seconds, counts))[0])
             lower, used = int(cuts.below[chosen]), int(cuts.devices[chosen])

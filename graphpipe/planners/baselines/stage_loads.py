@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from graphpipe.costs import StageMemory
 from graphpipe.planners.baselines.downset_table import DownsetTable, Stages
-from graphpipe.planners.baselines.stage_cuts import UNLIMITED, BottleneckSearch, StageCuts
+from graphpipe.planners.baselines.stage_cuts import UNLIMITED, BottleneckSearch, Counts, StageCuts
 from graphpipe.planners.problem.partition import Part
 from graphpipe.planners.problem.stage_costs import far_bandwidth, smallest_memory_bytes, update_seconds_per_byte
 from graphpipe.plans.in_flight import most_in_flight_of
@@ -113,7 +113,7 @@ class StageLoads:
         limit = self._limits(stages, state[stages.upper] - state[stages.lower], policy)
         row, column = np.nonzero(seconds <= ceiling)
         devices, recomputes = np.array(self.degrees)[column], np.full(len(row), policy == "full")
-        one = np.ones(len(row), np.int64)
+        one = np.ones(len(row), np.int32)
         cuts = StageCuts(stages.lower[row], devices, seconds[row, column], one, limit[row, column], recomputes)
         ends = np.searchsorted(stages.upper[row], uppers, side="right")
         return [cuts.only(slice(start, end)) for start, end in pairwise([0, *ends.tolist()])]
@@ -129,7 +129,7 @@ class StageLoads:
             count = stages.received + table.cut_bytes[stages.lower] - np.concatenate([*passing, np.zeros(0)])
         return 2 * count[:, None] / np.array(self.degrees) / far_bandwidth(table.problem)
 
-    def _limits(self, stages: Stages, state: Array, policy: Policy) -> NDArray[np.int64]:
+    def _limits(self, stages: Stages, state: Array, policy: Policy) -> Counts:
         """Return, of shape [stages, degrees], the largest count of stages at which the stage fits."""
         table, batch = self.downset_table, self.downset_table.problem.batch_size
         samples = self.micro_batch / np.array(self.degrees)
@@ -153,7 +153,7 @@ class StageLoads:
         samples = np.floor(samples * (1 + 1e-9))
         whole = self.whole_batch_held or table.before_tail
         fewer = np.zeros_like(samples) if whole else np.maximum(samples // self.micro_batch, 0)
-        return np.where(samples >= batch, UNLIMITED, fewer).astype(np.int64)
+        return np.where(samples >= batch, UNLIMITED, fewer).astype(np.int32)
 
     def _weights(self, stages: Stages) -> Array:
         """Return, of shape [stages], the bytes of a version of a stage's weights."""
@@ -161,14 +161,14 @@ class StageLoads:
         held = self.downset_table.downsets.members @ trained
         return held[stages.upper] - held[stages.lower]
 
-    def _limits_without_flush(self, spare: Array, kept: Array, weights: Array) -> NDArray[np.int64]:
+    def _limits_without_flush(self, spare: Array, kept: Array, weights: Array) -> Counts:
         """Return the same as `_limits` if mini-batches overlap: a longer way back needs more versions of the weights.
 
         A stage from which n stages lead to the end has n micro-batches in flight, as far as the policy allows.
         """
         problem, size = self.downset_table.problem, self.micro_batch
         counts = range(1, 1 + min(len(self.downset_table.graph.ops), self.downset_table.devices))
-        limit = np.zeros(spare.shape, np.int64)
+        limit = np.zeros(spare.shape, np.int32)
         for count in counts:
             held = int(min(count * size, most_in_flight_of(problem.weights, problem.batch_size, size)))
             older = problem.versions(held, size) - 1

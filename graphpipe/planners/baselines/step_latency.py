@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpipe.planners.baselines.stage_cuts import StageCut
+from graphpipe.planners.baselines.stage_cuts import Counts, StageCut
 
 Array = NDArray[np.float64]
 _TOLERANCE = 1e-3
@@ -30,7 +30,7 @@ class FirstStages:
     """Seconds of one micro-batch's activations and gradients over the cut before the stage."""
     all_reduce: Array
     """Seconds, once per step."""
-    limit: NDArray[np.int64]
+    limit: Counts
     """The most stages from this one to the end, itself included, at which it fits in memory."""
 
     def only(self, chosen: NDArray[np.intp] | slice) -> "FirstStages":
