@@ -16,7 +16,7 @@ class Curve:
     """Seconds (for temporaries, bytes) of n >= 1 samples: the largest of the lines `fixed + slope * n`.
 
     One line is a kernel whose efficiency saturates, where half-peak work is the fixed part. Two lines are a roofline.
-    Without lines the value is 0.
+    A line may have a negative fixed part if another one is above it there. Without lines the value is 0.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -98,7 +98,9 @@ class OpCost:
             "temporaries.loss_bytes_per_sample": Curve(lines=((0.0, held.loss_bytes_per_sample),)),
         }
         for name, curve in curves.items():
+            where = f"cost of op {self.op} on {self.device_type}, {name}"
             for fixed, slope in curve.lines:
-                if not (0 <= fixed < float("inf") and 0 <= slope < float("inf")):
-                    where = f"cost of op {self.op} on {self.device_type}, {name}"
-                    raise InvalidInput(f"is {fixed} + {slope} n, must be finite and not negative", where=where)
+                if not (abs(fixed) < float("inf") and 0 <= slope < float("inf")):
+                    raise InvalidInput(f"is {fixed} + {slope} n, must be finite and not falling", where=where)
+            if (least := max((fixed for fixed, _ in curve.lines), default=0.0)) < 0:
+                raise InvalidInput(f"begins at {least} for 0 samples, must not be negative", where=where)

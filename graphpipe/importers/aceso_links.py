@@ -7,7 +7,7 @@ from graphpipe.cluster import Link
 from graphpipe.errors import InvalidInput
 from graphpipe.importers.aceso_files import amount, read_amounts, read_rows
 from graphpipe.importers.aceso_profile import MIB
-from graphpipe.profiler.fit_curve import fit_curve
+from graphpipe.profiler.fit_curve import fit_line
 
 GIB = 2.0**30
 
@@ -36,7 +36,7 @@ def read_link(path: Path) -> Link:
             count = amount(size, size_at, zero=False) * MIB
             seconds.setdefault(count, []).append(count / (amount(rate, rate_at, zero=False) * GIB))
     mean = {count: sum(each) / len(each) for count, each in seconds.items()}
-    ((latency, per_byte),) = fit_curve(mean).lines
+    ((latency, per_byte),) = fit_line(mean).lines
     if not per_byte:
         raise InvalidInput("messages of all sizes take the same time", where=str(path), remedy="Measure it again.")
     return Link(latency_seconds=latency, bandwidth_bytes_per_second=1 / per_byte)

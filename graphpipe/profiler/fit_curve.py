@@ -1,31 +1,37 @@
-"""A line through measured times: how a curve of the cost table is made from a profile."""
+"""Curves through measured times: how a curve of the cost table is made from a profile."""
 
 from collections.abc import Mapping
 
 import numpy as np
+from scipy.optimize import nnls
 
 from graphpipe.costs.op_cost import Curve
 
 
-def fit_curve(seconds: Mapping[int, float] | Mapping[float, float]) -> Curve:
+def fit_line(seconds: Mapping[int, float] | Mapping[float, float]) -> Curve:
     """Return the line `fixed + slope * samples`, both at least 0, nearest to measured seconds by samples (or bytes).
+
+    As `fit_curve`, but the slope is the same everywhere.
+    """
+    return _fit(seconds, [])
+
+
+def fit_curve(seconds: Mapping[int, float] | Mapping[float, float]) -> Curve:
+    """Return the convex curve nearest to measured seconds by samples (or bytes). Its slope changes only at these.
+
+    It begins as a line, with a fixed part and a slope of at least 0. From a measured size on it may be steeper, for
+    example because the caches are full. So measurements of which each further sample takes at least as long as the one
+    before are on the curve. Where it takes less, as with a kernel that works better on more samples, the curve is one
+    line.
 
     The fit minimises the squared relative error, so that a small batch counts as much as a large one. A single
     measurement gives a line through the origin. If all measurements are 0, the curve is empty.
     """
-    measured = np.array(list(seconds.values()))
-    if not measured.any():
-        return Curve()
-    # Each row is divided by its measurement, so that `terms @ line - 1` is the relative error.
-    terms = np.array([[1.0, samples] for samples in seconds]) / measured[:, None]
-    ones = np.ones(len(terms))
-    # Candidates: a line with fixed = 0, one with slope = 0, and the unconstrained optimum if neither part is negative.
-    candidates = [np.array([0.0, _factor(terms[:, 1])])]
-    if len(terms) > 1:
-        free = np.linalg.lstsq(terms, ones, rcond=None)[0]
-        candidates += [np.array([_factor(terms[:, 0]), 0.0])] + [free] * bool((free >= 0).all())
-    fixed, slope = min(candidates, key=lambda line: float(np.square(terms @ line - ones).sum()))
-    return Curve(lines=((float(fixed), float(slope)),))
+    sizes = sorted(seconds)
+    curve = _fit(seconds, sizes[1:-1])
+    if curve.lines and curve.lines[0][0] == 0:  # Then the slope may change at the first size too.
+        return _fit(seconds, sizes[:-1])
+    return curve
 
 
 def relative_error(curve: Curve, seconds: Mapping[int, float]) -> float:
@@ -33,6 +39,19 @@ def relative_error(curve: Curve, seconds: Mapping[int, float]) -> float:
     return max((abs(curve(samples) / measured - 1) for samples, measured in seconds.items() if measured), default=0.0)
 
 
-def _factor(term: np.ndarray) -> float:
-    # The x for which x * term is nearest to 1.
-    return float(term.sum() / np.square(term).sum())
+def _fit(seconds: Mapping[int, float] | Mapping[float, float], corners: list[float] | list[int]) -> Curve:
+    """Return the nearest curve of lines that meet at these sizes, one steeper than the other."""
+    measured = np.array(list(seconds.values()))
+    if not measured.any():
+        return Curve()
+    sizes = np.array(list(seconds), dtype=np.float64)
+    # A single measurement does not tell the fixed part from the slope.
+    terms = [np.full_like(sizes, float(len(sizes) > 1)), sizes, *(np.maximum(0.0, sizes - each) for each in corners)]
+    # Each row is divided by its measurement, so that `terms @ parts - 1` is the relative error.
+    fixed, slope, *steeper = nnls(np.column_stack(terms) / measured[:, None], np.ones(len(sizes)))[0].tolist()
+    lines = [(fixed, slope)]
+    for corner, more in zip(corners, steeper, strict=True):
+        if more:
+            fixed, slope = fixed - more * corner, slope + more
+            lines.append((fixed, slope))
+    return Curve(lines=tuple(lines))

@@ -1,4 +1,4 @@
-"""How well the lines of a profile describe what was measured, and what to do if they do not."""
+"""How well the curves of a profile describe what was measured, and what to do if they do not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from graphpipe.costs import CostTable
 from graphpipe.costs.op_cost import OpCost
 
 TOLERATED = 0.2
-"""The largest error of a line that needs no remedy."""
+"""The largest error of a curve that needs no remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitQuality:
-    """The line that misses its measurements by most."""
+    """The curve that misses its measurements by most."""
 
     op: str
     error: float
-    """Of the line at its worst number of samples, as a share of the measured seconds."""
+    """Of the curve at its worst number of samples, as a share of the measured seconds."""
     share: float
     """Of the operator in the seconds of all operators, at the largest number of samples."""
     samples: tuple[int, ...]
@@ -25,13 +25,13 @@ class FitQuality:
     @property
     def sentence(self) -> str:
         """What to tell the user, with a remedy if there is need for one."""
-        text = f"largest error of a fitted line {self.error:.1%}"
+        text = f"largest error of a fitted curve {self.error:.1%}"
         if self.error <= TOLERATED:
             return text
         fewer = self.samples[-2:] if len(self.samples) > 2 else self.samples[-1:]
         return (
-            f"{text} (operator '{self.op}', {self.share:.1%} of all seconds): its times are not on a line. Profile "
-            f"again at the micro-batch sizes that you will use, such as --samples {','.join(map(str, fewer))}"
+            f"{text} (operator '{self.op}', {self.share:.1%} of all seconds): its times are not on a convex curve. "
+            f"Profile again at the micro-batch sizes that you will use, such as --samples {','.join(map(str, fewer))}"
         )
 
 

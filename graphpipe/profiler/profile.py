@@ -65,7 +65,7 @@ def profile(
         loss_fn: of the training: takes the model's output and targets. Its time is added to the operator that computes
             the model's output. If None, the loss costs nothing.
         targets: for the loss: a tensor, or tuples, lists and dicts of tensors, with as many samples as the inputs.
-        batch_sizes: numbers of samples to measure at; each curve is a line through them.
+        batch_sizes: numbers of samples to measure at; each curve is fitted to them.
         optimizer: builds the optimizer of the training from a list of parameters.
         effort: how long to measure each operator at each batch size.
         cache: a folder with the costs of operators that were measured before, which also gets new ones. None: every

@@ -23,15 +23,15 @@ def table(errors: dict[str, float | None]) -> CostTable:
 def test_a_small_error_needs_no_remedy() -> None:
     quality = fit_quality(table({"a": 0.05, "b": 0.2}), (1, 2, 8))
     assert quality is not None
-    assert quality.sentence == "largest error of a fitted line 20.0%"
+    assert quality.sentence == "largest error of a fitted curve 20.0%"
 
 
 def test_a_large_error_names_the_operator_its_share_and_a_remedy() -> None:
     quality = fit_quality(table({"a": 0.522, "b": 0.1}), (8, 1, 2))
     assert quality is not None
     assert quality.sentence == (
-        "largest error of a fitted line 52.2% (operator 'a', 20.0% of all seconds): its times are not on a "
-        "line. Profile again at the micro-batch sizes that you will use, such as --samples 2,8"
+        "largest error of a fitted curve 52.2% (operator 'a', 20.0% of all seconds): its times are not on a "
+        "convex curve. Profile again at the micro-batch sizes that you will use, such as --samples 2,8"
     )
     fewer = fit_quality(table({"a": 0.522, "b": 0.1}), (2, 8))
     assert fewer is not None

@@ -4,12 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
 from graphpipe.profiler.effort import Effort
-from graphpipe.profiler.fit_curve import fit_curve, relative_error
 from graphpipe.profiler.op_runs import OpRun
 from graphpipe.profiler.profile_ops import WINDOW_BYTES, profile_ops
 
@@ -244,45 +241,6 @@ def test_effort_repeats_until_the_time_is_up():
     times.clear()
     Effort(repeats=2, most=4, seconds=10.0, clock=clock).sample(once)
     assert len(times) == 4
-
-
-amounts = st.floats(1e-6, 1e3)
-
-
-@given(fixed=amounts, slope=amounts)
-def test_a_line_is_fitted_exactly(fixed, slope):
-    seconds = {samples: fixed + slope * samples for samples in (1, 2, 8, 32)}
-    curve = fit_curve(seconds)
-    assert relative_error(curve, seconds) < 1e-6
-
-
-@given(st.dictionaries(st.integers(1, 256), amounts, min_size=1, max_size=6))
-def test_the_fit_is_the_nearest_line_that_is_never_negative(seconds):
-    def misfit(fixed, slope):
-        return sum(((fixed + slope * samples) / measured - 1) ** 2 for samples, measured in seconds.items())
-
-    ((fixed, slope),) = fit_curve(seconds).lines
-    assert fixed >= 0
-    assert slope >= 0
-    best = misfit(fixed, slope)
-    if len(seconds) > 1:
-        for nudge in (0.9, 1.1):
-            assert best <= misfit(fixed * nudge, slope) + 1e-9
-            assert best <= misfit(fixed, slope * nudge) + 1e-9
-    assert best <= len(seconds)
-
-
-def test_the_error_is_the_largest_relative_error():
-    # Times that fall as samples grow need a slope of 0: the best constant for 4 and 2 is 2.4.
-    seconds = {1: 4.0, 2: 2.0}
-    curve = fit_curve(seconds)
-    assert curve.lines == (pytest.approx((2.4, 0.0)),)
-    assert relative_error(curve, seconds) == pytest.approx(0.4)
-
-
-def test_one_measurement_gives_a_line_through_the_origin_and_zeros_an_empty_curve():
-    assert fit_curve({4: 2.0}).lines == (pytest.approx((0.0, 0.5)),)
-    assert fit_curve({1: 0.0, 2: 0.0}).lines == ()
 
 
 @pytest.mark.parametrize("saved", [0.0, WINDOW_BYTES])
