@@ -15,7 +15,10 @@ from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.stage.tensor_tree import leaves
 
-SINGLE = ("canine", "dab-detr", "mra", "prophetnet", "xglm")
+SINGLE = (
+    *("autoformer", "canine", "dab-detr", "gemma4_audio", "kosmos-2", "mra", "prophetnet", "slanet", "slanext"),
+    "xglm",
+)
 """Families whose forward does not run in double precision, also in plain PyTorch, or returns NaN."""
 CANCELLING = 1e-3
 """A gradient that is a sum of terms that cancel is rounded relative to its terms. Its size counts as at least this
@@ -38,6 +41,7 @@ def mean_square(output: Any, targets: object) -> Tensor:
     """Return the sum over all outputs of a weighted mean of their squares: a loss for any model.
 
     The features have unequal weights. Without them, the gradients of an output that the model has normed would vanish.
+    All samples have the same weight.
     """
     del targets
     found = [each for each in leaves(output) if each.is_floating_point()]
@@ -45,7 +49,7 @@ def mean_square(output: Any, targets: object) -> Tensor:
 
 
 def _weights(output: Tensor) -> Tensor:
-    return torch.linspace(1, 2, output.shape[-1], dtype=output.dtype)
+    return torch.linspace(1, 2, output.shape[-1] if output.dim() > 1 else 1, dtype=output.dtype)
 
 
 def plain_gradients(model: nn.Module, batch: Mapping[str, Tensor], *, own: bool) -> tuple[float, dict[str, Tensor]]:

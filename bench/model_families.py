@@ -3,6 +3,12 @@
 from collections.abc import Callable
 
 from bench import family_image_sizes, family_sizes
+from bench.caption_families import CAPTIONS
+from bench.codec_families import CODECS
+from bench.depth_families import DEPTHS
+from bench.detection_families import DETECTORS
+from bench.dialogue_families import DIALOGUES
+from bench.document_families import DOCUMENTS
 from bench.family_builders import (
     Family,
     captioner,
@@ -29,8 +35,13 @@ from bench.family_builders import (
     vilt,
     whisper,
 )
+from bench.forecast_families import FORECASTS
 from bench.further_families import FURTHER
+from bench.language_families import LANGUAGES
 from bench.other_families import OTHERS
+from bench.segmentation_families import SEGMENTERS
+from bench.speech_families import SPEECHES
+from bench.voice_families import VOICES
 
 CAUSAL = (
     *("apertus", "arcee", "biogpt", "bitnet", "bloom", "codegen", "cohere", "cohere2", "ctrl", "diffllama", "doge"),
@@ -108,5 +119,16 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "vilt": vilt,
     **OTHERS,
     **FURTHER,
+    **CAPTIONS,
+    **DIALOGUES,
+    **LANGUAGES,
+    **DETECTORS,
+    **SEGMENTERS,
+    **DEPTHS,
+    **DOCUMENTS,
+    **SPEECHES,
+    **VOICES,
+    **CODECS,
+    **FORECASTS,
 }
 """In the order of the table in docs/models.md."""

@@ -1,4 +1,7 @@
-"""Functions that keep their results, in the files and classes of a model (`functools.lru_cache`)."""
+"""Functions that keep their results, in the files and classes of a model.
+
+They are those of `functools`: `lru_cache`, `cache` and `cached_property`.
+"""
 
 import functools
 import sys
@@ -53,6 +56,8 @@ def _replacements(module: nn.Module) -> Iterator[_Replacement]:
 
 
 def _in_place(put: Callable[[Any], None], value: Any, seen: set[int]) -> Iterator[_Replacement]:
+    if isinstance(value, functools.cached_property):
+        yield put, value, property(value.func)
     function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
     if isinstance(function, _CACHED):
         bare: Any = function.__wrapped__

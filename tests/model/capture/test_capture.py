@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pytest
@@ -502,8 +502,15 @@ class Ramps:
     def wrapped(length: int) -> Tensor:
         return torch.arange(length, dtype=torch.float32)
 
+    @cached_property
+    def four(self) -> Tensor:
+        return torch.arange(4, dtype=torch.float32)
 
-@pytest.mark.parametrize("name", ["method", "static", "wrapped"])
+    def of_property(self, length: int) -> Tensor:
+        return self.four[:length]
+
+
+@pytest.mark.parametrize("name", ["method", "static", "wrapped", "of_property"])
 def test_methods_that_keep_their_results_keep_no_tensors_without_data(name: str) -> None:
     """RT-DETR keeps positions and anchors in methods. After a capture, its own forward no longer ran."""
     ramps = Ramps()
@@ -517,6 +524,27 @@ def test_methods_that_keep_their_results_keep_no_tensors_without_data(name: str)
     assert torch.equal(module(x), module[0](x) * torch.arange(4.0))
     assert capture(module, x) == graph
     assert vars(Ramps)[name] is before
+
+
+def test_a_layer_may_keep_what_it_computed_for_its_next_call() -> None:
+    """CLVP keeps the angles of its last length. A second run of such a layer ran other operators, and was refused."""
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.kept = nn.Linear(4, 4), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.kept is None:
+                self.kept = torch.arange(x.shape[1], dtype=torch.float32).cos()
+            return self.linear(x) * self.kept
+
+    module, x = nn.Sequential(Keeping(), Keeping()), torch.ones(2, 4)
+    graph = capture(module, x)
+    assert [op.name for op in graph.ops] == ["0", "1"]
+    assert module[0].kept is None
+    plan = make_plan(graph, [["0"], ["1"]])
+    assert_same(module(x), run_stages(split(module, plan), plan, {"input": x}))
 
 
 def test_a_forward_that_decides_by_values_is_refused_with_the_line() -> None:

@@ -1,6 +1,7 @@
 """One run of an opaque submodule on fake tensors, with a plain number of samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,9 @@ class StaticRun:
     """Whether it split a tensor by sizes in another tensor, and so may have run a loop over the parts."""
 
 
+_EMPTY = nn.Module()
+
+
 def returning_runs(
     module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]
 ) -> list[tuple[StaticRun, StaticRun]]:
@@ -88,6 +92,26 @@ def returning_runs(
     return found
 
 
+@contextmanager
+def attributes_kept(module: nn.Module) -> Generator[None]:
+    """Undo what the block does to plain attributes of a module, such as to keep angles for the next call.
+
+    The next call would find them, and run other operators.
+    """
+    held = [(vars(part), _plain_attributes(part)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for found, before in held:
+            for name in found.keys() - before.keys() - vars(_EMPTY).keys():
+                del found[name]
+            found.update(before)
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in vars(_EMPTY)}
+
+
 def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: Decisions) -> StaticRun:
     copies: list[Tensor] = []
     arguments: list[Any] = []
@@ -95,7 +119,7 @@ def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: D
         arguments.append(leaf.tensor() if isinstance(leaf, BlankArgument) else decisions.known(leaf))
         copies += [arguments[-1]] * isinstance(leaf, BlankArgument)
     args, kwargs = unflatten(arguments, spec)
-    with DataFlow(copies, decisions) as flow, answering(decisions.decide):
+    with DataFlow(copies, decisions) as flow, answering(decisions.decide), attributes_kept(module):
         found, returned = flatten(call_directly(module, *args, **kwargs))
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
     written = tuple(position for position, copy in enumerate(copies) if flow.wrote_into(copy))

@@ -1,0 +1,36 @@
+"""Families of Hugging Face that read texts with images, tried with texts only."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.family_builders import Family, words
+from bench.family_inputs import given, texts_with
+from bench.family_others import other
+
+_ROPE = {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 1e4}
+_WITHOUT_CACHE: dict[str, Any] = {"use_cache": False}
+"""The forwards of models for retrieval cannot switch it off."""
+
+DIALOGUES: dict[str, Callable[[], Family]] = {
+    "molmo2": other(
+        "AutoModelForImageTextToText",
+        "molmo2",
+        inputs=given(input_ids=words(), mm_token_type_ids=torch.zeros_like(words()), labels=words()),
+        adapter_config={"vision_feature_layer": [2, 1]},
+    ),
+    "colqwen2": other(
+        "ColQwen2ForRetrieval",
+        "colqwen2",
+        inputs=texts_with(),
+        vlm_config={"text_config": {"rope_parameters": _ROPE, **_WITHOUT_CACHE}},
+    ),
+    "colpali": other(
+        "ColPaliForRetrieval",
+        "colpali",
+        inputs=texts_with(),
+        attn_implementation="eager",
+        vlm_config={"text_config": _WITHOUT_CACHE},
+    ),
+}
