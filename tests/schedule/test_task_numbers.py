@@ -48,6 +48,23 @@ def test_two_mini_batches_have_two_updates_of_each_replica() -> None:
     assert len(numbers.samples) == 38
 
 
+def test_every_task_has_its_own_number() -> None:
+    numbers = TaskNumbers(PLAN, 12)
+    found = [
+        numbers.number(StageTask(kind, at, index), device)
+        for at, stage in enumerate(PLAN.stages)
+        for device in stage.devices
+        for kind, count in (*((kind, numbers.counts[at]) for kind in "BFW"), ("U", 3))
+        for index in range(count)
+    ]
+    assert sorted(found) == list(range(len(numbers.samples)))
+
+
+def test_long_mini_batches_flow_too() -> None:
+    plan = make_plan([Part(), Part()], batch_size=300)
+    assert len(list(TaskNumbers(plan, 300).flows(frozenset({0})))) == 600
+
+
 def test_a_forward_takes_a_tick_per_sample_a_backward_two_and_a_half_one() -> None:
     numbers = TaskNumbers(PLAN, 4)
     listed = {numbers.number(task(text), 3): task(text) for text in ("F2.0", "I2.0", "W2.0", "U2.0")}
