@@ -60,6 +60,25 @@ def test_a_backward_right_after_its_forward_needs_no_copy():
     assert spans(plan, "evict") == spans(plan, "fetch") == []
 
 
+def test_a_copy_has_the_bytes_of_a_micro_batch_on_one_replica():
+    parts = [Part(micro_batch=4, degree=2, saved_bytes=3.0, offloads=True, in_flight=16), Part(micro_batch=4)]
+    plan = make_plan(parts, batch_size=16, schedule="gpipe")
+    copies = [span for span in simulate(plan).spans if span.kind == "evict"]
+    assert {span.bytes for span in copies} == {3.0 * 4 / 2}
+    assert {span.end_seconds - span.start_seconds for span in copies} == {6.0 / 2}
+
+
+def test_a_copy_to_a_neighbour_waits_for_its_forward_only():
+    """The copy of F0 begins at 1, although the device computes F1 then; without overlap it is busy with the copy."""
+    link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0)
+    parts = [Part(saved_bytes=2.0, offloads=True, in_flight=3, neighbour=1), Part()]
+    plan = make_plan(parts, [], batch_size=3, schedule="gpipe", link=link)
+    assert spans(plan, "evict")[:2] == [(0, 1.0, 3.0), (1, 3.0, 5.0)]
+    busy = make_plan(parts, [], batch_size=3, schedule="gpipe", link=link, overlap=False)
+    assert spans(busy, "evict")[0][0] == 0
+    assert all(end - start == 2.0 for _, start, end in (*spans(busy, "evict"), *spans(busy, "fetch")))
+
+
 def test_a_neighbour_holds_what_is_offloaded_and_the_link_carries_it():
     parts = [Part(saved_bytes=2.0, offloads=True, in_flight=3, neighbour=1), Part()]
     plan = make_plan(parts, batch_size=4, link=Link(latency_seconds=0.0, bandwidth_bytes_per_second=4.0))

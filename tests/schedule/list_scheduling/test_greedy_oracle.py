@@ -1,12 +1,16 @@
 """The greedy rule against a second program, which keeps every message and looks through all of them each time."""
 
+import random
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from builders import plans
+import pytest
+from builders import Part, chain, make_plan, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphpipe.cluster import Link
+from graphpipe.costs import Curve
 from graphpipe.plans import Plan
 from graphpipe.schedule.list_scheduling.greedy import Rule, greedy
 from graphpipe.schedule.list_scheduling.partial_schedule import PartialSchedule
@@ -170,17 +174,57 @@ EXACT = (0.5, 1.0, 3.0, 10.0)
 """Sums of these are exact, so both programs find the same ties."""
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data(), plan=plans(schedules=("zb-auto",), batch_size=8, costs=EXACT))
-def test_the_greedy_rule_is_that_of_a_slow_program(data: st.DataObject, plan: Plan) -> None:
-    plan = replace(plan, costs=replace(plan.costs, kept_for_weight_gradient=data.draw(st.sampled_from((0.5, 1.0)))))
-    works = work_of_plan(plan)
-    rule = Rule(
-        caps=tuple(data.draw(st.integers(1, work.room)) for work in works.stages),
-        alternate=data.draw(st.booleans()),
-        forward_wait_share=data.draw(st.sampled_from((0.0, 0.5))),
-        weight_wait_share=data.draw(st.sampled_from((0.0, 0.25, 1.0))),
-        balance=data.draw(st.booleans()),
+def drawn_plan(rng: random.Random) -> Plan:
+    """Return a chain or two branches that join, all of whose stages but the sources have split backwards."""
+    count = rng.randint(2, 3)
+    edges = (
+        chain(count, 1.0) if rng.random() < 0.7 else [(0, count - 1, 1.0), *((1, at, 1.0) for at in range(2, count))]
     )
-    limit = data.draw(st.sampled_from((inf, inf, 40.0)))
-    check_equal(greedy(works, rule, limit), slow_greedy(works, rule, limit))
+    parts = [
+        Part(
+            micro_batch=rng.choice([1, 1, 2]),
+            forward=rng.choice(EXACT),
+            backward=rng.choice(EXACT),
+            parameter_bytes=rng.choice([0.0, 4.0]),
+            in_flight=2 * rng.randint(1, 4),
+        )
+        for _ in range(count)
+    ]
+    link = Link(latency_seconds=rng.choice([0.0, 0.5, 4.0]), bandwidth_bytes_per_second=rng.choice([1.0, 4.0]))
+    plan = make_plan(
+        parts, edges, batch_size=8, schedule="zb-auto", link=link, optimizer_seconds_per_parameter_byte=0.5
+    )
+    kept = rng.choice([0.5, 1.0])
+    rows = tuple(
+        replace(row, weight_gradient=Curve(lines=((0.0, rng.choice([0.5, 2.0, 8.0])),))) for row in plan.costs.rows
+    )
+    return replace(plan, costs=replace(plan.costs, rows=rows, kept_for_weight_gradient=kept))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_greedy_rule_is_that_of_a_slow_program(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(15):
+        works = work_of_plan(drawn_plan(rng))
+        rule = Rule(
+            caps=tuple(rng.choice([work.room, rng.randint(1, work.room)]) for work in works.stages),
+            alternate=rng.random() < 0.5,
+            forward_wait_share=rng.choice([0.0, 0.5, 2.0]),
+            weight_wait_share=rng.choice([0.0, 0.25, 1.0]),
+            balance=rng.random() < 0.5,
+        )
+        limit = rng.choice([inf, inf, inf, 60.0])
+        check_equal(greedy(works, rule, limit), slow_greedy(works, rule, limit))
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data(), plan=plans(schedules=("zb-auto",), batch_size=8, costs=EXACT))
+def test_so_it_is_where_stages_share_devices_and_have_replicas(data: st.DataObject, plan: Plan) -> None:
+    works = work_of_plan(plan)
+    rule = Rule(caps=tuple(data.draw(st.integers(1, work.room)) for work in works.stages))
+    check_equal(greedy(works, rule), slow_greedy(works, rule, inf))
+
+
+def test_what_a_rule_is_if_nothing_is_said() -> None:
+    said = Rule(caps=(1,), alternate=True, forward_wait_share=0.0, weight_wait_share=0.25, balance=False)
+    assert Rule(caps=(1,)) == said
