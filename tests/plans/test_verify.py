@@ -123,6 +123,10 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "operator 'b0.1' is in 2 regions, must be in one",
     ),
     "offload elsewhere": (lambda p: stage(p, 0, offload=("b1.0",)), "stage 'a', offload: 'b1.0' is not an operator"),
+    "too few neighbours": (
+        lambda p: stage(p, 0, offload=("b0.1",), offload_to=(2,)),
+        "stage 'a', offload_to: names 1 neighbours, but the stage has 2 devices",
+    ),
     "offload twice": (
         lambda p: stage(p, 0, offload=("b0", "b0.1")),
         "operator 'b0.1' is in both 'b0' and 'b0.1' (offload)",
@@ -300,7 +304,14 @@ def test_whole_batch_operators_get_the_mini_batch_on_one_device() -> None:
 def test_verifier_and_cost_model_count_the_same_without_training(seed: int) -> None:
     rng = random.Random(seed)
     problem = _with_shared(busy_problem(seed), rng)
-    problem = replace(problem, costs=replace(problem.costs, rows=_with_temporaries(problem.costs.rows, rng)))
+    sent = {op.name: 0.0 for op in problem.graph.ops}
+    for edge in problem.graph.edges:
+        sent[edge.source] = max(sent[edge.source], edge.bytes_per_sample)
+    ops = tuple(replace(op, output_bytes_per_sample=sent[op.name] + rng.choice([0.0, 1e6])) for op in problem.graph.ops)
+    graph = replace(problem.graph, ops=ops)
+    rows = _with_temporaries(problem.costs.rows, rng)
+    costs = replace(problem.costs, graph_fingerprint=graph.fingerprint, rows=rows)
+    problem = replace(problem, graph=graph, costs=costs)
     names = problem.graph.order
     cut = rng.randint(0, len(names))
     devices = tuple(range(rng.choice([1, 2])))
@@ -402,7 +413,9 @@ def test_verifier_and_cost_model_count_the_same_under_any_offloading(seed: int) 
         for op in problem.graph.ops
     )
     graph = replace(problem.graph, ops=once)
-    problem = replace(problem, graph=graph, costs=replace(problem.costs, graph_fingerprint=graph.fingerprint))
+    rows = _with_temporaries(problem.costs.rows, rng)
+    costs = replace(problem.costs, graph_fingerprint=graph.fingerprint, rows=rows)
+    problem = replace(problem, graph=graph, costs=costs)
     cut = rng.randint(0, len(names))
     groups = [ops for ops in (names[:cut], names[cut:]) if ops]
     recomputed = [tuple(name for name in ops if rng.random() < 0.3) for ops in groups]

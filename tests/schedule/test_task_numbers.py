@@ -51,7 +51,7 @@ def test_two_mini_batches_have_two_updates_of_each_replica() -> None:
 def test_every_task_has_its_own_number() -> None:
     numbers = TaskNumbers(PLAN, 12)
     found = [
-        numbers.number(StageTask(kind, at, index), device)
+        numbers.number(task(f"{kind}{at}.{index}"), device)
         for at, stage in enumerate(PLAN.stages)
         for device in stage.devices
         for kind, count in (*((kind, numbers.counts[at]) for kind in "BFW"), ("U", 3))
