@@ -100,7 +100,6 @@ def _check_order(plan: Plan, stage: int, tasks: list[StageTask], where: str) -> 
     allowed = plan.stages[stage].in_flight
     # The next micro-batch of each kind. A whole backward B counts as both I and W.
     following = {"F": 0, "I": 0, "W": 0}
-    updates = any(task.kind == "U" for task in tasks)
     updated, count = 0, plan.batch_size // plan.stages[stage].micro_batch
     for task in tasks:
         if task.kind == "U":
@@ -109,7 +108,7 @@ def _check_order(plan: Plan, stage: int, tasks: list[StageTask], where: str) -> 
                 raise InvalidInput(what, where=where)
             updated += 1
             continue
-        if updates and task.kind in ("B", "W") and task.micro_batch // count != updated:
+        if task.kind in ("B", "W") and task.micro_batch // count != updated:
             raise InvalidInput(f"{task} comes before U{stage}.{updated}", where=where)
         for kind in ("I", "W") if task.kind == "B" else (task.kind,):
             if task.micro_batch != following[kind]:

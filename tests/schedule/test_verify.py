@@ -134,6 +134,14 @@ def test_every_mini_batch_of_a_segment_ends_with_an_update(line: str, message: s
         verify(plan, found)
 
 
+def test_a_segment_deadlocks_in_its_second_mini_batch() -> None:
+    plan = make_plan([Part(in_flight=2), Part(micro_batch=2)], batch_size=2)
+    first, last = "F0.0 F0.1 B0.0 B0.1 U0.0", "F1.0 B1.0 U1.0 F1.1 B1.1 U1.1"
+    verify(plan, parsed([f"{first} F0.2 F0.3 B0.2 B0.3 U0.1", last]))
+    with pytest.raises(InvalidInput, match=r"wait for each other forever: d0 at B0\.2, d1 at F1\.1"):
+        verify(plan, parsed([f"{first} F0.2 B0.2 F0.3 B0.3 U0.1", last]))
+
+
 def test_an_update_waits_for_the_gradients_of_all_who_share_the_parameter() -> None:
     parts = [Part(devices=(0,)), Part(devices=(0,)), Part(devices=(1,))]
     plan = make_plan(parts, [(1, 2, 0.0)], batch_size=1)
