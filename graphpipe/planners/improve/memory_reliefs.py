@@ -50,8 +50,9 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     operators. vPipe's chains are found quickly, so they are always compared. If nothing is found, replicas shard
     everything (`Stage.state`). This only helps where one parameter is most of a stage.
 
-    Each search looks only for plans that can be faster than the best one so far. Problems whose parameters do not fit
-    (`too_large`) are not searched.
+    Each search looks only for plans that can be faster than the best one so far. If all stages that recompute find none
+    with sharded state, the other two problems are left out: they need more memory, and are hardly faster. Problems
+    whose parameters do not fit (`too_large`) are not searched.
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -65,11 +66,13 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     found: list[Plan] = []
     misses: list[Infeasible] = []
 
-    def tried(problem: Problem, attempt: Callable[[], Plan]) -> None:
+    def tried(problem: Problem, attempt: Callable[[], Plan]) -> bool:
         try:
-            found.extend([] if too_large(problem) else [attempt()])
+            found.extend(new := [] if too_large(problem) else [attempt()])
         except Infeasible as miss:
             misses.append(miss)
+            return False
+        return bool(new)
 
     tried(problem, partial(find, problem, options))
     if found and (problem.weights != "flush" or _has_room(found[0])):
@@ -86,7 +89,12 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
             if options.evaluate(plan) <= enough:
                 return options.best(found)
     for problems in _reliefs(problem):
-        for each, attempt in _attempts(problems, planner, find, chains=nothing_fits):
+        for each in problems:
+            faster = replace(options, most_seconds=_seconds(options, found))
+            # Without a plan for the first, which needs the least memory, the others hardly have one.
+            if not tried(each, partial(_eased_search, find, each, faster)) and each is problems[0]:
+                break
+        for each, attempt in _chains(problems, planner, every=nothing_fits):
             tried(each, partial(attempt, replace(options, most_seconds=_seconds(options, found))))
         if found:
             return options.best(found)
@@ -121,17 +129,15 @@ def _reliefs(problem: Problem) -> Iterator[list[Problem]]:
     yield [replace(again, state="all"), replace(problem, state="all")]
 
 
-def _attempts(
-    problems: Sequence[Problem], planner: str, find: Search, *, chains: bool
+def _chains(
+    problems: Sequence[Problem], planner: str, *, every: bool
 ) -> Iterator[tuple[Problem, Callable[[Options], Plan]]]:
-    """Yield the searches to try, by their options, and the problem of each."""
-    for problem in problems:
-        yield problem, partial(_eased_search, find, problem)
+    """Yield the searches of chains to try, by their options, and the problem of each: all, or only vPipe's."""
     for problem in (each for each in problems if each.recompute == "full"):
         kept, swaps = replace(problem, recompute="none"), problem.weights == "flush" and problem.state == "whole"
-        if chains:
+        if every:
             yield problem, partial(Baseline(name=planner, partitioner=_partitions).plan, kept)
-        for find_chain in ((repartitioned, fitting_partition) if chains else (repartitioned,)) if swaps else ():
+        for find_chain in ((repartitioned, fitting_partition) if every else (repartitioned,)) if swaps else ():
             yield problem, partial(_swapping_chain, find_chain, kept, planner)
 
 
