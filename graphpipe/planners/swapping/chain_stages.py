@@ -72,6 +72,18 @@ class ChainStages:
         each = stage_seconds(table.problem, table.costs, self.micro_batch, self.degree)
         return np.concatenate(([0.0], np.cumsum(each[self._at])))
 
+    @property
+    def least_seconds(self) -> float:
+        """Seconds below which no step is: one micro-batch passes all stages and comes back, the slowest does the rest.
+
+        Weight gradients are not counted on the way, because a schedule may do them later.
+        """
+        problem, costs = self.table.problem, self.table.costs
+        tasks = [costs.seconds(kind, self.micro_batch / self.degree) for kind in problem.cluster.types]
+        passing = min(float((forward + back)[self._at].sum()) for forward, back, _ in tasks)
+        slowest = float(self.computed[-1]) / self.count
+        return (problem.batch_size / self.micro_batch - 1) * slowest + max(slowest, passing)
+
     @cached_property
     def state(self) -> Array:
         """[operators + 1]: bytes of parameters, gradients and optimizer state of the operators before each one."""
@@ -169,9 +181,8 @@ def partitions_of(
         micro_batch: samples.
         most_seconds: of a step; chains that take longer even if all stages compute equally long are left out.
     """
-    rounds = table.problem.batch_size / micro_batch
     for stages in ChainStages.all_of(table, micro_batch):
-        if rounds * stages.computed[-1] / stages.count < most_seconds and (found := find(stages)) is not None:
+        if stages.least_seconds < most_seconds and (found := find(stages)) is not None:
             yield [stage.part for stage in found]
 
 
