@@ -6,12 +6,13 @@ from typing import Any
 import torch
 
 from bench.family_builders import Family, words
-from bench.family_inputs import given, texts_with
+from bench.family_inputs import given, sizes, texts_with
 from bench.family_others import other
 
 _ROPE = {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 1e4}
 _WITHOUT_CACHE: dict[str, Any] = {"use_cache": False}
 """The forwards of models for retrieval cannot switch it off."""
+_MIXED = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
 
 DIALOGUES: dict[str, Callable[[], Family]] = {
     "molmo2": other(
@@ -32,5 +33,28 @@ DIALOGUES: dict[str, Callable[[], Family]] = {
         inputs=texts_with(),
         attn_implementation="eager",
         vlm_config={"text_config": _WITHOUT_CACHE},
+    ),
+    **{
+        name: other("AutoModelForImageTextToText", name, labels=True, insert_layer_id=1, text_config=_MIXED)
+        for name in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
+    },
+    "deepseek_ocr2": other(
+        "AutoModelForImageTextToText",
+        "deepseek_ocr2",
+        labels=True,
+        text_config={"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "granite4_vision": other(
+        "AutoModelForImageTextToText",
+        "granite4_vision",
+        labels=True,
+        vision_config={"hidden_size": 64},
+        **sizes({"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1, 2], "downsample_rate": "1/2"}),
+    ),
+    "nemotron_h_omni": other(
+        "AutoModelForImageTextToText",
+        "nemotron_h_omni",
+        labels=True,
+        vision_config={"video_temporal_patch_size": 2},
     ),
 }

@@ -15,10 +15,11 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         *("qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "video_llama_3_vision"),
     ),
     "decides by values between its layers, or loops over the samples of a mini-batch": (
-        *("blt", "depth_pro", "encodec", "eomt", "eomt_dinov3", "fsmt", "gemma4_audio", "gemma4_vision"),
-        *("lightglue", "mimi", "mimi_decoder", "mimi_encoder", "pixtral", "qwen3_asr_encoder", "sam3"),
-        *("sam3_lite_text", "siglip2", "siglip2_vision_model", "slanet", "slanext", "superglue"),
-        *("superpoint", "vits", "zoedepth"),
+        *("blt", "depth_pro", "encodec", "eomt", "eomt_dinov3", "fastspeech2_conformer"),
+        *("fastspeech2_conformer_with_hifigan", "fsmt", "gemma4_audio", "lightglue", "mimi"),
+        *("mimi_decoder", "mimi_encoder", "pixtral", "qwen3_asr_encoder", "sam3", "sam3_lite_text"),
+        *("siglip2", "siglip2_vision_model", "slanet", "slanext", "superglue", "superpoint", "vits"),
+        *("zoedepth",),
     ),
     "has no forward, or needs the session of a video": (
         *("bark", "edgetam_video", "glm_image_vqmodel", "qwen2_5_omni", "sam2_video"),
@@ -35,7 +36,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     ),
     "hands a submodule to another one as an argument": (*("perceiver",),),
     "hands a key-value cache or a dictionary of keys and values from one part to another": (
-        *("gemma4_assistant", "gemma4_unified_assistant", "pi0"),
+        *("diffusion_gemma", "gemma4_assistant", "gemma4_unified_assistant", "pi0"),
     ),
     "runs for one sample only, or cannot be built by its automatic class in 5.23, also in plain PyTorch": (
         *("tvp", "voxtral_realtime_text"),
@@ -48,12 +49,10 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         *("univnet", "unlimited_ocr"),
     ),
     "has sizes or inputs that depend on each other: neither a tiny configuration nor inputs for it are written yet": (
-        *("chameleon", "d_fine", "deepseek_ocr2", "deimv2", "diffusion_gemma", "efficientloftr"),
-        *("fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "granite4_vision"),
-        *("grounding-dino", "jev", "lw_detr", "minicpm_ocr", "minicpm_ocr_vision", "minicpmv4_6"),
-        *("minicpmv4_7", "minicpmv4_7_vision", "mm-grounding-dino", "muse_glimmer_assistant"),
+        *("chameleon", "d_fine", "deimv2", "efficientloftr", "grounding-dino", "jev", "lw_detr"),
+        *("minicpm_ocr_vision", "minicpmv4_7_vision", "mm-grounding-dino", "muse_glimmer_assistant"),
         *("nemo_speechlm", "nemotron3_5_transcribe_audio", "nemotron3_5_transcribe_word_timestamp"),
-        *("nemotron3_diarization", "nemotron_h_omni", "neucodec", "pocket_tts_audio_tokenizer"),
+        *("nemotron3_diarization", "neucodec", "pocket_tts_audio_tokenizer"),
         *("pocket_tts_audio_tokenizer_decoder", "pocket_tts_audio_tokenizer_encoder", "pp_doclayout_v2"),
         *("pp_doclayout_v3", "pp_doclayout_v4", "pp_ocrv6_medium_det", "pp_ocrv6_small_det"),
         *("qwen3_omni_moe", "vibevoice", "xcodec2"),

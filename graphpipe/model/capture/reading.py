@@ -52,5 +52,7 @@ class Reading:
 
     @property
     def elements(self) -> float:
-        """Elements of its value divided by the number of samples."""
-        return torch.Size(self.shape).numel() / SAMPLES[1] if self.shape is not None else 0.0
+        """Elements of its value divided by the number of samples; 0 if their number depends on values."""
+        if self.shape is None or not all(type(size) is int for size in self.shape):
+            return 0.0
+        return torch.Size(self.shape).numel() / SAMPLES[1]

@@ -547,6 +547,24 @@ def test_a_layer_may_keep_what_it_computed_for_its_next_call() -> None:
     assert_same(module(x), run_stages(split(module, plan), plan, {"input": x}))
 
 
+def test_a_forward_may_return_as_many_rows_as_values_say() -> None:
+    """Gemma 4 returns the patches of its images that are no padding. Their unknown number ended the capture."""
+
+    class Picking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.second(self.first(x))
+            return y[x[:, 0] > 0] * 2
+
+    module, x = Picking(), torch.tensor([[1.0] * 4, [-1.0] * 4])
+    plan = make_plan(graph := capture(module, x), [[op.name] for op in graph.ops])
+    assert len(graph.ops) >= 2
+    assert_same(module(x), run_stages(split(module, plan), plan, {"x": x}))
+
+
 def test_a_forward_that_decides_by_values_is_refused_with_the_line() -> None:
     class Deciding(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
