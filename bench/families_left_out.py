@@ -7,7 +7,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         *("pe_audio_video_encoder", "pe_video", "pe_video_encoder", "perception_lm", "timm_backbone"),
         *("timm_wrapper",),
     ),
-    "takes the patches of all images in one dimension, but every input needs one row per sample": (
+    "takes the patches of all images in one dimension, and was not yet tried by itself": (
         *("cohere_compass_vision", "cosmos3_edge_vision", "exaone4_5_vision", "glm4v_moe_vision"),
         *("glm4v_vision", "glm5_next_vision", "glm_image_vision", "glm_ocr_vision", "hunyuan_vl_vision"),
         *("inkling2_vision", "kimi_k25_vision", "lfm3_vl_vision", "muse_glimmer_vision"),

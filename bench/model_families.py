@@ -37,6 +37,7 @@ from bench.family_builders import (
 )
 from bench.forecast_families import FORECASTS
 from bench.further_families import FURTHER
+from bench.image_families import WITH_IMAGES
 from bench.language_families import LANGUAGES
 from bench.other_families import OTHERS
 from bench.segmentation_families import SEGMENTERS
@@ -130,5 +131,6 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     **VOICES,
     **CODECS,
     **FORECASTS,
+    **WITH_IMAGES,
 }
 """In the order of the table in docs/models.md."""

@@ -4,6 +4,7 @@ A model is captured once, and its operators are divided into one stage for each 
 one step of every model, and compare the gradients of their own parameters.
 """
 
+import json
 import os
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from bench.families import PAGE, captured
 from bench.family_gradients import furthest, mean_square, plain_gradients, precise
 from bench.model_families import FAMILIES
 from bench.ordinary_models import ORDINARY
-from bench.record import save
+from bench.record import RESULTS, save
 from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
 from graphpipe.graph import Graph
@@ -39,6 +40,7 @@ NAMES = (
     *("dinov2", "siglip", "clip", "blip", "vision-encoder-decoder", "detr", "llava", "idefics", "segformer", "swin"),
     *("gpt2", "opt", "bloom", "gpt_oss", "bert", "roberta", "deberta-v2", "distilbert", "electra", "albert", "xlnet"),
     *("mt5", "marian", "longt5", "hubert", "convnext", "resnet", "vit_mae", "videomae", "deformable_detr", "smolvlm"),
+    *("qwen2_vl", "qwen2_5_vl", "glm4v", "internvl"),
 )
 """Families that people train, and those with loops, shared values, experts or several inputs."""
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -167,7 +169,7 @@ def on_ranks(models: dict[str, Tried], ranks: int) -> dict[str, float]:
 
 
 def main(names: Sequence[str] = ()) -> None:
-    """Run the benchmark. With names, try only these models, and save nothing."""
+    """Run the benchmark. With names, try only these models; the saved rows of the others stay."""
     torch.set_num_threads(1)
     models = {name: family(name) for name in names or NAMES if name not in ORDINARY}
     models |= {name: ordinary(name) for name in names or ORDINARY if name in ORDINARY}
@@ -177,11 +179,13 @@ def main(names: Sequence[str] = ()) -> None:
         for name, tried in models.items()
     ]
     print(*map(line, rows), sep="\n")
-    if not names:
-        save("rank_gradients", rows)
-        before, _, rest = PAGE.read_text().partition(HEADER)
-        table = "\n".join((HEADER, "|---|---|---|---|", *map(line, rows)))
-        PAGE.write_text(before + table + rest[rest.index("\n\n") :])
+    known = {row["model"]: row for row in json.loads((RESULTS / "rank_gradients.json").read_text())["rows"]}
+    known |= {row["model"]: row for row in rows}
+    rows = [known[name] for name in (*NAMES, *ORDINARY) if name in known]
+    save("rank_gradients", rows)
+    before, _, rest = PAGE.read_text().partition(HEADER)
+    table = "\n".join((HEADER, "|---|---|---|---|", *map(line, rows)))
+    PAGE.write_text(before + table + rest[rest.index("\n\n") :])
 
 
 def line(row: dict[str, Any]) -> str:

@@ -2,7 +2,9 @@
 
 Such a loop would fix the number. LLaVA lists the features of all images, and joins the list again with `torch.cat`.
 This is followed: it only joins the first two dimensions. Qwen2-VL splits the features of all images by the sizes of the
-images, and joins them again: nothing happens to them. Everything else that is done with single samples is refused.
+images, and joins them again: nothing happens to them. Idefics3 leaves out images that only pad a sample.
+This is followed as if no sample had any, which every step checks. Everything else that is done with single samples is
+refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +14,31 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from graphpipe.errors import InvalidInput
 from graphpipe.model.torch_private import flatten, size_at
 
 _UNBIND: tuple[Any, ...] = (torch.unbind, Tensor.unbind)
 _SPLIT: tuple[Any, ...] = (torch.split, Tensor.split)
+
+
+@torch.library.custom_op("graphpipe::every_row", mutates_args=())
+def every_row(rows: Tensor, chosen: Tensor) -> Tensor:
+    """Return all rows, which stands for `rows[chosen]`.
+
+    Raises:
+        InvalidInput: not all of them are chosen.
+    """
+    if not chosen.all():
+        remedy = "Every sample needs the same number of images: make mini-batches of samples that are alike."
+        what = f"{int((~chosen).sum())} of {len(chosen)} images are only padding, and the model leaves them out"
+        raise InvalidInput(what, where="mini-batch", remedy=remedy)
+    return rows.clone()
+
+
+@every_row.register_fake
+def _(rows: Tensor, chosen: Tensor) -> Tensor:
+    del chosen
+    return torch.empty_like(rows)
 
 
 class OneSample:
@@ -71,11 +94,27 @@ class OnePart(OneSample):
         position: of the part.
         count: of all parts.
         dim: along which it is split.
+        reshaped: the tensor with two dimensions, once a part was reshaped so; the parts have it in common.
     """
 
-    def __init__(self, tensor: Tensor, position: int, count: int, dim: int) -> None:
+    def __init__(self, tensor: Tensor, position: int, count: int, dim: int, reshaped: list[Tensor]) -> None:
         super().__init__(tensor, position, count)
         self.dim = dim
+        self.reshaped = reshaped
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Its sizes, of which the first one depends on values."""
+        return (self, *self.tensor.shape[1:])
+
+    def reshape(self, *sizes: Any) -> "OnePart":
+        """Return its rows in one dimension: joined, the parts are the rows of the whole tensor."""
+        width = self.tensor.shape[-1]
+        if self.dim or sizes != (-1, width):
+            raise _refused()
+        if not self.reshaped:
+            self.reshaped.append(self.tensor.reshape(-1, width))
+        return OnePart(self.reshaped[0], self.position, self.count, 0, self.reshaped)
 
     def joined(self) -> Tensor:
         """Return the tensor that was split."""
@@ -123,6 +162,8 @@ class SampleLoops(TorchFunctionMode):
             self.count += 1
             rows = size_at(args[0].shape[0], self.samples)
             return tuple(OneSample(args[0], position, rows) for position in range(rows))
+        if func is Tensor.__getitem__ and _chooses_images(*args):
+            return every_row(*args)
         if func in _SPLIT and (parts := _parts(*args, **(kwargs or {}))):
             return parts
         try:
@@ -133,6 +174,12 @@ class SampleLoops(TorchFunctionMode):
             raise
 
 
+def _chooses_images(tensor: Tensor, index: Any) -> bool:
+    # Inputs only, with two or more dimensions for each: labels and words of experts are chosen in earnest.
+    chooses = isinstance(index, Tensor) and index.dtype is torch.bool and index.dim() == 1
+    return chooses and tensor.dim() > 2 and not tensor.requires_grad and _is_over_samples(index)
+
+
 def _parts(
     tensor: Tensor, split_size_or_sections: object = None, dim: int = 0, *, split_size: object = None
 ) -> tuple[OnePart, ...]:
@@ -140,7 +187,8 @@ def _parts(
     sizes: Any = split_size_or_sections if split_size is None else split_size
     if not isinstance(sizes, Sequence) or not _are_all_rows(sizes) or sizes[0].tensor.dim() != 1:
         return ()
-    return tuple(OnePart(tensor, position, len(sizes), dim) for position in range(len(sizes)))
+    reshaped: list[Tensor] = []
+    return tuple(OnePart(tensor, position, len(sizes), dim, reshaped) for position in range(len(sizes)))
 
 
 def _is_over_samples(tensor: Tensor, dim: int = 0) -> bool:

@@ -7,8 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graphpipe.api import estimate, hand_plan
+from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
+from graphpipe.planners.by_hand import HandStage
+from graphpipe.run import Pipeline
 
 
 class Listed(nn.Module):
@@ -25,6 +29,40 @@ class Listed(nn.Module):
 def test_a_list_of_all_samples_that_is_joined_again_is_followed() -> None:
     graph = capture(Listed(lambda x: torch.cat(list(x), dim=0).reshape(x.shape)), torch.randn(2, 3, 4))
     assert graph.order == ("first", "last")
+
+
+class WithoutPadding(nn.Module):
+    """Leaves out images of zeros, and lists the features of each sample, as Idefics3 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        flat = images.flatten(0, 1)
+        chosen = (flat != 0).any(-1).any(-1)
+        found = self.first(flat[chosen])
+        parts = found.split(chosen.view(images.shape[0], -1).sum(1).tolist())
+        return self.last(torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])).reshape(images.shape[0], -1)
+
+
+def test_images_that_only_pad_a_sample_are_refused_when_they_come() -> None:
+    """Idefics3 was refused: how many images it has depends on values. Without padding it has all of them."""
+    images, model = torch.randn(4, 2, 3, 4), WithoutPadding()
+    graph = capture(model, images)
+    assert graph.order == ("first", "last")
+    plan = hand_plan(
+        graph,
+        estimate(graph, cluster := Cluster.preset("local:2")),
+        cluster,
+        batch_size=4,
+        stages=[HandStage(ops=(name,), devices=(at,), micro_batch=2) for at, name in enumerate(graph.order)],
+    )
+    with Pipeline(plan, model, lambda output, _: output.square().mean()) as pipeline:
+        assert pipeline.step(images, None) == pytest.approx(model(images).square().mean().item())
+        images[3, 1] = 0
+        with pytest.raises(InvalidInput, match=r"1 of 4 images are only padding.*the same number of images"):
+            pipeline.step(images, None)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +84,14 @@ def test_what_a_loop_does_with_single_samples_is_refused(between: Callable[[Tens
 def test_a_forward_that_fixes_the_number_of_samples_is_refused() -> None:
     with pytest.raises(InvalidInput, match="or for another number of samples"):
         capture(Listed(lambda x: x / len(x)), torch.randn(2, 3, 4))
+
+
+def test_a_forward_that_returns_a_list_of_samples_is_refused_in_words() -> None:
+    """SmolVLM was refused because it returned a `OnePart`, which is a name of ours."""
+
+    class Lists(Listed):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return self.first(x).split(x.sum((1, 2)).long().tolist())
+
+    with pytest.raises(InvalidInput, match="returns a list with an entry for each sample"):
+        capture(Lists(lambda x: x), torch.randn(2, 3, 4))

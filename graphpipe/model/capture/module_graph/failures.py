@@ -7,6 +7,7 @@ from traceback import walk_tb
 from torch import nn
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.sample_rows import OnePart, OneSample
 from graphpipe.model.torch_private import is_data_dependent
 from graphpipe.user_frames import describe_error, user_place
 
@@ -72,6 +73,12 @@ def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
         )
     if found := _UNKNOWN_TYPE.search(str(error)):
         name = found[1].rpartition(".")[2]
+        if name in (OneSample.__name__, OnePart.__name__):
+            return InvalidInput(
+                f"{what}: it returns a list with an entry for each sample, whose number is not known before it runs",
+                where="capture",
+                remedy="Return one tensor for all samples.",
+            )
         return InvalidInput(
             f"{what}: it returns a {name}, a type that PyTorch cannot look into",
             where="capture",
