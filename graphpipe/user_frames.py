@@ -1,13 +1,16 @@
-"""The line of the user's own code that an error comes from."""
+"""The line of the user's own code that an error or a warning comes from."""
 
+import inspect
 import re
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
 _LINE = re.compile(r'^ *File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
-_OTHER_CODE = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")))
+_PACKAGE = str(Path(__file__).parent)
+_OTHER_CODE = (Path(_PACKAGE), *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")))
 
 
 def user_place(error: BaseException) -> str:
@@ -19,6 +22,14 @@ def user_place(error: BaseException) -> str:
 def user_place_in(text: str) -> str:
     """Return the same as `user_place`, from the text of a traceback."""
     return _innermost((file, int(line), name) for file, line, name in _LINE.findall(text))
+
+
+def warn_user(message: str) -> None:
+    """Warn at the innermost line outside this package, however many of its functions are between."""
+    frame, depth = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, stacklevel=depth)
 
 
 def describe_error(error: BaseException) -> str:

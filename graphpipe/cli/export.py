@@ -1,13 +1,13 @@
 """`graphpipe export`: the weights of a checkpoint for plain PyTorch, or a plan in the form of another tool."""
 
 import argparse
-import warnings
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.exporters.registry import EXPORTERS, find_exporter
 from graphpipe.files.text_file import write_text
 from graphpipe.plans import Plan
+from graphpipe.user_frames import warn_user
 
 WEIGHTS = "model.safetensors"
 EXAMPLE = """\
@@ -62,6 +62,6 @@ def _export_plan(output: Output, source: str, name: str, path: str | None) -> in
         write_text(path, exported.text)
         output.show(f"written to {path}: {exporter.summary}")
     for note in exported.notes:
-        warnings.warn(note, stacklevel=2)
+        warn_user(note)
     output.emit({"plan": source, "format": name, "output": path, "notes": list(exported.notes)})
     return 0

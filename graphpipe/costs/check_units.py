@@ -1,8 +1,7 @@
 """Warn of times that may be in another unit."""
 
-import warnings
-
 from graphpipe.costs.cost_model import CostModel
+from graphpipe.user_frames import warn_user
 
 LONGEST_SECONDS = 20.0
 """Plausible seconds, at most, of forward and backward of one sample on one device."""
@@ -18,8 +17,7 @@ def warn_of_units(model: CostModel, where: str) -> None:
     for device_type in sorted({device.type for device in model.cluster.devices}):
         seconds = float(sum(part.sum() for part in model.seconds(device_type, 1.0)))
         if seconds > LONGEST_SECONDS:
-            warnings.warn(
+            warn_user(
                 f"{where}: forward and backward of one sample sum to {seconds:.3g} s on {device_type}. "
-                "Are the times in another unit?",
-                stacklevel=2,
+                "Are the times in another unit?"
             )

@@ -1,13 +1,13 @@
 """Shared by the importers of other tools' profiles: checks that name the file, and the check of units."""
 
 import math
-import warnings
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph.operator import Edge, Op
 from graphpipe.graph.operator_graph import Graph
+from graphpipe.user_frames import warn_user
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-3, 20.0
 """Plausible seconds, least and most, of forward and backward of one batch."""
@@ -71,10 +71,7 @@ def warn_of_units(graph: Graph, path: str | Path) -> None:
     measured = [op.measured for op in graph.ops if op.measured]
     seconds = sum(times.forward_seconds + times.backward_seconds for times in measured)
     if measured and not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
-        warnings.warn(
-            f"{path}: forward and backward of one batch sum to {seconds:.3g} s. Are the times in another unit?",
-            stacklevel=3,
-        )
+        warn_user(f"{path}: forward and backward of one batch sum to {seconds:.3g} s. Are the times in another unit?")
 
 
 def without(dropped: Collection[str], ops: Iterable[Op], edges: Iterable[Edge]) -> tuple[list[Op], list[Edge]]:

@@ -7,7 +7,6 @@ import socket
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from graphpipe.launch.rank_processes import SHUTDOWN_SECONDS
 from graphpipe.launch.run_regrouping import Regroup, run_regrouping
 from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
 from graphpipe.run.faults.rank_status import STATUS_FOLDER
+from graphpipe.user_frames import warn_user
 
 _AGENT = "torch.distributed.elastic"
 _AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -86,7 +86,7 @@ def launch(
         except RankFailed as failure:
             if not failure.after_work:
                 raise
-            warnings.warn(f"{failure.where}: {failure.what}. All ranks had done their work before.", stacklevel=2)
+            warn_user(f"{failure.where}: {failure.what}. All ranks had done their work before.")
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None

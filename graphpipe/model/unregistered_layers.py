@@ -1,10 +1,11 @@
 """Layers in a Python list or dict: PyTorch does not register them, so that they are never trained."""
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import cast
 
 from torch import nn
+
+from graphpipe.user_frames import warn_user
 
 
 def warn_of_unregistered_layers(module: nn.Module) -> None:
@@ -21,10 +22,9 @@ def warn_of_unregistered_layers(module: nn.Module) -> None:
             if unregistered:
                 count = f"{sum(parameter.numel() for parameter in unregistered):,}"
                 where = f"{path}.{name}" if path else name
-                warnings.warn(
+                warn_user(
                     f"'{where}' holds layers with {count} parameters in a Python {type(value).__name__}, where PyTorch "
-                    "does not find them: they are not trained. Use nn.ModuleList or nn.ModuleDict",
-                    stacklevel=4,
+                    "does not find them: they are not trained. Use nn.ModuleList or nn.ModuleDict"
                 )
 
 

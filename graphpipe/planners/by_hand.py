@@ -1,6 +1,5 @@
 """Plans written by hand, in Python or as a short JSON file. They list stages, devices and micro-batches only."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -21,6 +20,7 @@ from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 from graphpipe.plans.verify import verify
 from graphpipe.units import format_bytes
+from graphpipe.user_frames import warn_user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +101,11 @@ def _warn_of_no_use(plan: Plan) -> None:
             stage_memory(plan.cost_model, each).total(stage.in_flight / stage.degree) for each in (stage, stage.keeping)
         )
         if named and with_it >= without:
-            warnings.warn(
-                f"stage '{stage.name}' needs {format_bytes(with_it)} with what it recomputes or offloads, and "
-                f"{format_bytes(without)} without: every name, also of a pattern, keeps its inputs and what others "
-                "read. Name a submodule that holds several of these operators.",
-                stacklevel=4,
+            more, less = format_bytes(with_it), format_bytes(without)
+            warn_user(
+                f"stage '{stage.name}' needs {more} with what it recomputes or offloads, and "
+                f"{less if less != more else 'as much'} without: every name, also of a pattern, keeps its inputs and what others "
+                "read. Name a submodule that holds several of these operators."
             )
 
 

@@ -7,7 +7,6 @@ else that its time depends on: the machine, versions, threads, batch sizes and t
 import hashlib
 import json
 import platform
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -24,6 +23,7 @@ from graphpipe.files.json_document import read_document, write_document
 from graphpipe.model.capture_cache.user_modules import package_version, user_modules
 from graphpipe.model.capture_cache.value_form import InDoubt, ValueForms
 from graphpipe.profiler.op_runs import OpRun
+from graphpipe.user_frames import warn_user
 
 MOST_ENTRIES = 4096
 """Older ones are removed."""
@@ -88,7 +88,7 @@ def _read(entry: Path, op: str) -> OpCost | None:
         found = read_document(entry, _KIND, lambda body: from_body(OpCost, body, str(entry)))
     except InvalidInput as error:
         reason = " ".join(str(error).split())
-        warnings.warn(f"a cost in the cache cannot be used, so '{op}' is measured again: {reason}", stacklevel=2)
+        warn_user(f"a cost in the cache cannot be used, so '{op}' is measured again: {reason}")
         return None
     return found if found.op == op else None
 

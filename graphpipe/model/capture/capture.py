@@ -1,6 +1,5 @@
 """From a module to a graph of operators, without computing anything."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -40,6 +39,7 @@ from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.torch_private import fake_mode
 from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
+from graphpipe.user_frames import warn_user
 
 Method = Literal["auto", "export", "declared"]
 _AUTO = Origin(method="auto")
@@ -175,7 +175,7 @@ def capture_again(
             raise
         declared = _capture_by("declared", module, inputs, origin, compare_modes)
         reason = f"{model_name(module)} is captured as declared, one operator per submodule: {error.what}"
-        warnings.warn(reason, stacklevel=3)
+        warn_user(reason)
         return declared
 
 

@@ -6,7 +6,6 @@ so that a reader sees all of it or nothing. Reading it runs no code.
 
 import os
 import shutil
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from graphpipe.model.capture_file.capture_file import load_capture, save_capture
 from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
 from graphpipe.model.split.split import capture_for
 from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
+from graphpipe.user_frames import warn_user
 
 MOST_ENTRIES = 64
 """Older ones are removed."""
@@ -101,7 +101,7 @@ def read_entry(entry: Path) -> Captured | None:
         os.utime(entry)
     except (InvalidInput, OSError) as error:
         reason = " ".join(str(error).split())
-        warnings.warn(f"a capture in the cache cannot be used and is made again: {reason}", stacklevel=3)
+        warn_user(f"a capture in the cache cannot be used and is made again: {reason}")
         shutil.rmtree(entry, ignore_errors=True)
         return None
     return found

@@ -10,7 +10,6 @@ step-00000030.part/              being written; renamed once its manifest is on 
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest
 from graphpipe.run.checkpoint.verify import verify_files, verify_resumable
+from graphpipe.user_frames import warn_user
 
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(\.replaced)?")
 
@@ -60,7 +60,7 @@ def newest_valid(folder: Path, verify: Callable[[Path], Manifest] = verify_files
             problems.append((path, error))
             continue
         for _, error in problems:
-            warnings.warn(f"{error}. Using the checkpoint before it: {path}", stacklevel=2)
+            warn_user(f"{error}. Using the checkpoint before it: {path}")
         return ValidCheckpoint(path, manifest, tuple(path for path, _ in problems))
     if problems:
         first = problems[0][1]

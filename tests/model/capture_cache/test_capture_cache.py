@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -258,6 +259,8 @@ def test_a_module_is_the_users_wherever_its_link_is(tmp_path: Path, monkeypatch:
     (installed / "linked.py").symlink_to(own / "code.py")
     (installed / "folder").symlink_to(own)
     monkeypatch.setattr(user_modules, "_INSTALLED", [installed])
+    # Its memory of folders would outlive this test: tests after it took torch for the user's own.
+    monkeypatch.setattr(user_modules, "_is_installed", cache(user_modules._is_installed.__wrapped__))
     monkeypatch.chdir(own)
     files = {
         "relative": "code.py",
