@@ -104,8 +104,8 @@ def _warn_of_no_use(plan: Plan) -> None:
             more, less = format_bytes(with_it), format_bytes(without)
             warn_user(
                 f"stage '{stage.name}' needs {more} with what it recomputes or offloads, and "
-                f"{less if less != more else 'as much'} without: every name, also of a pattern, keeps its inputs and what others "
-                "read. Name a submodule that holds several of these operators."
+                f"{less if less != more else 'as much'} without: every name, also of a pattern, keeps its inputs and "
+                "what others read. Name a submodule that holds several of these operators."
             )
 
 
