@@ -19,6 +19,10 @@ from graphpipe.model.torch_private import flatten, size_at
 
 _UNBIND: tuple[Any, ...] = (torch.unbind, Tensor.unbind)
 _SPLIT: tuple[Any, ...] = (torch.split, Tensor.split)
+_UNEQUAL: tuple[Any, ...] = (torch.ne, Tensor.ne, Tensor.__ne__)
+_COMPARING: tuple[Any, ...] = (torch.eq, Tensor.eq, Tensor.__eq__, *_UNEQUAL)
+_COUNTING: tuple[Any, ...] = (torch.sum, Tensor.sum, torch.any, Tensor.any, *_UNEQUAL)
+"""Operators that turn where a tensor is zero into which of its rows are more than zeros."""
 
 
 @torch.library.custom_op("graphpipe::every_row", mutates_args=())
@@ -150,6 +154,8 @@ class SampleLoops(TorchFunctionMode):
         self.samples = samples
         self.count = 0
         """The loops so far."""
+        self.zeros: list[Tensor] = []
+        """Where tensors are zero, how many zeros their rows have, and which rows have other elements."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -162,22 +168,30 @@ class SampleLoops(TorchFunctionMode):
             self.count += 1
             rows = size_at(args[0].shape[0], self.samples)
             return tuple(OneSample(args[0], position, rows) for position in range(rows))
-        if func is Tensor.__getitem__ and _chooses_images(*args):
+        if func is Tensor.__getitem__ and self._leaves_out_padding(*args):
             return every_row(*args)
         if func in _SPLIT and (parts := _parts(*args, **(kwargs or {}))):
             return parts
         try:
-            return func(*args, **(kwargs or {}))
+            found = func(*args, **(kwargs or {}))
         except TypeError as error:
             if any(isinstance(each, OneSample) for each in flatten((args, kwargs))[0]):  # as a size, in ViLT
                 raise _refused() from error
             raise
+        if (func in _COMPARING and _is_zero(*args[1:])) or (func in _COUNTING and self._is_of_zeros(args[0])):
+            self.zeros.append(found)
+        return found
+
+    def _leaves_out_padding(self, tensor: Tensor, index: Any) -> bool:
+        # Rows that only pad, by their zeros. Which rows another mask chooses is the model's own matter.
+        return self._is_of_zeros(index) and index.dim() == 1 and tensor.dim() > 2 and _is_over_samples(index)
+
+    def _is_of_zeros(self, value: Any) -> bool:
+        return any(value is each for each in self.zeros)
 
 
-def _chooses_images(tensor: Tensor, index: Any) -> bool:
-    # Inputs only, with two or more dimensions for each: labels and words of experts are chosen in earnest.
-    chooses = isinstance(index, Tensor) and index.dtype is torch.bool and index.dim() == 1
-    return chooses and tensor.dim() > 2 and not tensor.requires_grad and _is_over_samples(index)
+def _is_zero(other: object = None) -> bool:
+    return isinstance(other, int | float) and other == 0
 
 
 def _parts(

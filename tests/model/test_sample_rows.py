@@ -34,21 +34,30 @@ def test_a_list_of_all_samples_that_is_joined_again_is_followed() -> None:
 class WithoutPadding(nn.Module):
     """Leaves out images of zeros, and lists the features of each sample, as Idefics3 does."""
 
-    def __init__(self) -> None:
+    def __init__(self, choose: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.first, self.last, self.choose = nn.Linear(4, 4), nn.Linear(4, 2), choose
 
     def forward(self, images: Tensor) -> Tensor:
         flat = images.flatten(0, 1)
-        chosen = (flat != 0).any(-1).any(-1)
+        chosen = self.choose(flat)
         found = self.first(flat[chosen])
         parts = found.split(chosen.view(images.shape[0], -1).sum(1).tolist())
         return self.last(torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])).reshape(images.shape[0], -1)
 
 
-def test_images_that_only_pad_a_sample_are_refused_when_they_come() -> None:
+def any_but_zeros(flat: Tensor) -> Tensor:
+    return (flat != 0).any(-1).any(-1)
+
+
+def fewer_zeros_than_elements(flat: Tensor) -> Tensor:
+    return (flat == 0.0).sum(dim=(-1, -2)) != flat.shape[1:].numel()
+
+
+@pytest.mark.parametrize("choose", [any_but_zeros, fewer_zeros_than_elements])
+def test_images_that_only_pad_a_sample_are_refused_when_they_come(choose: Callable[[Tensor], Tensor]) -> None:
     """Idefics3 was refused: how many images it has depends on values. Without padding it has all of them."""
-    images, model = torch.randn(4, 2, 3, 4), WithoutPadding()
+    images, model = torch.randn(4, 2, 3, 4), WithoutPadding(choose)
     graph = capture(model, images)
     assert graph.order == ("first", "last")
     plan = hand_plan(
@@ -63,6 +72,26 @@ def test_images_that_only_pad_a_sample_are_refused_when_they_come() -> None:
         images[3, 1] = 0
         with pytest.raises(InvalidInput, match=r"1 of 4 images are only padding.*the same number of images"):
             pipeline.step(images, None)
+
+
+class SomeImages(nn.Module):
+    """Adds the features of images to those of texts, of which only some have an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.text, self.head = nn.Linear(4, 8), nn.Linear(5, 8), nn.Linear(8, 2)
+
+    def forward(self, images: Tensor, given: Tensor, text: Tensor) -> Tensor:
+        found = torch.zeros(images.shape[0], 3, 8)
+        found[given] = self.tower(images[given])
+        return self.head(found.sum(1) + self.text(text))
+
+
+def test_images_that_are_missing_are_not_taken_for_padding() -> None:
+    """Such a model was captured and planned, and failed in its first step: "1 of 4 images are only padding"."""
+    inputs = {"images": torch.randn(4, 3, 4), "given": torch.ones(4, dtype=torch.bool), "text": torch.randn(4, 5)}
+    with pytest.raises(InvalidInput, match=r"passes tower a size that depends on the values.*Move that part into"):
+        capture(SomeImages(), inputs)
 
 
 @pytest.mark.parametrize(
