@@ -68,7 +68,7 @@ def read_tensors(checkpoint: Path, entries: Mapping[str, TensorEntry]) -> dict[s
                 found |= {name: reader.get_tensor(name) for name in names}
         except (SafetensorError, OSError) as error:
             raise CheckpointCorrupt(f"cannot be read: {error}", where=str(checkpoint / file)) from None
-        for name in names:
+        for name in sorted(names):  # The same one is named every time.
             _check(found[name], entries[name], f"{checkpoint / file}, tensor '{name}'")
     return found
 
