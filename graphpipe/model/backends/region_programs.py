@@ -25,7 +25,7 @@ def region_program(called: Submodules, captured: Captured, ops: Collection[str])
     home = {node for op in ops for node in captured.nodes[op]}
     mine = [node for node in captured.module_graph.graph.nodes if node in home]
     others = [node for op, nodes in captured.nodes.items() if op not in ops for node in nodes]
-    read = {value for node in others for value in node.all_input_nodes if value in home}
+    read = {value for node in others for value in captured.values.read_by(node) if value in home}
     sent = sorted(read, key=lambda value: value.name)
     graph, model_inputs, received = stage_graph(captured, mine, sent, {})
     return ModuleStage(

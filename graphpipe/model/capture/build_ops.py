@@ -126,7 +126,7 @@ def _crossing(
     crossing: dict[tuple[str, str], dict[fx.Node, None]] = {}
     for group in groups:
         for node in group:
-            for value in node.all_input_nodes:
+            for value in model.values.read_by(node):
                 if value in where and where[value] != where[node]:
                     assert value in model.values.crossing
                     crossing.setdefault((where[value], where[node]), {})[value] = None

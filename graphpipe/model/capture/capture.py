@@ -256,6 +256,7 @@ def capture_measured(module: nn.Module, inputs: tuple[Input, ...], origin: Origi
             measured.readings,
             measured.parameter_elements,
             lambda node: needs_whole_batch(node, submodules),
+            measured.values.read_by,
             saving=EVERY not in origin.split,
         )
     return _captured(module, inputs, origin, measured, join_output(groups), whole_batch)

@@ -21,10 +21,24 @@ class CrossingValues:
     """Nodes that belong to no operator, because every operator that reads them computes them again.
 
     They are the model inputs, the parameters, and glue that depends on only one of the two kinds. So is cheap glue
-    whose value has several readers and may not cross, such as a mask that all layers share.
+    whose value has several readers and may not cross, such as a mask that all layers share. What it reads crosses, or
+    is duplicated too.
     """
     crossing: frozenset[fx.Node]
     """Tensors whose first dimension is samples: the values that may be sent from one operator to another."""
+
+    def read_by(self, node: fx.Node) -> list[fx.Node]:
+        """Return the values of operators that a node reads, directly or through duplicated nodes."""
+        stack, seen, found = [node], {node}, dict[fx.Node, None]()
+        while stack:
+            each = stack.pop()
+            for value in () if is_anchor(each) else each.all_input_nodes:
+                if value not in self.duplicated:
+                    found[value] = None
+                elif value not in seen:
+                    seen.add(value)
+                    stack.append(value)
+        return [*found]
 
 
 def crossing_values(graph: fx.Graph, readings: Mapping[fx.Node, Reading]) -> CrossingValues:
@@ -72,9 +86,9 @@ def _shared(
     graph: fx.Graph, readings: Mapping[fx.Node, Reading], duplicated: frozenset[fx.Node], crossing: set[fx.Node]
 ) -> frozenset[fx.Node]:
     # Cheap nodes whose values may not cross, and that several others read. Without them, all readers would be one
-    # operator. What they read may cross or is duplicated, so every reader can compute them again. But then it computes
-    # again what crossed, too. So such a node stays with its readers if they can be one operator, as where queries, keys
-    # and values of one attention are unpacked.
+    # operator. What they read may cross or is duplicated, so every reader can compute them again. But then all of them
+    # get what crosses. So such a node stays with its readers if they can be one operator, as where queries, keys and
+    # values of one attention are unpacked.
     cheap: set[fx.Node] = set()
     of_crossing: set[fx.Node] = set()
     for node in graph.nodes:
@@ -130,5 +144,5 @@ def duplicated_inputs(nodes: list[fx.Node], duplicated: frozenset[fx.Node]) -> s
         if node not in found:
             found.add(node)
             if not is_anchor(node):
-                stack += node.all_input_nodes
+                stack += [other for other in node.all_input_nodes if other in duplicated]
     return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from graphpipe.model.capture.groups import Groups, acyclic_groups
+from graphpipe.model.capture.groups import Groups, Reads, acyclic_groups
 from graphpipe.model.capture.reading import Reading
 
 
@@ -14,6 +14,7 @@ def fuse_tiny(
     readings: Mapping[fx.Node, Reading],
     parameter_elements: Callable[[fx.Node], int],
     whole_batch: Callable[[fx.Node], bool],
+    reads: Reads,
     *,
     saving: bool = True,
 ) -> Groups:
@@ -29,9 +30,10 @@ def fuse_tiny(
         readings: of every node.
         parameter_elements: elements of a node's own parameters.
         whole_batch: true for nodes that need the whole mini-batch.
+        reads: what each node reads.
         saving: also join groups that save something for the backward.
     """
-    links = _link(groups)
+    links = _link(groups, reads)
     whole = {number: any(map(whole_batch, group)) for number, group in enumerate(groups)}
 
     def tiny(number: int) -> bool:
@@ -52,7 +54,7 @@ def fuse_tiny(
                     changed = True
     order = {node: index for index, node in enumerate(node for group in groups for node in group)}
     merged = [tuple(sorted(members, key=order.__getitem__)) for members in links.members.values()]
-    return acyclic_groups([*order], {node: group[0] for group in merged for node in group})
+    return acyclic_groups([*order], {node: group[0] for group in merged for node in group}, reads)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class _Links:
         return any(node.op == "output" for node in self.members[group])
 
 
-def _link(groups: Groups) -> _Links:
+def _link(groups: Groups, reads: Reads) -> _Links:
     number = {node: index for index, group in enumerate(groups) for node in group}
     links = _Links(
         members={index: list(group) for index, group in enumerate(groups)},
@@ -91,7 +93,7 @@ def _link(groups: Groups) -> _Links:
         after={index: set() for index in range(len(groups))},
     )
     for node, here in number.items():
-        for value in node.all_input_nodes:
+        for value in reads(node):
             there = number.get(value, here)
             if there != here:
                 links.before[here].add(there)

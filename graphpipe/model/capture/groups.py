@@ -1,15 +1,17 @@
 """Groups of nodes, each of which becomes one operator; the groups form no cycle."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import fx
 
 Groups = tuple[tuple[fx.Node, ...], ...]
 """In topological order; the nodes of a group in order of execution."""
+Reads = Callable[[fx.Node], Iterable[fx.Node]]
+"""Returns the values of other nodes that a node reads, directly or through nodes in no group."""
 _Neighbours = Mapping[fx.Node, set[fx.Node]]
 
 
-def acyclic_groups(nodes: Sequence[fx.Node], representative: Mapping[fx.Node, fx.Node]) -> Groups:
+def acyclic_groups(nodes: Sequence[fx.Node], representative: Mapping[fx.Node, fx.Node], reads: Reads) -> Groups:
     """Return the groups of nodes with equal representatives; groups on a common cycle become one group.
 
     These are the strongly connected components of the graph of groups (Kosaraju's algorithm).
@@ -17,8 +19,9 @@ def acyclic_groups(nodes: Sequence[fx.Node], representative: Mapping[fx.Node, fx
     Args:
         nodes: in order of execution.
         representative: of each node, one node of its group.
+        reads: what each node reads.
     """
-    before, after = _neighbours(nodes, representative)
+    before, after = _neighbours(nodes, representative, reads)
     finished: list[fx.Node] = []
     seen: set[fx.Node] = set()
     for start in after:
@@ -36,13 +39,13 @@ def acyclic_groups(nodes: Sequence[fx.Node], representative: Mapping[fx.Node, fx
 
 
 def _neighbours(
-    nodes: Sequence[fx.Node], representative: Mapping[fx.Node, fx.Node]
+    nodes: Sequence[fx.Node], representative: Mapping[fx.Node, fx.Node], reads: Reads
 ) -> tuple[dict[fx.Node, set[fx.Node]], dict[fx.Node, set[fx.Node]]]:
     # The groups that each group reads, and the groups that read it, by representative.
     before: dict[fx.Node, set[fx.Node]] = {representative[node]: set() for node in nodes}
     after: dict[fx.Node, set[fx.Node]] = {representative[node]: set() for node in nodes}
     for node in nodes:
-        for value in node.all_input_nodes:
+        for value in reads(node):
             if value in representative and representative[value] is not representative[node]:
                 after[representative[value]].add(representative[node])
                 before[representative[node]].add(representative[value])

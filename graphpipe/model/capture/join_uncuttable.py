@@ -40,7 +40,7 @@ def join_uncuttable(graph: fx.Graph, values: CrossingValues, stateful: Collectio
     for node in nodes:
         if node.op == "call_module" and str(node.target) in stateful:
             groups.join(calls.setdefault(str(node.target), node), node)
-    return acyclic_groups(nodes, {node: groups.find(node) for node in nodes})
+    return acyclic_groups(nodes, {node: groups.find(node) for node in nodes}, values.read_by)
 
 
 def stateful(module: nn.Module) -> frozenset[str]:

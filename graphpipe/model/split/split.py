@@ -142,7 +142,7 @@ def _crossing(captured: Captured, where: Mapping[fx.Node, int]) -> Crossing:
     # The values from one stage to another, sorted by name.
     found: dict[tuple[int, int], set[fx.Node]] = {}
     for node, stage in where.items():
-        for value in node.all_input_nodes:
+        for value in captured.values.read_by(node):
             if value in where and where[value] != stage:
                 assert value in captured.values.crossing
                 found.setdefault((where[value], stage), set()).add(value)

@@ -29,7 +29,7 @@ def stage_graph(
     module_graph = captured.module_graph
     duplicated = duplicated_inputs(mine, captured.values.duplicated)
     inside = {*mine, *duplicated}
-    received = sorted({v for n in mine for v in n.all_input_nodes} - inside, key=lambda value: value.name)
+    received = sorted({v for n in mine for v in captured.values.read_by(n)} - inside, key=lambda value: value.name)
     by_value = {v for node in inside if not is_anchor(node) for v in node.all_input_nodes}
     inputs = {name: node for name, node in module_graph.inputs.items() if node in by_value}
     if not inputs and not received:

@@ -5,7 +5,7 @@ Llama's rotary angles were read by all layers and could not cross, so that its l
 
 import pytest
 import torch
-from stage_runs import assert_same, make_plan, run_stages
+from stage_runs import assert_same, assert_same_training, make_plan, run_stages
 from torch import Tensor, nn
 
 from graphpipe.model.capture.capture import capture
@@ -71,6 +71,7 @@ def test_layers_that_share_values_without_samples_stay_apart(kind: str) -> None:
     module, words = Model(kind), torch.randint(0, WORDS, (6, LENGTH), generator=torch.Generator().manual_seed(0))
     graph = capture(module, words)
     assert {"embed", *(f"layers.{number}" for number in range(LAYERS)), "head"} <= {op.name for op in graph.ops}
+    assert graph.shared == ()  # the mask of values is computed again from what "embed" sends, not from its weights
     plan = make_plan(graph, [list(graph.order[:2]), list(graph.order[2:4]), list(graph.order[4:])])
     programs = split(module, plan)
     names = {name for program in programs for name in program.parameter_names.values()}
@@ -103,6 +104,34 @@ def test_unpacked_queries_do_not_repeat_what_was_before_them() -> None:
     assert len(graph.ops) == 2 + 3 * LAYERS
     plan = make_plan(graph, [list(graph.order[:5]), list(graph.order[5:])])
     assert_same(run_stages(split(module, plan), plan, {"input": words}), module(words))
+
+
+class Routed(nn.Module):
+    """Layers whose scores of words are read by experts, together with the rows of words that were scored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.gates, self.experts = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)) for _ in range(2))
+
+    def forward(self, words: Tensor) -> tuple[Tensor, list[Tensor]]:
+        x, scores = self.embed(words), list[Tensor]()
+        for gate, expert in zip(self.gates, self.experts, strict=True):
+            rows = x.view(-1, WIDTH)
+            scores.append(gate(rows))
+            x = x + expert(rows * scores[-1].sigmoid()).view(x.shape)
+        return x, [each.view(words.shape[0], LENGTH, WIDTH) for each in scores]
+
+
+def test_rows_that_a_gate_and_its_experts_read_are_sent_to_both() -> None:
+    """Mixtral with the scores of its routers computed all earlier layers again in every gate and in all experts."""
+    module, words = Routed(), torch.randint(0, WORDS, (6, LENGTH), generator=torch.Generator().manual_seed(0))
+    graph = capture(module, words)
+    assert {"embed", "gates.0", "experts.0", "gates.1", "experts.1"} <= {*graph.order}
+    assert graph.shared == ()
+    assert {("embed", "gates.0"), ("embed", "experts.0")} <= {(edge.source, edge.target) for edge in graph.edges}
+    plan = make_plan(graph, [[name] for name in graph.order])
+    assert_same_training(module, plan, split(module, plan), {"words": words})
 
 
 class Told(nn.Module):
