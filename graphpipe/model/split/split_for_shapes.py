@@ -22,6 +22,8 @@ from graphpipe.plans.plan import Plan
 
 OperatorNodes = Mapping[str, tuple[str, ...]]
 """Names of the captured nodes of every operator."""
+_CONVERSION = "to_dtype"
+"""How the names of nodes that convert a tensor to another type begin."""
 
 
 def operator_nodes(captured: Captured) -> OperatorNodes:
@@ -69,10 +71,18 @@ def rebind(program: ModuleStage, original: nn.Module, copied: nn.Module) -> Modu
     return replace(program, module=copy.deepcopy(program.module, memo))
 
 
+def _names(groups: OperatorNodes) -> set[str]:
+    return {name for names in groups.values() for name in names}
+
+
 def _regrouped(captured: Captured, groups: OperatorNodes, inputs: tuple[Input, ...]) -> Captured:
     # Which groups are tiny depends on the shapes, and so do operators. The operators of the plan are used.
     nodes: dict[str, fx.Node] = {node.name: node for group in captured.nodes.values() for node in group}
-    known = {name for names in groups.values() for name in names}
+    # A loss that was cut out converts the scores to float32. If they are float32, that gives the same tensor, which is
+    # then what the model returns. Without labels it is not converted.
+    ends = {name for name in _names(groups) - nodes.keys() if name.startswith(_CONVERSION)}
+    groups = {op: tuple(name for name in names if name not in ends) for op, names in groups.items()}
+    known = _names(groups)
     if different := sorted(known ^ nodes.keys()):
         shapes = ", ".join(f"{each.name}{[*each.sample_shape]}" for each in inputs)
         reason = "no longer has" if different[0] in known else "also has"

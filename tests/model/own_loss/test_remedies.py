@@ -105,3 +105,14 @@ def test_a_rank_captures_without_labels_what_was_traced_with_them(name: str) -> 
     graph = from_transformers(model, example).graph
     assert graph.origin is not None
     assert capture_again(model, graph.inputs, graph.origin, compare_modes=False).graph == graph
+
+
+def test_mini_batches_of_other_lengths_have_the_models_own_loss() -> None:
+    """Llama was refused: "it no longer has 'to_dtype'", the conversion of its scores, which only its loss does."""
+    model, batch = FAMILIES["llama"]()
+    held = from_transformers(model, batch)
+    words = torch.randint(3, 20, (len(batch["input_ids"]), 11), generator=torch.Generator().manual_seed(0))
+    longer = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}
+    with Pipeline(cut_everywhere(held.graph, len(words), 2), model, held.loss_fn) as pipeline:
+        for each in (batch, longer):
+            assert pipeline.step(*held.batch(each)) == pytest.approx(model(**each).loss.item())
