@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import graphpipe as gp
 from graphpipe.model.capture.capture import Captured
@@ -274,3 +275,27 @@ def test_a_module_is_the_users_wherever_its_link_is(tmp_path: Path, monkeypatch:
         module.__file__ = file
     found = {name for name in user_modules.user_modules() if name in files}
     assert found == {"relative", "link", "link to a folder"}
+
+
+class Caching(nn.Module):
+    """Returns more if a cache is asked for, which its configuration does, as those of language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, use_cache: bool | None = None) -> torch.Tensor:
+        found = self.last(self.first(x))
+        return found if use_cache is False else torch.cat([found, self.first(x)], 1)
+
+
+def test_a_cached_capture_is_the_capture_also_of_a_model_with_a_key_value_cache(tmp_path: Path) -> None:
+    """Commands could not capture Llama, because its cache was only switched off by `gp.capture`."""
+    module, x = Caching(), torch.randn(2, 4)
+    graph = gp.capture(module, x)
+    assert graph.origin is not None
+    assert dict(graph.origin.arguments) == {"use_cache": False}
+    assert cached_capture(module, x, tmp_path).graph == graph
+    assert cached_capture_for(module, x, graph, tmp_path).graph == graph
+    assert cached_capture(module, x, None).graph == graph
