@@ -116,7 +116,7 @@ def capture(
         split=tuple(split),
         opaque=tuple(opaque),
         whole_batch=tuple(whole_batch),
-        arguments=tuple({**without_cache(module), **(arguments or {})}.items()),
+        arguments=tuple((arguments or {}).items()),
         outputs=tuple(outputs),
         precision=precision,
         forms=tuple((forms or {}).items()),
@@ -130,11 +130,12 @@ def capture_nodes(module: nn.Module, example_inputs: Inputs, origin: Origin = _A
     Args:
         module: as for `capture`.
         example_inputs: as for `capture`.
-        origin: the options of `capture`.
+        origin: the options of `capture`. A key-value cache is switched off, unless its arguments say otherwise.
 
     Raises:
         InvalidInput: as `capture`.
     """
+    origin = replace(origin, arguments=tuple({**without_cache(module), **dict(origin.arguments)}.items()))
     named = name_inputs(input_names(module, example_inputs), example_inputs)
     check_forms(dict(origin.forms), [*named])
     warn_of_unregistered_layers(module)

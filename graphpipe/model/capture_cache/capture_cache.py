@@ -21,7 +21,6 @@ from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.model_key import model_key
 from graphpipe.model.capture_file.capture_file import load_capture, save_capture
 from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
-from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.split.split import capture_for
 from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
 from graphpipe.user_frames import warn_user
@@ -51,7 +50,7 @@ def cached_capture(
     Raises:
         InvalidInput: as `capture`.
     """
-    origin = _origin(module, tuple(split), precision)
+    origin = Origin(method="auto", split=tuple(split), precision=precision)
     entry = _entry(module, example_inputs, folder, origin)
     if entry and (known := read_entry(entry)):
         warn_of_unregistered_layers(module)
@@ -72,7 +71,7 @@ def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, 
         InvalidInput: as `capture_for`.
     """
     made = graph.origin or Origin(method="auto")
-    origin = _origin(module, made.split, made.precision or "fp32")
+    origin = Origin(method="auto", split=made.split, precision=made.precision or "fp32")
     entry = _entry(module, example_inputs, folder, origin)
     if entry and (known := read_entry(entry)):
         with suppress(InvalidInput):  # a split that this model does not allow, as `capture_for` explains
@@ -80,12 +79,6 @@ def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, 
             if known.graph.fingerprint == graph.fingerprint:
                 return known
     return capture_for(module, graph)
-
-
-def _origin(module: nn.Module, split: tuple[str, ...], precision: Precision) -> Origin:
-    # As `capture` makes it.
-    arguments = tuple(without_cache(module).items())
-    return Origin(method="auto", split=split, arguments=arguments, precision=precision)
 
 
 def _entry(module: nn.Module, example_inputs: Inputs, folder: Path | None, origin: Origin) -> Path | None:

@@ -299,3 +299,5 @@ def test_a_cached_capture_is_the_capture_also_of_a_model_with_a_key_value_cache(
     assert cached_capture(module, x, tmp_path).graph == graph
     assert cached_capture_for(module, x, graph, tmp_path).graph == graph
     assert cached_capture(module, x, None).graph == graph
+    costs = gp.profile(module, x, gp.Cluster.preset("local:1"), batch_sizes=(2,), cache=None)
+    assert {row.op for row in costs.rows} == {*graph.order}
