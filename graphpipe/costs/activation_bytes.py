@@ -46,7 +46,7 @@ class ActivationBytes:
     def offloaded(self, ops: Iterable[str], recompute: Recompute, offload: tuple[str, ...]) -> float:
         """Return what the operators of a stage send away per sample in flight: what `saved` does not keep of them."""
         inside = tuple(dict.fromkeys(ops))
-        if not offload or not self.each.trains:
+        if not offload:
             return 0.0
         kept, away = (
             self.kept_by_op(inside, recompute, offload),

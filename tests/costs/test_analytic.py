@@ -66,6 +66,16 @@ def test_a_table_look_up_reads_its_rows_and_writes_a_whole_gradient() -> None:
     assert row.weight_gradient.lines == ((0.5 + 100.0, 2.0),)
 
 
+def test_a_product_under_autocast_reads_the_copies_that_its_forward_wrote() -> None:
+    work = replace(PRODUCT.work, saved_bytes_per_forward=15.0)
+    (row,) = costs(replace(PRODUCT, work=work))
+    # 40 bytes of parameters, 15 written and 15 read; the gradient of the parameters is as large as they are.
+    assert row.forward.lines == ((3.5 + 4.0, 3.0), (3.5 + 7.0, 2.0))
+    assert row.weight_gradient.lines == ((3.5 + 4.0, 3.0), (3.5 + 4.0, 2.0))
+    look_up = Op(name="table", parameter_bytes=40.0, work=replace(work, flops_per_sample=0.0))
+    assert costs(look_up)[0].forward.lines == ((3.5, 2.0),)
+
+
 def gradients(*ops: Op) -> list[str]:
     return ["I" * bool(row.input_gradient.lines) + "W" * bool(row.weight_gradient.lines) for row in costs(*ops)]
 
@@ -112,6 +122,7 @@ def test_every_device_type_has_its_rows_and_the_slowest_memory_paces_the_optimiz
     assert table.by_op["product", "fast"].forward.lines == ((0, 0.3), (40 / 70, 20 / 70))
     assert table.optimizer_seconds_per_parameter_byte == 0.7
     assert table.state_bytes_per_parameter_byte == 2.0
+    assert estimate(chain(PRODUCT), cluster(ROUND)).state_bytes_per_parameter_byte == 4.0
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e9), st.floats(0, 1e10), st.integers(0, 40), st.integers(1, 4096))

@@ -22,6 +22,7 @@ def test_what_each_sample_keeps_and_what_only_a_task_holds() -> None:
 def test_a_stage_has_only_what_it_is_given() -> None:
     plain = StageMemory(state=1.0, saved=10.0)
     assert (plain.resident(2), plain.total(2), plain.transient, plain.per_sample) == (21, 21, 0, 10)
+    assert StageMemory(state=1.0, saved=10.0, offloaded=5.0).resident(2) == 21
 
 
 def test_memory_from_sums_over_operators() -> None:

@@ -180,11 +180,16 @@ def test_on_a_duplex_cluster_transfers_against_each_other_run_together(duplex: b
 
 
 def test_the_longer_of_two_transfers_against_each_other_frees_the_devices():
-    slow = [Part(), Part(forward=2.0, backward=2.0)]
-    plan = make_plan(slow, [(0, 1, 10.0)], batch_size=3, overlap=False)
-    assert simulate(replace(plan, cluster=replace(plan.cluster, duplex=True))).step_seconds <= (
-        simulate(plan).step_seconds
-    )
+    # Stages 0 and 2 are on device 0. Messages between 0 and 1 take 4 s, those between 1 and 2 take 2 s.
+    parts = [Part(devices=(0,), backward=1), Part(devices=(1,), backward=1), Part(devices=(0,), forward=2)]
+    plan = make_plan(parts, [(0, 1, 4.0), (1, 2, 2.0)], batch_size=2, overlap=False)
+    trace = simulate(replace(plan, cluster=replace(plan.cluster, duplex=True)))
+    # From 6 s the second output of stage 0 and the first of stage 1 pass each other. Both devices wait for the longer.
+    assert times(trace, 0, "F", "send")[2:5] == [("F1", 5, 6), ("send1", 6, 10), ("F0", 10, 12)]
+    assert times(trace, 1, "F", "send")[:4] == [("F0", 5, 6), ("send0", 6, 8), ("F1", 10, 11), ("send1", 12, 14)]
+    # So do the second gradient of stage 2 and the first of stage 1, from 22 s.
+    assert times(trace, 1, "B", "send")[2:] == [("B0", 18, 19), ("send0", 22, 26), ("B1", 26, 27), ("send1", 27, 31)]
+    assert trace.step_seconds == 32
 
 
 def test_the_optimizer_step_of_a_device_updates_all_its_stages():

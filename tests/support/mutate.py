@@ -85,10 +85,10 @@ PARTS = {
     "op-costs": Part(
         modules=("costs/op_bytes.py", "costs/analytic.py"),
         tests=(
-            *("tests/costs/test_analytic.py", "tests/costs/test_cost_model.py", "tests/costs/test_parameter_bytes.py"),
-            *("tests/costs/test_task_memory.py", "tests/costs/test_sample_load.py", "tests/plans/test_verify.py"),
+            *("tests/costs/test_op_bytes.py", "tests/costs/test_analytic.py", "tests/costs/test_cost_model.py"),
+            *("tests/costs/test_parameter_bytes.py", "tests/costs/test_task_memory.py"),
+            "tests/costs/test_sample_load.py",
         ),
-        left_out=("tests/plans/test_verify.py::test_planners",),
     ),
     "plan-verifiers": Part(
         modules=("plans/verify.py", "plans/verify_memory.py"),
@@ -141,7 +141,16 @@ PARTS = {
                 *("relief_choices", "stage_costs", "whole_batch_tail"),
             )
         ),
-        tests=("tests/planners/problem", "tests/planners/test_by_hand.py"),
+        tests=(
+            *(
+                f"tests/planners/problem/test_{name}.py"
+                for name in (
+                    *("ascending", "options", "stage_costs", "assign_devices", "partition", "least_relief"),
+                    *("in_order_bound", "relief"),
+                )
+            ),
+            "tests/planners/test_parts.py",
+        ),
     ),
     "degraded-plans": Part(
         modules=(
@@ -149,6 +158,10 @@ PARTS = {
             "training/elastic/first_paces.py",
         ),
         tests=("tests/training/elastic/test_rerouting.py", "tests/training/elastic/test_slow_devices.py"),
+        left_out=tuple(
+            f"tests/training/elastic/test_slow_devices.py::test_{name}"
+            for name in ("the_ranks_are_asked_to_leave_for_a_better_plan", "a_device_that_was_slow_from_the_start")
+        ),
     ),
 }
 
