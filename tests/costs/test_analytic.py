@@ -100,11 +100,11 @@ def test_one_trainable_branch_is_enough_for_the_join() -> None:
 
 
 def test_imported_times_are_linear_and_split_between_the_gradients_that_are_needed() -> None:
-    times = Measured(forward_seconds=4.0, backward_seconds=8.0, samples=4)
+    times = Measured(forward_seconds=6.0, backward_seconds=10.0, samples=4)
     first = Op(name="first", parameter_bytes=1, measured=times)
     rows = costs(first, Op(name="glue", measured=times), Op(name="last", parameter_bytes=1, measured=times))
-    assert [row.forward(2) for row in rows] == [2, 2, 2]
-    assert [(row.input_gradient(2), row.weight_gradient(2)) for row in rows] == [(0, 4), (4, 0), (2, 2)]
+    assert [row.forward(2) for row in rows] == [3, 3, 3]
+    assert [(row.input_gradient(2), row.weight_gradient(2)) for row in rows] == [(0, 5), (5, 0), (2.5, 2.5)]
     assert {row.source for row in rows} == {"imported"}
 
 
