@@ -304,3 +304,12 @@ class CostModel:
         link = self.cluster.slowest_link(devices)
         degree = len(devices)
         return (degree - 1) * link.seconds(count / degree) if link and count else 0.0
+
+    def all_gather_work_seconds(self, count: float, devices: tuple[int, ...]) -> float:
+        """Return the seconds of work that the messages of a ring all-gather of `count` bytes cost each device.
+
+        In each of its d-1 steps, a device sends one message of count/d bytes and receives one.
+        """
+        link = self.cluster.slowest_link(devices)
+        degree = len(devices)
+        return 2 * (degree - 1) * link.work_seconds(count / degree) if link and count else 0.0

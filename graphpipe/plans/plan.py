@@ -156,6 +156,11 @@ class Plan:
             return self.cost_model.all_gather_seconds(count, here.devices)
         return self.cost_model.all_reduce_seconds(count, here.devices)
 
+    def reduce_work_seconds(self, stage: int) -> float:
+        """Return the seconds of work that the messages of this sum cost each replica, if devices handle messages."""
+        here, count = self.stages[stage], self.reduced_bytes(stage)
+        return (1 if here.state == "all" else 2) * self.cost_model.all_gather_work_seconds(count, here.devices)
+
     def gather_seconds(self, stage: int) -> float:
         """Return the seconds in which the replicas of a stage gather its weights before the first task, if they shard
         them."""
@@ -164,6 +169,13 @@ class Plan:
             return 0.0
         held = self.cost_model.parameter_bytes
         return self.cost_model.all_gather_seconds(held.weights(here.ops) - held.tied(here.ops), here.devices)
+
+    def gather_work_seconds(self, stage: int) -> float:
+        """Return the seconds of work that the messages of this gather cost each replica, if devices handle messages."""
+        here, held = self.stages[stage], self.cost_model.parameter_bytes
+        if here.state != "all":
+            return 0.0
+        return self.cost_model.all_gather_work_seconds(held.weights(here.ops) - held.tied(here.ops), here.devices)
 
     def optimizer_seconds(self, stage: int) -> float:
         """Return the seconds from summed gradients to new weights on every replica of a stage.
@@ -174,11 +186,17 @@ class Plan:
         seconds = self.cost_model.optimizer_seconds(here.ops, here.state, here.degree)
         if here.state != "optimizer":
             return seconds
-        return seconds + self.cost_model.all_gather_seconds(self.reduced_bytes(stage), here.devices)
+        count = self.reduced_bytes(stage)
+        work = self.cost_model.all_gather_work_seconds(count, here.devices)
+        return seconds + work + self.cost_model.all_gather_seconds(count, here.devices)
 
     def tied_gradients_seconds(self, tied: TiedGradients) -> float:
         """Return the seconds of the all-reduce over all devices that share these parameters."""
         return self.cost_model.all_reduce_seconds(tied.bytes, tied.devices)
+
+    def tied_gradients_work_seconds(self, tied: TiedGradients) -> float:
+        """Return the seconds of work that the messages of this sum cost each device, if devices handle messages."""
+        return 2 * self.cost_model.all_gather_work_seconds(tied.bytes, tied.devices)
 
     @cached_property
     def depth(self) -> int:

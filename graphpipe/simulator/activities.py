@@ -169,6 +169,9 @@ class Activities:
     def _gather(self, stage: int) -> None:
         if seconds := self.plan.gather_seconds(stage):
             devices = self.plan.stages[stage].devices
+            if work := self.plan.gather_work_seconds(stage):
+                for device in devices:
+                    self._handle(device, work, self._last_of(device))
             number = self._add(WeightGather(stage), seconds, self._last_of(*devices))
             for device in devices:
                 self._last[device] = number
@@ -321,16 +324,22 @@ class Activities:
     def _reduce(self, action: Reduce) -> None:
         devices = self.plan.stages[action.stage].devices
         ends = [self._last_task[device, action.stage] for device in devices]
-        self._sum_gradients(action, self.plan.reduce_seconds(action.stage), devices, ends)
+        work = self.plan.reduce_work_seconds(action.stage)
+        self._sum_gradients(action, self.plan.reduce_seconds(action.stage), work, devices, ends)
 
     def _reduce_tied(self, action: ReduceTied) -> None:
         tied = self.plan.tied_gradients[action.tied_gradients]
         ends = [self._last_task[device, stage] for stage in tied.stages for device in self.plan.stages[stage].devices]
-        self._sum_gradients(action, self.plan.tied_gradients_seconds(tied), tied.devices, ends)
+        work = self.plan.tied_gradients_work_seconds(tied)
+        self._sum_gradients(action, self.plan.tied_gradients_seconds(tied), work, tied.devices, ends)
 
-    def _sum_gradients(self, what: SimulatedWork, seconds: float, devices: tuple[int, ...], ends: list[int]) -> None:
+    def _sum_gradients(
+        self, what: SimulatedWork, seconds: float, work: float, devices: tuple[int, ...], ends: list[int]
+    ) -> None:
         # After the last tasks that add to the gradients. A device does one reduction after the other.
         overlap = self.plan.cluster.overlap
+        if work:
+            ends = [self._handle(device, work, ends + self._last_of(device)) for device in devices]
         needs = ends + [number for device in devices for number in self._reduced.get(device, [])[-1:]]
         needs += [] if overlap else self._last_of(*devices)
         number = self._add(what, seconds, needs)

@@ -242,6 +242,25 @@ def test_replicas_split_the_micro_batch_and_reduce_at_the_end():
     assert trace.step_seconds == 1016
 
 
+def test_replicas_work_for_the_messages_of_their_sum_if_devices_handle_messages():
+    # In each of the 2 steps of the ring, a replica sends 500 bytes and receives 500: 4 messages of 1 + 500 / 100 seconds.
+    link = Link(
+        latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0, processor_seconds_per_byte=0.01
+    )
+    part = Part(micro_batch=4, degree=2, parameter_bytes=1000)
+    trace = simulate(make_plan([part], batch_size=4, link=link))
+    for device in (0, 1):
+        assert times(trace, device, "B", "reduce") == [("B0", 2, 6), ("reduce-1", 6 + 4 * 6, 1030)]
+
+
+def test_replicas_work_for_the_messages_of_gathered_weights():
+    # The gather before the first task and the scatter of gradients: a step of the ring each, 2 messages of 1 second.
+    link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0)
+    part = Part(micro_batch=4, degree=2, parameter_bytes=1000, state="all")
+    trace = simulate(make_plan([part], batch_size=4, link=link))
+    assert times(trace, 0, "F", "B", "reduce") == [("F0", 502, 504), ("B0", 504, 508), ("reduce-1", 510, 1010)]
+
+
 def test_a_reduction_waits_for_the_last_replica_and_not_for_other_stages():
     # Stage 0 is on devices 0 and 1, stage 1 on device 1 only and unrelated: it delays the second replica.
     parts = [Part(micro_batch=2, degree=2, devices=(0, 1), parameter_bytes=10), Part(devices=(1,), micro_batch=2)]
