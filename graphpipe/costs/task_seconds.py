@@ -1,6 +1,7 @@
 """The seconds of a stage's tasks."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +16,22 @@ class TaskSeconds:
     def backward(self) -> float:
         """The fused backward: input and weight gradient in one pass."""
         return self.input_gradient + self.weight_gradient
+
+    def of(self, kind: Literal["F", "B", "I", "W", "U"], overhead: float) -> float:
+        """Return the seconds of a task: a forward, a backward, or its half for the input or for the weights.
+
+        Args:
+            kind: of the task.
+            overhead: seconds of the runtime for each task. A backward in two halves is a task more.
+        """
+        match kind:
+            case "F":
+                return self.forward
+            case "B":
+                return self.backward
+            case "I":
+                return self.input_gradient
+            case "W":
+                return self.weight_gradient + overhead
+            case "U":
+                raise AssertionError("an update is not a task of a micro-batch")

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from graphpipe.costs import CostTable, TaskSeconds
+from graphpipe.costs import TaskSeconds
 from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.schedule import Compute, Evict, Fetch, LoweredSchedule, Reduce, ReduceTied, Send, StageTask, Transfer
-from graphpipe.schedule.schedule import Kind
 from graphpipe.simulator.engine import Activity
 from graphpipe.simulator.step_loads import StepLoads
 
@@ -52,21 +51,6 @@ SimulatedWork = (
     tuple[int, StageTask] | Transfer | MessageHandling | HostCopy | Reduce | ReduceTied | WeightGather | OptimizerStep
 )
 """The meaning of an activity. A pair is a device and its task."""
-
-
-def seconds_of(kind: Kind, seconds: TaskSeconds, costs: CostTable) -> float:
-    """Return the seconds of one task, including the runtime's overhead."""
-    match kind:
-        case "F":
-            return seconds.forward
-        case "B":
-            return seconds.backward
-        case "I":
-            return seconds.input_gradient
-        case "W":
-            return seconds.weight_gradient + costs.task_overhead_seconds
-        case "U":
-            raise AssertionError("an update is not a task of a micro-batch")
 
 
 @dataclass(slots=True)
@@ -151,7 +135,7 @@ class Activities:
             if isinstance(what, tuple) and what[1].kind != "U":
                 device, task = what
                 seconds = other._task_seconds(task.stage, device, task.micro_batch)
-                found[number] = seconds_of(task.kind, seconds, self.plan.costs)
+                found[number] = seconds.of(task.kind, self.plan.costs.task_overhead_seconds)
         return found
 
     def _compare_inputs(self, lowered: LoweredSchedule) -> None:
@@ -210,7 +194,8 @@ class Activities:
             needs += [self._sent[transfer] for transfer in waited if transfer in self._sent]
         if arrived := self._arrived_seconds.pop((device, task), 0.0):
             needs = [self._handle(device, arrived, needs)]
-        seconds = seconds_of(task.kind, self._task_seconds(task.stage, device, task.micro_batch), self.plan.costs)
+        each = self._task_seconds(task.stage, device, task.micro_batch)
+        seconds = each.of(task.kind, self.plan.costs.task_overhead_seconds)
         number = self._add((device, task), seconds, needs, self.plan.cluster.devices[device].node)
         self._last[device] = self._last_task[device, task.stage] = number
 

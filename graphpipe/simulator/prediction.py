@@ -9,7 +9,6 @@ from graphpipe.schedule.schedule import Kind
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.schedule.segments.segment import build_segment
-from graphpipe.simulator.activities import seconds_of
 from graphpipe.simulator.critical_path import applies, critical_path
 from graphpipe.simulator.memory import memory_steps
 from graphpipe.simulator.repeating_period import KINDS
@@ -102,7 +101,7 @@ def _busy_seconds(plan: Plan, schedule: Schedule, stage: int) -> float:
     total = len(here.devices) * plan.optimizer_seconds(stage)
     for device in here.devices:
         seconds = plan.cost_model.task_seconds(here.ops, device, here.micro_batch / here.degree, here.recompute)
-        total += sum(count * seconds_of(kind, seconds, plan.costs) for kind, count in counts.items())
+        total += sum(count * seconds.of(kind, plan.costs.task_overhead_seconds) for kind, count in counts.items())
     return total
 
 

@@ -12,7 +12,6 @@ from graphpipe.schedule import Schedule
 from graphpipe.schedule.list_scheduling.plan_work import hosted_stages
 from graphpipe.schedule.schedule import Kind
 from graphpipe.schedule.task_numbers import Passage, TaskNumbers, channels_of, equal_devices, samples_along
-from graphpipe.simulator.activities import seconds_of
 
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
@@ -89,7 +88,7 @@ class Period:
         stage = self.plan.stages[number]
         samples = stage.micro_batch / stage.degree
         seconds = self.plan.cost_model.task_seconds(stage.ops, device, samples, stage.recompute)
-        return tuple(seconds_of(kind, seconds, self.plan.costs) for kind in KINDS)
+        return tuple(seconds.of(kind, self.plan.costs.task_overhead_seconds) for kind in KINDS)
 
     @cached_property
     def begins(self) -> list[float]:

@@ -243,7 +243,7 @@ def test_replicas_split_the_micro_batch_and_reduce_at_the_end():
 
 
 def test_replicas_work_for_the_messages_of_their_sum_if_devices_handle_messages():
-    # In each of the 2 steps of the ring, a replica sends 500 bytes and receives 500: 4 messages of 1 + 500 / 100 seconds.
+    # A replica sends and receives 500 bytes in both steps of the ring: 4 messages of 1 + 500 / 100 seconds.
     link = Link(
         latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0, processor_seconds_per_byte=0.01
     )
