@@ -128,16 +128,6 @@ class Activities:
             for device in self.plan.used_devices:
                 self._update(device)
 
-    def seconds_under(self, loads: StepLoads) -> list[float]:
-        """Return the seconds of all activities if the samples have other loads. Only tasks then take other seconds."""
-        other, found = Activities(self.plan, loads), [each.seconds for each in self.found]
-        for number, what in enumerate(self.what):
-            if isinstance(what, tuple) and what[1].kind != "U":
-                device, task = what
-                seconds = other._task_seconds(task.stage, device, task.micro_batch)
-                found[number] = seconds.of(task.kind, self.plan.costs.task_overhead_seconds)
-        return found
-
     def _compare_inputs(self, lowered: LoweredSchedule) -> None:
         # Ranks that exchange messages first compare their inputs. This takes time only if devices handle messages.
         if not self.plan.cluster.messages_take_devices:

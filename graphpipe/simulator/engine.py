@@ -10,6 +10,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class Activity(NamedTuple):
     """Something that takes time."""
@@ -37,15 +40,22 @@ def run(activities: Sequence[Activity]) -> list[Interval]:
     return happened
 
 
-def ends(activities: Sequence[Activity], seconds: Sequence[float]) -> list[float]:
-    """Return when each activity of `run` ends if they take other seconds, in a fraction of its time."""
-    found: list[float] = []
-    for (_, needs, _), own in zip(activities, seconds, strict=True):
-        begin = 0.0
-        for need in needs:
-            if found[need] > begin:
-                begin = found[need]
-        found.append(begin + own)
+def ends_of_steps(activities: Sequence[Activity], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return when each activity of `run` ends in several steps, in which they take other seconds.
+
+    Args:
+        activities: of every step.
+        seconds: [activities, steps].
+
+    Returns:
+        [activities, steps].
+    """
+    found = seconds.copy()
+    for (_, needs, _), end in zip(activities, found, strict=True):
+        if len(needs) == 1:
+            end += found[needs[0]]
+        elif needs:
+            end += found[list(needs)].max(axis=0)
     return found
 
 

@@ -1,15 +1,19 @@
 """The predicted figures of a plan: step time, bubble, peak memory."""
 
+from collections import Counter
+from collections.abc import Iterable
 from itertools import accumulate
 
 from graphpipe.plans import Plan, Prediction
 from graphpipe.plans.device_memory import stage_memory
-from graphpipe.schedule import Schedule
-from graphpipe.schedule.schedule import Kind
+from graphpipe.schedule import Schedule, StageTask
+from graphpipe.schedule.list_scheduling.plan_work import hosted_stages
+from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator.critical_path import applies, critical_path
+from graphpipe.simulator.drawn_steps import DrawnSteps
 from graphpipe.simulator.memory import memory_steps
 from graphpipe.simulator.repeating_period import KINDS
 from graphpipe.simulator.simulate import happen, mean_step, shown_mini_batches, simulate
@@ -51,7 +55,7 @@ def predict(plan: Plan) -> Prediction:
     """
     if plan.weights != "flush":
         return _predict_steady(plan)
-    if plan.costs.loads or not _is_quick(plan):
+    if not _is_quick(plan):
         seconds, trace = mean_step(plan) if plan.costs.loads else (None, simulate(plan))
         return Prediction(
             step_seconds=seconds or trace.step_seconds,
@@ -59,10 +63,14 @@ def predict(plan: Plan) -> Prediction:
             peak_bytes=trace.peak_bytes,
         )
     schedule = build_schedule(plan)
-    step = critical_path(plan, schedule)
-    busy = sum(_busy_seconds(plan, schedule, number) for number in range(len(plan.stages)))
+    if plan.costs.loads:
+        drawn = DrawnSteps.of(plan, lower(plan, schedule))
+        mean, step, busy = drawn.mean_seconds, drawn.step_seconds[drawn.nearest], drawn.busy_seconds(drawn.nearest)
+    else:
+        mean = step = critical_path(plan, schedule)
+        busy = sum(_busy_seconds(plan, schedule, number) for number in range(len(plan.stages)))
     bubble = 1.0 - busy / (step * len(plan.used_devices)) if step else 0.0
-    return Prediction(step_seconds=step, bubble_fraction=bubble, peak_bytes=_peaks(plan, schedule))
+    return Prediction(step_seconds=mean, bubble_fraction=bubble, peak_bytes=_peaks(plan, schedule))
 
 
 def _predict_steady(plan: Plan) -> Prediction:
@@ -81,34 +89,40 @@ def _predict_steady(plan: Plan) -> Prediction:
 
 
 def _peaks(plan: Plan, schedule: Schedule) -> tuple[float, ...]:
+    """Return the most bytes that each device of the cluster holds. Devices with the same tasks are computed once."""
+    hosted, known = hosted_stages(plan), dict[tuple[tuple[int, ...], int], float]()
     peak = [0.0] * len(plan.cluster.devices)
-    for number, stage in enumerate(plan.stages):
-        for device in stage.devices:
-            peak[device] = _peak_bytes(plan, schedule, number)
+    for device, stages in hosted.items():
+        tasks = schedule.devices[device]
+        key = stages, id(tasks)  # Devices often share one tuple of tasks.
+        if key not in known:
+            known[key] = _peak_bytes(plan, tasks, stages)
+        peak[device] = known[key]
     return tuple(peak)
 
 
 def _is_quick(plan: Plan) -> bool:
-    """Return whether the figures follow from the step time and the order of tasks of each stage on its own."""
-    return applies(plan) and not plan.shares_devices and not plan.cost_model.op_bytes.has_temporaries
+    """Return whether the figures follow from the step time and the order of tasks on each device."""
+    return applies(plan) and not plan.cost_model.op_bytes.has_temporaries
 
 
 def _busy_seconds(plan: Plan, schedule: Schedule, stage: int) -> float:
     """Return the summed compute seconds of the devices of a stage. All replicas have the same tasks."""
     here = plan.stages[stage]
-    tasks = schedule.devices[here.devices[0]]
-    counts: dict[Kind, int] = {kind: sum(task.kind == kind for task in tasks) for kind in KINDS}
+    counts = Counter(task.kind for task in schedule.devices[here.devices[0]] if task.stage == stage)
     total = len(here.devices) * plan.optimizer_seconds(stage)
     for device in here.devices:
         seconds = plan.cost_model.task_seconds(here.ops, device, here.micro_batch / here.degree, here.recompute)
-        total += sum(count * seconds.of(kind, plan.costs.task_overhead_seconds) for kind, count in counts.items())
+        total += sum(counts[kind] * seconds.of(kind, plan.costs.task_overhead_seconds) for kind in KINDS)
     return total
 
 
-def _peak_bytes(plan: Plan, schedule: Schedule, stage: int) -> float:
-    """Return the most bytes that a device of a stage holds. What a task frees is free before the next one starts."""
-    here, steps = plan.stages[stage], memory_steps(plan, stage)
-    tasks = schedule.devices[here.devices[0]]
-    state = stage_memory(plan.cost_model, here).state
-    changes = (change for task in tasks if task.kind != "U" for change in steps[task.kind])
+def _peak_bytes(plan: Plan, tasks: Iterable[StageTask], stages: Iterable[int]) -> float:
+    """Return the most bytes that a device holds that hosts these stages.
+
+    It does one task after the other. What a task frees is free before the next one starts.
+    """
+    state = sum(stage_memory(plan.cost_model, plan.stages[stage]).state for stage in stages)
+    steps = {stage: memory_steps(plan, stage) for stage in stages}
+    changes = (change for task in tasks if task.kind != "U" for change in steps[task.stage][task.kind])
     return max(accumulate(changes, initial=state))

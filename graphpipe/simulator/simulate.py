@@ -10,10 +10,11 @@ from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.activities import Activities, SimulatedWork
-from graphpipe.simulator.engine import Activity, Interval, ends, run, run_shared
+from graphpipe.simulator.drawn_steps import DrawnSteps
+from graphpipe.simulator.engine import Activity, Interval, run, run_shared
 from graphpipe.simulator.memory import memory_over_time
 from graphpipe.simulator.spans import spans_of
-from graphpipe.simulator.step_loads import DRAWN_STEPS, StepLoads, draw_loads
+from graphpipe.simulator.step_loads import StepLoads
 from graphpipe.trace import Trace
 
 Happened = list[tuple[SimulatedWork, Interval]]
@@ -69,26 +70,9 @@ def shown_mini_batches(plan: Plan) -> int:
 def mean_step(plan: Plan, schedule: Schedule | None = None) -> tuple[float, Trace]:
     """Return the mean length of several drawn steps, and the trace of the step whose length is nearest to it."""
     lowered = _lowered(plan, schedule)
-    count = DRAWN_STEPS if any(len(load.loads) > 1 for load in plan.costs.loads) else 1
-    activities = Activities(plan)
-    activities.add_all(lowered)
-    steps = [activities.seconds_under(StepLoads.of(plan, draw_loads(plan, step))) for step in range(count)]
-    lengths = [_step_length(plan, activities.found, seconds) for seconds in steps]
-    mean = sum(lengths) / count
-    near = min(zip(lengths, steps, strict=True), key=lambda each: abs(each[0] - mean))[1]
-    intervals = _intervals(plan, _lasting(activities.found, near))
-    return mean, _trace(plan, lowered, list(zip(activities.what, intervals, strict=True)))
-
-
-def _step_length(plan: Plan, activities: Sequence[Activity], seconds: Sequence[float]) -> float:
-    """Return when the last activity ends if they take other seconds."""
-    if plan.cluster.cores_per_node is None:
-        return max(ends(activities, seconds))
-    return max(interval.end for interval in _intervals(plan, _lasting(activities, seconds)))
-
-
-def _lasting(activities: Sequence[Activity], seconds: Sequence[float]) -> list[Activity]:
-    return [each._replace(seconds=own) for each, own in zip(activities, seconds, strict=True)]
+    drawn = DrawnSteps.of(plan, lowered)
+    intervals = _intervals(plan, drawn.lasting(drawn.nearest))
+    return drawn.mean_seconds, _trace(plan, lowered, list(zip(drawn.activities.what, intervals, strict=True)))
 
 
 def _length(happened: Happened) -> float:
@@ -128,12 +112,28 @@ def happen_lowered(plan: Plan, lowered: LoweredSchedule, loads: StepLoads | None
     """Return every activity of a lowered schedule with its interval; without loads, samples have the expected ones."""
     activities = Activities(plan, loads)
     activities.add_all(lowered)
-    return list(zip(activities.what, intervals_of(activities), strict=True))
+    return list(zip(activities.what, _intervals(plan, activities.found), strict=True))
 
 
-def intervals_of(activities: Activities) -> Sequence[Interval]:
-    """Return when each activity happens, in the order in which they were added."""
-    return _intervals(activities.plan, activities.found)
+def critical_work(plan: Plan) -> Happened:
+    """Return one chain of work without a gap, from the start of a step to its end, in order of time.
+
+    This work must become shorter for the step to become shorter. From the work that ends last, the chain goes back to
+    what this work waited for until the end, and so on. If it waited for several at once, the one that was added first
+    is followed. Every sample has the expected load.
+
+    Raises:
+        InvalidInput: the plan's schedule deadlocks or is unknown.
+    """
+    activities = Activities(plan)
+    activities.add_all(lower(plan, build_schedule(plan)))
+    found, intervals = activities.found, _intervals(plan, activities.found)
+    at: int | None = max(range(len(found)), key=lambda number: intervals[number].end)
+    path: list[int] = []
+    while at is not None:
+        path.append(at)
+        at = max(found[at].needs, key=lambda number: intervals[number].end, default=None)
+    return [(activities.what[number], intervals[number]) for number in reversed(path) if found[number].seconds]
 
 
 def _intervals(plan: Plan, activities: Sequence[Activity]) -> Sequence[Interval]:

@@ -1,17 +1,22 @@
 """The quick prediction against the full simulation."""
 
+from dataclasses import replace
+
 import pytest
 from builders import plans
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from graphpipe.costs import declare_loads
 from graphpipe.plans import Plan
 from graphpipe.simulator import predict
-from graphpipe.simulator.simulate import simulate
+from graphpipe.simulator.simulate import mean_step, simulate
 
 
 @settings(max_examples=40, deadline=None)
-@given(plans(batch_size=32, quick=True))
+@given(st.booleans().flatmap(lambda shared: plans(batch_size=32, quick=True, shared=shared)))
 def test_a_prediction_is_what_the_simulation_finds(plan: Plan):
+    """Of plans with devices of their own, and of plans whose stages share devices, which used to need a trace."""
     assert_equal(plan)
 
 
@@ -19,6 +24,17 @@ def test_a_prediction_is_what_the_simulation_finds(plan: Plan):
 @given(plans())
 def test_other_plans_are_simulated(plan: Plan):
     assert_equal(plan)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.booleans().flatmap(lambda shared: plans(quick=True, shared=shared)))
+def test_a_prediction_with_loads_is_the_mean_step_and_the_figures_of_the_nearest_one(plan: Plan):
+    loads = declare_loads(plan.graph, {"s0": {1: 0.5, 3: 0.5}})
+    plan = replace(plan, costs=replace(plan.costs, loads=loads))
+    prediction, (mean, trace) = predict(plan), mean_step(plan)
+    assert prediction.step_seconds == mean
+    assert prediction.bubble_fraction == pytest.approx(trace.bubble_fraction, abs=1e-9)
+    assert prediction.peak_bytes == pytest.approx(trace.peak_bytes, rel=1e-12)
 
 
 def assert_equal(plan: Plan):

@@ -8,7 +8,7 @@ from graphpipe.report.content.device_groups import device_groups
 from graphpipe.report.content.what_if import Outlook, outlooks
 from graphpipe.schedule import Reduce, ReduceTied, Transfer
 from graphpipe.simulator.activities import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
-from graphpipe.simulator.critical_work import critical_work
+from graphpipe.simulator.simulate import critical_work
 from graphpipe.trace import SPAN_WORDS, Trace
 from graphpipe.units import format_seconds
 
