@@ -10,6 +10,7 @@ from graphpipe.plans import Plan
 from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample
 from graphpipe.plans.verify import verify
 from graphpipe.run.rehearse.emulated_replica import emulated_specs
+from graphpipe.schedule import Schedule
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
@@ -31,6 +32,16 @@ def test_the_second_reader_of_a_device_takes_the_value_of_the_first_and_adds_its
     # A transfer of 5 s each way; compute of 1 s and 2 s; it counts at both ends of its edge only.
     assert seconds_per_sample(plan, 2) == pytest.approx(3.0)
     assert least_step_seconds(plan) <= simulate(plan).step_seconds
+
+
+def test_the_second_reader_may_come_first_and_waits_for_the_value_of_the_other():
+    plan = make_plan([Part(devices=(d,)) for d in (0, 1, 1)], [(0, 1, 5.0), (0, 2, 5.0)], batch_size=1)
+    schedule = Schedule.parse("schedule hand\n0: F0.0 B0.0\n1: F2.0 F1.0 B1.0 B2.0\n")
+    verify_lowered(plan, schedule, lower(plan, schedule))
+    starts = {(span.kind, span.stage): span.start_seconds for span in simulate(plan, schedule).spans}
+    # The value is there after 1 + 5 s. Both gradients take 5 s, one after the other, from 10 s and from 15 s on.
+    assert [starts["F", stage] for stage in (0, 1, 2)] == [0, 7, 6]
+    assert [starts["B", stage] for stage in (0, 1, 2)] == [20, 8, 10]
 
 
 def test_gradients_of_stages_that_do_not_feed_each_other_go_back_separately():

@@ -122,3 +122,21 @@ def test_profiled_memory_starts_and_ends_with_the_state_and_never_falls_below_it
         assert min(found) > -1e-9
         assert max(found) <= needed_bytes(full)[device] + messages + 1e-6
     assert predict(full).peak_bytes == pytest.approx(trace.peak_bytes)
+
+
+def test_a_gradient_that_goes_back_with_that_of_another_stage_waits_on_the_device() -> None:
+    # Stages 1 and 2 on device 1 read the same 5 bytes per sample of stage 0, of which one message takes 1 s.
+    # s0   F0 F0 . .  .  .  .  .  .  .  .  .  .  .  .  .  B0 B0 B0 B0
+    # s1   .  .  . F0 F0 .  .  .  .  .  .  B0 B0 B0 B0
+    # s2   .  .  . .  .  F0 F0 B0 B0 B0 B0
+    part = Part(micro_batch=2, temporaries=temporaries(0, 0))
+    parts = [replace(part, devices=(device,)) for device in (0, 1, 1)]
+    link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=10.0)
+    plan = make_plan(parts, [(0, 1, 5.0), (0, 2, 5.0), (1, 2, 1.0)], batch_size=2, link=link)
+    assert held(plan, 1) == [
+        (0, 10 + 10),  # both stages have a buffer for the value: 5 bytes of 2 samples
+        (5, 10 + 10 + 2),  # stage 1 hands its output over
+        (11, 10 + 10 + 2),  # of stage 2 a gradient of the value is left, and one for stage 1
+        (15, 10),  # the sum of the gradients is sent, and kept until its receive is acknowledged
+        (16, 0),
+    ]
