@@ -50,6 +50,14 @@ def test_memory_is_weights_buffers_and_the_values_in_between() -> None:
         verify(replace(plan, cluster=replace(plan.cluster, device_types=(small,))))
 
 
+def test_a_replica_has_its_share_of_the_samples_in_flight() -> None:
+    parts = [Part(parameter_bytes=10.0, saved_bytes=7.0, micro_batch=2, degree=2), Part(micro_batch=2)]
+    plan = inference(make_plan(parts, chain(2, 0.5)))
+    assert [stage.in_flight for stage in plan.stages] == [6, 6]
+    # 3 samples of half a byte to send, and the one that is computed; 6 received.
+    assert predict(plan).peak_bytes == (10 + 1.5 + 0.5, 10 + 1.5 + 0.5, 3)
+
+
 def test_no_gradient_is_counted() -> None:
     plan = three()
     assert not plan.gradient_edges

@@ -50,6 +50,14 @@ def test_slow_copies_delay_the_step_and_free_memory():
     assert host_bytes(plan) == {"n0": 120}
 
 
+def test_a_copy_back_begins_when_the_copy_out_has_ended():
+    # stage 0   F0 0-1, F1 1-2, B0 41-43, B1 61-63; a copy takes 20 s
+    plan = make_plan([Part(saved_bytes=40.0, offloads=True, in_flight=2), Part()], batch_size=2)
+    assert spans(plan, "evict") == [(0, 1.0, 21.0), (1, 21.0, 41.0)]
+    assert spans(plan, "fetch") == [(0, 21.0, 41.0), (1, 41.0, 61.0)]
+    assert step_seconds(plan) == 63
+
+
 def test_a_device_that_copies_itself_computes_later():
     assert step_seconds(two_stages(2.0)) == 15  # the second stage is busy from 1 to 13
     assert step_seconds(two_stages(2.0, overlap=False)) == 4 * (1 + 2) + 8 * 1  # the first stage never waits

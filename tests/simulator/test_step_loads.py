@@ -79,12 +79,14 @@ def test_a_stage_waits_for_the_slowest_replica():
     assert simulate(mean).step_seconds == step_seconds(mean) == predict(mean).step_seconds == 18.75
 
 
-def test_a_prediction_is_the_mean_of_drawn_steps():
-    plan = with_loads(make_plan([Part(micro_batch=2, degree=2), Part(micro_batch=2)]), s0=FOURTHS)
-    drawn = [draw_loads(plan, step)["s0"] for step in range(DRAWN_STEPS)]
+@pytest.mark.parametrize(("schedule", "loaded"), [("1f1b", "s0"), ("zb-h1", "s1")])
+def test_a_prediction_is_the_mean_of_drawn_steps(schedule: str, loaded: str):
+    plan = make_plan([Part(micro_batch=2, degree=2)] * 2, schedule=schedule)
+    plan = with_loads(plan, **{loaded: FOURTHS})
+    drawn = [draw_loads(plan, step)[loaded] for step in range(DRAWN_STEPS)]
     assert len(set(drawn)) > DRAWN_STEPS / 2
     assert {load for loads in drawn for load in loads} == set(FOURTHS)
-    steps = [simulate(plan, loads={"s0": loads}).step_seconds for loads in drawn]
+    steps = [simulate(plan, loads={loaded: loads}).step_seconds for loads in drawn]
     mean, trace = mean_step(plan)
     assert predict(plan).step_seconds == mean == pytest.approx(sum(steps) / DRAWN_STEPS)
     assert trace == simulate(plan)
