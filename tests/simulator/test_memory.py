@@ -54,6 +54,12 @@ def test_a_step_of_two_stages_moment_by_moment() -> None:
     ]
 
 
+def test_a_state_smaller_than_the_weights_has_no_gradients() -> None:
+    plan = two_stages()
+    small = held(replace(plan, costs=replace(plan.costs, state_bytes_per_parameter_byte=0.5)), 0)
+    assert (small[0], small[-1]) == ((0, 50 + 10 + 3), (11, 50))
+
+
 def test_the_loss_keeps_what_it_needs_as_long_as_the_operator_before_it() -> None:
     plain, with_loss = two_stages(), two_stages(loss=6)
     peaks = simulate(plain).peak_bytes, simulate(with_loss).peak_bytes

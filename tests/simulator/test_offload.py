@@ -74,6 +74,7 @@ def test_a_copy_has_the_bytes_of_a_micro_batch_on_one_replica():
     copies = [span for span in simulate(plan).spans if span.kind == "evict"]
     assert {span.bytes for span in copies} == {3.0 * 4 / 2}
     assert {span.end_seconds - span.start_seconds for span in copies} == {6.0 / 2}
+    assert predict(plan).peak_bytes[:2] == (2 * 6.0, 2 * 6.0)  # one is computed while the one before it leaves
 
 
 def test_a_copy_to_a_neighbour_waits_for_its_forward_only():

@@ -192,6 +192,13 @@ def test_the_longer_of_two_transfers_against_each_other_frees_the_devices():
     assert trace.step_seconds == 32
 
 
+def test_two_transfers_in_the_same_direction_run_one_after_the_other_on_a_duplex_cluster():
+    # Stage 1 takes the two samples of a micro-batch of stage 0 one by one.
+    plan = make_plan([Part(micro_batch=2), Part()], [(0, 1, 10.0)], batch_size=2, overlap=False)
+    trace = simulate(replace(plan, cluster=replace(plan.cluster, duplex=True)))
+    assert times(trace, 0, "F", "send") == [("F0", 0, 2), ("send0", 2, 12), ("send0", 12, 22)]
+
+
 def test_the_optimizer_step_of_a_device_updates_all_its_stages():
     parts = [Part(devices=(0,), parameter_bytes=10), Part(devices=(1,), parameter_bytes=3)]
     parts += [Part(devices=(0,), parameter_bytes=20)]

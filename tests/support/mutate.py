@@ -137,19 +137,23 @@ PARTS = {
         modules=tuple(
             f"planners/problem/{name}.py"
             for name in (
-                *("ascending", "assign_devices", "in_order_bound", "least_relief", "options", "partition", "relief"),
-                *("relief_choices", "stage_costs", "whole_batch_tail"),
+                *("ascending", "assign_devices", "in_order_bound", "options", "partition", "stage_costs"),
+                "whole_batch_tail",
             )
         ),
         tests=(
             *(
                 f"tests/planners/problem/test_{name}.py"
-                for name in (
-                    *("ascending", "options", "stage_costs", "assign_devices", "partition", "least_relief"),
-                    *("in_order_bound", "relief"),
-                )
+                for name in ("ascending", "options", "stage_costs", "assign_devices", "partition", "in_order_bound")
             ),
             "tests/planners/test_parts.py",
+        ),
+    ),
+    "relief": Part(
+        modules=tuple(f"planners/problem/{name}.py" for name in ("least_relief", "relief", "relief_choices")),
+        tests=tuple(
+            f"tests/planners/problem/test_{name}.py"
+            for name in ("least_relief", "relief_choices", "relief_steps", "relief")
         ),
     ),
     "degraded-plans": Part(
