@@ -55,10 +55,9 @@ def _partners(stage: int, edges: Edges, placed: Sequence[tuple[int, ...]]) -> di
     """Return the bytes per sample that a stage exchanges with each device that is already taken."""
     found: dict[int, float] = {}
     for source, target, count in edges:
-        other = source if target == stage else target if source == stage else stage
-        if other < len(placed):
-            for device in placed[other]:
-                found[device] = found.get(device, 0.0) + count / len(placed[other])
+        if target == stage:  # What it sends itself goes to stages that are placed later.
+            for device in placed[source]:
+                found[device] = found.get(device, 0.0) + count / len(placed[source])
     return found
 
 

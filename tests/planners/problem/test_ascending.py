@@ -19,7 +19,7 @@ def test_a_plan_with_a_late_bound_is_never_evaluated():
     order = Ascending(evaluate)
     for name, least in (("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 5.0)):
         order.add(replace(PLAN, planner=name), least)
-    assert [order.seconds_at(1), order.seconds_at(4)] == [3.0, float("inf")]
+    assert [order.seconds_at(position) for position in (1, 2, 4, 9)] == [3.0, 4.0, float("inf"), float("inf")]
     assert asked == ["a", "b", "c"]
     found = iter(order)
     # Of equals the earlier one comes first.

@@ -64,6 +64,8 @@ def test_a_sequential_pipeline_warms_up_through_every_stage() -> None:
     assert edges(plan) == [(0, 1, 5), (0, 2, 7), (1, 2, 0), (1, 3, 20), (2, 3, 300)]
     assert [stage.in_flight for stage in plan.stages] == [4, 3, 2, 1]
     assert is_chain(plan)
+    fed = assemble(diamond(), parts("a", "b", "cd"), planner="hand", chain=True)
+    assert edges(fed) == [(0, 1, 5), (0, 2, 7), (1, 2, 20)]
 
 
 def test_what_a_part_says_is_what_its_stage_does() -> None:
