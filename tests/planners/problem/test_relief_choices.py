@@ -54,7 +54,7 @@ def test_of_too_many_those_at_equal_distances_in_bytes_are_kept() -> None:
     choices = Choices(
         decisions=np.arange(count, dtype=np.int8)[:, None],
         seconds=np.arange(count, dtype=np.float64),
-        bytes=10.0 - np.arange(count),
+        bytes=10.0 - np.arange(count, dtype=np.float64),
         **figures,
     )
     groups = np.array([0, 0, 0, 1, 0, 1, 0, 0, 0])

@@ -96,8 +96,9 @@ def test_statistics_of_an_interrupted_step_are_dropped() -> None:
 
 
 def test_the_other_replicas_take_over_the_samples(plan: Plan) -> None:
-    found = without_devices(plan, {"cpu3"})
+    found = without_devices(replace(plan, search_seconds=60.0), {"cpu3"})
     assert found is not None
+    assert found.search_seconds == 0
     assert [device.name for device in found.cluster.devices] == ["cpu0", "cpu1", "cpu2", "cpu4", "cpu5"]
     assert [stage.devices for stage in found.stages] == [(0, 1), (2, 3), (4,)]
     assert [replace(stage, devices=()) for stage in found.stages] == [replace(each, devices=()) for each in plan.stages]
@@ -136,7 +137,8 @@ def test_what_is_only_on_the_lost_rank_cannot_be_kept(plan: Plan) -> None:
     assert why_not_reroute(config(engine="ddp"), plan)
     shared = replace(plan, stages=(replace(plan.stages[0], state="optimizer"), *plan.stages[1:]))
     assert why_not_reroute(config(), shared)
-    assert why_not_reroute(config(), under_policy(plan, "stash"))
+    for policy in ("stash", "double-buffer"):
+        assert "weights change" in why_not_reroute(config(), under_policy(plan, policy))
     # Every elastic run copied its buffers after each step, even if no stage had replicas that could take over.
     alone = replace(plan, stages=tuple(replace(stage, devices=(n,)) for n, stage in enumerate(plan.stages)))
     assert why_not_reroute(config(), alone) == "every device hosts a stage that has no other replica"
