@@ -70,7 +70,7 @@ def read_model_argument(
         from graphpipe.model.capture_cache.capture_cache import cached_capture
         from graphpipe.training.task.user_function import find_model
 
-        module, inputs = find_model(word)
-
-        captured = cached_capture(module, inputs, cache, split=listed(look_into), precision=precision)
-    return ModelArgument(graph=captured.graph, module=module, captured=captured)
+        model = find_model(word)
+        inputs, names = model.example_inputs, listed(look_into)
+        captured = cached_capture(model.module, inputs, cache, split=names, precision=precision, graph=model.graph)
+    return ModelArgument(graph=captured.graph, module=model.module, captured=captured)

@@ -57,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
         from graphpipe.profiler.profile import profile
         from graphpipe.training.task.user_function import find_model
 
-        module, inputs = find_model(args.model)
-        cache = None if args.no_cache else cache_folder()
-        captured = cached_capture(module, inputs, cache, split=listed(args.look_into), precision=args.precision)
+        model = find_model(args.model)
+        module, inputs = model.module, model.example_inputs
+        cache, names = None if args.no_cache else cache_folder(), listed(args.look_into)
+        captured = cached_capture(module, inputs, cache, split=names, precision=args.precision, graph=model.graph)
     start = time.perf_counter()
     costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, cache=cache)
     seconds = time.perf_counter() - start

@@ -43,7 +43,7 @@ def answer_on_rank(job: InferenceJob, plan: Plan, captured: Captured | None, *, 
         PeerLost, PeerStalled: another rank is gone.
     """
     with waiting("loading the model"):
-        module, _ = load_model(job.model, job.folder, job.weights)
+        module = load_model(job.model, job.folder, job.weights).module
     options = PipelineOptions(
         captured=captured,
         timeout_seconds=job.timeout_seconds,

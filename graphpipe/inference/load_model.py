@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.checkpoint.export_weights import checkpoint_tensors
-from graphpipe.training.task.user_function import Model, find_model
+from graphpipe.training.task.user_function import UserModel, find_model
 
 
-def load_model(word: str, folder: str | Path, weights: str | None) -> Model:
+def load_model(word: str, folder: str | Path, weights: str | None) -> UserModel:
     """Return the model in evaluation mode, and its example inputs.
 
     Args:
@@ -25,10 +25,11 @@ def load_model(word: str, folder: str | Path, weights: str | None) -> Model:
         CheckpointCorrupt: the checkpoint is damaged.
     """
     torch.manual_seed(0)
-    module, inputs = find_model(word, folder)
+    model = find_model(word, folder)
     if weights is not None:
-        _fill(module, Path(folder) / weights)
-    return module.eval(), inputs
+        _fill(model.module, Path(folder) / weights)
+    model.module.eval()
+    return model
 
 
 def _fill(module: nn.Module, source: Path) -> None:

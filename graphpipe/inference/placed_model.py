@@ -38,7 +38,8 @@ def read_placed_model(word: str, plan_file: str | None, batch_size: int | None, 
     Raises:
         InvalidInput: the model or the plan cannot be used, or the plan trains.
     """
-    module, inputs = load_model(word, ".", None)
+    model = load_model(word, ".", None)
+    module, inputs = model.module, model.example_inputs
     if plan_file is not None:
         found = Plan.load(plan_file)
         if found.trains:
@@ -47,7 +48,7 @@ def read_placed_model(word: str, plan_file: str | None, batch_size: int | None, 
         captured = cached_capture_for(module, inputs, found.graph, cache)
         return PlacedModel(plan=found, module=module, inputs=inputs, captured=captured)
     assert batch_size is not None, "a plan or a number of samples"
-    captured, cluster = cached_capture(module, inputs, cache), Cluster.preset("local:1")
+    captured, cluster = cached_capture(module, inputs, cache, graph=model.graph), Cluster.preset("local:1")
     graph = captured.graph
     whole = HandStage(ops=graph.order, devices=(0,), micro_batch=batch_size)
     costs = estimate(graph, cluster)

@@ -60,7 +60,8 @@ def prepare(job: InferenceJob, source: PlanSource, *, resume: bool) -> PreparedJ
     """
     check_ending(job.output_path)
     with waiting("loading the model"):
-        module, inputs = load_model(job.model, job.folder, job.weights)
+        model = load_model(job.model, job.folder, job.weights)
+        module, inputs = model.module, model.example_inputs
     cache = cache_folder() if source.cache else None
     if source.file is not None:
         found = Plan.load(source.file)
@@ -72,7 +73,7 @@ def prepare(job: InferenceJob, source: PlanSource, *, resume: bool) -> PreparedJ
         build_stages(module, found, captured)  # refuses a plan that does not fit the model
     else:
         with waiting("capturing the model"):
-            captured = cached_capture(module, inputs, cache)
+            captured = cached_capture(module, inputs, cache, graph=model.graph)
         found = _planned(job, source, captured)
     check_requests(job.data, Path(job.folder), found.graph.inputs)
     done = count_answers(job.journal_path, title(job, found))

@@ -59,7 +59,10 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
     with waiting("capturing the model"):
         names = tuple(name.strip() for name in settings.look_into.split(",") if name.strip())
         precision = config.train.precision
-        captured = cached_capture(task.module, task.example_inputs, _cache(config), split=names, precision=precision)
+        cache, given = _cache(config), task.graph
+        captured = cached_capture(
+            task.module, task.example_inputs, cache, split=names, precision=precision, graph=given
+        )
     costs = _costs(config, task, captured, cluster, tell)
     if settings.loads:
         costs = replace(costs, loads=declare_loads(captured.graph, parse_loads(settings.loads)))

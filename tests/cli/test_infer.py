@@ -48,7 +48,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the plan file of a model in two stages. Its folder is the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MODEL)
-    module, inputs = load_model("mine.py:model", tmp_path, None)
+    model = load_model("mine.py:model", tmp_path, None)
+    module, inputs = model.module, model.example_inputs
     graph, cluster = gp.capture(module, inputs), gp.Cluster.preset("local:2")
     parts = (graph.order[:1], graph.order[1:])
     stages = [gp.HandStage(ops=ops, devices=(n,), micro_batch=4) for n, ops in enumerate(parts)]
@@ -59,7 +60,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def expected(samples: int = SAMPLES) -> torch.Tensor:
     """Return the model's answers, computed in the same micro-batches."""
-    module, _ = load_model("mine.py:model", Path.cwd(), None)
+    module = load_model("mine.py:model", Path.cwd(), None).module
     rows = torch.cat([*_requests()])[:samples]
     with torch.no_grad():
         return torch.cat([module(rows[at : at + 4]) for at in range(0, samples, 4)])
@@ -125,7 +126,7 @@ def test_ctrl_c_ends_in_one_sentence_and_keeps_the_answers() -> None:
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_weights_of_a_file_and_lines_that_cannot_be_read(run: Run, plan: str) -> None:
-    module, _ = load_model("mine.py:model", Path.cwd(), None)
+    module = load_model("mine.py:model", Path.cwd(), None).module
     save_file({name: each * 0 for name, each in module.state_dict().items()}, "zero.safetensors")
     Path("requests.jsonl").write_text('[[1, 2, 3, 4]]\n[[1, 2\n{"x": 1}\n[[1, 2, 3, 4], [5, 6, 7, 8]]\n')
     words = ("infer", "mine.py:model", "--cluster", "local:2", "--batch", "8", "--data", "requests.jsonl")
@@ -140,7 +141,7 @@ def test_weights_of_a_file_and_lines_that_cannot_be_read(run: Run, plan: str) ->
 
 def test_one_sentence_names_the_mistake(run: Run, plan: str) -> None:
     good = ("mine.py:model", "--cluster", "local:2", "--batch", "8", "--data", "d.npz", "-o", "a.npz")
-    module, _ = load_model("mine.py:model", Path.cwd(), None)
+    module = load_model("mine.py:model", Path.cwd(), None).module
     save_file({"other": torch.zeros(1)}, "other.safetensors")
     graph, cluster = gp.capture(module, torch.zeros(4, 4)), gp.Cluster.preset("local:1")
     gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=8).save("training.json")

@@ -1,5 +1,6 @@
 """Mistakes in a user's task: one sentence that names the field or the line, before anything runs."""
 
+import json
 import time
 from pathlib import Path
 
@@ -10,11 +11,44 @@ from cli_cases import Run
 from safetensors.torch import load_file
 
 from graphpipe.costs import CostTable
+from graphpipe.training.task.task import load_task
 
 TASK = WITH_HELD_OUT.replace("next(iter(epoch(99, 32, 0)))", "None")
 EPOCH = """def epoch(number, batch_size, seed):
     generator = torch.Generator().manual_seed(1000 * seed + number)"""
 PAIR = '{"x": x, "y": y}, (x - y).sum(1, keepdim=True)'
+
+
+PATCHES = """
+import torch
+from torch import nn
+
+import graphpipe as gp
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, patches):
+        assert patches.dim() == 2, "the patches of all samples"
+        return self.out(self.embed(patches)).reshape(-1, 3, 2).mean(1)
+
+
+def epoch(number, batch_size, seed):
+    generator = torch.Generator().manual_seed(number)
+    for _ in range(4):
+        yield {"patches": torch.randn(batch_size, 3, 6, generator=generator)}, torch.zeros(batch_size, 2)
+
+
+def task():
+    module, inputs = Tower(), {"patches": torch.randn(4, 3, 6)}
+    graph = gp.capture(module, inputs, forms={"patches": "joined"}, split=["embed"])
+    loss_fn = nn.functional.mse_loss
+    return gp.Task(module=module, example_inputs=inputs, loss_fn=loss_fn, epoch=epoch, graph=graph)
+"""
+"""A model that is captured with options, which no command has."""
 
 
 def say(run: Run, code: int = 2) -> str:
@@ -70,6 +104,29 @@ def test_a_mistake_in_a_task_is_named(run: Run, config: Path, before: str, after
     message = say(run)
     for part in parts:
         assert part in message
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_task_may_bring_the_graph_that_it_captured_with_options(run: Run, config: Path) -> None:
+    # Qwen2-VL takes the patches of all images in one dimension. Its task could be trained with a plan of Python's only.
+    Path("tiny.py").write_text(PATCHES)
+    planned = run("plan", "tiny.py:task", "--cluster", "local:2", "--batch", "16", "--json")
+    assert planned.code == 0, planned.err
+    assert run("train", config, "train.steps=1", "--json").code == 0
+    (metrics,) = Path("runs").glob("*/metrics.jsonl")
+    task = load_task("tiny.py:task", ".", 0)
+    inputs, targets = next(iter(task.epoch(0, 16, 0)))
+    assert isinstance(inputs, dict)
+    expected = torch.nn.functional.mse_loss(task.module(inputs["patches"].flatten(0, 1)), targets)
+    assert json.loads(metrics.read_text().splitlines()[0])["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_options_of_the_command_agree_with_those_of_the_graph(run: Run, config: Path) -> None:
+    Path("tiny.py").write_text(PATCHES)
+    message = run("plan", "tiny.py:task", "--cluster", "local:2", "--batch", "16", "--look-into", "out").err
+    assert "graph: Tower was captured with split=['embed'], but split=['out'] is asked for. Capture it with" in message
+    Path("tiny.py").write_text(PATCHES.replace("graph=graph", "graph=3"))
+    assert "Task: graph is a int, must be a graph of `capture`" in say(run)
 
 
 def test_an_epoch_that_returns_nothing(run: Run, config: Path) -> None:

@@ -37,6 +37,7 @@ def cached_capture(
     *,
     split: Sequence[str] = (),
     precision: Precision = "fp32",
+    graph: Graph | None = None,
 ) -> Captured:
     """Return the capture of a model, from the cache if it is there; otherwise capture the model and keep the capture.
 
@@ -46,10 +47,14 @@ def cached_capture(
         folder: the cache (see `cache_folder`). None: the model is captured, and nothing is kept.
         split: as for `capture`.
         precision: as for `capture`.
+        graph: that the user captured from the module. Its options hold, and the arguments must agree with them.
 
     Raises:
-        InvalidInput: as `capture`.
+        InvalidInput: as `capture`, or the arguments differ from the options of the graph.
     """
+    if graph is not None:
+        _check_options(graph, split, precision)
+        return cached_capture_for(module, example_inputs, graph, folder)
     origin = Origin(method="auto", split=tuple(split), precision=precision)
     entry = _entry(module, example_inputs, folder, origin)
     if entry and (known := read_entry(entry)):
@@ -79,6 +84,21 @@ def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, 
             if known.graph.fingerprint == graph.fingerprint:
                 return known
     return capture_for(module, graph)
+
+
+def _check_options(graph: Graph, split: Sequence[str], precision: Precision) -> None:
+    made = graph.origin or Origin(method="auto")
+    if split and tuple(split) != made.split:
+        given, captured = f"split={[*split]}", f"split={[*made.split]}"
+    elif precision != (found := made.precision or "fp32"):
+        given, captured = f"precision='{precision}'", f"precision='{found}'"
+    else:
+        return
+    raise InvalidInput(
+        f"{graph.name} was captured with {captured}, but {given} is asked for",
+        where="graph",
+        remedy=f"Capture it with {given}, or leave out the graph.",
+    )
 
 
 def _entry(module: nn.Module, example_inputs: Inputs, folder: Path | None, origin: Origin) -> Path | None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
 from graphpipe.model.inputs import Inputs, input_names, name_inputs
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import check_rows
@@ -35,6 +36,9 @@ class Task:
     """Samples for evaluation at the end. None: the model is not evaluated."""
     accuracy: Callable[[Any, Any], float] | None = None
     """(outputs, targets) of the held-out samples -> share of correct outputs. None: their loss is reported instead."""
+    graph: Graph | None = None
+    """The module's graph, of `capture` with options (such as `forms` or `whole_batch`) or of `from_transformers`. None:
+    the module is captured with the default options."""
 
     def __post_init__(self) -> None:
         """Check the fields before anything runs.
@@ -48,6 +52,8 @@ class Task:
             what = f"the class {name}" if name else f"a {type(module).__name__}"
             remedy = f"Call it: {name}(...)." if name else ""
             raise InvalidInput(f"module is {what}, must be an nn.Module", where="Task", remedy=remedy)
+        if not isinstance(cast("object", self.graph), Graph | None):
+            raise InvalidInput(f"graph is a {type(self.graph).__name__}, must be a graph of `capture`", where="Task")
         _check_function("loss_fn", self.loss_fn, "outputs", "targets")
         _check_function("epoch", self.epoch, "epoch", "batch_size", "seed")
         if self.accuracy is not None:

@@ -1,6 +1,7 @@
 """The user's own code by name: `package.module:function` or `file.py:function`."""
 
 import sys
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import isfunction
@@ -11,11 +12,19 @@ from typing import Any
 from torch import nn
 
 from graphpipe.errors import GraphPipeError, InvalidInput, nearest
+from graphpipe.graph import Graph
 from graphpipe.model.inputs import Inputs
 from graphpipe.user_frames import describe_error
 
-Model = tuple[nn.Module, Inputs]
-"""A module with example inputs."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserModel:
+    """A module with example inputs, and how it is captured."""
+
+    module: nn.Module
+    example_inputs: Inputs
+    graph: Graph | None = None
+    """The graph that the user captured from the module with options. None: the default options."""
 
 
 def call(word: str, folder: str | Path = ".") -> object:
@@ -47,26 +56,27 @@ def call(word: str, folder: str | Path = ".") -> object:
         ) from error
 
 
-def call_for_model(word: str, folder: str | Path = ".") -> Model:
-    """Return the model from a function of the user's: a tuple, or an object with `module` and `example_inputs`.
+def call_for_model(word: str, folder: str | Path = ".") -> UserModel:
+    """Return the model from a function of the user's: a tuple, or an object with these fields, such as a Task.
 
     Raises:
         InvalidInput: as `call`, or the function returns another type.
     """
     found: Any = call(word, folder)
-    pair: Any = found
+    fields: Any = found
     if not isinstance(found, tuple):
-        pair = (getattr(found, "module", None), getattr(found, "example_inputs", None))
-    if len(pair) == 2 and isinstance(pair[0], nn.Module) and pair[1] is not None:
-        return pair
+        fields = [getattr(found, name, None) for name in ("module", "example_inputs", "graph")]
+    module, inputs, graph, *others = (*fields, None, None, None)[: max(3, len(fields))]
+    if isinstance(module, nn.Module) and inputs is not None and isinstance(graph, Graph | None) and not others:
+        return UserModel(module=module, example_inputs=inputs, graph=graph)
     raise InvalidInput(
         f"returned {type(found).__name__}, must return (module, example inputs)",
         where=f"'{word}'",
-        remedy="Return a tuple of an nn.Module and its example inputs.",
+        remedy="Return a tuple of an nn.Module and its example inputs. The graph of `capture` may be the third.",
     )
 
 
-def find_model(word: str, folder: str | Path = ".") -> Model:
+def find_model(word: str, folder: str | Path = ".") -> UserModel:
     """Return the module and the example inputs of a MODEL of the command line that is not a graph file.
 
     Args:
@@ -84,7 +94,8 @@ def find_model(word: str, folder: str | Path = ".") -> Model:
         raise InvalidInput(what, where=f"'{word}'", remedy=remedy)
     from graphpipe.model.zoo import zoo
 
-    return zoo(word)
+    module, inputs = zoo(word)
+    return UserModel(module=module, example_inputs=inputs)
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -71,7 +71,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def load(folder: Path, monkeypatch: pytest.MonkeyPatch, word: str = "own.py:model"):
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(__import__("sys").modules, "helper", raising=False)
-    return call_for_model(word, folder)
+    model = call_for_model(word, folder)
+    return model.module, model.example_inputs
 
 
 @pytest.fixture

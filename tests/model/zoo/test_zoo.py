@@ -179,7 +179,8 @@ def build_new(shape: NewShape, device: str) -> ZooModel:
 def test_a_new_model_needs_only_its_file_and_an_entry(monkeypatch):
     entries: Mapping[str, Entry] = {**ZOO, "new": Entry(build_new, NewShape(), NewShape(width=6))}
     monkeypatch.setattr(registry, "ZOO", entries)
-    module, inputs = find_model("new-small")
+    model = find_model("new-small")
+    module, inputs = model.module, model.example_inputs
     graph = capture(module, inputs)
     assert [op.name for op in graph.ops] == ["0", "2"]
     assert graph["0"].output_bytes_per_sample == 4 * 6

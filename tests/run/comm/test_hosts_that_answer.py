@@ -51,7 +51,8 @@ def test_the_host_that_writes_the_answers_is_cut_off_and_the_others_answer_the_r
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MODEL)
-    module, inputs = load_model("mine.py:model", tmp_path, None)
+    model = load_model("mine.py:model", tmp_path, None)
+    module, inputs = model.module, model.example_inputs
     Path("cluster.toml").write_text(CLUSTER)
     graph, cluster = gp.capture(module, inputs), gp.Cluster.load("cluster.toml")
     stages = [gp.HandStage(ops=(op,), devices=(number,), micro_batch=4) for number, op in enumerate(graph.order)]
