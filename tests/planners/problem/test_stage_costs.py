@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from problems import KIND, cluster, towers
+from unequal_links import linked
 
 from graphpipe.costs import CostModel
 from graphpipe.planners.problem.partition import Problem
@@ -36,6 +37,7 @@ def test_a_forward_two_gradients_and_a_share_of_the_update() -> None:
     # Two samples on each of two devices take 21 s, three times. An update of NEAR bytes takes 2 s / 2 + 4 s.
     assert seconds(problem(), 4, 2) == pytest.approx([3 * 21 + 5 / 2, LEAST_LOAD])
     assert seconds(problem(recompute="full"), 4, 2) == pytest.approx([4 * 21 + 5 / 2, LEAST_LOAD])
+    assert seconds(problem(), 3, 2) == pytest.approx([3 * 16 + 5 * 3 / 8, LEAST_LOAD])
     assert seconds(problem(), 4, 1) == pytest.approx([3 * 41 + 4 / 2, LEAST_LOAD])
 
 
@@ -69,8 +71,12 @@ def test_an_update_is_an_all_reduce_and_an_optimizer_step_or_parts_of_them() -> 
 
 def test_sizes_degrees_memory_and_bandwidth() -> None:
     found = problem()
-    assert micro_batch_sizes(12) == [1, 2, 3, 4, 6, 12]
+    assert [micro_batch_sizes(size) for size in (12, 15)] == [[1, 2, 3, 4, 6, 12], [1, 3, 5, 15]]
     assert degrees_of(found, 12) == (1, 2, 3, 4, 6)
     assert degrees_of(found, 8) == (1, 2, 4, 8)
+    assert degrees_of(replace(found, cluster=cluster(3)), 12) == (1, 2, 3)
     assert smallest_memory_bytes(replace(found, cluster=cluster(2, memory_bytes=7.0))) == 7
     assert (far_bandwidth(found), far_bandwidth(replace(found, message_bandwidth=3.0))) == (FAR, 3.0)
+    # Where links differ, what a byte takes on average: 1, 1/2 and 1/4 s.
+    unequal = linked("abc", {(0, 1): 1.0, (0, 2): 2.0, (1, 2): 4.0})
+    assert far_bandwidth(replace(found, cluster=unequal)) == pytest.approx(3 / 1.75)
