@@ -55,9 +55,7 @@ class LeastRelief:
             hidden_seconds: of copies that take no time.
             away: bytes of decided operators that are offloaded, as far as these bytes are still to free.
         """
-        left = bytes_
-        if self.copy_seconds < np.inf:
-            left = bytes_ - hidden_seconds / self.copy_seconds if self.copy_seconds else np.zeros_like(bytes_)
+        left = bytes_ - hidden_seconds / self.copy_seconds if self.copy_seconds else np.zeros_like(bytes_)
         least = np.interp(left, self.freed, self.spent)
         more = left > self.freed[-1]
         least[more] = self.spent[-1] + (left[more] - self.freed[-1]) * self.copy_seconds

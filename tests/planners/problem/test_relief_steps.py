@@ -122,3 +122,28 @@ def test_of_many_ways_to_decide_some_are_continued() -> None:
     # Without operators that others read later, all are of one way: at most so many, at equal distances in bytes.
     assert len(_fewer(ops, choices, [], 16)) == 2
     assert len(_fewer(ops, choices.only(np.zeros(0, np.intp)), [0], 16)) == 0
+
+
+@pytest.mark.parametrize(("each", "kept"), [(4, 4), (8, 8), (9, 8), (30, 8)])
+def test_the_choices_of_few_ways_share_what_is_kept(each: int, kept: int) -> None:
+    # Two ways to decide about the first operator. The less seconds a choice takes, the more bytes, so none is beaten.
+    none = np.zeros(2 * each)
+    choices = Choices(
+        decisions=np.array([[way, 0, 0] for way in (KEEP, RECOMPUTE) for _ in range(each)], np.int8),
+        seconds=np.tile(np.arange(each, dtype=np.float64), 2),
+        bytes=np.tile(np.arange(each, 0, -1, dtype=np.float64), 2),
+        copied=none,
+        region=none,
+        rests=none,
+    )
+    found = _fewer(ops_of(relief()), choices, [0], 16)
+    assert found.decisions[:, 0].tolist() == [KEEP] * kept + [RECOMPUTE] * kept
+
+
+def test_a_stage_that_just_fits_if_it_recomputes_everything() -> None:
+    plan = one_stage(FORWARD, SAVED, [9.0] * 3, [])
+    it = Relief(plan=plan, stage=plan.stages[0], window_seconds=0.0, offloads=False)
+    found = it.fitted(4 * 3 + 2 * 14)  # the state, and what two samples save
+    assert found is not None
+    assert found.recompute == "full"
+    assert it.fitted(4 * 3 + 2 * 14 - 0.5) is None
