@@ -25,6 +25,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
 
     1. Decompose the graph into series and parallel parts. Search several forms of it: the graph itself, the graph
        with its edges reversed, and the graph with its branches bundled into fewer and fewer groups, down to a chain.
+       If branches differ, light ones also follow heavy ones.
     2. For every form, micro-batch size and least data-parallel degree, search the smallest feasible time per sample
        (the outer search of Algorithm 1) with the dynamic program of `search.dynamic_program` (its recursion).
     3. Rank the partitions found, and some with a larger bottleneck but fewer stages, by step time. Their samples in

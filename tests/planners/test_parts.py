@@ -8,7 +8,7 @@ from problems import cluster, towers
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series, decompose
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
-from graphpipe.planners.search.tree_rewrites import bundled, cut_bytes, mirrored, width
+from graphpipe.planners.search.tree_rewrites import bundled, cut_bytes, mirrored, paired, width
 from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.plans.sharding import SampleRange, count_micro_batches, sample_range
 
@@ -65,6 +65,15 @@ def test_trees_are_mirrored_and_bundled() -> None:
     assert bundled(tree, 2) == Series((Leaf("a"), Parallel((leaf_series("b", "c"), leaf_series("d", "e"))), Leaf("f")))
     assert bundled(tree, 1) == leaf_series("a", "b", "c", "d", "e", "f")
     assert bundled(tree, 5) == tree
+
+
+def test_light_branches_follow_heavy_ones_and_equal_branches_stay() -> None:
+    light, heavy, other = leaf_series("a"), leaf_series("b"), leaf_series("c", "d")
+    tree = Series((Parallel((light, heavy, other, leaf_series("e"))), Leaf("f")))
+    shares = {"a": 0.1, "b": 0.3, "c": 0.2, "d": 0.2, "e": 0.2, "f": 0.0}
+    assert paired(tree, shares) == Series((Parallel((leaf_series("b", "e"), leaf_series("c", "d", "a"))), Leaf("f")))
+    equal = dict.fromkeys(tree.ops, 0.1)
+    assert paired(Series((Parallel((light, heavy)), Leaf("f"))), equal).parts[0] == Parallel((light, heavy))
 
 
 def test_cut_bytes_count_an_output_once_and_carry_it_past_a_bundled_branch() -> None:

@@ -1,6 +1,6 @@
 """The search of the graph planner and the chain planner: forms of the graph x settings x targets."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from graphpipe.costs import CostModel
@@ -16,7 +16,7 @@ from graphpipe.planners.search.partition_estimate import PartitionEstimator
 from graphpipe.planners.search.partition_search import PartitionSearch
 from graphpipe.planners.search.setting_table import SettingTable, shares
 from graphpipe.planners.search.target_search import GraphForm
-from graphpipe.planners.search.tree_rewrites import bundled, width
+from graphpipe.planners.search.tree_rewrites import bundled, paired, width
 from graphpipe.plans.estimates import bottleneck_seconds
 from graphpipe.plans.plan import Plan
 
@@ -98,7 +98,7 @@ def _sweep(run: PartitionSearch, tree: Series, options: Options) -> None:
     weights = shares(problem, run.costs)
     graphs = any(not ranking.estimator.chain for ranking in run.rankings)
     assert run.tail.before is not None
-    for tree_form, reverse in _forms(run.tail.before, tree, graphs):
+    for tree_form, reverse in _forms(run.tail.before, tree, weights, graphs=graphs):
         form = GraphForm.of(problem, tree_form, reverse=reverse)
         for table in tables:
             run.search_form(table, form.for_units(table, weights))
@@ -106,14 +106,19 @@ def _sweep(run: PartitionSearch, tree: Series, options: Options) -> None:
         run.exhaust(sizes)
 
 
-def _forms(graph: Graph, tree: Series, graphs: bool) -> list[tuple[Series, bool]]:
-    """Return the forms to cut: chains, then (for graphs of stages) wider and wider ones, the widest also reversed."""
+def _forms(graph: Graph, tree: Series, weights: Mapping[str, float], *, graphs: bool) -> list[tuple[Series, bool]]:
+    """Return the forms to cut: chains, then (for graphs of stages) wider and wider ones, the widest also reversed.
+
+    If branches differ, light ones also follow heavy ones (`paired`).
+    """
     in_order = Series(tuple(Leaf(name) for name in graph.order))
     bundle = bundled(tree, 1)
     forms = [(in_order, False), *([(bundle, False)] if bundle.ops != in_order.ops else [])]
     widest = width(tree)
     if graphs and widest > 1:
         widths = [*(2**k for k in range(1, widest.bit_length()) if 2**k < widest), widest]
-        forms += [(bundled(tree, groups), False) for groups in widths]
+        forms += [(bundled(tree, groups), False) for groups in widths[:-1]]
+        forms += [(pairs, False)] if (pairs := paired(tree, weights)) != tree else []
+        forms.append((tree, False))
         forms.append((tree, True))
     return forms

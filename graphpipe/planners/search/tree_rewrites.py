@@ -1,9 +1,13 @@
 """Rewrites of a decomposed graph for the partition search, and the bytes over its cuts."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 from graphpipe.graph import Graph
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series
+
+_HEAVY = 0.5
+"""Share of the heaviest branch's work above which a branch counts as heavy."""
 
 _Reads = dict[str, dict[str, list[tuple[str, float]]]]
 """By operator and by name of the value that it sends: its readers, with the bytes per sample."""
@@ -43,6 +47,37 @@ def bundled(tree: Series, groups: int) -> Series:
         series = tuple(Series(tuple(inner for branch in chunk for inner in branch.parts)) for chunk in chunks)
         parts += series[0].parts if len(series) == 1 else (Parallel(series),)
     return Series(tuple(parts))
+
+
+def paired(tree: Series, shares: Mapping[str, float]) -> Series:
+    """Return the tree with the light branches of every parallel block put behind its heavy ones.
+
+        heavy1 heavy2 light1 light2   ->   heavy1 + light1, heavy2 + light2
+
+    A branch is heavy if its share of the work is more than half of the largest. The next light branch goes behind the
+    group with the least work. The devices of a heavy branch then do the work of a light one too, which alone would
+    leave a device idle most of the time.
+
+    Args:
+        tree: the decomposed graph.
+        shares: of each operator in the work.
+    """
+    return Series(tuple(part if isinstance(part, Leaf) else _paired_branches(part, shares) for part in tree.parts))
+
+
+def _paired_branches(block: Parallel, shares: Mapping[str, float]) -> Parallel:
+    lightest_last = sorted(block.branches, key=lambda branch: -_share(branch, shares))
+    least = _HEAVY * _share(lightest_last[0], shares)
+    count = max(2, sum(_share(branch, shares) > least for branch in lightest_last))
+    groups = [[branch] for branch in block.branches if branch in lightest_last[:count]]
+    for branch in lightest_last[count:]:
+        min(groups, key=lambda group: sum(_share(each, shares) for each in group)).append(branch)
+    together = [tuple(part for branch in group for part in paired(branch, shares).parts) for group in groups]
+    return Parallel(tuple(Series(parts) for parts in together))
+
+
+def _share(branch: Series, shares: Mapping[str, float]) -> float:
+    return sum(shares[op] for op in branch.ops)
 
 
 def cut_bytes(tree: Series, graph: Graph, *, reverse: bool = False) -> dict[int, tuple[float, ...]]:
