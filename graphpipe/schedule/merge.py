@@ -33,10 +33,31 @@ def merge(name: str, plan: Plan, orders: Sequence[Sequence[StageTask]], mini_bat
         InvalidInput: no interleaving exists, because a stage may not have enough samples in flight.
     """
     hosted = {device: [s for s, stage in enumerate(plan.stages) if device in stage.devices] for device in _all(plan)}
-    if all(len(stages) <= 1 for stages in hosted.values()):
-        devices = [tuple(orders[stages[0]]) if stages else () for stages in hosted.values()]
-        return Schedule(name=name, devices=tuple(devices))
-    return Schedule(name=name, devices=_interleave(plan, orders, hosted, mini_batches))
+    only = [_only_order(plan, orders, stages) for stages in hosted.values()]
+    devices = [tasks for tasks in only if tasks is not None]
+    if len(devices) < len(only):
+        return Schedule(name=name, devices=_interleave(plan, orders, hosted, mini_batches))
+    return Schedule(name=name, devices=tuple(devices))
+
+
+def _only_order(
+    plan: Plan, orders: Sequence[Sequence[StageTask]], stages: Sequence[int]
+) -> tuple[StageTask, ...] | None:
+    """Return the order of a device if there is only one; None if the clock decides.
+
+    A device with one stage has its order. If a second stage does the whole mini-batch at once, and the first one feeds
+    it and waits for its gradients, its tasks come after all forwards of the first one, and before all backwards.
+    """
+    if len(stages) < 2:
+        return tuple(orders[stages[0]]) if stages else ()
+    first, second, *more = stages
+    forwards, others = orders[first][: plan.micro_batches(first)], orders[first][plan.micro_batches(first) :]
+    waits = any((plan.edges[at].source, plan.edges[at].target) == (first, second) for at in plan.gradient_edges)
+    # Its forward needs samples of every micro-batch of the first stage, and each of its gradients is for such samples.
+    at_once = len(orders[second]) == 2 and plan.micro_batches(second) == 1
+    if more or not waits or not at_once or any(task.kind != "F" for task in forwards):
+        return None
+    return (*forwards, *orders[second], *others)
 
 
 def _interleave(

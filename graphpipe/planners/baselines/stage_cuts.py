@@ -9,6 +9,7 @@ A stage keeps more samples in flight if more stages follow, so a cut is only all
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -61,7 +62,8 @@ class StageCut:
     recomputes: bool
 
 
-@dataclass(frozen=True, slots=True)
+# No slots: the sorted cuts are a cached property.
+@dataclass(frozen=True)
 class BottleneckSearch:
     """The search for the stages of the fastest bottleneck, over the cuts of every downset."""
 
@@ -104,13 +106,19 @@ class BottleneckSearch:
         every downset suffices. Piper keeps a table over all counts instead.
         """
         least = self._table(np.int32(0), np.int32(UNLIMITED))
-        allowed = [cuts.only(np.flatnonzero(cuts.seconds <= target * (1 + 1e-12))) for cuts in self.cuts]
+        most = target * (1 + 1e-12)
+        allowed = [cuts.only(slice(int(cuts.seconds.searchsorted(most, side="right")))) for cuts in self._fastest_first]
         windows = self._windows(least)
         for at, cuts in enumerate(allowed, start=1):
             least[at, self.devices :] = self._counts(windows, cuts, memory).min(axis=0, initial=UNLIMITED)
         if least[-1, -1] >= UNLIMITED:
             return []
         return self._backtrack(windows, allowed, memory)
+
+    @cached_property
+    def _fastest_first(self) -> list[StageCuts]:
+        """The cuts of every downset by seconds, so that those that are fast enough are a view of the first ones."""
+        return [cuts.only(np.argsort(cuts.seconds, kind="stable")) for cuts in self.cuts]
 
     def _slower(self, fastest: float) -> list[StageCut]:
         """Return the fastest stages that fit in memory, by bisection over the seconds of all cuts."""

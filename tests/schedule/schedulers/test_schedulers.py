@@ -7,7 +7,7 @@ from builders import Part, chain, make_plan
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.schedule import Schedule, StageTask
+from graphpipe.schedule import Schedule, StageTask, merge
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, build_schedule
 
 
@@ -74,6 +74,17 @@ def test_a_whole_batch_stage_waits_for_every_forward():
     plan = make_plan([Part(), Part(micro_batch=4)], batch_size=4)
     assert line(plan, 0) == "F0.0 F0.1 F0.2 F0.3 B0.0 B0.1 B0.2 B0.3"
     assert line(plan, 1) == "F1.0 B1.0"
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_on_the_device_of_a_whole_batch_stage_the_clock_has_no_choice(schedule: str, monkeypatch: pytest.MonkeyPatch):
+    """Its tasks come between the forwards and the backwards of the stage that feeds it, so no clock needs to run."""
+    parts = [Part(devices=(0,)), Part(devices=(1,)), Part(micro_batch=4, devices=(1,))]
+    plan = make_plan(parts, [(0, 2, 1.0), (1, 2, 1.0)], batch_size=4, schedule=schedule)
+    quick = build_schedule(plan)
+    assert line(plan, 1) == "F1.0 F1.1 F1.2 F1.3 F2.0 B2.0 B1.0 B1.1 B1.2 B1.3"
+    monkeypatch.setattr(merge, "_only_order", lambda *_: None)
+    assert build_schedule(plan) == quick
 
 
 def test_an_unused_device_has_no_tasks():
