@@ -60,4 +60,19 @@ def spare_bytes(plan: Plan) -> dict[int, float]:
 
 def memory_shortfall(plan: Plan) -> float:
     """Return how many bytes the fullest device lacks (negative if bytes are free)."""
-    return -min(spare_bytes(plan).values())
+    if plan.shares_devices or any(stage.offload_to for stage in plan.stages):
+        return -min(spare_bytes(plan).values())
+    # Each device holds what one stage needs, and the smallest device of a stage lacks most. Searches ask this often.
+    return max(_needed_alone(plan, stage) - _smallest_memory(plan, stage) for stage in plan.stages)
+
+
+def _needed_alone(plan: Plan, stage: Stage) -> float:
+    memory = stage_memory(plan.cost_model, stage)
+    return memory.resident(stage.in_flight / stage.degree) + max(0.0, memory.transient)
+
+
+def _smallest_memory(plan: Plan, stage: Stage) -> float:
+    cluster = plan.cluster
+    if len(cluster.types) == 1:
+        return cluster.smallest_memory_bytes
+    return min(cluster.type_of(device).memory_bytes for device in stage.devices)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 from baseline_oracles import busy_problem
+from builders import plans
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import KIND, cluster, table, towers
@@ -20,7 +21,7 @@ from graphpipe.graph import Edge, Graph, Op, Shared, Work
 from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import planner_names
-from graphpipe.plans.device_memory import memory_shortfall, needed_bytes
+from graphpipe.plans.device_memory import memory_shortfall, needed_bytes, spare_bytes
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import BackendRegion, StageEdge
 from graphpipe.plans.verify import verify
@@ -534,3 +535,10 @@ def test_planners_leave_room_for_temporaries(planner: str) -> None:
     plan = found(rows)
     assert max(stage.micro_batch / stage.degree for stage in plan.stages) <= 3
     assert max(needed_bytes(plan).values()) <= 1e9
+
+
+@settings(max_examples=50, deadline=None)
+@given(plans())
+def test_the_shortfall_is_what_the_fullest_device_lacks(found: Plan):
+    """Of plans whose stages share devices or rest values on neighbours, and of others, whose devices are not listed."""
+    assert memory_shortfall(found) == -min(spare_bytes(found).values())

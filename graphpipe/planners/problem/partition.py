@@ -180,13 +180,17 @@ def is_chain(plan: Plan) -> bool:
 
 def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int], float]:
     """Return bytes per sample between stages; a value that a stage reads several times counts once."""
-    stage_of = {name: position for position, part in enumerate(parts) for name in part.ops}
-    sent: dict[tuple[int, int, tuple[str, str]], float] = {}
-    for writer, reader, value, count in graph.reads:
+    index, stage_of = graph.index, [0] * len(graph.ops)
+    for position, part in enumerate(parts):
+        for name in part.ops:
+            stage_of[index[name]] = position
+    sent: dict[tuple[int, int, int], float] = {}
+    for writer, reader, value, count in graph.numbered_reads:
         source, target = stage_of[writer], stage_of[reader]
         if source != target:
             key = (source, target, value)
-            sent[key] = max(sent.get(key, 0.0), count)
+            if sent.get(key, -1.0) < count:
+                sent[key] = count
     crossing: dict[tuple[int, int], float] = {}
     for (source, target, _), count in sent.items():
         crossing[source, target] = crossing.get((source, target), 0.0) + count
