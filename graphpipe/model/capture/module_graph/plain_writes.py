@@ -27,7 +27,7 @@ def replace_plain_writes(module: fx.GraphModule) -> None:
                 node.target = function
                 later = {user for user in tensor.users if position[user] > position[node]}
                 tensor.replace_all_uses_with(node, delete_user_cb=later.__contains__)
-                module.recompile()
+    module.recompile()
 
 
 def _is_unshared(tensor: object) -> bool:
