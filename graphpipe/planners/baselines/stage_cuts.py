@@ -107,12 +107,14 @@ class BottleneckSearch:
         """
         least = self._table(np.int32(0), np.int32(UNLIMITED))
         most = target * (1 + 1e-12)
-        allowed = [cuts.only(slice(int(cuts.seconds.searchsorted(most, side="right")))) for cuts in self._fastest_first]
+        fast = [int(cuts.seconds.searchsorted(most, side="right")) for cuts in self._fastest_first]
         windows = self._windows(least)
-        for at, cuts in enumerate(allowed, start=1):
-            least[at, self.devices :] = self._counts(windows, cuts, memory).min(axis=0, initial=UNLIMITED)
+        for at, (cuts, count) in enumerate(zip(self._fastest_first, fast, strict=True), start=1):
+            if count:
+                least[at, self.devices :] = self._counts(windows, cuts, count, memory).min(axis=0)
         if least[-1, -1] >= UNLIMITED:
             return []
+        allowed = [cuts.only(slice(count)) for cuts, count in zip(self._fastest_first, fast, strict=True)]
         return self._backtrack(windows, allowed, memory)
 
     @cached_property
@@ -150,11 +152,12 @@ class BottleneckSearch:
         """Return, of shape [cuts, devices + 1], the table entries of the downset that each cut leaves."""
         return windows[cuts.below, self.devices - cuts.devices]
 
-    def _counts(self, windows: Counts, cuts: StageCuts, memory: bool) -> Counts:
-        counts = self._rest(windows, cuts)
-        counts += cuts.weight[:, None]
+    def _counts(self, windows: Counts, cuts: StageCuts, first: int, memory: bool) -> Counts:
+        """Return, of shape [first, devices + 1], the counts after each of the first cuts."""
+        counts = windows[cuts.below[:first], self.devices - cuts.devices[:first]]
+        counts += cuts.weight[:first, None]
         if memory:
-            counts[counts > cuts.limit[:, None]] = UNLIMITED
+            np.putmask(counts, counts > cuts.limit[:first, None], UNLIMITED)
         return counts
 
     def _backtrack(self, windows: Counts, allowed: Sequence[StageCuts], memory: bool) -> list[StageCut]:
@@ -162,7 +165,7 @@ class BottleneckSearch:
         found: list[StageCut] = []
         while at:
             cuts = allowed[at - 1]
-            counts = self._counts(windows, cuts, memory)[:, devices]
+            counts = self._counts(windows, cuts, len(cuts.below), memory)[:, devices]
             # Of equal counts the fastest stage, then the one on the fewest devices.
             chosen = int(np.lexsort((cuts.devices, cuts.seconds, counts))[0])
             lower, used = int(cuts.below[chosen]), int(cuts.devices[chosen])
