@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.torch_private import is_lazy
+from graphpipe.model.torch_private import is_lazy, know_number, number_attributes, number_buffers
 
 _ASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 """Modules that compare the values of a mask with those of a causal one, unless they are told what it is."""
@@ -19,10 +19,13 @@ _ASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_c
 def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: torch.device | str = "cpu") -> nn.Module:
     """Return a copy of `module` in training mode whose parameters and buffers are fake tensors of `mode` on `device`.
 
+    Single whole numbers in buffers that are in no checkpoint, or in plain attributes, keep their values: convolutions
+    of codecs hold their strides so, and compute how much to pad with them.
+
     Raises:
         InvalidInput: a lazy parameter without a shape, or a module that cannot be copied.
     """
-    memo: dict[int, object] = {}
+    memo: dict[int, Any] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(tensor):
             remedy = "Run the model once, so that its lazy modules get their shapes."
@@ -31,6 +34,12 @@ def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: t
             fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
             trainable = tensor.requires_grad
             memo[id(tensor)] = nn.Parameter(fake, trainable) if isinstance(tensor, nn.Parameter) else fake
+    for part in module.modules():
+        for number in number_attributes(part).values():
+            with mode:
+                memo[id(number)] = torch.empty(number.shape, dtype=number.dtype, device=device)
+        for number in [*number_buffers(part).values(), *number_attributes(part).values()]:
+            know_number(memo[id(number)], number)
     for computed in _computed(module):  # Python cannot copy them, and a new forward computes new ones
         memo[id(computed)] = computed.detach()
     try:

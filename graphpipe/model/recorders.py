@@ -1,5 +1,6 @@
 """Hooks by which `transformers` notes what submodules return for the forward around them, such as hidden states."""
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -22,21 +23,23 @@ def recorders(module: nn.Module) -> list[Callable[[nn.Module, Any, Any], None]]:
 
 
 @contextmanager
-def without_recorders(root: nn.Module) -> Generator[None]:
-    """While inside, a module and its submodules do not have these hooks."""
-    held = [(forward_hooks(module), dict(forward_hooks(module))) for module in root.modules()]
-    remove_recorders(root)
+def apart(module: nn.Module) -> Generator[None]:
+    """While inside, forwards around a call of a module note nothing of it. Forwards inside it note as always."""
+    noting: Any = getattr(sys.modules.get(_MODULE), "_active_collector", None)
+    hooks, held = forward_hooks(module), dict(forward_hooks(module))
+    _remove(module)
+    before = dict(vars(noting)) if noting is not None else {}  # while torch traces, the place of the notes
+    token = noting.set(None) if noting is not None else None
     try:
         yield
     finally:
-        for hooks, before in held:
-            hooks.clear()
-            hooks.update(before)
+        if noting is not None:
+            noting.reset(token)
+            vars(noting).update(before)
+        hooks.update(held)
 
 
-def remove_recorders(root: nn.Module) -> None:
-    """Remove these hooks from a module and its submodules."""
-    for module in root.modules():
-        hooks = forward_hooks(module)
-        for key in [key for key, hook in hooks.items() if is_recorder(hook)]:
-            del hooks[key]
+def _remove(module: nn.Module) -> None:
+    hooks = forward_hooks(module)
+    for key in [key for key, hook in hooks.items() if is_recorder(hook)]:
+        del hooks[key]

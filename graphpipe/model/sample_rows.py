@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.cdist_mode import with_mode
 from graphpipe.model.torch_private import flatten, size_at
 
 _UNBIND: tuple[Any, ...] = (torch.unbind, Tensor.unbind)
@@ -172,6 +173,8 @@ class SampleLoops(TorchFunctionMode):
             return every_row(*args)
         if func in _SPLIT and (parts := _parts(*args, **(kwargs or {}))):
             return parts
+        if func is torch.cdist:
+            kwargs = with_mode(args, kwargs or {})
         try:
             found = func(*args, **(kwargs or {}))
         except TypeError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch._utils import _flatten_dense_tensors
 from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
@@ -37,11 +37,73 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
+def number_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a module itself that are single whole numbers and in no checkpoint, such as a stride."""
+    held = {name: module._buffers.get(name) for name in sorted(module._non_persistent_buffers_set)}
+    return {name: each for name, each in held.items() if each is not None and _is_number(each)}
+
+
+def number_attributes(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors in plain attributes of a module itself that are single whole numbers."""
+    held = {name: each for name, each in vars(module).items() if isinstance(each, Tensor)}
+    return {name: each for name, each in held.items() if _is_number(each)}
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.numel() == 1 and not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta)
+
+
+def know_number(fake: Tensor, value: Tensor) -> None:
+    """Let a fake tensor of one element answer with a value when a forward asks for it."""
+    assert isinstance(fake, FakeTensor)
+    fake.constant = value.detach().cpu().clone()
+
+
+def known_number(tensor: Tensor) -> int | None:
+    """Return the number that a fake tensor answers with; None for other tensors."""
+    constant = tensor.constant if isinstance(tensor, FakeTensor) else None
+    with outside_tracing():
+        return None if constant is None else int(constant)
+
+
+@contextmanager
+def numbers_kept(root: nn.Module) -> Generator[None]:
+    """While inside, torch.export keeps the known numbers of fake tensors.
+
+    It makes other fake tensors of buffers. Of tensors in plain attributes it takes real ones.
+    """
+    mode: Any = FakeTensorMode
+    make = mode.from_tensor
+    attributes = [
+        (part, name, each)
+        for part in root.modules()
+        for name, each in number_attributes(part).items()
+        if isinstance(each, FakeTensor) and each.constant is not None
+    ]
+
+    def keeping(self: FakeTensorMode, tensor: Tensor, **options: Any) -> FakeTensor:
+        found = make(self, tensor, **options)
+        if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+            found.constant = tensor.constant
+        return found
+
+    mode.from_tensor = keeping
+    for part, name, each in attributes:
+        vars(part)[name] = each.constant
+    try:
+        yield
+    finally:
+        mode.from_tensor = make
+        for part, name, each in attributes:
+            vars(part)[name] = each
+
+
 def is_data_dependent(error: BaseException) -> bool:
     """True for the error of a forward that reads the values of a tensor of `fake_mode`."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    return isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException) or ".numpy()" in str(error)
+    known = isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException)
+    return known or any(words in str(error) for words in (".numpy()", "is not tracked with proxy for"))
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from run_plans import captured_plan
 from torch import Tensor, nn
 
 from graphpipe.model import recorders as room
-from graphpipe.model.recorders import recorders, without_recorders
+from graphpipe.model.capture.capture import capture
+from graphpipe.model.recorders import apart, recorders
 from graphpipe.run import Pipeline
 
 NOTES: list[Tensor] = []
@@ -69,9 +70,17 @@ def test_scores_that_hooks_note_are_sent_from_every_layer(monkeypatch: pytest.Mo
         torch.testing.assert_close(gradient, twin.get_parameter(name).grad, rtol=1e-5, atol=1e-7, msg=name)
 
 
+def test_a_submodule_that_stays_whole_gets_the_notes_of_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LW-DETR's backbone found no hidden states, and its capture ended with an error about None."""
+    monkeypatch.setattr(room, "_MODULE", __name__)
+    model = nn.Sequential(Noted(), nn.Linear(2, 2))
+    assert capture(model, torch.randn(4, 3, 4), opaque=["0"]).order == ("0", "1")
+
+
 def test_hooks_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_MODULE", __name__)
     model = Noted()
-    with without_recorders(model):
+    with apart(model.layers[0]):
         assert recorders(model.layers[0]) == []
+        assert recorders(model.layers[1]) == [note]
     assert recorders(model.layers[0]) == [note]

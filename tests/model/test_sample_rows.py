@@ -124,3 +124,52 @@ def test_a_forward_that_returns_a_list_of_samples_is_refused_in_words() -> None:
 
     with pytest.raises(InvalidInput, match="returns a list with an entry for each sample"):
         capture(Lists(lambda x: x), torch.randn(2, 3, 4))
+
+
+class Sizes(nn.Module):
+    """Adds to each sample as many rows of a table as its size says, one sample after the other, or a few at once."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.table, self.step = nn.Linear(4, 3, bias=False), step
+
+    def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
+        found = torch.zeros_like(x)
+        for start in range(0, len(x), self.step):
+            part = slice(start, start + self.step)
+            found[part] = torch.where(torch.arange(3)[:, None] < sizes[part, None, None], self.table.weight, 0)
+        return x + found
+
+
+class Sized(nn.Module):
+    """A model around such a submodule, as SigLIP 2 is around its positions."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.first, self.sizes, self.last = nn.Linear(4, 4), Sizes(step), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
+        return self.last(self.sizes(self.first(x), sizes))
+
+
+def test_a_submodule_that_loops_over_samples_stays_whole() -> None:
+    """It was refused for running more operators for more samples."""
+    torch.manual_seed(0)
+    model, inputs = Sized(1), {"x": torch.randn(4, 3, 4), "sizes": torch.tensor([3, 1, 2, 0])}
+    expected = model(**inputs).square().mean()
+    expected.backward()
+    wanted = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    graph = capture(model, inputs)
+    assert graph.order == ("first", "last")
+    cluster = Cluster.preset("local:2")
+    stages = [HandStage(ops=(op,), devices=(number,), micro_batch=2) for number, op in enumerate(graph.order)]
+    plan = hand_plan(graph, estimate(graph, cluster), cluster, batch_size=4, stages=stages)
+    with Pipeline(plan, model, lambda output, _: output.square().mean()) as pipeline:
+        assert pipeline.step(inputs, None) == pytest.approx(expected.item())
+        for name, gradient in pipeline.gradients().items():
+            torch.testing.assert_close(gradient, wanted[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_a_submodule_that_takes_a_few_samples_at_once_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="sizes runs other operators for 8 samples than for 63"):
+        capture(Sized(5), {"x": torch.randn(4, 3, 4), "sizes": torch.ones(4, dtype=torch.long)})

@@ -11,6 +11,7 @@ from torch import fx
 
 from graphpipe.model.capture.crossing_values import CrossingValues, is_anchor
 from graphpipe.model.capture.groups import Groups
+from graphpipe.model.capture.module_graph.module_graph import stand_in
 from graphpipe.model.capture.reading import Reading
 from graphpipe.model.torch_private import leaf
 
@@ -82,10 +83,11 @@ def _keeps_order(node: fx.Node, rows: int, found: Mapping[fx.Node, int], reading
 
 
 def _tensors_of(node: fx.Node, readings: Mapping[fx.Node, Reading]) -> list[fx.Node]:
-    # The tensors that a node reads, also in containers.
+    # The tensors whose values a node reads, also in containers.
     if is_anchor(node):
         return []
-    tensors = [each for each in node.all_input_nodes if readings[each].shape is not None]
+    read = [each for each in node.all_input_nodes if each.target is not stand_in]
+    tensors = [each for each in read if readings[each].shape is not None]
     rest = [each for each in node.all_input_nodes if readings[each].shape is None]
     return tensors + [other for each in rest for other in _tensors_of(each, readings)]
 

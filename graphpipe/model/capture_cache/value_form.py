@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from graphpipe.model.torch_private import number_buffers
+
 MOST_VALUES = 500_000
 _MOST_BYTES = 2**26
 """Contents of larger tensors and arrays are not read."""
@@ -106,10 +108,11 @@ class ValueForms:
                 return [self._kind(value), *self._instance(value)]
 
     def _module(self, module: nn.Module) -> object:
-        # Parameters and buffers have no data while a model is captured, so their contents do not count.
+        # Parameters and most buffers have no data while a model is captured, so their contents do not count.
+        numbers = number_buffers(module)
         own = {name: item for name, item in vars(module).items() if name != "_buffers"}
         buffers = [
-            [name, _tensor(each, contents=False) if isinstance(each, Tensor) else None]
+            [name, _tensor(each, contents=name in numbers) if isinstance(each, Tensor) else None]
             for name, each in module._buffers.items()  # pyright: ignore[reportPrivateUsage]  # with those that are None
         ]
         return [self._items(own), buffers]

@@ -15,6 +15,7 @@ from graphpipe.model.capture.capture import Captured, Traced, capture_measured, 
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
+from graphpipe.model.own_loss.layer_class import layer_class
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
 from graphpipe.model.own_loss.processor_inputs import ProcessorInputs
 from graphpipe.model.own_loss.without_loss import without_loss
@@ -118,7 +119,7 @@ def from_transformers(
     given = processed.by_samples(model, given)
     tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
     arguments = _arguments(model, given)
-    layers = innermost(model, _layer_class())
+    layers = innermost(model, layer_class())
     recorded = [path for path in recorded_parts(model, arguments) if _inside_one(path, layers)]
     split = [*dict.fromkeys([*split, *recorded])]
     layers = [] if EVERY in split else [path for path in layers if not _inside(path, split)]
@@ -153,15 +154,6 @@ def innermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
 def without_outer(paths: Sequence[str]) -> list[str]:
     """Return the paths of submodules that do not contain another one of them."""
     return [path for path in paths if not any(other.startswith(path + ".") for other in paths)]
-
-
-def _layer_class() -> type[nn.Module]:
-    try:
-        from transformers.modeling_layers import GradientCheckpointingLayer
-    except ImportError:
-        remedy = "Install it: pip install 'graphpipe-torch[transformers]'."
-        raise InvalidInput("transformers is not installed", where="from_transformers", remedy=remedy) from None
-    return GradientCheckpointingLayer
 
 
 def _inside(path: str, split: Collection[str]) -> bool:

@@ -87,11 +87,16 @@ def _form(name: str, tensor: Tensor, samples: int) -> str:
     # The form of an input; empty if its first dimension is samples, or if it fits no form.
     if "cu_" in name and name.endswith("seqlens"):
         return "cumulative"
-    if name.endswith("window_index"):
+    if name.endswith("_index") and _is_order(tensor):
         return "permutation"
     if name == "position_ids" and tensor.dim() == 3 and tensor.shape[1] == samples:
         return "second"
     return "joined" if tensor.dim() and len(tensor) > samples and not len(tensor) % samples else ""
+
+
+def _is_order(tensor: Tensor) -> bool:
+    # Whether each row of a larger tensor is named once.
+    return torch.equal(tensor.flatten().sort().values, torch.arange(tensor.numel()).to(tensor))
 
 
 def _index_of_positions(model: Any) -> Callable[..., tuple[Tensor, Tensor]] | None:

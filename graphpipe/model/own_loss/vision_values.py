@@ -1,13 +1,13 @@
 """What a vision tower of `transformers` computes from the sizes of images, before its layers.
 
 The functions `get_vision_...` of transformers loop over images. Each leaves its work to the caller, if the tower is
-given the result as a keyword argument. To know which of them a tower calls, and how, its features are computed once on
-tensors without data.
+given the result as a keyword argument. Some are in the file of a model. To know which of them a tower calls, and how,
+its features are computed once on tensors without data.
 """
 
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from graphpipe.model.fake_copy import fake_copy
+from graphpipe.model.own_loss.layer_class import layer_class
 from graphpipe.model.quiet import quiet_export
-from graphpipe.model.torch_private import fake_mode, outside_tracing
+from graphpipe.model.torch_private import call_directly, fake_mode, intercepted, outside_tracing
 
 _HOME = "transformers.vision_utils"
 _METHODS = {"image": "get_image_features", "video": "get_video_features", "": "forward"}
@@ -116,15 +117,34 @@ def _noting(model: nn.Module, real: Mapping[int, tuple[str, Tensor]]) -> Generat
         (home, name, function)
         for home in homes
         for name, function in vars(home).items()
-        if callable(function) and getattr(function, "__module__", "") == _HOME
+        if _is_precomputable(name, function)
     ]
     for home, name, function in replaced:
         setattr(home, name, partial(_note, function, calls, real))
     try:
-        yield calls
+        with ExitStack() as layers:
+            for part in model.modules():
+                if isinstance(part, layer_class()):
+                    layers.enter_context(intercepted(part, partial(_same, part)))
+            yield calls
     finally:
         for home, name, function in replaced:
             setattr(home, name, function)
+
+
+def _same(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # A layer that attends to one image after the other may fail on tensors without data. What comes after it is called
+    # with its argument then, which has the shape of its result.
+    try:
+        return call_directly(layer, *args, **kwargs)
+    except Exception:
+        return args[0]
+
+
+def _is_precomputable(name: str, function: Any) -> bool:
+    if not callable(function) or getattr(function, "__module__", "") == _HOME:
+        return callable(function)
+    return name.startswith("get_vision_") and "kwargs" in signature(function).parameters
 
 
 def _note(

@@ -18,7 +18,7 @@ from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writ
 from graphpipe.model.capture.module_graph.translation import Translation
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.sample_rows import SampleLoops
-from graphpipe.model.torch_private import is_mutable
+from graphpipe.model.torch_private import is_mutable, numbers_kept
 
 _MOST = 2**40
 """Samples at most. Without a bound, torch.export fails at a product of their number that exceeds 63 bits."""
@@ -50,7 +50,7 @@ def exported_graph(
         InvalidInput: its output has no such entry.
         Exception: any error of torch.export.
     """
-    with recording(fake, paths, runs) as calls, loops, broadcast_masks(), quiet_export():
+    with recording(fake, paths, runs) as calls, loops, broadcast_masks(), numbers_kept(fake), quiet_export():
         program = _export(fake, inputs)
         detach_blocks(program)
         for module in _graphs(program):

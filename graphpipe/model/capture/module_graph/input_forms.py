@@ -7,7 +7,7 @@ model takes where its forward begins. Every sample has the same number of rows. 
     joined        [N x rows, ...]          [N, rows, ...]           patches of images
     second        [first, N, ...]          [N, first, ...]          positions in three dimensions
     cumulative    [N x parts + 1]          [N, parts]               ends of sequences, given as lengths
-    permutation   [N x rows]               [N, rows]                an order of the rows of each sample
+    permutation   [N x rows, ...]          [N, rows, ...]           an order of the rows of each sample
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,8 @@ def by_samples(name: str, tensor: Tensor, form: str, samples: int) -> Tensor:
     found = rows.unflatten(0, (samples, len(rows) // samples))
     if form == "permutation":
         found = found - _starts(found)
-        if not torch.equal(found.sort(1).values, torch.arange(found.shape[1]).expand_as(found).to(found)):
+        orders = found.flatten(1)
+        if not torch.equal(orders.sort(1).values, torch.arange(orders.shape[1]).expand_as(orders).to(orders)):
             what = f"input '{name}' does not order the rows of each sample, but moves rows between samples"
             raise InvalidInput(what, where="inputs", remedy="Make mini-batches of images of one size.")
     return found
@@ -86,7 +87,8 @@ def as_taken(tensor: Tensor, form: str) -> Tensor:
 
 def _starts(orders: Tensor) -> Tensor:
     # The first row of each sample.
-    return torch.arange(orders.shape[0], device=orders.device, dtype=orders.dtype)[:, None] * orders.shape[1]
+    samples = torch.arange(orders.shape[0], device=orders.device, dtype=orders.dtype)
+    return samples.view(-1, *(1 for _ in orders.shape[1:])) * orders.shape[1:].numel()
 
 
 def taking(forward: Callable[..., Any], forms: Mapping[str, str], names: Sequence[str]) -> Callable[..., Any]:

@@ -21,13 +21,14 @@ FORMS: dict[str, Form] = {"patches": "joined", "ends": "cumulative", "order": "p
 
 
 class Block(nn.Module):
-    """Attends to one image after the other, whose sizes are values."""
+    """Attends to one image after the other, whose sizes are values. It reads only the dtype of `pairs`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
 
-    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ends: Tensor, pairs: Tensor) -> Tensor:
+        x = x.to(pairs.dtype)
         rows = torch.split(self.inner(x), (ends[1:] - ends[:-1]).tolist())
         return x + torch.cat([each.softmax(0) * each for each in rows])
 
@@ -46,7 +47,7 @@ class ImagesInText(nn.Module):
     ) -> Tensor:
         x = self.patch(patches)[order]
         for block in self.blocks:
-            x = block(x, ends)
+            x = block(x, ends, patches.reshape(-1, 10))
         merged = self.merge(x.reshape(-1, 16))
         features = torch.cat(torch.split(merged, (sizes.prod(-1) // 2).tolist()))
         mixed = self.words(words).masked_scatter((words == IMAGE)[..., None], features)
@@ -110,6 +111,14 @@ def test_a_tower_over_the_patches_of_all_images_is_cut_between_its_layers(micro_
 def test_a_form_is_divided_and_put_together_again(name: str) -> None:
     batch = taken()
     assert torch.equal(as_taken(divided(batch)[name], FORMS[name]), batch[name])
+
+
+def test_an_order_may_name_several_rows_at_once() -> None:
+    """Kimi K2.5 lists the four patches that it merges: the rows of a sample were taken for those of another one."""
+    order = torch.tensor([[2, 0], [1, 3], [6, 7], [5, 4]])
+    given = by_samples("order", order, "permutation", 2)
+    assert given.tolist() == [[[2, 0], [1, 3]], [[2, 3], [1, 0]]]
+    assert torch.equal(as_taken(given, "permutation"), order)
 
 
 def test_two_batches_one_after_the_other_do_not_count_as_rows_of_samples() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from graphpipe.model.recorders import is_recorder
+from graphpipe.model.torch_private import known_number
 
 _NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "index"})
 """Attributes that tell layers apart. Most layers only name themselves to a cache with them."""
@@ -59,7 +60,7 @@ class Structures:
         return (
             type(module) if all(map(is_recorder, hooks)) else id(module),
             tuple((name, _value(value)) for name, value in sorted(vars(module).items()) if name not in ignored),
-            tuple((name, each.shape, each.dtype, each.requires_grad) for name, each in tensors),
+            tuple((name, each.shape, each.dtype, each.requires_grad, known_number(each)) for name, each in tensors),
             tuple((name, self._structure(child)) for name, child in module.named_children()),
         )
 
@@ -70,7 +71,7 @@ def _value(value: object) -> object:
     if isinstance(value, tuple | list) and len(value) < 10:
         return type(value), *map(_value, value)
     if isinstance(value, Tensor):
-        return value.shape, value.dtype
+        return value.shape, value.dtype, known_number(value)
     return id(value)
 
 

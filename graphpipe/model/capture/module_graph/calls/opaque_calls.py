@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, CallOutcome, Form
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.recorders import recorders, without_recorders
+from graphpipe.model.recorders import apart, recorders
 from graphpipe.model.torch_private import (
     TreeSpec,
     call_directly,
@@ -126,7 +126,7 @@ def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[Opaque
         for at, position in outcome.passed.items():
             outputs[at] = given[position]
         if outcome.beside:  # traced as glue, of which only what these leaves need is kept
-            with without_recorders(module):
+            with apart(module):
                 inside, _ = flatten(call_directly(module, *args, **kwargs))
             for at in outcome.beside:
                 outputs[at] = inside[at]

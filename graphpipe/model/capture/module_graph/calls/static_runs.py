@@ -5,6 +5,7 @@ the insides of layers, of which the graph has only one call. Here a layer runs o
 equal arguments run once for all of them.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from graphpipe.model.capture.module_graph.calls.data_flow import TRUTH
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument, StaticRun, returning_runs
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.recorders import remove_recorders
+from graphpipe.model.recorders import apart
 from graphpipe.model.torch_private import TreeSpec, outside_tracing, size_at
 
 
@@ -31,7 +32,6 @@ class StaticRuns:
     """
 
     def __init__(self, root: nn.Module, mode: AbstractContextManager[object]) -> None:
-        remove_recorders(root)  # what they note belongs to the forward around the call
         self.root = root
         self.mode = mode
         self._known: dict[object, CallOutcome] = {}
@@ -72,7 +72,7 @@ class StaticRuns:
         return found
 
     def _run(self, path: str, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> CallOutcome:
-        with outside_tracing(), self.mode, torch.enable_grad():
+        with outside_tracing(), self.mode, torch.enable_grad(), apart(module):
             runs = returning_runs(module, spec, given)
         outcomes = [self._outcome(path, *each) for each in runs]
         if not runs[0][0].decided:
@@ -85,7 +85,7 @@ class StaticRuns:
 
     def _outcome(self, path: str, few: StaticRun, many: StaticRun) -> CallOutcome:
         alike = set(few.operators) == set(many.operators) if few.split else few.operators == many.operators
-        if not alike:
+        if not alike and not _loops_over_samples(Counter(few.operators), Counter(many.operators)):
             raise ValueError(f"{path} runs other operators for {SAMPLES[0]} samples than for {SAMPLES[1]}")
         if few.spec != many.spec or few.written != many.written or len(few.tensors) != len(many.tensors):
             raise CannotExpress(path, "returns something else for another number of samples")
@@ -107,6 +107,13 @@ class StaticRuns:
             unread=few.unread,
             repeatable=few.repeatable,
         )
+
+
+def _loops_over_samples(few: Counter[object], many: Counter[object]) -> bool:
+    # Whether every operator runs equally often for each sample, besides those that run once for all of them.
+    low, high = SAMPLES
+    each = {operator: divmod(many[operator] - few[operator], high - low) for operator in few.keys() | many.keys()}
+    return all(not rest and 0 <= count * low <= few[operator] for operator, (count, rest) in each.items())
 
 
 def _no_more_than(found: CallOutcome, in_training: CallOutcome) -> CallOutcome:
