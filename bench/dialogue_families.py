@@ -14,6 +14,11 @@ _WITHOUT_CACHE: dict[str, Any] = {"use_cache": False}
 """The forwards of models for retrieval cannot switch it off."""
 _MIXED = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
 
+_CODES: dict[str, Any] = {
+    **{"embed_dim": 8, "num_embeddings": 16, "latent_channels": 8, "resolution": 32, "base_channels": 32},
+    **{"channel_multiplier": [1, 1, 1], "num_res_blocks": 1},
+}
+
 DIALOGUES: dict[str, Callable[[], Family]] = {
     "molmo2": other(
         "AutoModelForImageTextToText",
@@ -56,5 +61,12 @@ DIALOGUES: dict[str, Callable[[], Family]] = {
         "nemotron_h_omni",
         labels=True,
         vision_config={"video_temporal_patch_size": 2},
+    ),
+    "chameleon": other(
+        "AutoModelForImageTextToText",
+        "chameleon",
+        labels=True,
+        vq_config=_CODES,
+        **sizes({"vocabulary_map": {"<image>": 60, "IMGIMGA": 40}, "num_key_value_heads": 4}),
     ),
 }

@@ -17,6 +17,11 @@ GRAPHED: dict[str, Any] = {
 }
 """A small backbone."""
 _ALL: dict[str, Any] = {**GRAPHED, "out_features": ["stage1", "stage2", "stage3", "stage4"]}
+_LAYOUT: dict[str, Any] = {
+    **{"encoder_hidden_dim": 16, "encoder_in_channels": [16] * 3, "encoder_layers": 1, "encode_proj_layers": [2]},
+    **{"decoder_in_channels": [16] * 3, "num_queries": 5, "num_denoising": 0, "global_pointer_head_size": 8},
+}
+_MASKED = {"x4_feat_dim": 16, "mask_feature_channels": [8, 8], "num_prototypes": 4}
 _KERNELS: dict[str, Any] = {
     **{"reduce_channel": [1, 1, 0], "return_channel": [1, 1, 0]},
     **{
@@ -115,5 +120,20 @@ DOCUMENTS: dict[str, Callable[[], Family]] = {
         "pix2struct",
         inputs=given(flattened_patches=_patches(), decoder_input_ids=words(), labels=words()),
         vision_config={"patch_embed_hidden_size": 8, "seq_len": 16},
+    ),
+    "pp_doclayout_v3": other(
+        "AutoModelForObjectDetection",
+        "pp_doclayout_v3",
+        inputs=images(64),
+        backbone_config=_ALL,
+        **_LAYOUT,
+        **sizes(_MASKED),
+    ),
+    "pp_doclayout_v4": other(
+        "AutoModelForObjectDetection",
+        "pp_doclayout_v4",
+        inputs=images(64),
+        backbone_config={**GRAPHED, "out_features": ["stage2", "stage3", "stage4"]},
+        **_LAYOUT,
     ),
 }

@@ -16,7 +16,7 @@ from graphpipe.run import Pipeline
 from graphpipe.run.stage.tensor_tree import leaves
 
 SINGLE = (
-    *("autoformer", "canine", "dab-detr", "gemma4_audio", "kosmos-2", "mra", "prophetnet", "slanet", "slanext"),
+    *("autoformer", "canine", "dab-detr", "gemma4_audio", "kosmos-2", "mimi", "mra", "prophetnet", "slanet", "slanext"),
     "xglm",
 )
 """Families whose forward does not run in double precision, also in plain PyTorch, or returns NaN."""

@@ -13,18 +13,19 @@ PLACEHOLDER = 60
 """The token in place of which the features of images come."""
 _ROPE = {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 1e4}
 _HALF = {**_ROPE, "mrope_section": [1, 0, 0], "partial_rotary_factor": 0.5}
-_TOWER: dict[str, Any] = {
+TOWER: dict[str, Any] = {
     **{"patch_size": 4, "depth": 3, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2},
     "out_hidden_size": 16,
 }
-_TABLE: dict[str, Any] = {"num_position_embeddings": 16, "deepstack_visual_indexes": []}
+"""Sizes of a vision tower that takes the patches of all images in one dimension."""
+TABLE: dict[str, Any] = {"num_position_embeddings": 16, "deepstack_visual_indexes": []}
 _ALTERNATING = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _PATCHES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"grid": 8, "vision": {"window_size": 16, "fullatt_block_indexes": [1]}},
-    "qwen3_vl": {"vision": {**_TABLE, "deepstack_visual_indexes": [0, 1]}},
-    "qwen3_vl_moe": {"vision": {**_TABLE, "deepstack_visual_indexes": [0, 1]}},
-    "qwen3_5": {"vision": _TABLE, "text": _ALTERNATING},
-    "qwen3_5_moe": {"vision": _TABLE, "text": _ALTERNATING},
+    "qwen3_vl": {"vision": {**TABLE, "deepstack_visual_indexes": [0, 1]}},
+    "qwen3_vl_moe": {"vision": {**TABLE, "deepstack_visual_indexes": [0, 1]}},
+    "qwen3_5": {"vision": TABLE, "text": _ALTERNATING},
+    "qwen3_5_moe": {"vision": TABLE, "text": _ALTERNATING},
     **{name: {"rope": _HALF, "vision": {"image_size": 16}} for name in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr")},
     **{name: {"rope": None} for name in ("cosmos3_omni", "exaone4_5", "hyperclovax_vision_v2")},
 }
@@ -73,7 +74,7 @@ def patches(name: str, grid: int = 4, rope: Any = _ROPE, vision: Any = None, tex
         inputs=inputs,
         image_token_id=PLACEHOLDER,
         text_config={**({"rope_parameters": rope} if rope else {}), **(text or {})},
-        vision_config={**_TOWER, **(vision or {})},
+        vision_config={**TOWER, **(vision or {})},
         **words,
     )
 
@@ -130,7 +131,7 @@ _IMAGES: dict[str, dict[str, Any]] = {
         )
     },
     **{name: {"add": _in_images, "mm_tokens_per_image": 4} for name in ("gemma3", "shieldgemma2")},
-    "idefics3": {"listed": True},
+    **{name: {"listed": True} for name in ("idefics2", "idefics3")},
     "aria": {"projector_patch_to_query_dict": {16: 4}},
     "paligemma": {"add": _after_images},
     "vipllava": {"vision_feature_layer": [-1, -2]},

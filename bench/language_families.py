@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from bench.family_builders import Family
-from bench.family_inputs import texts_with
+import torch
+
+from bench.family_builders import SAMPLES, Family
+from bench.family_inputs import drawn, given, texts_with
 from bench.family_others import other
 from bench.family_sizes import CAUSAL, ONE_GROUP
 
@@ -81,4 +83,15 @@ LANGUAGES: dict[str, Callable[[], Family]] = {
     ),
     "ernie4_5_vl_moe": other("AutoModelForImageTextToText", "ernie4_5_vl_moe", labels=True, text_config=_THREE),
     "glm_image": other("AutoModel", "glm_image", text_config={"rope_parameters": _ROPE, "vision_vocab_size": 64}),
+    "muse_glimmer_assistant": other(
+        "AutoModel",
+        "muse_glimmer_assistant",
+        inputs=given(
+            noise_embeds=drawn(4, 16),
+            context_hidden_states=drawn(7, 80),
+            attention_mask=torch.ones(SAMPLES, 1, 4, 11, dtype=torch.bool),
+        ),
+        target_layer_ids=[0, 1, 2, 3, 4],
+        block_size=4,
+    ),
 }

@@ -42,6 +42,7 @@ from bench.language_families import LANGUAGES
 from bench.other_families import OTHERS
 from bench.segmentation_families import SEGMENTERS
 from bench.speech_families import SPEECHES
+from bench.tower_families import TOWERS
 from bench.voice_families import VOICES
 
 CAUSAL = (
@@ -132,5 +133,6 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     **CODECS,
     **FORECASTS,
     **WITH_IMAGES,
+    **TOWERS,
 }
 """In the order of the table in docs/models.md."""

@@ -22,6 +22,12 @@ _FLOW: dict[str, Any] = {
 _TOKENS: dict[str, Any] = {"audio_bos_token_id": 63, "vocab_size": 64}
 _STACKED = {"input_features": drawn(12, 16), "input_features_mask": torch.ones(SAMPLES, 12, dtype=torch.long)}
 _STACK: dict[str, Any] = {"num_mel_bins": 8, "num_stacked_frames": 2, "num_timestamp_prediction_layers": 1}
+_DIARIZATION: dict[str, Any] = {
+    "audio_config": {"hidden_size": 16, "num_key_value_heads": 4},
+    "head_config": {"audio_hidden_size": 16, "hidden_size": 16, "num_speakers": 4},
+    "streaming_config": {"num_speakers": 4},
+}
+_BANDS = {"input_features": drawn(64, 128), "attention_mask": torch.ones(SAMPLES, 64, dtype=torch.bool)}
 _VOICE: dict[str, Any] = {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1], "hidden_size": 8}
 _CODES = torch.stack([words() % 16] * 3, -1)
 _DAC = {"encoder_hidden_size": 4, "downsampling_ratios": [2, 2], "codebook_dim": 4, "decoder_hidden_size": 16}
@@ -94,4 +100,12 @@ VOICES: dict[str, Callable[[], Family]] = {
         inputs=given(input_values=drawn(64)),
         **sizes({"num_hidden_layers": 4, "hidden_sizes": [8] * 4, "patch_sizes": [4, 2, 2, 2], "out_hidden_size": 16}),
     ),
+    "gemma4_audio": other("AutoModel", "gemma4_audio", inputs=given(**_BANDS)),
+    "nemotron3_diarization": other(
+        "AutoModel", "nemotron3_diarization", inputs=given(input_features=drawn(64, 8)), **_DIARIZATION
+    ),
+    **{
+        name: other("AutoModel", name, inputs=given(input_features=drawn(64, 8)), num_key_value_heads=4)
+        for name in ("nemotron3_diarization_audio", "nemotron3_5_transcribe_asr_audio")
+    },
 }
