@@ -7,7 +7,7 @@ This is followed as if no sample had any, which every step checks. Everything el
 refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.cdist_mode import with_mode
 from graphpipe.model.torch_private import flatten, size_at
 
 _UNBIND: tuple[Any, ...] = (torch.unbind, Tensor.unbind)
@@ -24,6 +23,10 @@ _UNEQUAL: tuple[Any, ...] = (torch.ne, Tensor.ne, Tensor.__ne__)
 _COMPARING: tuple[Any, ...] = (torch.eq, Tensor.eq, Tensor.__eq__, *_UNEQUAL)
 _COUNTING: tuple[Any, ...] = (torch.sum, Tensor.sum, torch.any, Tensor.any, *_UNEQUAL)
 """Operators that turn where a tensor is zero into which of its rows are more than zeros."""
+_FEW = 25
+"""With at most so many rows on both sides, `torch.cdist` multiplies no matrices."""
+_AUTO = "use_mm_for_euclid_dist_if_necessary"
+"""The mode in which it does so by default."""
 
 
 @torch.library.custom_op("graphpipe::every_row", mutates_args=())
@@ -215,3 +218,17 @@ def _is_over_samples(tensor: Tensor, dim: int = 0) -> bool:
         return bool(size_at(tensor.shape[0], 2))
     except ValueError:  # a number of rows that depends on values
         return False
+
+
+def with_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of a call of `torch.cdist`, so that it does not ask for the number of samples.
+
+    Nothing else is computed: torch multiplies matrices if one side has many rows, as the codebook of a codec has. But
+    it asks for the rows of the first side first.
+    """
+    other = args[1] if len(args) > 1 else kwargs["x2"]
+    rows = other.shape[-2]
+    decided = isinstance(rows, int) and rows > _FEW and len(args) < 4
+    if decided and kwargs.get("compute_mode", _AUTO) == _AUTO:
+        return {**kwargs, "compute_mode": "use_mm_for_euclid_dist"}
+    return dict(kwargs)

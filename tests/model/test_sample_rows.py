@@ -11,6 +11,7 @@ from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
+from graphpipe.model.sample_rows import with_mode
 from graphpipe.planners.by_hand import HandStage
 from graphpipe.run import Pipeline
 
@@ -173,3 +174,27 @@ def test_a_submodule_that_loops_over_samples_stays_whole() -> None:
 def test_a_submodule_that_takes_a_few_samples_at_once_is_refused() -> None:
     with pytest.raises(InvalidInput, match="sizes runs other operators for 8 samples than for 63"):
         capture(Sized(5), {"x": torch.randn(4, 3, 4), "sizes": torch.ones(4, dtype=torch.long)})
+
+
+class Codes(nn.Module):
+    """Distances of each row of each sample to those of a codebook, as Mimi has. Torch asks whether there are over 25."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.first, self.book, self.last = nn.Linear(4, 4), nn.Linear(4, rows), nn.Linear(rows, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cdist(self.first(x).flatten(0, 1), self.book.weight).unflatten(0, (-1, 3)))
+
+
+def test_distances_to_a_large_codebook_do_not_ask_for_the_number_of_samples() -> None:
+    assert capture(Codes(26), torch.randn(4, 3, 4)).order[-1] == "last"
+
+
+def test_the_named_mode_is_the_one_that_torch_takes_for_a_large_codebook() -> None:
+    x, book = torch.randn(3, 4), torch.randn(26, 4)
+    assert torch.equal(torch.cdist(x, book), torch.cdist(x, book, **with_mode((x, book), {})))
+    assert with_mode((x, book[:25]), {}) == {}
+    assert with_mode((x, book), {"compute_mode": "donot_use_mm_for_euclid_dist"}) == {
+        "compute_mode": "donot_use_mm_for_euclid_dist"
+    }
