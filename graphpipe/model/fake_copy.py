@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.torch_private import is_lazy, know_number, number_attributes, number_buffers
+from graphpipe.model.torch_private import is_lazy, is_number, know_number, number_buffers
 
 _ASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 """Modules that compare the values of a mask with those of a causal one, unless they are told what it is."""
@@ -35,10 +35,10 @@ def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: t
             trainable = tensor.requires_grad
             memo[id(tensor)] = nn.Parameter(fake, trainable) if isinstance(tensor, nn.Parameter) else fake
     for part in module.modules():
-        for number in number_attributes(part).values():
+        for number in _number_attributes(part).values():
             with mode:
                 memo[id(number)] = torch.empty(number.shape, dtype=number.dtype, device=device)
-        for number in [*number_buffers(part).values(), *number_attributes(part).values()]:
+        for number in [*number_buffers(part).values(), *_number_attributes(part).values()]:
             know_number(memo[id(number)], number)
     for computed in _computed(module):  # Python cannot copy them, and a new forward computes new ones
         memo[id(computed)] = computed.detach()
@@ -77,3 +77,7 @@ def _already_there(module: nn.Module, path: str, *args: object, **kwargs: object
             what = f"a forward converts '{path}.{name}' from {tensor.dtype} to {dtype}"
             raise InvalidInput(what, where="capture", remedy=f"Convert it beforehand: model.{path}.to({dtype}).")
     return module
+
+
+def _number_attributes(module: nn.Module) -> dict[str, Tensor]:
+    return {name: each for name, each in vars(module).items() if isinstance(each, Tensor) and is_number(each)}

@@ -4,8 +4,6 @@ import copy
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -40,16 +38,11 @@ def fake_mode() -> FakeTensorMode:
 def number_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers of a module itself that are single whole numbers and in no checkpoint, such as a stride."""
     held = {name: module._buffers.get(name) for name in sorted(module._non_persistent_buffers_set)}
-    return {name: each for name, each in held.items() if each is not None and _is_number(each)}
+    return {name: each for name, each in held.items() if each is not None and is_number(each)}
 
 
-def number_attributes(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors in plain attributes of a module itself that are single whole numbers."""
-    held = {name: each for name, each in vars(module).items() if isinstance(each, Tensor)}
-    return {name: each for name, each in held.items() if _is_number(each)}
-
-
-def _is_number(tensor: Tensor) -> bool:
+def is_number(tensor: Tensor) -> bool:
+    """True for a single whole number with a value."""
     return tensor.numel() == 1 and not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta)
 
 
@@ -68,16 +61,13 @@ def known_number(tensor: Tensor) -> int | None:
 
 @contextmanager
 def numbers_kept(root: nn.Module) -> Generator[None]:
-    """While inside, torch.export keeps the known numbers of fake tensors.
-
-    It makes other fake tensors of buffers. Of tensors in plain attributes it takes real ones.
-    """
+    """While inside, torch.export keeps the known numbers. It makes other fake tensors of buffers, not of attributes."""
     mode: Any = FakeTensorMode
     make = mode.from_tensor
     attributes = [
-        (part, name, each)
+        (vars(part), name, each)
         for part in root.modules()
-        for name, each in number_attributes(part).items()
+        for name, each in vars(part).items()
         if isinstance(each, FakeTensor) and each.constant is not None
     ]
 
@@ -88,14 +78,14 @@ def numbers_kept(root: nn.Module) -> Generator[None]:
         return found
 
     mode.from_tensor = keeping
-    for part, name, each in attributes:
-        vars(part)[name] = each.constant
+    for held, name, each in attributes:
+        held[name] = each.constant
     try:
         yield
     finally:
         mode.from_tensor = make
-        for part, name, each in attributes:
-            vars(part)[name] = each
+        for held, name, each in attributes:
+            held[name] = each
 
 
 def is_data_dependent(error: BaseException) -> bool:
@@ -357,52 +347,3 @@ def current_backward_node() -> Node | None:
 def prepare_ddp_backward(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
     """Let DDP reduce gradients in the next backward, which begins at `roots`, even if DDP's forward did not run."""
     ddp.reducer.prepare_for_backward(list(roots))
-
-
-_COMPILER = "torch._dynamo"
-
-
-class _Placeholder(ModuleType):
-    """Answers what eager optimizers ask of the compiler; imports the compiler when anything else is asked."""
-
-    def __init__(self) -> None:
-        super().__init__(_COMPILER)
-        self.functions: list[Any] = []
-
-    def graph_break(self) -> None:
-        """Do nothing: outside of the compiler there is no graph to break."""
-
-    def disable(self, function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
-        """Return the function itself, and remember it: torch keeps the answer on the function."""
-        self.functions.append(function)
-        return function
-
-    def __getattr__(self, name: str) -> Any:
-        self.remove()
-        return getattr(import_module(_COMPILER), name)
-
-    def remove(self) -> None:
-        """Leave no trace, so that the next import finds the compiler."""
-        if sys.modules.get(_COMPILER) is self:
-            del sys.modules[_COMPILER]
-        for function in self.functions:
-            vars(function).pop("__dynamo_disable", None)
-
-
-@contextmanager
-def without_compiler() -> Generator[None]:
-    """Keep `torch._dynamo` from being imported in the block by those who use nothing of it.
-
-    torch.optim imports it when an optimizer is built and in every step, only to tell the compiler to stay away. The
-    import takes two seconds of processor time, which every rank would spend before its first step. Code that really
-    uses the compiler gets it, in the block as well.
-    """
-    if _COMPILER in sys.modules:
-        yield
-        return
-    placeholder = _Placeholder()
-    sys.modules[_COMPILER] = placeholder
-    try:
-        yield
-    finally:
-        placeholder.remove()

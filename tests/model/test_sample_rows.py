@@ -177,7 +177,7 @@ def test_a_submodule_that_takes_a_few_samples_at_once_is_refused() -> None:
 
 
 class Codes(nn.Module):
-    """Distances of each row of each sample to those of a codebook, as Mimi has. Torch asks whether there are over 25."""
+    """Distances to the rows of a codebook, as in Mimi. Torch asks whether there are more than 25 rows."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()

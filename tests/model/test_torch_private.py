@@ -232,7 +232,7 @@ import sys
 
 import torch
 
-from graphpipe.model.torch_private import without_compiler
+from graphpipe.run.device.without_compiler import without_compiler
 
 linear = torch.nn.Linear(2, 2)
 for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.RAdam, torch.optim.Adagrad):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from graphpipe.model.torch_private import without_compiler
+from graphpipe.run.device.without_compiler import without_compiler
 from graphpipe.run.weights.zero1 import shard_optimizer_state
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
