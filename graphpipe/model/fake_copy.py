@@ -1,7 +1,7 @@
 """A copy of a module whose tensors have shapes and no data."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial, update_wrapper
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.torch_private import is_lazy, is_number, know_number, number_buffers
+from graphpipe.model.torch_private import is_lazy, know_number, unsaved_buffers
 
 _ASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 """Modules that compare the values of a mask with those of a causal one, unless they are told what it is."""
@@ -79,5 +79,19 @@ def _already_there(module: nn.Module, path: str, *args: object, **kwargs: object
     return module
 
 
+def number_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a module itself that are single whole numbers and in no checkpoint, such as a stride."""
+    return _numbers(unsaved_buffers(module))
+
+
 def _number_attributes(module: nn.Module) -> dict[str, Tensor]:
-    return {name: each for name, each in vars(module).items() if isinstance(each, Tensor) and is_number(each)}
+    return _numbers(vars(module))
+
+
+def _numbers(held: Mapping[str, object]) -> dict[str, Tensor]:
+    return {name: each for name, each in held.items() if isinstance(each, Tensor) and _is_number(each)}
+
+
+def _is_number(tensor: Tensor) -> bool:
+    # A single whole number with a value.
+    return tensor.numel() == 1 and not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta)

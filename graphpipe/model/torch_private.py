@@ -35,15 +35,9 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
-def number_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers of a module itself that are single whole numbers and in no checkpoint, such as a stride."""
-    held = {name: module._buffers.get(name) for name in sorted(module._non_persistent_buffers_set)}
-    return {name: each for name, each in held.items() if each is not None and is_number(each)}
-
-
-def is_number(tensor: Tensor) -> bool:
-    """True for a single whole number with a value."""
-    return tensor.numel() == 1 and not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta)
+def unsaved_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the buffers of a module itself that are in no checkpoint."""
+    return {name: module._buffers.get(name) for name in sorted(module._non_persistent_buffers_set)}
 
 
 def know_number(fake: Tensor, value: Tensor) -> None:
@@ -225,6 +219,11 @@ def unregister_buffer(holder: nn.Module, name: str) -> None:
     tensor = holder._buffers.pop(name, None)
     if tensor is not None:
         holder.__dict__[name] = tensor
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the dictionary that a module keeps its buffers in, with those that are None."""
+    return module._buffers
 
 
 def with_child(module: nn.Module, name: str, child: nn.Module) -> nn.Module:

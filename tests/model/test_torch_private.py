@@ -28,14 +28,18 @@ from graphpipe.model.torch_private import (
     is_mutable,
     is_random,
     is_view,
+    know_number,
+    known_number,
     leaf,
     memory_key,
     non_leaf_alias,
     norms,
+    own_buffers,
     prepare_ddp_backward,
     profiling,
     unflatten,
     unregister_buffer,
+    unsaved_buffers,
     with_child,
     without_write,
     written_arguments,
@@ -115,6 +119,28 @@ def test_an_unregistered_buffer_is_an_attribute_that_is_not_in_the_state() -> No
     assert not module.state_dict()
     assert isinstance(module.value, Tensor)
     assert torch.equal(module.value, torch.ones(2))
+
+
+def test_the_buffers_of_a_module_can_be_put_back() -> None:
+    module = nn.BatchNorm1d(2, track_running_stats=False)
+    assert own_buffers(module) == {"running_mean": None, "running_var": None, "num_batches_tracked": None}
+    module.running_mean = torch.ones(2)
+    own_buffers(module)["running_mean"] = None
+    assert module.running_mean is None
+
+
+def test_buffers_that_are_in_no_checkpoint() -> None:
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("stride", torch.tensor(2), persistent=False)
+    assert unsaved_buffers(module) == {"stride": torch.tensor(2)}
+
+
+def test_a_fake_tensor_answers_with_the_number_that_it_knows() -> None:
+    with fake_mode():
+        fake = torch.empty((), dtype=torch.int64)
+    assert known_number(fake) is known_number(torch.tensor(3)) is None
+    know_number(fake, torch.tensor(3))
+    assert known_number(fake) == int(fake) == 3
 
 
 def test_a_module_with_another_child_leaves_the_first_unchanged() -> None:

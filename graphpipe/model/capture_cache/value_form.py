@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.torch_private import number_buffers
+from graphpipe.model.fake_copy import number_buffers
+from graphpipe.model.torch_private import own_buffers
 
 MOST_VALUES = 500_000
 _MOST_BYTES = 2**26
@@ -113,7 +114,7 @@ class ValueForms:
         own = {name: item for name, item in vars(module).items() if name != "_buffers"}
         buffers = [
             [name, _tensor(each, contents=name in numbers) if isinstance(each, Tensor) else None]
-            for name, each in module._buffers.items()  # pyright: ignore[reportPrivateUsage]  # with those that are None
+            for name, each in own_buffers(module).items()
         ]
         return [self._items(own), buffers]
 

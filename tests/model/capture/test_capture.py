@@ -526,13 +526,23 @@ def test_methods_that_keep_their_results_keep_no_tensors_without_data(name: str)
     assert vars(Ramps)[name] is before
 
 
-def test_a_layer_may_keep_what_it_computed_for_its_next_call() -> None:
-    """CLVP keeps the angles of its last length. A second run of such a layer ran other operators, and was refused."""
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_layer_may_keep_what_it_computed_for_its_next_call(buffer: bool) -> None:
+    """CLVP keeps the angles of its last length. A second run of such a layer ran other operators, and was refused.
+
+    So did the linear biases of attention in x-transformers, which are kept in a buffer.
+    """
 
     class Keeping(nn.Module):
+        kept: Tensor | None
+
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.kept = nn.Linear(4, 4), None
+            self.linear = nn.Linear(4, 4)
+            if buffer:
+                self.register_buffer("kept", None, persistent=False)
+            else:
+                self.kept = None
 
         def forward(self, x: Tensor) -> Tensor:
             if self.kept is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.calls.data_flow import DataFlow, Decisions
-from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, unflatten
+from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, own_buffers, unflatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,18 @@ def returning_runs(
 
 @contextmanager
 def attributes_kept(module: nn.Module) -> Generator[None]:
-    """Undo what the block does to plain attributes of a module, such as to keep angles for the next call.
+    """Undo what the block does to plain attributes of a module, or to which buffers it has.
 
-    The next call would find them, and run other operators.
+    A layer keeps angles for the next call, for example. The next call would find them, and run other operators.
     """
     held = [(vars(part), _plain_attributes(part)) for part in module.modules()]
+    buffers = [(found := own_buffers(part), dict(found)) for part in module.modules()]
     try:
         yield
     finally:
+        for found, before in buffers:
+            found.clear()
+            found.update(before)
         for found, before in held:
             for name in found.keys() - before.keys() - vars(_EMPTY).keys():
                 del found[name]
