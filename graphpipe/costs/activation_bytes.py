@@ -1,6 +1,6 @@
 """The bytes that a stage keeps between forward and backward, per sample."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -48,10 +48,20 @@ class ActivationBytes:
         inside = tuple(dict.fromkeys(ops))
         if not offload:
             return 0.0
-        kept, away = (
-            self.kept_by_op(inside, recompute, offload),
-            [name for each in regions(inside, offload) for name in each],
-        )
+        return self._sent(inside, offload, self.kept_by_op(inside, recompute, offload))
+
+    def saved_and_offloaded(
+        self, ops: Iterable[str], recompute: Recompute, offload: tuple[str, ...]
+    ) -> tuple[float, float]:
+        """Return `saved` and `offloaded`, which follow from the same bytes of each operator."""
+        if not offload or recompute == "full" or not self.each.trains:
+            return self.saved(ops, recompute, offload), self.offloaded(ops, recompute, offload)
+        inside = tuple(dict.fromkeys(ops))
+        kept = self.kept_by_op(inside, recompute, offload)
+        return sum(kept.values()), self._sent(inside, offload, kept)
+
+    def _sent(self, inside: tuple[str, ...], offload: tuple[str, ...], kept: Mapping[str, float]) -> float:
+        away = [name for each in regions(inside, offload) for name in each]
         saved = dict(zip(away, self._op_saved[self.each.positions(away)].tolist(), strict=True))
         return sum(max(0.0, count - kept[name]) for name, count in saved.items())
 
@@ -71,11 +81,13 @@ class ActivationBytes:
         saved = dict(zip(inside, self._op_saved[self.each.positions(inside)].tolist(), strict=True))
         read: dict[tuple[str, str], float] = {}
         needed: dict[tuple[str, str], float] = {}
-        for source, target, value, count in self.each.graph.reads:
-            if source in saved and region_of.get(target) != region_of.get(source):
-                stays = target in saved and region_of.get(target, _AWAY) == _AWAY
-                read[value] = max(read.get(value, 0.0), count)
-                needed[value] = max(needed.get(value, 0.0), 0.0 if stays else count)
+        for source in inside:
+            own = region_of.get(source)
+            for _, target, value, count in self._reads_of[source]:
+                if (other := region_of.get(target)) != own:
+                    stays = (other is None or other == _AWAY) and target in saved
+                    read[value] = max(read.get(value, 0.0), count)
+                    needed[value] = max(needed.get(value, 0.0), 0.0 if stays else count)
         plain = saved
         if self.each.has_casts:
             plain = dict(zip(inside, self.each.saved[self.each.positions(inside)].tolist(), strict=True))
@@ -138,6 +150,14 @@ class ActivationBytes:
         found: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
         for read in self.each.graph.reads:
             found[read.target].append(read)
+        return found
+
+    @cached_property
+    def _reads_of(self) -> dict[str, list[Read]]:
+        """By operator: what others read of it."""
+        found: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
+        for read in self.each.graph.reads:
+            found[read.source].append(read)
         return found
 
     def recomputed(self, ops: Iterable[str], recompute: Recompute) -> float:

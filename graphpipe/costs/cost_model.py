@@ -109,11 +109,11 @@ class CostModel:
         key = ops, samples, recompute, state, degree, offload
         if (known := self._stage_memory.get(key)) is None:
             activations = self.activations(samples)
-            offloaded = activations.offloaded(ops, recompute, offload)
+            saved, offloaded = activations.saved_and_offloaded(ops, recompute, offload)
             temporary = float(self.op_bytes.temporary(samples)[self.positions(ops)].max())
             known = self._stage_memory[key] = StageMemory(
                 state=self.parameter_bytes.held(ops, state, degree),
-                saved=activations.saved(ops, recompute, offload),
+                saved=saved,
                 received=activations.received(ops),
                 offloaded=offloaded,
                 moving=MOVING_MICRO_BATCHES * offloaded * samples,

@@ -7,7 +7,7 @@
 Chen et al., Training Deep Nets with Sublinear Memory Cost (2016).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 Recompute = Literal["none", "full"] | tuple[str, ...]
@@ -18,7 +18,20 @@ def regions(ops: Iterable[str], recompute: Recompute) -> tuple[tuple[str, ...], 
     """Return the operators of every region of a stage of `ops`, in order of the names; empty without recomputation."""
     if recompute == "none":
         return ()
-    inside = tuple(ops)
     if recompute == "full":
-        return (inside,)
-    return tuple(tuple(op for op in inside if op == name or op.startswith(f"{name}.")) for name in recompute)
+        return (tuple(ops),)
+    found = {name: list[str]() for name in recompute}
+    for op in ops:
+        for name in _itself_and_above(op):
+            if name in found:
+                found[name].append(op)
+    return tuple(tuple(found[name]) for name in recompute)
+
+
+def _itself_and_above(op: str) -> Iterator[str]:
+    """Yield the name of an operator, and of the submodules that it is in."""
+    yield op
+    dot = op.find(".")
+    while dot >= 0:
+        yield op[:dot]
+        dot = op.find(".", dot + 1)

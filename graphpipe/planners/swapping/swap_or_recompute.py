@@ -73,10 +73,13 @@ class SwapOrRecompute:
         short = self._bytes(stage) - capacity_bytes
         goal = short
         for _ in range(_ROUNDS):
-            found = self._freeing(stage, goal, 0.0 if self.problem.cluster.copies_take_devices else window_seconds)
+            window = 0.0 if self.problem.cluster.copies_take_devices else window_seconds
+            found, everything = self._freeing(stage, goal, window)
             missing = self._bytes(found) - capacity_bytes
             if missing <= 0 and self._rests(found):
                 return found
+            if everything:
+                break
             goal += max(missing, 0.01 * short)
         return replace(stage, recompute="full")
 
@@ -91,7 +94,9 @@ class SwapOrRecompute:
         devices = range(len(self.problem.cluster.devices))
         return max(task.backward for task in self.costs.tasks_seconds(stage.ops, devices, self.samples, recompute))
 
-    def _freeing(self, stage: Stage, goal_bytes: float, window: float) -> Stage:
+    def _freeing(self, stage: Stage, goal_bytes: float, window: float) -> tuple[Stage, bool]:
+        """Return the stage with decisions that free about so many bytes, and whether more bytes would not change them.
+        """
         # 1. Order the operators by the seconds per byte that recomputing them costs.
         at = self.costs.positions(stage.ops)
         saved, held = self.costs.op_bytes.saved_of(self.samples)[at], stage.in_flight / stage.degree
@@ -102,9 +107,9 @@ class SwapOrRecompute:
         away = held - min(held, MOVING_MICRO_BATCHES * self.samples)
         copied = np.cumsum(2 * saved[order[::-1]] * self.samples / self.host_bandwidth)
         freed = np.cumsum(saved[order[::-1]] * away)
-        room = np.cumsum(saved[order[::-1]] * held) <= self.host_bytes
+        hidden = (copied <= window) & (np.cumsum(saved[order[::-1]] * held) <= self.host_bytes) & (away > 0)
         needed = np.concatenate(([0.0], freed[:-1])) < goal_bytes
-        swaps = int(np.count_nonzero((copied <= window) & needed & room)) if away > 0 else 0
+        swaps = int(np.count_nonzero(hidden & needed))
         goal_bytes -= float(freed[swaps - 1]) if swaps else 0.0
         # 3. Recompute the cheapest. From where swapping costs less per byte, swap.
         left = order[: len(order) - swaps]
@@ -116,7 +121,12 @@ class SwapOrRecompute:
         more = dear[: self._enough(saved[dear] * away, goal_bytes)]
         swapped = [*order[len(order) - swaps :], *more]
         names = [stage.ops[place] for place in sorted(swapped)]
-        return replace(stage, recompute=tuple(stage.ops[place] for place in sorted(again)) or "none", offload=(*names,))
+        found = replace(
+            stage, recompute=tuple(stage.ops[place] for place in sorted(again)) or "none", offload=(*names,)
+        )
+        # Every count below only grows with the goal.
+        everything = swaps == np.count_nonzero(hidden) and len(again) == len(cheap) and len(more) == len(dear)
+        return found, everything
 
     @staticmethod
     def _enough(freed: Array, goal_bytes: float) -> int:
