@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Literal, NamedTuple
 
+from graphpipe.errors import Infeasible
 from graphpipe.planners.problem.relief import Relief
 from graphpipe.plans.device_memory import host_bytes, memory_shortfall, spare_bytes, stage_memory
 from graphpipe.plans.estimates import update_seconds
@@ -44,17 +45,28 @@ def relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = False)
         most_seconds: of a step. The decisions in slower plans need not be the best.
         neighbours: also return plans whose stages offload to devices with memory to spare.
     """
-    found: list[Plan] = []
+    found, hopeless = list[Plan](), set[_Way]()
     for share in _WINDOWS:
         ways: tuple[_Way, ...] = ("host", "nowhere") if share == _WINDOWS[-1] else ("host",)
         for way in (*ways, "neighbours") if neighbours else ways:
-            fitted = _fitted(plan, share, most_seconds, way)
+            if way in hopeless:
+                continue
+            try:
+                fitted = _fitted(plan, share, most_seconds, way)
+            except Infeasible:  # With less time for copies, the same decisions take longer, and free as many bytes.
+                hopeless.add(way)
+                continue
             if fitted is not None and fitted not in found:
                 found.append(fitted)
     return found
 
 
 def _fitted(plan: Plan, share: float, most_seconds: float, way: _Way) -> Plan | None:
+    """Return the plan with decisions that let it fit; None if the memory of the nodes has too little room for them.
+
+    Raises:
+        Infeasible: a stage alone on its devices does not fit with any decisions.
+    """
     stages = tuple(stage.keeping for stage in plan.stages)
     plan, period = replace(plan, stages=stages, prediction=None), _period_seconds(plan)
     for at in sorted(range(len(stages)), key=lambda at: -_total(plan, at)):
@@ -72,7 +84,10 @@ def _fitted(plan: Plan, share: float, most_seconds: float, way: _Way) -> Plan | 
             most_offloaded=rests.bytes,
             most_seconds=_room_seconds(plan, at, most_seconds),
         )
-        changed = relief.fitted(_total(plan, at) - short) or replace(stage, recompute="full")
+        changed = relief.fitted(_total(plan, at) - short)
+        if changed is None and not plan.shares_devices:
+            raise Infeasible(f"stage '{stage.name}' is {short} bytes short")
+        changed = changed or replace(stage, recompute="full")
         plan = replace(plan, stages=(*plan.stages[:at], changed, *plan.stages[at + 1 :]))
     fits = memory_shortfall(plan) <= 0 and all(
         held <= plan.cluster.host_memory_bytes(node) for node, held in host_bytes(plan).items()

@@ -1,6 +1,6 @@
 """Plans of searches that assume more memory, fitted into the memory that there is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -14,6 +14,8 @@ from graphpipe.plans.plan import Plan
 
 _GAIN = 0.98
 """Share of a step that a plan with more memory must take for memory to count as short."""
+_NEAR = 1.1
+"""Plans that a search may estimate this many times as long as the best one so far, because estimates are not exact."""
 _ROOMIER = (3.0, 1.7, 1.3)
 """How many times the memory of the devices searches assume."""
 
@@ -63,7 +65,8 @@ def roomier_plans(
 ) -> Iterator[Plan]:
     """Yield the plans of searches with more memory, fitted into the memory that there is.
 
-    A plan for much memory that fits in less is not searched again with less: it stays the best.
+    A plan for much memory that fits in less is not searched again with less: it stays the best. Nor is less memory tried
+    if that plan is slower than the best one so far, because decisions about memory do not make it faster.
 
     Args:
         problem: whose memory is short.
@@ -77,15 +80,29 @@ def roomier_plans(
         if needs <= times:
             continue
         if found is None or times != _ROOMIER[0]:
+            quick = replace(options, scheduled=None, most_seconds=_NEAR * most_seconds)
             try:
-                found = find(_with_memory(problem, times), replace(options, scheduled=None))
+                found = find(_with_memory(problem, times), quick)
             except Infeasible:
-                return  # With less memory nothing fits either.
+                return  # With less memory nothing fits either, or every plan is slower.
         found = replace(found, cluster=problem.cluster)
+        if least_step_seconds(found, whole_backwards=not options.splits_backward) >= most_seconds:
+            return
         needs = max(need / found.cluster.type_of(at).memory_bytes for at, need in needed_bytes(found).items())
         if fitting := _fitting(problem, options, found, most_seconds):
-            best = options.best(fitting)
-            yield best if options.scheduled is None else options.scheduled([best])
+            best = _fastest(options, fitting)
+            best = best if options.scheduled is None else options.scheduled([best])
+            most_seconds = min(most_seconds, options.evaluate(best))
+            yield best
+
+
+def _fastest(options: Options, fitting: Sequence[Plan]) -> Plan:
+    """Return the fastest plan of equal stages with other decisions, or the first that is as fast as without any."""
+    first, *others = fitting
+    kept = replace(first, stages=tuple(stage.keeping for stage in first.stages))
+    if not others or options.evaluate(first) <= options.evaluate(kept):
+        return first
+    return options.best(fitting)
 
 
 def _fitting(problem: Problem, options: Options, plan: Plan, most_seconds: float) -> list[Plan]:
