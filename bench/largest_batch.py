@@ -43,7 +43,7 @@ def _plan(graph: gp.Graph, name: str, size: int) -> gp.Plan | None:
         return None
 
 
-def _largest(graph: gp.Graph, name: str) -> tuple[int, gp.Plan] | None:
+def largest(graph: gp.Graph, name: str) -> tuple[int, gp.Plan] | None:
     """Return the largest size that fits, by doubling and bisection, with its plan."""
     best = _plan(graph, name, SIZES[0])
     if best is None:
@@ -68,24 +68,24 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     lines: list[list[object]] = []
     for model, build in MODELS.items():
-        graph, largest = build(), dict[str, int]()
+        graph, sizes = build(), dict[str, int]()
         for name in PLANNERS:
             start = time.process_time()
-            found = _largest(graph, name)
-            largest[name] = found[0] if found else 0
-            row = {"model": model, "planner": name, "largest": largest[name], "stages": found and len(found[1].stages)}
+            found = largest(graph, name)
+            sizes[name] = found[0] if found else 0
+            row = {"model": model, "planner": name, "largest": sizes[name], "stages": found and len(found[1].stages)}
             rows.append(row | {"cpu_seconds": time.process_time() - start, "speed": found and _speed(found[1])})
-        speeds = {name: _speed(_plan(graph, name, largest["vpipe"])) for name in PLANNERS}
+        speeds = {name: _speed(_plan(graph, name, sizes["vpipe"])) for name in PLANNERS}
         for row in rows[-len(PLANNERS) :]:
             row["speed_at_vpipe"] = speeds[row["planner"]]
         shown = ["-" if speed is None else f"{speed:.1f}" for speed in speeds.values()]
-        lines.append([model, *(f"{largest[name]}, {speed}" for name, speed in zip(PLANNERS, shown, strict=True))])
+        lines.append([model, *(f"{sizes[name]}, {speed}" for name, speed in zip(PLANNERS, shown, strict=True))])
         print(*lines[-1], sep="\t", flush=True)
     markdown("largest-batch", "Largest batch on the same memory", CAPTION, ["model", *PLANNERS], lines)
-    print(f"saved {save('largest-batch', rows, targets=_ratios(rows))}")
+    print(f"saved {save('largest-batch', rows, targets=ratios(rows))}")
 
 
-def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return the most times by which a planner's batch is larger than another's, over all models."""
     by_case = {(row["model"], row["planner"]): row["largest"] for row in rows}
     pairs = [(one, other) for one in ("graphpipe", "dawnpiper") for other in ("vpipe", "pipedream", "gpipe")]

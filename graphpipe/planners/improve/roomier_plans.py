@@ -65,8 +65,8 @@ def roomier_plans(
 ) -> Iterator[Plan]:
     """Yield the plans of searches with more memory, fitted into the memory that there is.
 
-    A plan for much memory that fits in less is not searched again with less: it stays the best. Nor is less memory tried
-    if that plan is slower than the best one so far, because decisions about memory do not make it faster.
+    A plan for much memory that fits in less is not searched again with less: it stays the best. If that plan is slower
+    than the best one so far, less memory is not tried, because decisions about memory do not make it faster.
 
     Args:
         problem: whose memory is short.

@@ -95,8 +95,7 @@ class SwapOrRecompute:
         return max(task.backward for task in self.costs.tasks_seconds(stage.ops, devices, self.samples, recompute))
 
     def _freeing(self, stage: Stage, goal_bytes: float, window: float) -> tuple[Stage, bool]:
-        """Return the stage with decisions that free about so many bytes, and whether more bytes would not change them.
-        """
+        """Return the stage with decisions that free about so many bytes, and whether no further ones are possible."""
         # 1. Order the operators by the seconds per byte that recomputing them costs.
         at = self.costs.positions(stage.ops)
         saved, held = self.costs.op_bytes.saved_of(self.samples)[at], stage.in_flight / stage.degree

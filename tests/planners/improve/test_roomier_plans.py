@@ -8,6 +8,7 @@ from builders import Part, make_plan
 from graphpipe.planners.improve.roomier_plans import roomier_plans
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.plans import Plan
 
 
 def test_a_micro_batch_that_the_caller_gives_is_not_halved():
@@ -21,3 +22,20 @@ def test_a_micro_batch_that_the_caller_gives_is_not_halved():
     )
     assert {stage.micro_batch for found in free for stage in found.stages} == {1}
     assert given == []
+
+
+def test_less_memory_is_not_searched_once_more_memory_is_too_slow():
+    """The search for 1.7 and 1.3 times the memory ran although the plan for three times it was already slower."""
+    plan = make_plan([Part(saved_bytes=4.0)], batch_size=4)
+    kinds = (replace(plan.cluster.device_types[0], memory_bytes=3.0),)
+    problem = Problem(plan.graph, plan.costs, replace(plan.cluster, device_types=kinds), plan.batch_size)
+    asked: list[float] = []
+
+    def find(problem: Problem, options: Options) -> Plan:
+        asked.append(options.most_seconds)
+        return plan
+
+    assert list(roomier_plans(problem, Options(), find, None, 11.0)) == []  # four micro-batches of 3 seconds
+    assert len(asked) == 1
+    assert list(roomier_plans(problem, Options(), find, None, 13.0)) == []  # a sample alone needs 4 bytes
+    assert len(asked) > 2
