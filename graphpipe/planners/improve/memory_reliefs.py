@@ -14,7 +14,7 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.stage_costs import degrees_of
 from graphpipe.planners.problem.too_large import too_large
-from graphpipe.planners.swapping.chain_stages import FindChain, partitions_of
+from graphpipe.planners.swapping.chain_stages import partitions_of
 from graphpipe.planners.swapping.dawnpiper import fitting_partition
 from graphpipe.planners.swapping.vpipe import repartitioned
 from graphpipe.plans.device_memory import memory_shortfall, needed_bytes
@@ -136,13 +136,13 @@ def _chains(
     for problem in (each for each in problems if each.recompute == "full"):
         kept, swaps = replace(problem, recompute="none"), problem.weights == "flush" and problem.state == "whole"
         if every:
-            yield problem, partial(Baseline(name=planner, partitioner=_partitions).plan, kept)
+            yield problem, partial(_chain, _partitions, kept, planner)
         for find_chain in ((repartitioned, fitting_partition) if every else (repartitioned,)) if swaps else ():
-            yield problem, partial(_swapping_chain, find_chain, kept, planner)
+            yield problem, partial(_chain, partial(partitions_of, find_chain), kept, planner)
 
 
-def _swapping_chain(find: FindChain, problem: Problem, planner: str, options: Options) -> Plan:
-    partitioner = partial(partitions_of, find, most_seconds=options.most_seconds)
+def _chain(partitions: Callable[..., Iterable[list[Part]]], problem: Problem, planner: str, options: Options) -> Plan:
+    partitioner = partial(partitions, most_seconds=options.most_seconds)
     return Baseline(name=planner, partitioner=partitioner).plan(problem, options)
 
 
@@ -196,6 +196,12 @@ def _changed(plan: Plan, at: int, stage: Stage) -> Plan:
     return replace(plan, stages=(*plan.stages[:at], stage, *plan.stages[at + 1 :]))
 
 
-def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[Part]]:
-    loads = StageLoads(downset_table, micro_batch, degrees_of(downset_table.problem, micro_batch), policies=BOTH)
-    yield downset_table.parts(loads.bottleneck_search().solve(), micro_batch)
+def _partitions(downset_table: DownsetTable, micro_batch: int, *, most_seconds: float) -> Iterable[list[Part]]:
+    problem = downset_table.problem
+    loads = StageLoads(downset_table, micro_batch, degrees_of(problem, micro_batch), policies=BOTH)
+    # The slowest stage computes all samples, so slower stages are in no faster plan.
+    most = most_seconds / problem.batch_size
+    if loads.least_bottleneck() <= most and (
+        parts := downset_table.parts(loads.bottleneck_search(most).solve(), micro_batch)
+    ):
+        yield parts
