@@ -97,7 +97,12 @@ def test_a_message_costs_both_devices_work_and_a_copy_to_the_node_takes_its_band
     model = CostModel(GRAPH, TABLE, replace(CLUSTER, intra_node=busy, device_types=kinds))
     assert model.message_seconds(200, 0, 1) == 103
     assert model.message_seconds(200, 1, 2) == model.message_seconds(200, 1, 1) == 0
-    assert model.copy_seconds(200, 0) == 25
+    assert model.copy_seconds(204, 0) == 25.5
+    # In a ring of 3, each device sends 2 messages of 100 bytes and receives 2. Between nodes messages cost nothing.
+    assert model.all_gather_work_seconds(200, (0, 1)) == 2 * (3 + 50)
+    three = replace(CLUSTER, intra_node=busy, devices=tuple(replace(each, node="n") for each in CLUSTER.devices))
+    assert CostModel(GRAPH, TABLE, three).all_gather_work_seconds(300, (0, 1, 2)) == 4 * (3 + 50)
+    assert model.all_gather_work_seconds(0, (0, 1)) == model.all_gather_work_seconds(200, (0,)) == 0
 
 
 def test_a_stage_on_devices_of_two_types_has_the_tasks_of_both() -> None:

@@ -19,6 +19,7 @@ from graphpipe.schedule.schedulers import forward_only
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify_lowered import verify_lowered
 from graphpipe.simulator import predict
+from graphpipe.simulator.simulate import simulate
 
 
 def inference(plan: gp.Plan) -> gp.Plan:
@@ -37,6 +38,7 @@ def three() -> gp.Plan:
 def test_the_simulated_step_has_only_forwards() -> None:
     # 8 samples: 1 s, half a second to stage 1, 8 times 2 s, half a second to stage 2, 1 s.
     assert predict(three()).step_seconds == 1 + 0.5 + 16 + 0.5 + 1
+    assert {span.kind for span in simulate(three()).spans} == {"F", "send", "receive"}
 
 
 def test_memory_is_weights_buffers_and_the_values_in_between() -> None:

@@ -101,6 +101,14 @@ def test_optimizer_steps_wait_for_the_scalar_sum():
     assert updates[0] == updates[1] == ends - 5
 
 
+@pytest.mark.parametrize("root", [0, 1])
+def test_the_scalar_sum_waits_for_the_last_device(root: int):
+    # The first rank ends at 3 s, the other one at 12. That one handles 2 messages of 1 s, and then the first does.
+    link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0)
+    parts = [Part(devices=(root,)), Part(devices=(1 - root,), forward=10)]
+    assert simulate(make_plan(parts, [], batch_size=1, link=link)).step_seconds == 12 + 2 + 2
+
+
 def frozen_tower(bytes_per_sample: float, schedule: str = "1f1b") -> Plan:
     """Return a plan whose stages 0 (frozen, its backward takes 0 seconds) and 1 (trained) both feed stage 2."""
     parts = [Part(backward=0, parameter_bytes=1), Part(parameter_bytes=1), Part(parameter_bytes=1)]

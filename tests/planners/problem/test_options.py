@@ -29,6 +29,9 @@ def test_a_plan_is_evaluated_if_its_bounds_are_better_than_the_best_so_far() -> 
     equal, late = replace(QUICK, planner="equal"), replace(QUICK, planner="late")
     assert options.best(iter([SLOW, QUICK, late, equal, SLOW])) is QUICK
     assert asked == ["slow", "quick", "equal"]
+    worse = replace(QUICK, planner="worse")
+    known = {"slow": 8.0, "quick": 7.0, "worse": 9.0}
+    assert Options(evaluate=lambda plan: known[plan.planner] * 1e3).best([SLOW, QUICK, worse]) is QUICK
     # A bound that is as large as the best plan's seconds can gain nothing.
     exact = Options(evaluate=evaluate, least=estimated_step_seconds)
     asked.clear()
