@@ -104,8 +104,9 @@ def test_samples_in_flight_and_versions_of_policies() -> None:
     # 12 samples in flight, 4 of them of this micro-batch: 8 are ahead, a mini-batch.
     assert replace(problem, weights="stash").versions(12, 4) == 2
     assert replace(problem, weights="predict", predictor="spectrain").versions(4, 4) == 2
-    plan = assemble(replace(problem, weights="stash"), parts("a", "bcd", sizes=(8, 8)), planner="hand")
-    assert (plan.weights, [stage.in_flight for stage in plan.stages]) == ("stash", [16, 8])
+    for weights in ("stash", "double-buffer"):
+        plan = assemble(replace(problem, weights=weights), parts("a", "bcd", sizes=(8, 8)), planner="hand")
+        assert (plan.weights, [stage.in_flight for stage in plan.stages]) == (weights, [16, 8])
 
 
 def test_stages_of_the_tail_may_share_devices_with_those_that_feed_it() -> None:
