@@ -305,6 +305,10 @@ class CostModel:
         degree = len(devices)
         return (degree - 1) * link.seconds(count / degree) if link and count else 0.0
 
+    def all_reduce_work_seconds(self, count: float, devices: tuple[int, ...]) -> float:
+        """Return the seconds of work that the messages of a ring all-reduce of `count` bytes cost each device."""
+        return 2 * self.all_gather_work_seconds(count, devices)
+
     def all_gather_work_seconds(self, count: float, devices: tuple[int, ...]) -> float:
         """Return the seconds of work that the messages of a ring all-gather of `count` bytes cost each device.
 

@@ -159,23 +159,22 @@ class Plan:
     def reduce_work_seconds(self, stage: int) -> float:
         """Return the seconds of work that the messages of this sum cost each replica, if devices handle messages."""
         here, count = self.stages[stage], self.reduced_bytes(stage)
-        return (1 if here.state == "all" else 2) * self.cost_model.all_gather_work_seconds(count, here.devices)
+        if here.state == "all":
+            return self.cost_model.all_gather_work_seconds(count, here.devices)
+        return self.cost_model.all_reduce_work_seconds(count, here.devices)
 
     def gather_seconds(self, stage: int) -> float:
         """Return the seconds in which the replicas of a stage gather its weights before the first task, if they shard
         them."""
-        here = self.stages[stage]
-        if here.state != "all":
-            return 0.0
-        held = self.cost_model.parameter_bytes
-        return self.cost_model.all_gather_seconds(held.weights(here.ops) - held.tied(here.ops), here.devices)
+        return self.cost_model.all_gather_seconds(self._gathered_bytes(stage), self.stages[stage].devices)
 
     def gather_work_seconds(self, stage: int) -> float:
         """Return the seconds of work that the messages of this gather cost each replica, if devices handle messages."""
+        return self.cost_model.all_gather_work_seconds(self._gathered_bytes(stage), self.stages[stage].devices)
+
+    def _gathered_bytes(self, stage: int) -> float:
         here, held = self.stages[stage], self.cost_model.parameter_bytes
-        if here.state != "all":
-            return 0.0
-        return self.cost_model.all_gather_work_seconds(held.weights(here.ops) - held.tied(here.ops), here.devices)
+        return held.weights(here.ops) - held.tied(here.ops) if here.state == "all" else 0.0
 
     def optimizer_seconds(self, stage: int) -> float:
         """Return the seconds from summed gradients to new weights on every replica of a stage.
@@ -196,7 +195,7 @@ class Plan:
 
     def tied_gradients_work_seconds(self, tied: TiedGradients) -> float:
         """Return the seconds of work that the messages of this sum cost each device, if devices handle messages."""
-        return 2 * self.cost_model.all_gather_work_seconds(tied.bytes, tied.devices)
+        return self.cost_model.all_reduce_work_seconds(tied.bytes, tied.devices)
 
     @cached_property
     def depth(self) -> int:
