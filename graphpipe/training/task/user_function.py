@@ -63,11 +63,10 @@ def call_for_model(word: str, folder: str | Path = ".") -> UserModel:
         InvalidInput: as `call`, or the function returns another type.
     """
     found: Any = call(word, folder)
-    fields: Any = found
-    if not isinstance(found, tuple):
-        fields = [getattr(found, name, None) for name in ("module", "example_inputs", "graph")]
-    module, inputs, graph, *others = (*fields, None, None, None)[: max(3, len(fields))]
-    if isinstance(module, nn.Module) and inputs is not None and isinstance(graph, Graph | None) and not others:
+    module, inputs, graph = (getattr(found, name, None) for name in ("module", "example_inputs", "graph"))
+    if isinstance(found, tuple) and len(found) in {2, 3}:
+        module, inputs, graph = (*found, None)[:3]
+    if isinstance(module, nn.Module) and inputs is not None and isinstance(graph, Graph | None):
         return UserModel(module=module, example_inputs=inputs, graph=graph)
     raise InvalidInput(
         f"returned {type(found).__name__}, must return (module, example inputs)",
