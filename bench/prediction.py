@@ -10,6 +10,11 @@ times the least. `undisturbed` is the number of such blocks, of 12. Three blocks
 undisturbed, disturbed ones take their places, and the row is less reliable. All of this is done five times. The row
 shows the round with the median step error, and `of rounds` the errors of all rounds.
 
+Some machines change their speed for minutes. Then a whole round has few undisturbed blocks, and its operators are
+profiled at another speed than the one at which its ranks train. `at equal pace` is the median of the errors after two
+divisions: the predicted step by the pace of its profile, and the measured step by the median pace of the blocks that
+count. Each pace is relative to the least with as many ranks.
+
 Other processes disturb as well. Of the undisturbed blocks, those three count in which other processes used least of
 the cores (15 steps). `others` is the share of the cores that they used. If it is large, the measured step is
 unreliable, and processor time is the better measure. `processor error` compares the predicted seconds of tasks and
@@ -25,13 +30,14 @@ messages. The traced steps are not the timed ones.
 """
 
 from dataclasses import asdict, replace
+from statistics import median
 from typing import Any
 
 import torch
 
 import graphpipe as gp
 from bench.pace import Calm
-from bench.prediction_case import Measured, measured, planned
+from bench.prediction_case import Measured, Planned, measured, planned
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.plans import Plan
@@ -46,7 +52,8 @@ NAMED = 3
 LOOK_SECONDS = 10.0
 """Seconds spent measuring the pace of the undisturbed machine."""
 HEADER = (
-    *("model", "ranks", "stages", "predicted ms", "measured ms", "step error %", "of rounds", "processor error %"),
+    *("model", "ranks", "stages", "predicted ms", "measured ms", "step error %", "of rounds"),
+    *("at equal pace %", "of rounds", "processor error %"),
     *("predicted MB", "measured MB", "memory error %", "others %", "undisturbed", "largest differences (ms)"),
 )
 
@@ -60,18 +67,25 @@ def main() -> None:
     for model, ranks in CASES:
         rounds: list[dict[str, Any]] = []
         for _ in range(ROUNDS):
-            plan = planned(model, ranks, alone)
-            rounds.append(_row(model, plan, measured(model, plan, together[ranks])))
+            made = planned(model, ranks, alone)
+            rounds.append(_row(model, made, measured(model, made.plan, together[ranks])))
+        at_equal_pace = sorted(_error_at_equal_pace(row, alone, together[ranks]) for row in rounds)
         rounds.sort(key=lambda row: row["step_error"])
-        rows.append(rounds[ROUNDS // 2] | {"step_errors": [row["step_error"] for row in rounds]})
+        errors = {"step_errors": [row["step_error"] for row in rounds], "step_errors_at_equal_pace": at_equal_pace}
+        rows.append(rounds[ROUNDS // 2] | errors)
         print(*_line(rows[-1]), sep="\t", flush=True)
     title, _, caption = (__doc__ or "").partition("\n\n")
     markdown("prediction", title.rstrip("."), caption.strip(), HEADER, [_line(row) for row in rows])
     print(f"saved {save('prediction', rows)}")
 
 
-def _row(model: str, plan: Plan, found: Measured) -> dict[str, Any]:
-    predicted = gp.simulate(plan)
+def _error_at_equal_pace(row: dict[str, Any], alone: Calm, together: Calm) -> float:
+    slower_profile, slower_steps = row["profile_pace"] / alone.least, row["step_pace"] / together.least
+    return (row["predicted_seconds"] / slower_profile) / (row["measured_seconds"] / slower_steps) - 1
+
+
+def _row(model: str, made: Planned, found: Measured) -> dict[str, Any]:
+    plan, predicted = made.plan, gp.simulate(made.plan)
     comparison = compare(predicted, found.trace)
     busy = _computing(plan)
     peaks = [predicted.peak_bytes[device] for device in plan.used_devices]
@@ -89,6 +103,8 @@ def _row(model: str, plan: Plan, found: Measured) -> dict[str, Any]:
         "predicted_bytes": peaks,
         "measured_bytes": list(found.peak_bytes),
         "memory_errors": [here / there - 1 for here, there in zip(peaks, found.peak_bytes, strict=True)],
+        "profile_pace": made.pace,
+        "step_pace": found.pace,
         "others": found.others,
         "undisturbed": found.undisturbed,
         "steps": found.steps,
@@ -126,6 +142,8 @@ def _line(row: dict[str, Any]) -> list[object]:
         f"{1e3 * row['measured_seconds']:.1f}",
         f"{100 * row['step_error']:+.1f}",
         " ".join(f"{100 * error:+.0f}" for error in row["step_errors"]),
+        f"{100 * median(row['step_errors_at_equal_pace']):+.1f}",
+        " ".join(f"{100 * error:+.0f}" for error in row["step_errors_at_equal_pace"]),
         f"{100 * row['processor_error']:+.1f}",
         f"{row['predicted_bytes'][worst] / 1e6:.2f}",
         f"{row['measured_bytes'][worst] / 1e6:.2f}",

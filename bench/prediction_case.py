@@ -32,6 +32,15 @@ ENOUGH = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan from measured costs."""
+
+    plan: Plan
+    pace: float
+    """Seconds, when the costs were measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Some steps of a plan on this machine."""
 
@@ -46,19 +55,22 @@ class Measured:
     steps: int
     undisturbed: int
     """Blocks of steps that were, of `BLOCKS`."""
+    pace: float
+    """Seconds, during the steps; median."""
     others: float
     """Share of the machine's cores that other processes used during the steps."""
 
 
-def planned(model: str, ranks: int, calm: Calm) -> Plan:
+def planned(model: str, ranks: int, calm: Calm) -> Planned:
     """Return the plan for this machine, from its links and operator times measured while it is undisturbed."""
     zoo = zoo_model(model)
     graph = gp.capture(zoo.module, zoo.example_inputs)
     cluster = with_links(gp.Cluster.preset(f"local:{ranks}"), measure_local_links(ranks))
-    return gp.plan(graph, _costs(zoo, graph, cluster, calm), cluster, batch_size=BATCH, micro_batch=MICRO_BATCH)
+    found, costs = _costs(zoo, graph, cluster, calm)
+    return Planned(plan=gp.plan(graph, costs, cluster, batch_size=BATCH, micro_batch=MICRO_BATCH), pace=found)
 
 
-def _costs(zoo: ZooModel, graph: gp.Graph, cluster: Cluster, calm: Calm) -> CostTable:
+def _costs(zoo: ZooModel, graph: gp.Graph, cluster: Cluster, calm: Calm) -> tuple[float, CostTable]:
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), BATCH)
     found: list[tuple[float, CostTable]] = []
     for _ in range(PROFILES):
@@ -67,7 +79,7 @@ def _costs(zoo: ZooModel, graph: gp.Graph, cluster: Cluster, calm: Calm) -> Cost
         found.append((max(before, pace()), costs))
         if calm.agrees(found[-1][0]):
             break
-    return min(found, key=lambda each: each[0])[1]
+    return min(found, key=lambda each: each[0])
 
 
 def measured(model: str, plan: Plan, calm: Calm) -> Measured:
@@ -95,6 +107,7 @@ def measured(model: str, plan: Plan, calm: Calm) -> Measured:
         peak_bytes=tuple(rank["peak_bytes"] for rank in own),
         steps=len(steps),
         undisturbed=BLOCKS - sum(disturbed),
+        pace=median(paces[block] for block in quiet),
         others=median(others[block] for block in quiet),
     )
 
