@@ -56,7 +56,8 @@ class Relief:
             return kept
         full = replace(kept, recompute="full")
         found = [full] if self._bytes(full) <= capacity_bytes else []
-        found += self._found(capacity_bytes, self.most_seconds)
+        least = min([self.most_seconds, *map(self.added_seconds, found)])
+        found += self._found(capacity_bytes, least)
         if len(self.stage.ops) <= _EXACT and (least := min(map(self.added_seconds, found), default=self.most_seconds)):
             found += self._found(capacity_bytes, least, exact=True)
         return min(found, key=self.added_seconds, default=None)
@@ -97,7 +98,8 @@ class Relief:
     def _choices(self, order: Sequence[str], capacity_bytes: float, limit_seconds: float, *, exact: bool) -> Choices:
         """Return the choices for all operators, of those that fit below the limit, that no other one beats.
 
-        More of them are dropped if they need not be exact.
+        More of them are dropped if they need not be exact. So it pays to leave out those that cannot fit below the
+        limit as early as a bound shows it: they would take the place of others.
         """
         limited = self.most_offloaded < inf
         ops = StageOps.of(self.plan, self.stage, order, self.window_seconds, offloads=self.offloads, limited=limited)
@@ -108,7 +110,7 @@ class Relief:
             choices = ops.grown(choices, number)
             spare = limit * (1 + 1e-9) - choices.bytes - choices.region
             fits = (spare >= 0) & (choices.seconds < limit_seconds) & (choices.rests <= self.most_offloaded)
-            if exact:
+            if limit_seconds < inf:
                 fits &= self._least_seconds(ops, number, choices, spare) < limit_seconds
             choices = choices.only(fits)
             if not exact:
