@@ -23,8 +23,8 @@ runtime does.
 
 Memory is what torch had allocated at the peak of a step, on the rank with the worst prediction. It includes
 parameters, gradients and optimizer state. The prediction counts these, what samples in flight keep, what operators
-and the loss hold while they run (profiled with the times), and the buffers of messages. It does not count copies of
-values that are not contiguous, or what kernels need inside. If the step is off by more than 10 %, the last column
+and the loss hold while they run (profiled with the times), and the buffers of messages. It does not count copies
+that make values contiguous, or what kernels need inside. If the step is off by more than 10 %, the last column
 shows the tasks that took longer or shorter than predicted, summed over the step. The JSON file also has the waits for
 messages. The traced steps are not the timed ones.
 """

@@ -30,8 +30,8 @@ def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule
     A profiled cost table records what operators hold while they run, and then more is counted. Tasks hold the peak of
     their operators' temporaries (`TaskMemory`). Gradients of parameters are allocated by a stage's first backward.
     Receive buffers are held from the start of the receive, and send buffers until the receive is acknowledged (see
-    `message_buffers`). Not counted are what an optimizer and the sum over replicas hold while they run, copies of
-    values that are not contiguous, and what kernels allocate inside.
+    `message_buffers`). Not counted are what an optimizer and the sum over replicas hold while they run, what a
+    forward holds while it makes a sent output contiguous, and what kernels allocate inside.
     """
     changes: dict[int, list[Change]] = {device: [] for device in plan.used_devices}
     for stage in plan.stages:

@@ -227,6 +227,8 @@ class StageReplica:
             outputs = {name: monitor.corrupt("forward", value) for name, value in outputs.items()}
         if program.sends:
             check_outputs(outputs, {edge: batch.specs[edge] for edge in program.sends}, len(rows), self.stage_name)
+            # One copy for all consumers, and the graph keeps this one. A send would keep another for each of them.
+            outputs = {name: value.contiguous() for name, value in outputs.items()}
         if batch.training and program.output_dtypes:
             check_result(result, program.output_dtypes, self.stage_name)
         if program.is_output and loss_fn is not None:
