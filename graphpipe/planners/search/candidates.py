@@ -22,6 +22,8 @@ class Candidates:
     objective: Objective | Literal["split"]
     """`split`: the step time under schedules that split the backward."""
     estimates: list[PartitionEstimate] = field(default_factory=list[PartitionEstimate])
+    missed: float = np.inf
+    """The best score of a partition that does not fit."""
     shortfall: float = np.inf
     missing: str = ""
 
@@ -63,6 +65,7 @@ class Candidates:
         return True
 
     def _miss(self, estimate: PartitionEstimate, stage: int) -> None:
+        self.missed = min(self.missed, self.score(estimate))
         ops = estimate.parts[stage].ops
         names = ", ".join(ops[:3]) + (f", ... ({len(ops)} operators)" if len(ops) > 3 else "")
         self.note(-estimate.spare_bytes[stage], f"stage 's{stage}' ({names})")

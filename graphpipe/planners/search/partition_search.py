@@ -1,6 +1,6 @@
 """The search of one planner for partitions: over one form of the graph, over all partitions, and their plans."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,8 @@ from graphpipe.plans.plan import Plan
 from graphpipe.units import format_bytes
 
 Array = NDArray[np.float64]
+_Partitions = Mapping[int, list[Part]]
+"""By setting."""
 _RELAXED = (1.06, 1.2, 1.5)
 """Multiples of the best target to try, because a slower bottleneck can allow a shallower pipeline."""
 _RELAXED_SETTINGS = 4
@@ -42,6 +44,9 @@ _SHORTEST_SIZES = 6
 """Micro-batch sizes that it tries."""
 _NEAR = 1.02
 """Sequential pipelines whose estimate is within this factor of the best may win with DAPPLE's stages."""
+_EXCLUDED = 1.1
+"""How many times as fast as the best estimate a partition must be that does not fit, for the shortest chains not to
+fit either."""
 _MEMORY_MARGIN = 1.02
 _PRECISION = {"step": 1.01, "bottleneck": 1.003}
 """Of targets, by objective; lower for `step`, because the step time depends on more than the target."""
@@ -97,8 +102,9 @@ class PartitionSearch:
                 found = TargetPartitions.of(table.only(chosen), form, targets[chosen, None] * wider)
                 positions = range(len(best))
             self._relaxed(found, zip(positions, targets[chosen], strict=True), rankings)
+        known: dict[object, _Partitions] = {}
         for ranking, misses in zip(rankings, missed, strict=True):
-            self._within_memory(table, form, misses, ranking, targets / precision)
+            self._within_memory(table, form, misses, ranking, targets / precision, known)
 
     def _ceiling(self, rankings: Sequence[Ranking]) -> float:
         """Return the seconds per sample above which a plan cannot become a candidate."""
@@ -128,7 +134,13 @@ class PartitionSearch:
                         ranking.offer(parts)
 
     def _within_memory(
-        self, table: SettingTable, form: GraphForm, missed: dict[int, PartitionEstimate], ranking: Ranking, least: Array
+        self,
+        table: SettingTable,
+        form: GraphForm,
+        missed: dict[int, PartitionEstimate],
+        ranking: Ranking,
+        least: Array,
+        known: dict[object, _Partitions],
     ) -> None:
         """Search the settings whose partitions did not fit again, with memory; all targets are at least `least`.
 
@@ -136,6 +148,8 @@ class PartitionSearch:
         yet. Therefore the search assumes a number for each operator, compares it with the partition found, and raises
         it where the partition needs more. The published recursion solves the later subgraph first, which needs one
         table per in-flight count.
+
+        Rankings that assume the same numbers share `known`: what has been found under them.
         """
         in_flight = np.zeros((len(self.problem.graph.ops), len(table.sizes)))
         for _ in range(_MEMORY_ROUNDS if missed else 0):
@@ -144,23 +158,25 @@ class PartitionSearch:
                     at = (self.costs.positions(part.ops), setting)
                     in_flight[at] = np.maximum(in_flight[at] * _MEMORY_MARGIN, held)
             again = np.array(sorted(missed), dtype=np.intp)
-            targets = best_targets(
-                table.only(again),
-                form,
-                self._ceiling([ranking]),
-                in_flight[:, again],
-                least=least[again],
-                precision=_PRECISION[ranking.found.objective],
-            )
-            reached = np.isfinite(targets)
-            again, targets = again[reached], targets[reached]
-            if not len(again):
-                return
-            found = TargetPartitions.of(table.only(again), form, targets[:, None], in_flight[:, again])
-            tried = {int(setting): ranking.offer(self._parts(found, at, 0)) for at, setting in enumerate(again)}
+            assumed, ceiling = in_flight[:, again], self._ceiling([ranking])
+            key = again.tobytes(), assumed.tobytes(), ceiling
+            if key not in known:
+                precision = _PRECISION[ranking.found.objective]
+                chosen = table.only(again)
+                targets = best_targets(chosen, form, ceiling, assumed, least=least[again], precision=precision)
+                known[key] = self._reached(chosen, form, targets, assumed)
+            tried = {int(again[at]): ranking.offer(parts) for at, parts in known[key].items()}
             missed = {setting: estimate for setting, (estimate, fits) in tried.items() if not fits}
             if not missed:
                 return
+
+    def _reached(self, table: SettingTable, form: GraphForm, targets: Array, in_flight: Array) -> _Partitions:
+        """Return the partitions of the settings with a finite target, by their position in the table."""
+        reached = np.flatnonzero(np.isfinite(targets))
+        if not len(reached):
+            return {}
+        found = TargetPartitions.of(table.only(reached), form, targets[reached, None], in_flight[:, reached])
+        return {int(setting): self._parts(found, at, 0) for at, setting in enumerate(reached)}
 
     def exhaust(self, sizes: list[int]) -> None:
         """Find the best of all partitions of a small graph, including those that its forms do not contain.
@@ -195,7 +211,8 @@ class PartitionSearch:
 
         The search spreads updates over the mini-batch. DAPPLE counts them after the last micro-batch, so that it finds
         other stages if some have much computing and others many parameters. The list is empty for a large graph or
-        cluster. The micro-batch sizes are those of the best estimates.
+        cluster, and if memory excludes partitions that are much faster: the shortest chains, which are as fast, do not
+        fit either. The micro-batch sizes are those of the best estimates.
         """
         ranking = self.rankings[0]
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
@@ -205,6 +222,8 @@ class PartitionSearch:
         if graph is None or not best or len(graph.ops) * devices > most:
             return []
         near = _NEAR * ranking.found.score(best[0])
+        if ranking.found.missed * _EXCLUDED < ranking.found.score(best[0]):
+            return []
         if not any(ranking.found.score(each) <= near and _is_chain(self.problem, each) for each in best):
             return []
         table = DownsetTable.of(self.problem, self.costs, graph, Downsets.chain(graph))

@@ -1,7 +1,7 @@
 """The loads that operators and cuts add to a stage, as shares of the stage's limits."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ Float = np.float32
 """Seven digits suffice for shares of a limit, and halve the memory traffic."""
 SLACK = Float(1 + 1e-5)
 """The largest load that fits; above 1 because sums of shares are rounded."""
+_ROUNDED = 1 + 1e-3
+"""Shares of memory up to which operators may fit: more than `SLACK`, and what rounding adds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,16 @@ class RelativeLoads:
         """1 for time alone, 2 for time and memory."""
         return 1 if self.memory is None else 2
 
+    def only(self, chosen: NDArray[np.intp], targets: Array) -> "RelativeLoads":
+        """Return the loads of the chosen settings for other targets."""
+        return replace(
+            self,
+            seconds=self.seconds[:, chosen],
+            targets=targets,
+            memory=None if self.memory is None else self.memory[:, chosen],
+            cut_seconds_per_byte=self.cut_seconds_per_byte[chosen],
+        )
+
     def table(self, ops: Iterable[str]) -> tuple[Shares, dict[str, int]]:
         """Return the loads of operators, of shape [classes, rows, degrees, 1, settings, targets].
 
@@ -55,6 +67,23 @@ class RelativeLoads:
         if self.memory is not None:
             found[:, 1, :, 0] = self.memory[at].swapaxes(1, 2)[..., None]
         return found, {op: row[kind] for op, kind in classes.items()}
+
+    def may_fit(self, ops: Sequence[str], devices: int) -> NDArray[np.bool_]:
+        """Return, of shape [settings], whether the operators may fit in the memory of all devices.
+
+        The operators of a stage take at most its memory, and all stages together at most all devices. So if the bytes
+        of each operator on its best degree, times that degree, are more than all devices have, nothing fits.
+
+        Args:
+            ops: operators to place.
+            devices: in units.
+        """
+        assert self.memory is not None, "memory is not ignored"
+        at = [self.index[op] for op in ops]
+        allowed = np.where(np.isfinite(self.seconds[at]), self.memory[at], np.inf)
+        least = (allowed * np.array(self.units)).min(axis=2).sum(axis=0)
+        largest = allowed.min(axis=2).max(axis=0)
+        return (least <= devices * _ROUNDED) & (largest <= _ROUNDED)
 
     @property
     def narrow_bytes(self) -> float:

@@ -11,6 +11,7 @@ from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.search.backtrack import ClosedStage
 from graphpipe.planners.search.coarsen import Coarsening, MergedOps
 from graphpipe.planners.search.dynamic_program import DynamicProgram
+from graphpipe.planners.search.relative_loads import RelativeLoads
 from graphpipe.planners.search.setting_table import SettingTable
 from graphpipe.planners.search.tree_rewrites import cut_bytes, mirrored
 
@@ -52,9 +53,9 @@ class GraphForm:
         tree = coarsening.series(self.tree)
         return GraphForm(tree, coarsening.merged_cuts, self.reverse, coarsening.runs)
 
-    def dynamic_program(self, table: SettingTable, targets: Array, in_flight: Array | None = None) -> DynamicProgram:
-        """Return the dynamic program of the form for targets of shape [settings, targets]."""
-        return DynamicProgram(self.tree, table.loads(targets, in_flight, self.runs), self.cuts, table.units)
+    def dynamic_program(self, loads: RelativeLoads, units: int) -> DynamicProgram:
+        """Return the dynamic program of the form for the loads of its runs, on so many units of devices."""
+        return DynamicProgram(self.tree, loads, self.cuts, units)
 
 
 def best_targets(
@@ -83,14 +84,17 @@ def best_targets(
     low = low if least is None else np.maximum(low, least)
     high = np.minimum(high, ceiling)
     alive = low < high
+    loads = table.loads(high[:, None], in_flight, form.runs)
+    if in_flight is not None:
+        alive &= loads.may_fit(form.tree.ops, table.units)
     found = np.zeros(len(high), dtype=bool)
     for _ in range(_ROUNDS):
         chosen = np.flatnonzero(alive & (~found | (high > precision * low)))
         if not len(chosen):
             break
         targets = np.geomspace(low[chosen], high[chosen], _TARGETS + 1, axis=1)[:, 1:]
-        assumed = None if in_flight is None else in_flight[:, chosen]
-        feasible = form.dynamic_program(table.only(chosen), targets, assumed).feasible()
+        within = loads.only(chosen, targets * table.sizes[chosen, None])
+        feasible = form.dynamic_program(within, table.units).feasible()
         first = feasible.argmax(axis=1)
         rows = np.arange(len(chosen))
         found[chosen] = feasible.any(axis=1)
@@ -111,7 +115,8 @@ class TargetPartitions:
     @staticmethod
     def of(table: SettingTable, form: GraphForm, targets: Array, in_flight: Array | None = None) -> "TargetPartitions":
         """Walk once for targets of shape [settings, targets]; call `parts` only for feasible ones."""
-        return TargetPartitions(form.dynamic_program(table, targets, in_flight), table, form)
+        loads = table.loads(targets, in_flight, form.runs)
+        return TargetPartitions(form.dynamic_program(loads, table.units), table, form)
 
     @property
     def targets(self) -> int:

@@ -1,5 +1,7 @@
 """The partition dynamic program against an oracle that tries every partition."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from problems import best_bottleneck, random_problem, towers
 from graphpipe.costs import CostModel
 from graphpipe.graph.series_parallel import decompose
 from graphpipe.planners.problem.partition import Part, Problem
+from graphpipe.planners.search.relative_loads import RelativeLoads
 from graphpipe.planners.search.setting_table import SettingTable
 from graphpipe.planners.search.target_search import GraphForm, TargetPartitions, best_targets
 from graphpipe.planners.search.tree_rewrites import bundled, width
@@ -85,3 +88,25 @@ def test_every_partition_is_valid_and_keeps_its_target(seed: int, groups: int, r
         assert all(before in seen for op in part.ops for before in problem.graph.predecessors[op])
         seconds = sum(3 * problem.costs.by_op[op, "gpu"].forward(4 / part.degree) for op in part.ops)
         assert seconds / 4 <= target * (1 + 1e-4)
+
+
+@given(seed=st.integers(0, 10**9), share=st.sampled_from([0.9, 1.0, 1.1, 1.5, 3.0]))
+@settings(max_examples=40, deadline=None)
+def test_only_settings_that_cannot_fit_are_left_out_without_a_walk(seed: int, share: float) -> None:
+    # With little memory, three of four settings were walked although the operators need more than all devices have.
+    problem = random_problem(seed)
+    sizes, ops, count = [1, 2, 4, 8], len(problem.graph.ops), len(problem.cluster.devices)
+    kinds = tuple(replace(kind, memory_bytes=share * 4 * ops / count) for kind in problem.cluster.device_types)
+    problem = replace(problem, cluster=replace(problem.cluster, device_types=kinds))
+    tree = decompose(problem.graph)
+    form = GraphForm.of(problem, tree, reverse=False)
+    table = SettingTable.of(
+        problem, CostModel(problem.graph, problem.costs, problem.cluster), 1, sizes, frozenset(tree.ops)
+    )
+    in_flight = np.tile(np.array(sizes, dtype=float), (ops, 1))
+    found = best_targets(table, form, np.inf, in_flight)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RelativeLoads, "may_fit", lambda *_: np.ones(len(sizes), dtype=bool))
+        np.testing.assert_array_equal(found, best_targets(table, form, np.inf, in_flight))
+    # The largest micro-batch needs twice as much as all devices have.
+    assert share > 1.0 or np.isinf(found[-1])
