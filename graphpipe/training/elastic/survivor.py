@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from graphpipe.errors import PeerLost, PeerStalled
 from graphpipe.launch.regroup_files import Regrouping
+from graphpipe.model.torch_private import own_buffers
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.device.precision import LossScale
@@ -186,22 +187,41 @@ class Survivor:
 class BufferCopies:
     """Copies of the buffers that forwards may change, such as BatchNorm's statistics, as they were after a step.
 
+    All buffers are copied, because torch does not count every write: BatchNorm changes its statistics unnoticed.
+
     Args:
         modules: that have the buffers.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = [module for module in modules if any(True for _ in module.buffers())]
-        self._copies: list[dict[str, Tensor]] = []
+        self._modules = [each for module in modules for each in module.modules()]
+        self._copies: list[dict[str, Tensor | None]] = [{} for _ in self._modules]
         self.update()
 
+    @torch.no_grad()
     def update(self) -> None:
-        """Copy the present values."""
-        self._copies = [{name: each.clone() for name, each in module.named_buffers()} for module in self._modules]
+        """Copy the present values, into the memory of the copies before where they fit."""
+        self._copies = [
+            {name: _copy_of(buffer, before.get(name)) for name, buffer in own_buffers(module).items()}
+            for module, before in zip(self._modules, self._copies, strict=True)
+        ]
 
+    @torch.no_grad()
     def restore(self) -> None:
-        """Put the copies back."""
-        with torch.no_grad():
-            for module, copies in zip(self._modules, self._copies, strict=True):
-                for name, buffer in module.named_buffers():
-                    buffer.copy_(copies[name])
+        """Put the copies back. A buffer that was made since is removed, and one of another shape is replaced."""
+        for module, copies in zip(self._modules, self._copies, strict=True):
+            present = own_buffers(module)
+            for name in [*present]:
+                if name in copies:
+                    present[name] = _copy_of(copies[name], present[name])
+                else:
+                    delattr(module, name)
+
+
+def _copy_of(tensor: Tensor | None, memory: Tensor | None) -> Tensor | None:
+    """Return a copy of a tensor: `memory`, if that has the same shape and dtype."""
+    if tensor is None:
+        return None
+    if memory is None or memory.shape != tensor.shape or memory.dtype != tensor.dtype:
+        return tensor.clone()
+    return memory.copy_(tensor)

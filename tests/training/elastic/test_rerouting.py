@@ -14,6 +14,7 @@ from torch import nn
 from graphpipe.api import under_policy
 from graphpipe.costs import estimate
 from graphpipe.errors import Infeasible, PeerLost
+from graphpipe.model.torch_private import own_buffers
 from graphpipe.plans import Plan
 from graphpipe.plans.verify import verify
 from graphpipe.training.config.settings import TrainConfig, TrainSettings
@@ -93,6 +94,41 @@ def test_statistics_of_an_interrupted_step_are_dropped() -> None:
     assert not torch.equal(wanted["1.running_mean"], module.get_buffer("1.running_mean"))
     copies.restore()
     assert all(torch.equal(wanted[name], each) for name, each in module.named_buffers())
+
+
+class Remembering(nn.Module):
+    """Keeps what it has computed in buffers: one that it makes, one that was None, one that it replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("longest", torch.zeros(1))
+        self.register_buffer("scale", None)
+
+    def forward(self, rows: int) -> None:
+        self.register_buffer("bias", torch.arange(rows), persistent=False)
+        self.scale = torch.full((rows,), 2.0)
+        self.longest = torch.ones(rows)
+
+
+def test_buffers_that_an_interrupted_step_has_made_are_dropped() -> None:
+    """A buffer without a copy was a KeyError, so a rank that could have gone on failed too."""
+    module = Remembering()
+    copies = BufferCopies([module])
+    module(3)
+    copies.restore()
+    assert {name: None if each is None else each.tolist() for name, each in own_buffers(module).items()} == {
+        "longest": [0.0],
+        "scale": None,
+    }
+    module(3)
+    copies.update()
+    module(4)
+    copies.restore()
+    wanted = {"longest": [1.0] * 3, "scale": [2.0] * 3, "bias": [0, 1, 2]}
+    assert {name: each.tolist() for name, each in module.named_buffers()} == wanted
+    module.longest.add_(1)  # It is no longer the copy itself.
+    copies.restore()
+    assert module.longest.tolist() == wanted["longest"]
 
 
 def test_the_other_replicas_take_over_the_samples(plan: Plan) -> None:
