@@ -14,6 +14,8 @@ Before that, the tests must pass without a change. A mutant may take several tim
 
 A survivor is a mutant that no test fails on. `survivors.toml` lists the known ones, each with the reason why it may
 live: another program with the same results. Any other survivor makes the command fail, and so does less than 95 %.
+
+A mutant that ran out of time counts as killed, and is shown: it may loop for ever, or be only slow.
 """
 
 import argparse
@@ -171,8 +173,8 @@ PARTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survivor:
-    """A mutant that no test noticed."""
+class Mutant:
+    """A mutant that no test failed on."""
 
     module: str
     operator: str
@@ -248,13 +250,18 @@ def run_part(name: str, known: set[str], server: Path, sample: int | None, seed:
         digest.write_text(made_of, encoding="ascii")
     every, drawn = _leave_out(session, sample, seed)
     _cosmic_ray(checkout, "exec", config, session)
-    total, survivors = _results(_cosmic_ray(checkout, "dump", session), drawn)
+    total, survivors, late = _results(_cosmic_ray(checkout, "dump", session), drawn)
     new = [each for each in survivors if each.text not in known]
-    for each in new:
-        print(f"{name}: {each.module}, line {each.line} ({each.operator})\n{each.text}\n")
+    for title, some in (("out of time: ", late), ("", new)):
+        for each in some:
+            print(f"{name}: {title}{each.module}, line {each.line} ({each.operator})\n{each.text}\n")
     share = 1 - len(survivors) / total if total else 0.0
     of = f"{total} mutants" if total == every else f"{total} mutants, drawn from {every} with seed {seed},"
-    print(f"{name}: {total - len(survivors)} of {of} killed ({100 * share:.1f} %), {len(new)} to look at", flush=True)
+    print(
+        f"{name}: {total - len(survivors)} of {of} killed ({100 * share:.1f} %), {len(late)} of them out of time, "
+        f"{len(new)} to look at",
+        flush=True,
+    )
     return not new and 1 - len(new) / max(1, total) >= LEAST_KILLED
 
 
@@ -311,20 +318,20 @@ def _cosmic_ray(checkout: Path, *words: str | Path) -> str:
     return done.stdout
 
 
-def _results(dump: str, drawn: set[str]) -> tuple[int, list[Survivor]]:
-    """Return the number of mutants that were tested, and those that survived, of those drawn."""
-    total, found = 0, list[Survivor]()
+def _results(dump: str, drawn: set[str]) -> tuple[int, list[Mutant], list[Mutant]]:
+    """Return how many mutants were tested, those that survived, and those that ran out of time, of those drawn."""
+    total, survived, late = 0, list[Mutant](), list[Mutant]()
     for text in dump.splitlines():
         work, result = json.loads(text)
         if result is None or result["worker_outcome"] != "normal" or work["job_id"] not in drawn:
             continue
         total += 1
-        if result["test_outcome"] == "survived":
+        if result["test_outcome"] == "survived" or result["output"] == "timeout":
             for each in work["mutations"]:
                 operator, line = each["operator_name"], each["start_pos"][0]
-                diff = result["diff"] or ""
-                found.append(Survivor(module=each["module_path"], operator=operator, line=line, diff=diff))
-    return total, found
+                found = Mutant(module=each["module_path"], operator=operator, line=line, diff=result["diff"] or "")
+                (survived if result["test_outcome"] == "survived" else late).append(found)
+    return total, survived, late
 
 
 if __name__ == "__main__":

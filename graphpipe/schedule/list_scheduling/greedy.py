@@ -93,7 +93,7 @@ def _choice(
     seconds, weights_left = progress.work.seconds, progress.weights_left
     forward, backward = progress.forward_at, progress.backward_at
     has_room = progress.in_flight + 1 <= cap + _ROUNDING
-    must_free = not has_room and forward <= now and weights_left > 0
+    must_free = not has_room and forward <= now and bool(weights_left)
     if rule.alternate and progress.last == "B" and forward <= now and (has_room or must_free):
         return ("F" if has_room else "W"), now
     if backward <= now:

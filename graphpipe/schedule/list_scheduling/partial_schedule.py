@@ -60,7 +60,7 @@ class StageProgress:
     @property
     def in_flight(self) -> float:
         """Micro-batches in flight. Between the halves of its backward, one counts as the share that stays in memory."""
-        return self.forwards - self.backwards + self.work.kept * (self.backwards - self.weights)
+        return self.forwards - self.backwards + self.work.kept * self.weights_left
 
     @property
     def weights_left(self) -> int:
