@@ -9,7 +9,7 @@ from graphpipe.launch.first_failure import RankFailed
 from graphpipe.launch.launcher import check_port, launch
 from graphpipe.plans import Plan
 from graphpipe.training.config.settings import TrainConfig
-from graphpipe.training.elastic.slow_devices import Replanning
+from graphpipe.training.elastic.slow_devices import Replanning, SlowDevices
 from graphpipe.training.elastic.supervisor import Supervisor
 from graphpipe.training.make_plan import plan_again
 from graphpipe.training.prepare import Prepared, prepare
@@ -76,13 +76,14 @@ def _run_ranks(
     if not config.run.elastic:
         arguments = [str(folder), *(["resume"] if resume else [])]
         try:
-            launch(
-                RANK_ENTRY,
-                len(plan.used_devices),
-                arguments=arguments,
-                port=config.run.port,
-                timeout_seconds=config.run.timeout_seconds,
-            )
+            with SlowDevices(folder=folder, current=lambda: plan, replanning=None, tell=tell):
+                launch(
+                    RANK_ENTRY,
+                    len(plan.used_devices),
+                    arguments=arguments,
+                    port=config.run.port,
+                    timeout_seconds=config.run.timeout_seconds,
+                )
         except RankFailed as failure:
             if not folder.metrics.exists():
                 raise

@@ -1,4 +1,4 @@
-"""Notices devices that become slow while a run trains, and plans around them if that gains.
+"""Notices devices that become slow while a run trains, names them, and plans around them if that gains.
 
 rank 1 computes 3.2 times as long as before, in 5 steps one after another    it says so itself (`slow_rank`)
 or does so from its first step on, compared with the other ranks             `first_paces`, if costs were profiled
@@ -24,7 +24,7 @@ from graphpipe.training.elastic.slowed_plan import Proposal, propose
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.telemetry.event import PaceEvent, SlowEvent, StartEvent
-from graphpipe.training.telemetry.event_log import read_events
+from graphpipe.training.telemetry.event_log import read_new_events
 
 POLL_SECONDS = 0.5
 
@@ -53,17 +53,15 @@ class SlowDevices:
     current: Callable[[], Plan]
     """The plan that the ranks run now."""
     replanning: Replanning | None
-    """None: nothing is watched."""
+    """None: the plan stays. A device that is slow from the first step on is named, which no rank can do itself."""
     tell: Callable[[str], None]
-    """Called with a line when a plan around a device was made."""
+    """Called with a line for each device that is slow."""
     found: Proposal | None = None
     """The plan for which the ranks have been asked to leave."""
     slowness: dict[str, float] = field(default_factory=dict[str, float])
     """How many times as long devices compute as under the present plan, by name."""
-    _sizes: dict[int, int] = field(default_factory=dict[int, int])
-    _told: dict[int, float] = field(default_factory=dict[int, float])
-    _paces: dict[int, PaceEvent] = field(default_factory=dict[int, PaceEvent])
-    """Of the ranks that have done their first steps under the present plan."""
+    _ranks: dict[int, "_Rank"] = field(default_factory=lambda: dict[int, _Rank]())
+    """What each rank has said."""
     _at_first: dict[str, float] = field(default_factory=dict[str, float])
     """How many times as long devices have computed since their ranks started, those that were slow."""
     _compared: str = ""
@@ -78,9 +76,15 @@ class SlowDevices:
         """Return whether the ranks have left because there is a better plan."""
         return self.found is not None and not self.folder.leave_request.exists()
 
+    @property
+    def cause(self) -> str:
+        """Says which devices are slow."""
+        since = "been slow from the first step on" if {*self.slowness} <= {*self._at_first} else "become slow"
+        return f"device {', '.join(self.slowness)} has {since}"
+
     def __enter__(self) -> Self:
-        """Start the thread."""
-        if self.replanning is not None:
+        """Start the thread, if there is anything to notice."""
+        if self.replanning is not None or _measured(self.current()):
             self._thread = threading.Thread(target=self._watch, daemon=True, name="graphpipe-slow-devices")
             self._thread.start()
         return self
@@ -96,7 +100,7 @@ class SlowDevices:
             plan = self.current()
             for rank in range(len(plan.used_devices)):
                 event = self._news(plan, rank)
-                if event is not None and self.found is None:
+                if event is not None and self.found is None and self.replanning is not None:
                     device = _device(plan, rank)
                     times = self._at_first.get(device, 1.0) * event.seconds / event.before_seconds
                     self._consider(plan, {device: times}, event, "before")
@@ -105,49 +109,48 @@ class SlowDevices:
 
     def _news(self, plan: Plan, rank: int) -> SlowEvent | None:
         """Note how fast this plan's rank was at first, and return its last event if it has become slow."""
-        path = self.folder.events(rank)
-        size = path.stat().st_size if path.exists() else 0
-        if size == self._sizes.get(rank, 0):
+        path, known = self.folder.events(rank), self._ranks.setdefault(rank, _Rank())
+        if not path.exists() or path.stat().st_size == known.read:
             return None
-        self._sizes[rank] = size
         try:
-            lines = read_events(path)
-        except InvalidInput:  # It is being begun again.
+            lines, known.read = read_new_events(path, known.read, ("start", "pace", "slow"))
+        except InvalidInput:
             return None
-        present, began, news, pace = "", 0.0, None, None
+        news = None
         for line in lines:
             if line.unix_seconds < self._began:
                 continue
             if isinstance(line.event, StartEvent):
-                present, began, news, pace = line.event.plan_fingerprint, began or line.unix_seconds, None, None
+                self._start_seconds = self._start_seconds or line.unix_seconds - self._began
+                known.plan, known.pace, news = line.event.plan_fingerprint, None, None
             elif isinstance(line.event, PaceEvent):
-                pace = line.event
-            elif isinstance(line.event, SlowEvent) and line.unix_seconds > self._told.get(rank, 0.0):
+                known.pace = line.event
+            elif isinstance(line.event, SlowEvent):
                 news = line.event
-                self._told[rank] = line.unix_seconds
-        self._start_seconds = began - self._began
-        self._paces.pop(rank, None)
-        if present != plan.fingerprint:
-            return None
-        if pace is not None:
-            self._paces[rank] = pace
-        return news
+        return news if known.plan == plan.fingerprint else None
 
     def _compare(self, plan: Plan) -> None:
         """Find devices that are slow from the first step on, once all ranks have said how fast they are."""
-        ready = len(self._paces) == len(plan.used_devices) and self._compared != plan.fingerprint
+        fingerprint = plan.fingerprint
+        known = {rank: each.pace for rank, each in self._ranks.items() if each.plan == fingerprint}
+        paces = {rank: pace for rank, pace in known.items() if pace is not None}
+        ready = len(paces) == len(plan.used_devices) and self._compared != fingerprint
         if not ready or not _measured(plan):
             return
-        self._compared = plan.fingerprint
-        found = slow_from_start(self._paces)
+        self._compared = fingerprint
+        found = slow_from_start(paces)
         self._at_first = {_device(plan, rank): times for rank, times in found.items()}
         if found:
-            last = max(self._paces.values(), key=lambda each: each.step)
+            last = max(paces.values(), key=lambda each: each.step)
             self._consider(plan, self._at_first, last, "predicted, compared with the other devices")
 
     def _consider(self, plan: Plan, slow: Mapping[str, float], event: SlowEvent | PaceEvent, than: str) -> None:
-        assert self.replanning is not None
+        each = " and ".join(f"device {name} computes {times:.1f} times" for name, times in slow.items())
+        said = f"{each} as long as {than}"
         self.slowness |= slow
+        if self.replanning is None:
+            self.tell(said)
+            return
         steps = [each.seconds for each in read_metrics_log(self.folder.metrics_log)][-event.steps :]
         checkpoint = -(-(event.step + 1) // self.replanning.every) * self.replanning.every
         left = max(0, self.replanning.steps - checkpoint)
@@ -159,13 +162,23 @@ class SlowDevices:
             steps_left=left,
             restart_seconds=self._start_seconds,
         )
-        if found is None or self._ended.is_set():
+        if self._ended.is_set():
             return
-        each = " and ".join(f"device {name} computes {times:.1f} times" for name, times in slow.items())
-        self.tell(f"{each} as long as {than}; {found}")
-        if found.gains:
+        self.tell(said if found is None else f"{said}; {found}")
+        if found is not None and found.gains:
             self.found = found
             self.folder.leave_request.write_text(", ".join(slow), encoding="utf-8")
+
+
+@dataclass(slots=True)
+class _Rank:
+    # What a rank has said in its events.
+    read: int = 0
+    """Bytes of its file that were read."""
+    plan: str = ""
+    """The fingerprint of its last plan."""
+    pace: PaceEvent | None = None
+    """How fast it was in its first steps under this plan."""
 
 
 def _device(plan: Plan, rank: int) -> str:

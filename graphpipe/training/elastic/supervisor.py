@@ -138,7 +138,7 @@ class Supervisor:
                 self.slowness |= {name: self.slowness.get(name, 1.0) * more for name, more in slow.slowness.items()}
                 note_slowness(self.folder, self.slowness)
             if failure is None and not readmission.accepted():
-                cause, since = f"device {', '.join(slow.slowness)} has become slow", time.monotonic()
+                cause, since = slow.cause, time.monotonic()
             elif failure is None:
                 cause, since = f"device {readmission.back[0]} is back", time.monotonic()
                 del self.probe_at[readmission.back[0]]

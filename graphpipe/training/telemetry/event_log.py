@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -80,17 +80,38 @@ def read_events(path: str | Path) -> list[EventLine]:
     Raises:
         InvalidInput: the file cannot be read, or a line is not an event of this schema version.
     """
+    return read_new_events(path, 0)[0]
+
+
+def read_new_events(path: str | Path, start: int, kinds: Collection[str] | None = None) -> tuple[list[EventLine], int]:
+    """Return the events behind a position, and the position behind the last complete line.
+
+    Args:
+        path: of the file.
+        start: the position, in bytes.
+        kinds: of the events that are wanted. Most lines are of others, and are not read closely then. None: all.
+
+    Raises:
+        InvalidInput: as `read_events`.
+    """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        with Path(path).open("rb") as file:
+            file.seek(start)
+            content = file.read()
+        content = content[: content.rfind(b"\n") + 1]
+        lines = content.decode("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"cannot be read: {error}", where=str(path)) from None
+    marks = [json.dumps({"event": kind})[1:-1] for kind in kinds or ()]
     found: list[EventLine] = []
     for number, text in enumerate(lines[:-1], start=1):
-        body = _body(text, where := f"{path}, line {number}")
+        if kinds is not None and not any(mark in text for mark in marks):
+            continue
+        body = _body(text, where := f"{path}, line {number}" + f" after byte {start}" * bool(start))
         if body["event"] in _KINDS:
             head = {"rank": body.pop("rank", None), "unix_seconds": body.pop("unix_seconds", None)}
             found.append(from_body(EventLine, head | {"event": body}, where))
-    return found
+    return found, start + len(content)
 
 
 def _body(text: str, where: str) -> dict[str, Any]:

@@ -223,6 +223,36 @@ def test_a_device_that_was_slow_from_the_start_is_planned_around(
     assert told == [f"{sentence}; {watched.found}"]
 
 
+@pytest.mark.parametrize("replans", [False, True])
+def test_a_slow_device_is_named_even_if_the_plan_stays(
+    replans: bool, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only elastic runs for which another plan was possible named it."""
+    monkeypatch.setattr(slow_devices, "POLL_SECONDS", LOOK_SECONDS)
+
+    def nothing_fits(*_: object) -> Plan:
+        raise Infeasible("does not fit")
+
+    rows = tuple(replace(row, source="profiled") for row in plan.costs.rows)
+    plan = replace(plan, costs=replace(plan.costs, rows=rows))
+    folder, told = RunFolder(tmp_path), list[str]()
+    watched = watcher(plan, folder, told)
+    assert watched.replanning is not None
+    watched.replanning = replace(watched.replanning, plan=nothing_fits) if replans else None
+    folder.metrics_log.write_text(json.dumps({"step": 1, "loss": 1.0, "seconds": 60.0}) + "\n")
+    with watched, ExitStack() as stack:
+        for rank in range(4):
+            log = stack.enter_context(open_event_log(folder, rank))
+            log.write(started(plan))
+            log.write(pace(40.0 if rank == 2 else 1.0, 0.5))
+        wait_for(lambda: bool(told))
+        time.sleep(5 * LOOK_SECONDS)
+    assert told == ["device cpu2 computes 40.0 times as long as predicted, compared with the other devices"]
+    assert watched.cause == "device cpu2 has been slow from the first step on"
+    assert not watched.accepted()
+    assert not folder.leave_request.exists()
+
+
 def test_measured_speeds_are_kept_for_the_run_that_resumes(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert read_slowness(folder) == {}

@@ -10,7 +10,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.run.step.recorder import CurrentWork
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.telemetry.event import EndEvent, EventLine, FailureEvent, StepEvent
-from graphpipe.training.telemetry.event_log import failure_event, open_event_log, read_events
+from graphpipe.training.telemetry.event_log import failure_event, open_event_log, read_events, read_new_events
 
 STEP = StepEvent(step=1, loss=0.5, seconds=0.25, samples_per_second=64.0)
 
@@ -39,6 +39,30 @@ def test_a_truncated_line_of_a_killed_rank_is_dropped(tmp_path: Path) -> None:
     with open_event_log(RunFolder(tmp_path), 0) as log:
         log.write(EndEvent(step=1))
     assert [line.event for line in read_events(path)] == [STEP, EndEvent(step=1)]
+
+
+def test_only_what_was_written_since_is_read_and_of_the_kinds_that_are_wanted(tmp_path: Path) -> None:
+    """A launcher that waits for rare events read all lines of a run twice a second, from the first one on."""
+    path = RunFolder(tmp_path).events(0)
+    with open_event_log(RunFolder(tmp_path), 0) as log:
+        log.write(STEP)
+        log.write(EndEvent(step=1))
+        found, position = read_new_events(path, 0, ("end",))
+        assert [line.event for line in found] == [EndEvent(step=1)]
+        assert position == path.stat().st_size
+        assert read_new_events(path, position) == ([], position)
+        log.write(STEP)
+        with path.open("a") as file:
+            file.write('{"schema_version": 1, "event": "en')
+        found, after = read_new_events(path, position)
+        assert [line.event for line in found] == [STEP]
+        with path.open("a") as file:
+            file.write('d", "rank": 0, "unix_seconds": 1.0, "step": 2}\n')
+    assert [line.event for line in read_new_events(path, after, ("end",))[0]] == [EndEvent(step=2)]
+    with path.open("a") as file:
+        file.write("end\n")
+    with pytest.raises(InvalidInput, match=rf"rank-0\.jsonl, line 2 after byte {after}: is not JSON"):
+        read_new_events(path, after)
 
 
 def test_a_new_kind_of_event_is_skipped_and_a_new_version_is_refused(tmp_path: Path) -> None:
