@@ -18,3 +18,9 @@ def test_buckets_hold_every_tensor_once_and_one_dtype_each(sizes: list[tuple[int
         flat = flatten(bucket, torch.device("cpu")) + 1
         unflatten(flat, bucket)
     assert all(torch.equal(a, b + 1) for a, b in zip(tensors, expected, strict=True))
+
+
+def test_every_bucket_is_filled_up_to_the_limit() -> None:
+    tensors = [torch.zeros(size) for size in (2, 2, 2, 2, 5, 1, 3)]
+    found = [[tensor.numel() for tensor in bucket] for bucket in buckets(tensors, limit_bytes=16)]
+    assert found == [[2, 2], [2, 2], [5], [1, 3]]

@@ -15,7 +15,7 @@ from run_ranks import run_ranks, values
 from graphpipe.errors import InvalidInput, NonFiniteLoss
 from graphpipe.model.capture.capture import capture
 from graphpipe.run import Pipeline, PipelineOptions
-from graphpipe.run.device.precision import check_planned_precision
+from graphpipe.run.device.precision import LossScale, check_planned_precision
 
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
@@ -40,6 +40,15 @@ def test_the_loss_scale_falls_until_float16_gradients_are_finite() -> None:
     scales = train_unpartitioned("fp16", "steep")["scales"]
     assert scales[0] < 2.0**16
     assert scales[-1] == scales[-2]  # there were steps that did not overflow
+
+
+def test_the_loss_scale_doubles_after_two_thousand_finite_steps_in_a_row() -> None:
+    scale = LossScale(factor=8.0)
+    for _ in range(1999):
+        scale = scale.after(finite=True)
+    assert (scale.factor, scale.good_steps) == (8.0, 1999)
+    assert scale.after(finite=True) == LossScale(factor=16.0, good_steps=0)
+    assert scale.after(finite=False) == LossScale(factor=4.0, good_steps=0)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -8,11 +8,33 @@ import torch
 from run_ranks import run_ranks, values
 from run_shared import CUTS, batch, build, resume, save, train, train_from_unequal_weights, train_unpartitioned
 from safetensors.torch import load_file
+from torch import nn
 
 from graphpipe.run.checkpoint.export_weights import export_weights
 from graphpipe.run.checkpoint.folder import newest_valid
+from graphpipe.run.weights.tied_parameters import TiedParameters
 
 TIED = "source.weight"
+
+
+def test_all_copies_in_a_process_get_the_weights_and_those_that_are_updated_a_gradient_each() -> None:
+    first, updated, other = (nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0, 3.0))
+    first.grad, updated.grad, other.grad = (torch.full((2,), value) for value in (1.0, 10.0, 100.0))
+    tied = TiedParameters(
+        name="s0",
+        copies=((first, updated, other),),
+        updated=frozenset({id(first), id(updated)}),
+        ranks=(0,),
+        source=0,
+    )
+    world: Any = None  # There is one rank.
+    tied.sum_gradients(world)
+    assert first.grad.tolist() == updated.grad.tolist() == [111.0] * 2
+    assert other.grad is None
+    first.grad.zero_()  # Each optimizer clips its own.
+    assert updated.grad.tolist() == [111.0] * 2
+    tied.align(world)
+    assert [each.tolist() for each in (updated, other)] == [[1.0] * 2] * 2
 
 
 def ranks_of(cut: str) -> int:

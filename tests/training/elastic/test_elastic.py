@@ -1,6 +1,7 @@
 """The supervisor of an elastic run: which device is lost, when the run ends, which device is used again."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,32 @@ def test_devices_are_lost_one_after_another(supervise: Callable[..., list[tuple[
     # Rank 1 of the second launch is the third device.
     assert supervise(failed(1), failed(1), None) == [ALL, without(1), without(1, 2)]
     assert supervise(failed(1, others=(3,)), None) == [ALL, without(1, 3)]
+
+
+def test_a_device_that_is_lost_again_stays_out_for_twice_as_long(tmp_path: Path) -> None:
+    plan = plan_of(fan(), fan_batch()[0], STAGES["four"], BATCH)
+    failures = iter([failed()])
+
+    def launch(*_: object, **__: object) -> None:
+        if (error := next(failures, None)) is not None:
+            raise error
+
+    for earlier, wanted in ((0, 1000.0), (1, 2000.0), (3, 8000.0)):
+        failures = iter([failed()])
+        supervisor = Supervisor(
+            folder=RunFolder(tmp_path),
+            cluster=plan.cluster,
+            start=launch,
+            replan=lambda _: plan,
+            reroute=lambda plan, lost: None,
+            settings=RunSettings(readmit_seconds=1000.0),
+            tell=lambda text: None,
+            losses=Counter({"cpu1": earlier}),
+        )
+        begun = time.monotonic()
+        supervisor.train(plan, resume=False)
+        assert supervisor.losses == {"cpu1": earlier + 1}
+        assert begun + wanted <= supervisor.probe_at["cpu1"] <= time.monotonic() + wanted
 
 
 def test_errors_that_would_recur_end_the_run(supervise: Callable[..., list[tuple[str, ...]]]) -> None:

@@ -1,5 +1,7 @@
 """Replicas that take over the samples of a lost device: their plan, and what a rank keeps in memory."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from graphpipe.errors import Infeasible, PeerLost
 from graphpipe.model.torch_private import own_buffers
 from graphpipe.plans import Plan
 from graphpipe.plans.verify import verify
+from graphpipe.run.device.precision import LossScale
 from graphpipe.training.config.settings import TrainConfig, TrainSettings
 from graphpipe.training.elastic.degraded_plan import why_not_reroute, without_devices
 from graphpipe.training.elastic.survivor import BufferCopies, RepeatableBatches, Survivor
@@ -94,6 +97,68 @@ def test_statistics_of_an_interrupted_step_are_dropped() -> None:
     assert not torch.equal(wanted["1.running_mean"], module.get_buffer("1.running_mean"))
     copies.restore()
     assert all(torch.equal(wanted[name], each) for name, each in module.named_buffers())
+
+
+@pytest.mark.parametrize(
+    ("phase", "done", "keeps"),
+    [
+        ("forward", 3, True),
+        ("send", 0, True),
+        ("optimizer", 3, False),  # The weights are those of no step.
+        ("buffers", 3, False),  # The step is done, and not counted.
+        ("summary", 4, False),  # It was the last one: nothing is left to go on with.
+    ],
+)
+def test_a_rank_keeps_its_state_unless_a_loss_comes_within_an_update(phase: str, done: int, keeps: bool) -> None:
+    said: list[str] = []
+
+    class Launcher:
+        @contextmanager
+        def in_training(self) -> Generator[None]:
+            yield
+
+        def stay(self) -> None:
+            said.append("stays")
+
+    module = nn.BatchNorm1d(2)
+    scale, scheduled = LossScale(factor=8.0), object()
+    state = SimpleNamespace(
+        programs=[SimpleNamespace(module=module)], hosted=[0], optimizers=[scheduled], loss_scale=scale
+    )
+    pipeline: Any = SimpleNamespace(
+        world=SimpleNamespace(backend="gloo"),
+        state=state,
+        steps=done,
+        monitor=SimpleNamespace(last_status=SimpleNamespace(phase=phase)),
+    )
+    checkpoints: Any = SimpleNamespace(leave_behind=lambda: lambda: said.append("saved"))
+    batches = RepeatableBatches.after(done, iter([]))
+    launcher, reader, history = Launcher(), object(), list[Any]()
+    survivor = Survivor(launcher, kept=object())  # pyright: ignore[reportArgumentType]
+    before = torch.random.get_rng_state()
+
+    def interrupted_step() -> None:
+        with survivor.training(pipeline, checkpoints, reader, batches, history, 4):  # pyright: ignore[reportArgumentType]
+            module(torch.randn(8, 2))
+            torch.random.set_rng_state(before)
+            raise PeerLost("rank 1 died")
+
+    with pytest.raises(PeerLost):
+        interrupted_step()
+    if not keeps:
+        assert (survivor.kept, said) == (None, ["stays"])
+        return
+    kept = survivor.kept
+    assert kept is not None
+    assert module.num_batches_tracked == 0
+    assert (kept.steps, kept.optimizers, kept.loss_scale, kept.reader) == (done, [scheduled], scale, reader)
+    assert kept.history is history
+    torch.rand(1)  # such as a new pipeline draws
+    resumed: list[tuple[int, object]] = []
+    kept.resume(SimpleNamespace(resume=lambda *given: resumed.append(given)))  # pyright: ignore[reportArgumentType]
+    assert resumed == [(done, scale)]
+    assert batches.given == done
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 class Remembering(nn.Module):

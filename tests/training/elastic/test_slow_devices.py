@@ -152,20 +152,24 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_the_ranks_are_asked_to_leave_for_a_better_plan(plan: Plan, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("step", "leaves"), [(12, 20), (19, 20), (20, 30)])
+def test_the_ranks_are_asked_to_leave_for_a_better_plan(
+    step: int, leaves: int, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_devices, "POLL_SECONDS", LOOK_SECONDS)
     folder, told = RunFolder(tmp_path), list[str]()
     watched = watcher(plan, folder, told)
     folder.metrics_log.write_text(json.dumps({"step": 1, "loss": 1.0, "seconds": 60.0}) + "\n")
     with watched, open_event_log(folder, 1) as log:
         log.write(started(plan))
-        log.write(SlowEvent(step=12, steps=5, seconds=50.0, before_seconds=1.0, predicted_seconds=1.0))
+        log.write(SlowEvent(step=step, steps=5, seconds=50.0, before_seconds=1.0, predicted_seconds=1.0))
         wait_for(folder.leave_request.exists)
         assert not watched.accepted()
         folder.leave_request.unlink()  # as rank 0 does
     assert watched.accepted()
     assert watched.slowness == {"cpu1": 50.0}
     assert watched.found is not None
-    assert watched.found.steps_left == 10_000 - 20  # from the next checkpoint on
+    assert watched.found.steps_left == 10_000 - leaves  # The checkpoint of this step may have begun.
     assert told == [f"device cpu1 computes 50.0 times as long as before; {watched.found}"]
 
 
@@ -251,6 +255,61 @@ def test_a_slow_device_is_named_even_if_the_plan_stays(
     assert watched.cause == "device cpu2 has been slow from the first step on"
     assert not watched.accepted()
     assert not folder.leave_request.exists()
+
+
+def test_only_what_ranks_of_this_launch_say_of_this_plan_counts(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_devices, "POLL_SECONDS", LOOK_SECONDS)
+    rows = tuple(replace(row, source="profiled") for row in plan.costs.rows)
+    plan = replace(plan, costs=replace(plan.costs, rows=rows))
+    folder, told = RunFolder(tmp_path), list[str]()
+    folder.metrics_log.write_text(json.dumps({"step": 1, "loss": 1.0, "seconds": 60.0}) + "\n")
+    slow = SlowEvent(step=12, steps=5, seconds=50.0, before_seconds=1.0, predicted_seconds=1.0)
+    with ExitStack() as stack:
+        logs = [stack.enter_context(open_event_log(folder, rank)) for rank in range(4)]
+        for event in (started(plan), slow):
+            logs[0].write(event)  # before this launch
+        with watcher(plan, folder, told) as watched:
+            other = replace(started(plan), plan_fingerprint="of another plan")
+            for event in (other, slow, pace(40.0, 0.5)):
+                logs[1].write(event)
+            for rank in (2, 3):
+                logs[rank].write(started(plan))
+                logs[rank].write(pace(1.0, 0.5))
+            logs[0].write(pace(1.0, 0.5))  # Its start was before this launch.
+            time.sleep(10 * LOOK_SECONDS)
+            assert not told
+            time.sleep(0.5)
+            logs[0].write(started(plan))  # after a loss, in the same process
+            logs[2].write(slow)
+            wait_for(folder.leave_request.exists)
+    assert watched.slowness == {"cpu2": 50.0}
+    assert watched.cause == "device cpu2 has become slow"
+    assert watched.found is not None
+    assert 0 < watched.found.restart_seconds < 0.5  # as at first
+
+
+def test_a_device_that_was_slow_from_the_start_can_become_slower(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_devices, "POLL_SECONDS", LOOK_SECONDS)
+    rows = tuple(replace(row, source="profiled") for row in plan.costs.rows)
+    plan = replace(plan, costs=replace(plan.costs, rows=rows))
+    folder, told = RunFolder(tmp_path), list[str]()
+    watched = watcher(plan, folder, told)
+    assert watched.replanning is not None
+    watched.replanning = replace(watched.replanning, steps=10)  # Too few are left for another plan.
+    folder.metrics_log.write_text(json.dumps({"step": 1, "loss": 1.0, "seconds": 60.0}) + "\n")
+    with watched, ExitStack() as stack:
+        logs = [stack.enter_context(open_event_log(folder, rank)) for rank in range(4)]
+        for rank, log in enumerate(logs):
+            log.write(started(plan))
+            log.write(pace(40.0 if rank == 2 else 1.0, 0.5))
+        wait_for(lambda: len(told) == 1)
+        logs[2].write(SlowEvent(step=9, steps=5, seconds=120.0, before_seconds=40.0, predicted_seconds=0.5))
+        wait_for(lambda: len(told) == 2)
+    assert watched.slowness == {"cpu2": pytest.approx(120.0)}
 
 
 def test_measured_speeds_are_kept_for_the_run_that_resumes(tmp_path: Path) -> None:
