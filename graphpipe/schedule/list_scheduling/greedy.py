@@ -44,8 +44,8 @@ def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSc
     while (wake := agenda.next()) is not None:
         now, stage = wake
         progress = all_progress[stage]
-        if (free := partial.free_at(progress.work)) > now:
-            agenda.wake(stage, free)
+        if progress.free > now:
+            agenda.wake(stage, progress.free)
             continue
         kind, again = _choice(partial, progress, now, rule, rule.caps[stage])
         if kind is None:
@@ -53,8 +53,8 @@ def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSc
             continue
         for route in partial.put(stage, kind, now):
             other = all_progress[route.to]
-            at = other.forward_at if kind == "F" else other.backward_at
-            agenda.wake(route.to, max(now, at, partial.free_at(other.work)))
+            if (at := other.forward_at if kind == "F" else other.backward_at) < inf:
+                agenda.wake(route.to, max(now, at, other.free))
         end = now + progress.work.seconds[kind]
         if end + progress.left + tails[stage] > limit:
             break
@@ -90,14 +90,15 @@ def _choice(
     partial: PartialSchedule, progress: StageProgress, now: float, rule: Rule, cap: int
 ) -> tuple[Kind | None, float]:
     """Return a stage's next task, or None and the time to ask again. If that is infinite, a message will wake it."""
-    seconds, weights_left = progress.work.seconds, progress.weights_left
-    forward, backward = progress.forward_at, progress.backward_at
-    has_room = progress.in_flight + 1 <= cap + _ROUNDING
+    work, forward, backward = progress.work, progress.forward_at, progress.backward_at
+    seconds, weights_left = work.seconds, progress.backwards - progress.weights
+    in_flight = progress.forwards - progress.backwards + work.kept * weights_left
+    has_room = in_flight + 1 <= cap + _ROUNDING
     must_free = not has_room and forward <= now and bool(weights_left)
     if rule.alternate and progress.last == "B" and forward <= now and (has_room or must_free):
         return ("F" if has_room else "W"), now
     if backward <= now:
-        return ("I" if progress.work.split else "B"), now
+        return ("I" if work.split else "B"), now
     can_forward = has_room and forward <= now
     if can_forward and backward >= now + rule.forward_wait_share * seconds["F"]:
         return "F", now

@@ -1,5 +1,6 @@
 """A schedule in the making: when each device is free, which messages have arrived, what is in flight."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -27,10 +28,6 @@ class ExpectedMessages:
         """Return the messages of a stage before any has been sent."""
         return ExpectedMessages([*waits, 1], [0.0] * len(waits))
 
-    def ready_at(self, index: int) -> float:
-        """Return when a task has all its messages. Infinite if that is unknown, or there is no such task."""
-        return inf if self.missing[index] else self.arrived[index]
-
 
 @dataclass(slots=True)
 class StageProgress:
@@ -51,31 +48,27 @@ class StageProgress:
     begun: float = inf
     """When its first task starts."""
     ended: float = 0.0
-    """When its last task so far ends."""
+    """When its last task so far ends..."""
+    free: float = 0.0
+    """... and when the last one so far of any stage on its devices does."""
     last: Direction = "F"
     """The direction of its latest message."""
     idle: float = 0.0
     """Seconds without a task since its first one."""
+    forward_at: float = inf
+    """When the next forward has all its messages. Infinite if that is unknown, or no forward is left."""
+    backward_at: float = inf
+    """When the next backward has all its messages. Infinite if that is unknown, or no backward is left."""
 
-    @property
-    def in_flight(self) -> float:
-        """Micro-batches in flight. Between the halves of its backward, one counts as the share that stays in memory."""
-        return self.forwards - self.backwards + self.work.kept * self.weights_left
+    def expect_forward(self) -> None:
+        """Find when the next forward has all its messages."""
+        self.forward_at = inf if self.inputs.missing[self.forwards] else self.inputs.arrived[self.forwards]
 
-    @property
-    def weights_left(self) -> int:
-        """How many weight gradients can be done now."""
-        return self.backwards - self.weights
-
-    @property
-    def forward_at(self) -> float:
-        """When the next forward has all its messages. Infinite if that is unknown, or no forward is left."""
-        return self.inputs.ready_at(self.forwards)
-
-    @property
-    def backward_at(self) -> float:
-        """When the next backward has all its messages. Infinite if that is unknown, or no backward is left."""
-        return self.returns.ready_at(self.backwards) if self.backwards < self.forwards else inf
+    def expect_backward(self) -> None:
+        """Find when the next backward has all its messages."""
+        at = self.backwards
+        waits = at >= self.forwards or self.returns.missing[at]
+        self.backward_at = inf if waits else self.returns.arrived[at]
 
 
 @dataclass(slots=True)
@@ -86,12 +79,12 @@ class PartialSchedule:
     order: list[int] = field(default_factory=list[int])
     """The stage of each task, as a position in `PlanWork.stages`."""
     progress: list[StageProgress] = field(init=False)
-    free: list[float] = field(init=False)
-    """When each of `PlanWork.devices` has done its tasks so far."""
-    _channels: dict[int, float] = field(default_factory=dict[int, float])
+    _hosted: list[Sequence[int]] = field(init=False)
+    """By stage: the stages on its devices, itself included."""
+    _channels: dict[int, float] = field(default_factory=lambda: defaultdict[int, float](float))
 
     def __post_init__(self) -> None:
-        self.free = [0.0] * len(self.works.devices)
+        works = self.works.stages
         self.progress = [
             StageProgress(
                 work,
@@ -99,28 +92,30 @@ class PartialSchedule:
                 ExpectedMessages.of(work.inputs),
                 ExpectedMessages.of(work.returns),
             )
-            for work in self.works.stages
+            for work in works
         ]
-
-    def free_at(self, work: StageWork) -> float:
-        """Return when all devices of a stage are free."""
-        places = work.places
-        return self.free[places[0]] if len(places) == 1 else max([self.free[place] for place in places])
+        for progress in self.progress:
+            progress.expect_forward()
+        self._hosted = [(stage,) for stage in range(len(works))]
+        if sum(len(work.places) for work in works) > len(self.works.devices):
+            places = [frozenset(work.places) for work in works]
+            self._hosted = [[at for at, other in enumerate(places) if other & own] for own in places]
 
     def put(self, stage: int, kind: Kind, start: float) -> Sequence[MessageRoute]:
         """Add a stage's next task of this kind, and return where it sends. Its devices must be free at `start`."""
         progress = self.progress[stage]
-        work, free = progress.work, self.free_at(progress.work)
-        assert start >= free, "two tasks of a device overlap"
+        assert start >= progress.free, "two tasks of a device overlap"
         if progress.begun == inf:
             progress.begun = start
         else:
-            progress.idle += start - free
+            progress.idle += start - progress.free
+        work = progress.work
         seconds = work.seconds[kind]
         end = start + seconds
         progress.left -= seconds
-        for place in work.places:
-            self.free[place] = end
+        for other in self._hosted[stage]:
+            if end > self.progress[other].free:
+                self.progress[other].free = end
         progress.ended = end
         progress.kinds.append(kind)
         self.order.append(stage)
@@ -131,12 +126,16 @@ class PartialSchedule:
             progress.last = "F"
             index = progress.forwards
             progress.forwards += 1
+            progress.expect_forward()
+            if progress.backwards == index:
+                progress.expect_backward()
             routes = work.outputs
         else:
             progress.last = "B"
             index = progress.backwards
             progress.backwards += 1
             progress.weights += kind == "B"
+            progress.expect_backward()
             routes = work.gradients
         self._send(routes, index, end, forward=kind == "F")
         return routes
@@ -145,13 +144,17 @@ class PartialSchedule:
         for to, channel, portions in routes:
             progress = self.progress[to]
             messages = progress.inputs if forward else progress.returns
-            arrival = max(end, self._channels.get(channel, 0.0))
+            arrival = max(end, self._channels[channel])
             for number, seconds in portions[index]:
                 arrival += seconds
                 messages.missing[number] -= 1
                 if arrival > messages.arrived[number]:
                     messages.arrived[number] = arrival
             self._channels[channel] = arrival
+            if forward:
+                progress.expect_forward()
+            else:
+                progress.expect_backward()
 
     @property
     def complete(self) -> bool:
@@ -165,21 +168,20 @@ class PartialSchedule:
         A stage sums its gradients after its own last task, and a device does one sum after the other. It updates after
         its last sum and its last task.
         """
-        summed, updates = [0.0] * len(self.free), [0.0] * len(self.free)
+        summed, updates = ([0.0] * len(self.works.devices) for _ in range(2))
         for each in sorted(self.progress, key=lambda progress: progress.ended):
             work = each.work
             end = max(each.ended, *(summed[place] for place in work.places)) + work.sum_seconds
             for place in work.places:
                 summed[place] = end
                 updates[place] += work.optimizer_seconds
-        return max(max(free, last) + update for free, last, update in zip(self.free, summed, updates, strict=True))
+        return max(last + update for last, update in zip(summed, updates, strict=True))
 
     @property
     def own_seconds(self) -> float:
         """The longest time of any stage from its own first task to its own update."""
         return max(
-            self.free_at(each.work) - each.begun + each.work.sum_seconds + each.work.optimizer_seconds
-            for each in self.progress
+            each.free - each.begun + each.work.sum_seconds + each.work.optimizer_seconds for each in self.progress
         )
 
 

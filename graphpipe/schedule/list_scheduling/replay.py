@@ -43,7 +43,7 @@ class _Replay:
         places = progress.work.places
         if len(places) > 1 and any(self._next(other) != task for other in places):
             return None
-        free = partial.free_at(progress.work)
+        free = progress.free
         ready = free if task.kind == "W" else progress.forward_at if task.kind == "F" else progress.backward_at
         if ready == inf:
             return None

@@ -87,6 +87,8 @@ def test_a_stage_is_free_when_all_of_its_devices_are():
     partial = PartialSchedule(work_of_plan(make_plan(parts, [(0, 1, 0.0), (0, 2, 0.0)], schedule="zb-auto")))
     both, *_ = partial.works.stages
     assert len(both.places) == 2
-    for free in ([1.0, 5.0], [5.0, 1.0]):
-        partial.free = free
-        assert [partial.free_at(work) for work in partial.works.stages] == [5.0, *(free[at] for at in (0, 1))]
+    for stage, seconds, free in ((2, 5.0, [5.0, 0.0, 5.0]), (1, 7.0, [7.0, 7.0, 5.0]), (2, 6.0, [7.0, 7.0, 6.0])):
+        progress = partial.progress[stage]
+        progress.work = replace(progress.work, seconds=dict.fromkeys("FBIW", seconds - progress.free))
+        partial.put(stage, "F", progress.free)
+        assert [each.free for each in partial.progress] == free
