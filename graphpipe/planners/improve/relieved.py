@@ -53,7 +53,10 @@ def relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = False)
                 continue
             try:
                 fitted = _fitted(plan, share, most_seconds, way)
-            except Infeasible:  # With less time for copies, the same decisions take longer, and free as many bytes.
+            except Infeasible:
+                # With less time for copies, the same decisions take longer, and free as many bytes. Up to 12 operators
+                # of a stage, nothing fits then either. Of more, `Relief` drops choices, and other ones with less time.
+                # So this could leave out a plan. In 160 fits on the zoo it did not, with neighbours neither.
                 hopeless.add(way)
                 continue
             if fitted is not None and fitted not in found:
