@@ -141,4 +141,4 @@ class Backtrack:
 
 def fullness(load: Shares) -> Shares:
     """Return the larger of the shares of time and of memory."""
-    return load[0] if load.shape[0] == 1 else load.max(axis=0)
+    return load[0] if load.shape[0] == 1 else np.maximum(load[0], load[1])

@@ -129,13 +129,14 @@ class DynamicProgram:
         return (parts, self._cuts[id(series)])
 
     def _step(self, load: Shares, cut: float) -> WalkStep:
-        fits = fullness(load) <= SLACK
+        full = fullness(load)
+        fits = full <= SLACK
         if not self._loads.overlap:
             fits &= load[0] + self._loads.of_cut(cut) <= SLACK
         elif cut > self._narrow:
             fits &= self._loads.of_cut(cut) <= SLACK
         # An empty stage counts as closed, whatever its degree would be.
-        closed = fullness(load[:, 0]) == 0.0
+        closed = full[0] == 0.0
         for k, degree in enumerate(self._degrees):
             closed[degree:] |= fits[k, :-degree]
         return WalkStep(load, fits, closed if self._monotone else np.logical_or.accumulate(closed))
@@ -169,7 +170,7 @@ class DynamicProgram:
             if self._loads.rows == 1:
                 np.minimum(best[kept], total, out=best[kept])
                 continue
-            fuller = total.max(axis=0)
+            fuller = fullness(total)
             better = fuller < fullest[kept]
             np.copyto(best[kept], total, where=better)
             np.copyto(fullest[kept], fuller, where=better)
