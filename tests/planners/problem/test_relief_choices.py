@@ -61,6 +61,8 @@ def test_of_too_many_those_at_equal_distances_in_bytes_are_kept() -> None:
     assert numbers(choices.unbeaten(groups)) == numbers(choices.unbeaten(groups, 7)) == [*range(9)]
     assert numbers(choices.unbeaten(groups, 3)) == [0, 3, 4, 5, 8]
     assert numbers(choices.unbeaten(groups, 2)) == [0, 3, 5, 8]
+    third = np.array([0, 0, 0, 1, 2, 1, 2, 0, 2])
+    assert numbers(choices.unbeaten(third, 2)) == [0, 3, 4, 5, 7, 8]
     assert len(choices) == 9
     assert numbers(choices.only(np.array([2, 1]))) == [2, 1]
 
