@@ -21,6 +21,12 @@ def test_a_prediction_is_what_the_simulation_finds(plan: Plan):
 
 
 @settings(max_examples=20, deadline=None)
+@given(plans(quick=True, schedules=["zb-h1", "zb-auto"]))
+def test_a_prediction_of_split_backwards_is_what_the_simulation_finds(plan: Plan):
+    assert_equal(plan)
+
+
+@settings(max_examples=20, deadline=None)
 @given(plans())
 def test_other_plans_are_simulated(plan: Plan):
     assert_equal(plan)

@@ -43,6 +43,19 @@ def test_the_quick_path_is_the_simulation_where_stages_share_devices(plan: Plan)
     assert step_seconds(plan) == simulate(plan).step_seconds
 
 
+def test_weights_are_gathered_once_all_devices_of_a_stage_are_free():
+    # Devices 0 and 1 gather the weights of the first stage, then 1 and 2 those of the second: device 2 waits for 1.
+    parts = [
+        Part(devices=devices, micro_batch=2, degree=2, parameter_bytes=8.0, state="all") for devices in [(0, 1), (1, 2)]
+    ]
+    plan = make_plan(parts, batch_size=8)
+    assert applies(plan)
+    seconds = plan.gather_seconds(0)
+    assert seconds > 0
+    assert Period(plan, build_schedule(plan)).begins == [seconds, 2 * seconds, 2 * seconds]
+    assert step_seconds(plan) == simulate(plan).step_seconds
+
+
 def test_equal_branches_and_replicas_are_alike():
     branch = Part(micro_batch=2, degree=2)
     edges = [(0, 1, 1.0), (2, 3, 1.0), (1, 4, 1.0), (3, 4, 1.0)]
