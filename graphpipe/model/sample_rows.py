@@ -7,7 +7,8 @@ This is followed as if no sample had any, which every step checks. Everything el
 refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from graphpipe.model.torch_private import flatten, size_at
 _UNBIND: tuple[Any, ...] = (torch.unbind, Tensor.unbind)
 _SPLIT: tuple[Any, ...] = (torch.split, Tensor.split)
 _UNEQUAL: tuple[Any, ...] = (torch.ne, Tensor.ne, Tensor.__ne__)
+_TAKE: tuple[Any, ...] = (torch.take_along_dim, Tensor.take_along_dim)
 _COMPARING: tuple[Any, ...] = (torch.eq, Tensor.eq, Tensor.__eq__, *_UNEQUAL)
 _COUNTING: tuple[Any, ...] = (torch.sum, Tensor.sum, torch.any, Tensor.any, *_UNEQUAL)
 """Operators that turn where a tensor is zero into which of its rows are more than zeros."""
@@ -178,6 +180,8 @@ class SampleLoops(TorchFunctionMode):
             return parts
         if func is torch.cdist:
             kwargs = with_mode(args, kwargs or {})
+        if func in _TAKE and _is_gather(*args, **(kwargs or {})):
+            func = _gather
         try:
             found = func(*args, **(kwargs or {}))
         except TypeError as error:
@@ -194,6 +198,18 @@ class SampleLoops(TorchFunctionMode):
 
     def _is_of_zeros(self, value: Any) -> bool:
         return any(value is each for each in self.zeros)
+
+
+def _is_gather(input: Tensor, indices: Tensor, dim: int | None = None) -> bool:
+    # Torch makes a plain number of the number of samples to see whether it must repeat rows. Here it need not.
+    if dim is None or input.dim() != indices.dim():
+        return False
+    sizes = enumerate(zip(input.shape, indices.shape, strict=True))
+    return all(str(one) == str(other) for at, (one, other) in sizes if at != dim % input.dim())
+
+
+def _gather(input: Tensor, indices: Tensor, dim: int) -> Tensor:
+    return input.gather(dim, indices)
 
 
 def _is_zero(other: object = None) -> bool:
@@ -218,6 +234,30 @@ def _is_over_samples(tensor: Tensor, dim: int = 0) -> bool:
         return bool(size_at(tensor.shape[0], 2))
     except ValueError:  # a number of rows that depends on values
         return False
+
+
+def without_lists(forward: Callable[..., Any], wanted: Collection[str]) -> Callable[..., Any]:
+    """Return a forward without the entries of its output that list samples, such as SmolVLM's `image_hidden_states`.
+
+    Args:
+        forward: of a model that returns a dict.
+        wanted: entries that stay.
+    """
+
+    @wraps(forward)
+    def left(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        if not isinstance(output, Mapping):
+            return output
+        entries: Mapping[Any, Any] = output
+        lists = [name for name, each in entries.items() if name not in wanted and _has_samples(each)]
+        return {name: each for name, each in entries.items() if name not in lists} if lists else output
+
+    return left
+
+
+def _has_samples(value: object) -> bool:
+    return any(isinstance(each, OneSample) for each in flatten(value)[0])
 
 
 def with_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

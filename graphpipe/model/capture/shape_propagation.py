@@ -13,7 +13,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input, Precision
 from graphpipe.model.autocast import DTYPES, autocast_context
 from graphpipe.model.capture.call_readings import CallReadings
-from graphpipe.model.capture.module_graph.calls.data_flow import Decisions
+from graphpipe.model.capture.module_graph.calls.data_flow import GUESS, Decisions, NumberNeeded
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.reading import SAMPLES, Reading
@@ -123,7 +123,10 @@ def _run(
     def run(node: fx.Node) -> tuple[Any, Reading]:
         if node.op != "call_module":
             return run_with(node, decided)
-        return _costliest(partial(run_with, node))
+        try:
+            return _costliest(partial(run_with, node), None)
+        except NumberNeeded:
+            return _costliest(partial(run_with, node), GUESS)
 
     # Autocast keeps its copies of weights until the context ends, so each run has its own.
     with torch.enable_grad(), autocast_context(precision, "cpu"):
@@ -137,16 +140,18 @@ def _run(
     return readings
 
 
-def _costliest(run: Callable[[Decisions], tuple[Any, Reading]]) -> tuple[Any, Reading]:
+def _costliest(run: Callable[[Decisions], tuple[Any, Reading]], number: int | None) -> tuple[Any, Reading]:
     # A call that branches on values costs what its costlier branch does: experts may skip their work if they have no
     # rows. A branch that raises an error ends the training.
     found: list[tuple[Any, Reading]] = []
     for answer in (True, False):
-        decisions = Decisions(answer=answer)
+        decisions = Decisions(answer=answer, number=number)
         try:
             found.append(run(decisions))
-        except Exception:
+        except Exception as error:
             if not decisions.count or not (answer or found):
+                if decisions.asked:
+                    raise NumberNeeded from error
                 raise
         if not decisions.count:
             break

@@ -73,7 +73,9 @@ def own_loss(
             over labels or samples. The remedy is a loss function of the user.
     """
     mode = fake_mode()
-    fake, module_graph, origin = make_module_graph("export", module, tuple(inputs), origin, mode, samples=SAMPLES[0])
+    fake, module_graph, origin = make_module_graph(
+        "export", module, tuple(inputs), origin, mode, samples=SAMPLES[0], for_loss=True
+    )
     cut = LossCut.of(type(module).__name__, copy_of(module_graph), labels)
     loss = OwnLoss(
         reads=tuple(cut.outputs.values()),

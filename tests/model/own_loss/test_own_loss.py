@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Origin
+from graphpipe.model.capture.capture import capture
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
 
@@ -95,6 +96,23 @@ def assert_exact(module: nn.Module, given: dict[str, Tensor], labels: list[str],
 @pytest.mark.parametrize("kind", ["next", "two", "smooth", "all but", "squares"])
 def test_parts_add_up_to_the_models_own_loss_and_gradient(kind: str) -> None:
     assert_exact(Scores(kind), batch(), ["labels"])
+
+
+class Listed(Scores):
+    """Also returns a list with an entry for each sample, as SmolVLM does with its images."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        sizes = torch.ones_like(x[:, 0, 0], dtype=torch.long)
+        return {**super().forward(x, labels), "samples": x.split(sizes.tolist())}
+
+
+def test_a_list_of_samples_that_the_loss_does_not_read_is_left_out() -> None:
+    """SmolVLM was refused with images: "it returns a list with an entry for each sample"."""
+    assert_exact(Listed("next"), batch(), ["labels"])
+    inputs = {"x": batch()["x"]}
+    assert capture(Listed("next"), inputs, outputs=["logits"]).order == ("score",)
+    with pytest.raises(InvalidInput, match="returns a list with an entry for each sample"):
+        capture(Listed("next"), inputs, outputs=["logits", "samples"])
 
 
 @pytest.mark.parametrize(

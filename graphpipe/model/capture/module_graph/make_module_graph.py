@@ -28,7 +28,7 @@ from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.recorded_parts import recorded_parts
-from graphpipe.model.sample_rows import SampleLoops
+from graphpipe.model.sample_rows import SampleLoops, without_lists
 from graphpipe.model.torch_private import fake_mode
 
 _DIFFERS = "behaves differently in training and in evaluation, or for another number of samples"
@@ -43,6 +43,7 @@ def make_module_graph(
     *,
     samples: int,
     compare_modes: bool = True,
+    for_loss: bool = False,
 ) -> tuple[nn.Module, ModuleGraph, Origin]:
     """Return a fake copy of a module, its graph, and the origin with every submodule that had to be opaque.
 
@@ -54,6 +55,8 @@ def make_module_graph(
         mode: of the fake tensors.
         samples: the number of samples to trace with.
         compare_modes: also trace the model in evaluation mode, to see that its glue is the same there.
+        for_loss: the model is traced for its loss, which does not read lists of samples. They are left out of its
+            output, as they are if the origin names the outputs.
 
     Raises:
         InvalidInput: as `capture`.
@@ -64,6 +67,8 @@ def make_module_graph(
     # torch.export runs outside the mode, so that constant tensors in a forward keep their data.
     if method == "export":
         runs = StaticRuns(fake_copy(module, inside := fake_mode()), inside)
+        if for_loss or origin.outputs:
+            fake.forward = without_lists(fake.forward, origin.outputs)
         return fake, *_by_export(fake, examples, runs, origin, compare_modes=compare_modes)
     if origin.forms:
         remedy = "Put what arranges them into its first submodules, or use method='export'."

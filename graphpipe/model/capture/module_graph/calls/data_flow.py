@@ -18,8 +18,16 @@ from graphpipe.model.torch_private import (
 )
 
 _MOST_DECISIONS = 100
+_NUMBER = torch.ops.aten._local_scalar_dense.default
+"""Asks for the value of a tensor of one element."""
+GUESS = 2
+"""In place of a number in a tensor, for what a call costs. Its results have known shapes without it."""
 TRUTH = object()
 """In place of an argument of a call that is a truth value in a tensor."""
+
+
+class NumberNeeded(Exception):
+    """A forward asked for a number in a tensor, and then failed. The cause is its error."""
 
 
 class Decisions:
@@ -27,12 +35,17 @@ class Decisions:
 
     Args:
         answer: to every question.
+        number: in place of every whole number that a forward asks for. None leaves it open. Most of torch's operators
+            accept such a size, but `F.interpolate` does not.
     """
 
-    def __init__(self, *, answer: bool) -> None:
+    def __init__(self, *, answer: bool, number: int | None = None) -> None:
         self.answer = answer
+        self.number = number
         self.count = 0
         """The questions so far."""
+        self.asked = False
+        """Whether a number was left open."""
         self.split = False
         """Whether a tensor was split by sizes that depend on values."""
 
@@ -62,7 +75,14 @@ class Decisions:
         if func is torch.ops.aten.split_with_sizes.default and any(not isinstance(each, int) for each in args[1]):
             self.split = True
             return func(args[0], _nearly_equal(args[0], len(args[1]), *args[2:]), *args[2:], **kwargs)
-        return self.known(call_on_fake(func, args, kwargs))
+        found = call_on_fake(func, args, kwargs)
+        if func is _NUMBER and isinstance(found, torch.SymInt):
+            if self.number is None:
+                self.asked = True
+                return found
+            self.count += not self.count  # a loop may ask for the numbers of each sample
+            return self.number
+        return self.known(found)
 
     def decide(self) -> bool:
         """Return the answer to a question.
@@ -106,6 +126,8 @@ class DataFlow(DispatchMode):
         """In order of execution."""
         self.written: list[Tensor] = []
         """The tensors that operators wrote into, other than those that the call made itself."""
+        self.numbers = frozenset[int]()
+        """The arguments of which the call has asked for numbers, with which it may do anything."""
         self._made: set[int] = set()
         self._costly: set[int] = set()
         self._alive: list[Tensor] = [*arguments]  # a memory key is unique only while its tensor is alive
@@ -124,6 +146,8 @@ class DataFlow(DispatchMode):
         results = [each for each in flatten(result)[0] if isinstance(each, Tensor)]
         known = {memory_key(each) for each in operands}
         found = frozenset[int]() if reads_no_values(func) else self.sources(operands)
+        if func is _NUMBER:
+            self.numbers |= found
         costly = is_random(func) or func.overloadpacket in flop_registry or not self._costly.isdisjoint(known)
         for tensor in (*results, *written):
             key = memory_key(tensor)

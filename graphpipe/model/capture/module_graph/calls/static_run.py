@@ -128,7 +128,7 @@ def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: D
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
     written = tuple(position for position, copy in enumerate(copies) if flow.wrote_into(copy))
     tensors += [copies[position] for position in written]
-    read = flow.sources(tensors)
+    read = flow.sources(tensors) | flow.numbers
     passed = {at: position for at, leaf in enumerate(found) for position, copy in enumerate(copies) if leaf is copy}
     return StaticRun(
         leaves=found,
