@@ -35,6 +35,23 @@ _HUBERT: dict[str, Any] = {
     **{"apply_spec_augment": False, "layerdrop": 0.0, "hidden_dropout": 0.0, "attention_dropout": 0.0},
     **{"activation_dropout": 0.0, "feat_proj_dropout": 0.0},
 }
+_SEMANTIC: dict[str, Any] = {
+    **{"model_type": "wav2vec2-bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"intermediate_size": 32, "feature_projection_input_dim": 8, "conv_depthwise_kernel_size": 3, "layerdrop": 0.0},
+    **{"apply_spec_augment": False, "hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0},
+    **{"feat_proj_dropout": 0.0, "conformer_conv_dropout": 0.0},
+}
+_ROUNDED: dict[str, Any] = {
+    **{"encoder_hidden_size": 4, "downsampling_ratios": [2, 2], "hidden_size": 32, "head_dim": 8},
+    **{"num_key_value_heads": 4, "quantization_dim": 48, "quantization_levels": [4, 4]},
+    "semantic_model_config": _SEMANTIC,
+    "initializer_range": 0.5,  # smaller values are all rounded to zero
+}
+_SOUND_AND_SPECTROGRAM = given(input_values=drawn(1, 64), input_features=drawn(16, 8))
+_POCKET: dict[str, Any] = {
+    **{"num_filters": 4, "upsampling_ratios": [2, 2], "upsample_groups": 16, "latent_stride": 2, "latent_dim": 8},
+    **{"num_key_value_heads": 4, "layer_scale_initial_scale": 1.0},
+}
 
 
 def _after_a_run(**tensors: Tensor) -> Inputs:
@@ -67,5 +84,13 @@ CODECS: dict[str, Callable[[], Family]] = {
         acoustic_model_config={"model_type": "dac", **_DAC},
         semantic_model_config=_HUBERT,
         **sizes({"codebook_size": 16, "target_bandwidths": [16, 32]}),
+    ),
+    **{name: other("AutoModel", name, inputs=_SOUND_AND_SPECTROGRAM, **_ROUNDED) for name in ("xcodec2", "neucodec")},
+    **{
+        name: other("AutoModel", name, inputs=given(input_values=drawn(1, 64)), **_POCKET)
+        for name in ("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder")
+    },
+    "pocket_tts_audio_tokenizer_decoder": other(
+        "AutoModel", "pocket_tts_audio_tokenizer_decoder", inputs=given(latents=drawn(16, 8)), **_POCKET
     ),
 }

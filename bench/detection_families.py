@@ -1,4 +1,4 @@
-"""Families of Hugging Face that detect objects, or encode images for others."""
+"""Families of Hugging Face that detect objects, compare images, or encode them for others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +20,11 @@ def _grounded(kind: str, name: str) -> Callable[[], Family]:
     return other(kind, name, inputs=texts_with(pixel_values=pixels(64)), max_text_len=LENGTH, **_GROUNDED)
 
 
+_PAIRS: dict[str, Any] = {
+    **{"out_features": [16, 16, 16, 32], "stage_num_blocks": [1, 1, 1, 2], "hidden_size": 32},
+    **{"num_attention_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8},
+}
+
 DETECTORS: dict[str, Callable[[], Family]] = {
     "lw_detr_vit": other("AutoBackbone", "lw_detr_vit", inputs=images(64), **_LIGHT),
     "rf_detr_dinov2": other("AutoBackbone", "rf_detr_dinov2", inputs=images(), **_WHOLE),
@@ -31,4 +36,5 @@ DETECTORS: dict[str, Callable[[], Family]] = {
     ),
     "grounding-dino": _grounded("GroundingDinoForObjectDetection", "grounding-dino"),
     "mm-grounding-dino": _grounded("MMGroundingDinoForObjectDetection", "mm-grounding-dino"),
+    "efficientloftr": other("AutoModel", "efficientloftr", inputs=given(pixel_values=drawn(2, 3, 64, 64)), **_PAIRS),
 }

@@ -43,12 +43,15 @@ DIALOGUES: dict[str, Callable[[], Family]] = {
         name: other("AutoModelForImageTextToText", name, labels=True, insert_layer_id=1, text_config=_MIXED)
         for name in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
     },
-    "deepseek_ocr2": other(
-        "AutoModelForImageTextToText",
-        "deepseek_ocr2",
-        labels=True,
-        text_config={"mlp_layer_types": ["dense", "sparse", "sparse"]},
-    ),
+    **{
+        name: other(
+            "AutoModelForImageTextToText",
+            name,
+            labels=True,
+            text_config={"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        )
+        for name in ("deepseek_ocr2", "unlimited_ocr")
+    },
     "granite4_vision": other(
         "AutoModelForImageTextToText",
         "granite4_vision",

@@ -43,6 +43,17 @@ _SMALL: dict[str, Any] = {
     **{"model_type": "pp_lcnet", "scale": 0.25, "divisor": 4},
     "out_features": ["stage2", "stage3", "stage4", "stage5"],
 }
+_STAGES: dict[str, Any] = {
+    "stem_channels": [3, 8, 8],
+    "block_configs": [
+        [[3, 8, 8, 1, True]],
+        [[3, 8, 8, 2, False]],
+        [[3, 8, 16, 2, False], [3, 16, 16, 1, True]],
+        [[3, 16, 16, 2, False]],
+    ],
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+}
+"""A small PP-LCNet: size of the kernel, channels before and after, stride, and whether it has weights of channels."""
 _CURVED: dict[str, Any] = {
     **{"model_type": "uvdoc_backbone", "resnet_head": [[3, 8], [8, 8]], "stage_configs": [[[8, 1]], [[8, 2]]]},
     **{
@@ -72,6 +83,19 @@ DOCUMENTS: dict[str, Callable[[], Family]] = {
         backbone_config={**_SMALL, "model_type": "pp_lcnet_v3"},
     ),
     "pp_ocrv5_server_det": other("AutoModelForObjectDetection", "pp_ocrv5_server_det", inputs=images(64), **_SERVER),
+    "pp_ocrv6_medium_det": other(
+        "AutoModelForObjectDetection",
+        "pp_ocrv6_medium_det",
+        inputs=images(64),
+        **sizes({**_SERVER, "backbone_config": _STAGES}),
+    ),
+    "pp_ocrv6_small_det": other(
+        "AutoModelForObjectDetection",
+        "pp_ocrv6_small_det",
+        inputs=images(64),
+        backbone_config=_STAGES,
+        **sizes({"neck_out_channels": 16, "layer_list_out_channels": [8, 8, 16, 16]}),
+    ),
     "pp_ocrv5_mobile_rec": other(
         "AutoModelForTextRecognition", "pp_ocrv5_mobile_rec", inputs=given(pixel_values=drawn(3, 96, 96)), **_LINES
     ),
@@ -120,6 +144,15 @@ DOCUMENTS: dict[str, Callable[[], Family]] = {
         "pix2struct",
         inputs=given(flattened_patches=_patches(), decoder_input_ids=words(), labels=words()),
         vision_config={"patch_embed_hidden_size": 8, "seq_len": 16},
+    ),
+    "pp_doclayout_v2": other(
+        "AutoModelForObjectDetection",
+        "pp_doclayout_v2",
+        inputs=images(64),
+        backbone_config={**GRAPHED, "out_features": ["stage2", "stage3", "stage4"]},
+        reading_order_config={"coordinate_size": 2, "shape_size": 4},
+        **_LAYOUT,
+        **sizes({"class_thresholds": [0.5, 0.5], "class_order": [0, 1]}),
     ),
     "pp_doclayout_v3": other(
         "AutoModelForObjectDetection",

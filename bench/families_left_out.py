@@ -15,10 +15,10 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         *("blt", "eomt", "eomt_dinov3", "fastspeech2_conformer"),
         *("fastspeech2_conformer_with_hifigan", "fsmt", "lightglue"),
         *("pixtral", "qwen3_asr_encoder", "sam3", "sam3_lite_text"),
-        *("siglip2", "siglip2_vision_model", "slanet", "slanext", "superglue", "superpoint", "vits"),
+        *("slanet", "slanext", "superglue", "superpoint", "vits"),
     ),
     "has no forward, or needs the session of a video": (
-        *("bark", "edgetam_video", "glm_image_vqmodel", "qwen2_5_omni", "sam2_video"),
+        *("bark", "edgetam_video", "glm_image_vqmodel", "qwen2_5_omni", "qwen3_omni_moe", "sam2_video"),
         *("sam3_tracker_video", "sam3_video"),
     ),
     "draws random numbers in its forward, so that it cannot be compared": (
@@ -35,7 +35,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         *("diffusion_gemma", "gemma4_assistant", "gemma4_unified_assistant", "pi0"),
     ),
     "runs for one sample only, or cannot be built by its automatic class in 5.23, also in plain PyTorch": (
-        *("tvp", "voxtral_realtime_text"),
+        *("jev", "tvp", "voxtral_realtime_text"),
     ),
     "takes codes with several rows for each sample, but every input needs one row per sample": (
         *("musicgen", "musicgen_melody"),
@@ -45,15 +45,8 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         *("d_fine", "deimv2", "lw_detr", "rf_detr"),
     ),
     "runs all of its layers in one autograd function, whose backward computes their inputs again": (*("reformer",),),
-    "is refused, has several layers in one operator, or is farther away than 1e-5: cause unknown": (
-        *("neucodec", "unlimited_ocr", "xcodec2"),
-    ),
-    "has sizes or inputs that depend on each other: neither a tiny configuration nor inputs for it are written yet": (
-        *("efficientloftr", "jev", "minicpm_ocr_vision", "minicpmv4_7_vision", "nemo_speechlm"),
-        *("nemotron3_5_transcribe_audio", "nemotron3_5_transcribe_word_timestamp"),
-        *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_decoder"),
-        *("pocket_tts_audio_tokenizer_encoder", "pp_doclayout_v2", "pp_ocrv6_medium_det"),
-        *("pp_ocrv6_small_det", "qwen3_omni_moe", "vibevoice"),
+    "takes the patches of all images as one image of one row, but every input needs one row per sample": (
+        *("minicpm_ocr_vision", "minicpmv4_7_vision"),
     ),
 }
 """A reason completes the sentence "this model ..."."""

@@ -131,7 +131,7 @@ _IMAGES: dict[str, dict[str, Any]] = {
         )
     },
     **{name: {"add": _in_images, "mm_tokens_per_image": 4} for name in ("gemma3", "shieldgemma2")},
-    **{name: {"listed": True} for name in ("idefics2", "idefics3")},
+    **{name: {"listed": True} for name in ("idefics2", "idefics3", "smolvlm")},
     "aria": {"projector_patch_to_query_dict": {16: 4}},
     "paligemma": {"add": _after_images},
     "vipllava": {"vision_feature_layer": [-1, -2]},

@@ -40,6 +40,7 @@ from bench.further_families import FURTHER
 from bench.image_families import WITH_IMAGES
 from bench.language_families import LANGUAGES
 from bench.other_families import OTHERS
+from bench.picture_families import PICTURES
 from bench.segmentation_families import SEGMENTERS
 from bench.speech_families import SPEECHES
 from bench.tower_families import TOWERS
@@ -133,6 +134,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     **CODECS,
     **FORECASTS,
     **WITH_IMAGES,
+    **PICTURES,
     **TOWERS,
 }
 """In the order of the table in docs/models.md."""

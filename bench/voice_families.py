@@ -27,6 +27,11 @@ _DIARIZATION: dict[str, Any] = {
     "head_config": {"audio_hidden_size": 16, "hidden_size": 16, "num_speakers": 4},
     "streaming_config": {"num_speakers": 4},
 }
+_WORDS_IN_TIME: dict[str, Any] = {"vocab_size": 64, "blank_token_id": 63, "num_key_value_heads": 4}
+_TRANSCRIBED: dict[str, Any] = {
+    "asr_config": {"hidden_size": 16, "num_key_value_heads": 4},
+    "diarization_config": _DIARIZATION,
+}
 _BANDS = {"input_features": drawn(64, 128), "attention_mask": torch.ones(SAMPLES, 64, dtype=torch.bool)}
 _VOICE: dict[str, Any] = {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1], "hidden_size": 8}
 _CODES = torch.stack([words() % 16] * 3, -1)
@@ -108,4 +113,33 @@ VOICES: dict[str, Callable[[], Family]] = {
         name: other("AutoModel", name, inputs=given(input_features=drawn(64, 8)), num_key_value_heads=4)
         for name in ("nemotron3_diarization_audio", "nemotron3_5_transcribe_asr_audio")
     },
+    "nemotron3_5_transcribe_audio": other(
+        "AutoModel", "nemotron3_5_transcribe_audio", inputs=given(input_features=drawn(64, 8)), **_TRANSCRIBED
+    ),
+    "nemotron3_5_transcribe_word_timestamp": other(
+        "AutoModel",
+        "nemotron3_5_transcribe_word_timestamp",
+        inputs=given(inputs_embeds=drawn(8, 16)),
+        **_WORDS_IN_TIME,
+    ),
+    "nemo_speechlm": other(
+        "Nemotron3_5TranscribeForConditionalGeneration",
+        "nemo_speechlm",
+        labels=True,
+        audio_config=_TRANSCRIBED,
+        word_timestamp_config=_WORDS_IN_TIME,
+    ),
+    "vibevoice": other(
+        "VibeVoiceForConditionalGeneration",
+        "vibevoice",
+        labels=True,
+        audio_config=_VOICE,
+        semantic_model_config=_VOICE,
+    ),
+    "qwen3_omni_moe_thinker": other(
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        "qwen3_omni_moe_thinker",
+        labels=True,
+        vision_start_token_id=58,
+    ),
 }
