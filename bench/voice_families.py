@@ -136,10 +136,4 @@ VOICES: dict[str, Callable[[], Family]] = {
         audio_config=_VOICE,
         semantic_model_config=_VOICE,
     ),
-    "qwen3_omni_moe_thinker": other(
-        "Qwen3OmniMoeThinkerForConditionalGeneration",
-        "qwen3_omni_moe_thinker",
-        labels=True,
-        vision_start_token_id=58,
-    ),
 }
