@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
+import torch
 from torch import fx, nn
 
 from graphpipe.model.capture.capture import Captured
@@ -89,6 +90,8 @@ def _graph_module(
             plain += [name] if node.target in constants else []
             node.target = name
             root[name] = tensor
+        elif node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default  # indexing may return other strides than it did without data
     _add_dropouts(module, graph, root)
     inner = glue_module(root, graph, plain)
     inner.training = module.training
