@@ -49,15 +49,17 @@ def test_chains_that_memory_excludes_are_not_searched(monkeypatch: pytest.Monkey
         tried.append(table.problem.cluster.smallest_memory_bytes)
         return []
 
+    zoo = find_zoo_graph("densenet")
+    assert zoo is not None
+    graph = zoo.graph
+
     def found(memory_bytes: float) -> Plan:
         cluster = Cluster.resolve("summit:2x4")
         kinds = tuple(replace(kind, memory_bytes=memory_bytes) for kind in cluster.device_types)
         cluster = replace(cluster, device_types=kinds)
-        problem = Problem(zoo.graph, estimate(zoo.graph, cluster), cluster, 64)
+        problem = Problem(graph, estimate(graph, cluster), cluster, 64)
         return search(problem, Options(micro_batch=8), planner="graphpipe", chains=(False, True))
 
-    zoo = find_zoo_graph("densenet")
-    assert zoo is not None
     monkeypatch.setattr(partition_search, "shortest_step", shortest_step)
     unlimited = found(1e15)
     limited = found(0.4 * max(needed_bytes(unlimited).values()))
