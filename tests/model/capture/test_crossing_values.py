@@ -27,6 +27,24 @@ class Rotary(nn.Module):
         return angles.cos().to(x.dtype), (angles.sin() + torch.zeros_like(x[:1, :1])).to(device=x.device)
 
 
+class DynamicRotary(Rotary):
+    """Angles that depend on the longest sequence so far, and start again after a short one, as in dynamic RoPE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest: Tensor | int = 2
+        self.first_rates = self.rates
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        length = positions.max() + 1
+        if length > self.longest:
+            self.register_buffer("rates", self.first_rates / length, persistent=False)
+            self.longest = length
+        if length < 2:
+            self.register_buffer("rates", self.first_rates, persistent=False)
+        return super().forward(x, positions)
+
+
 class Layer(nn.Module):
     """Reads a mask and angles that all layers share."""
 
@@ -47,7 +65,8 @@ class Model(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
-        self.embed, self.rotary = nn.Embedding(WORDS, WIDTH), Rotary()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.rotary = DynamicRotary() if kind == "dynamic" else Rotary()
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.head = nn.Linear(WIDTH, WORDS)
 
@@ -59,19 +78,20 @@ class Model(nn.Module):
             mask = mask | (words == 0)[:, None, :]
         elif self.kind == "of values":  # from all words' vectors, with samples in its second dimension
             mask = mask[None] | (x.detach().mean(-1) > 0)[None, :, None, :]
-        positions = steps[None] if self.kind == "causal" else steps.expand(words.shape[0], -1)
+        positions = steps[None] if self.kind in ("causal", "dynamic") else steps.expand(words.shape[0], -1)
         angles = self.rotary(x, positions)
         for layer in self.layers:
             x = layer(x, mask, angles)
         return self.head(x)
 
 
-@pytest.mark.parametrize("kind", ["causal", "padded", "of values"])
+@pytest.mark.parametrize("kind", ["causal", "padded", "of values", "dynamic"])
 def test_layers_that_share_values_without_samples_stay_apart(kind: str) -> None:
     module, words = Model(kind), torch.randint(0, WORDS, (6, LENGTH), generator=torch.Generator().manual_seed(0))
     graph = capture(module, words)
     assert {"embed", *(f"layers.{number}" for number in range(LAYERS)), "head"} <= {op.name for op in graph.ops}
     assert graph.shared == ()  # the mask of values is computed again from what "embed" sends, not from its weights
+    assert kind == "of values" or len(graph.edges) == len(graph.ops) - 1  # only vectors of words go to the next layer
     plan = make_plan(graph, [list(graph.order[:2]), list(graph.order[2:4]), list(graph.order[4:])])
     programs = split(module, plan)
     names = {name for program in programs for name in program.parameter_names.values()}

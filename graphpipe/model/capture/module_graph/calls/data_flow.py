@@ -34,13 +34,15 @@ class Decisions:
     """Answers the questions of a forward for truth values in tensors without data.
 
     Args:
-        answer: to every question.
+        answer: to every question after the first ones.
+        first: the answers to the first questions.
         number: in place of every whole number that a forward asks for. None leaves it open. Most of torch's operators
             accept such a size, but `F.interpolate` does not.
     """
 
-    def __init__(self, *, answer: bool, number: int | None = None) -> None:
+    def __init__(self, *, answer: bool, first: Sequence[bool] = (), number: int | None = None) -> None:
         self.answer = answer
+        self.first = first
         self.number = number
         self.count = 0
         """The questions so far."""
@@ -93,7 +95,7 @@ class Decisions:
         self.count += 1
         if self.count > _MOST_DECISIONS:
             raise RuntimeError("a loop that depends on the values in a tensor")
-        return self.answer
+        return self.first[self.count - 1] if self.count <= len(self.first) else self.answer
 
 
 def _nearly_equal(tensor: Tensor, count: int, dim: int = 0) -> list[int]:

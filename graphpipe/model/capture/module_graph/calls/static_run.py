@@ -56,42 +56,6 @@ class StaticRun:
 _EMPTY = nn.Module()
 
 
-def returning_runs(
-    module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]
-) -> list[tuple[StaticRun, StaticRun]]:
-    """Return runs with few and with many samples.
-
-    A module that branches on truth values in tensors runs twice, once as if all were true and once as if all were
-    false. A run that raises an error is left out, because it ends the training.
-
-    Args:
-        module: an opaque submodule.
-        spec: the containers of its arguments: (args, kwargs).
-        given: the leaves of its arguments, for few and for many samples.
-
-    Raises:
-        Exception: the module's error, if it raises one whatever it decides.
-    """
-    found: list[tuple[StaticRun, StaticRun]] = []
-    refused: Exception | None = None
-    for answer in (True, False):
-        decisions = Decisions(answer=answer)
-        try:
-            few, many = (_call(module, spec, leaves, decisions) for leaves in given)
-        except Exception as error:
-            if not decisions.count:
-                raise
-            refused = error
-            continue
-        found.append((few, many))
-        if not few.decided:
-            return found
-    if not found:
-        assert refused is not None
-        raise refused
-    return found
-
-
 @contextmanager
 def attributes_kept(module: nn.Module) -> Generator[None]:
     """Undo what the block does to plain attributes of a module, or to which buffers it has.
@@ -116,7 +80,18 @@ def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in vars(_EMPTY)}
 
 
-def _call(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: Decisions) -> StaticRun:
+def static_run(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: Decisions) -> StaticRun:
+    """Run a module once.
+
+    Args:
+        module: an opaque submodule.
+        spec: the containers of its arguments: (args, kwargs).
+        leaves: of its arguments.
+        decisions: that answer its questions for truth values in tensors.
+
+    Raises:
+        Exception: the module's error.
+    """
     copies: list[Tensor] = []
     arguments: list[Any] = []
     for leaf in leaves:

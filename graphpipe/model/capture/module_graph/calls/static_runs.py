@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graphpipe.model.capture.module_graph.calls.answered_runs import Runs, returning_runs, runs_of_every_way
 from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, CallOutcome, Form
 from graphpipe.model.capture.module_graph.calls.data_flow import TRUTH
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
-from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument, StaticRun, returning_runs
+from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument, StaticRun
 from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.recorders import apart
 from graphpipe.model.torch_private import TreeSpec, outside_tracing, size_at
@@ -74,14 +75,24 @@ class StaticRuns:
     def _run(self, path: str, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> CallOutcome:
         with outside_tracing(), self.mode, torch.enable_grad(), apart(module):
             runs = returning_runs(module, spec, given)
+            decided = runs[0][0].decided
+            ways = runs_of_every_way(module, spec, given) if decided and runs[0][0].repeatable else []
         outcomes = [self._outcome(path, *each) for each in runs]
-        if not runs[0][0].decided:
+        if not decided:
             return outcomes[0]
         # Which arguments are read may depend on values in other ways than were tried.
-        outcomes = [replace(each, unread=(), repeatable=False, beside=frozenset[int]()) for each in outcomes]
+        outcomes = [_cautious(each) for each in outcomes]
         if any(each != outcomes[0] for each in outcomes):
             raise CannotExpress(path, "returns something else if the values in a tensor are other ones")
-        return outcomes[0]
+        return self._repeatable(path, ways, outcomes[0])
+
+    def _repeatable(self, path: str, ways: Runs, cautious: CallOutcome) -> CallOutcome:
+        # If all ways were tried, it is known which arguments a call reads, and readers may repeat it.
+        outcomes = [self._outcome(path, *each) for each in ways]
+        if not outcomes or any(not each.repeatable or _cautious(each) != cautious for each in outcomes):
+            return cautious
+        unread = [position for position in outcomes[0].unread if all(position in each.unread for each in outcomes)]
+        return replace(cautious, unread=tuple(unread), repeatable=True)
 
     def _outcome(self, path: str, few: StaticRun, many: StaticRun) -> CallOutcome:
         alike = set(few.operators) == set(many.operators) if few.split else few.operators == many.operators
@@ -114,6 +125,10 @@ def _loops_over_samples(few: Counter[object], many: Counter[object]) -> bool:
     low, high = SAMPLES
     each = {operator: divmod(many[operator] - few[operator], high - low) for operator in few.keys() | many.keys()}
     return all(not rest and 0 <= count * low <= few[operator] for operator, (count, rest) in each.items())
+
+
+def _cautious(found: CallOutcome) -> CallOutcome:
+    return replace(found, unread=(), repeatable=False, beside=frozenset[int]())
 
 
 def _no_more_than(found: CallOutcome, in_training: CallOutcome) -> CallOutcome:
