@@ -134,7 +134,7 @@ def _run(
     parameters = tuple(parameter for parameter in program.module.parameters() if parameter.requires_grad)
     return OpRun(
         op=name,
-        call=partial(_call, program, last, precision),
+        call=partial(call_program, program, last, precision),
         inputs=inputs,
         differentiable=frozenset(spec.name for spec in received if spec.requires_grad),
         parameters=parameters,
@@ -145,9 +145,10 @@ def _run(
     )
 
 
-def _call(
+def call_program(
     program: StageProgram, criterion: Criterion | None, precision: Precision, values: dict[str, Tensor]
 ) -> list[Tensor]:
+    """Run the program of an operator, and the loss if there is a criterion. Return all tensors that come out."""
     with autocast_context(precision, _device(values)):
         sent, output = program(values)
         return [*sent.values(), *(_tensors(output) if criterion is None else [criterion.loss(output, values)])]

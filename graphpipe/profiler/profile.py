@@ -21,6 +21,7 @@ from graphpipe.model.split.split import capture_for
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.profiler.contention import MOST_PROCESSES_PER_CORE, under_contention
 from graphpipe.profiler.effort import Effort
+from graphpipe.profiler.empty_run import empty_run
 from graphpipe.profiler.known_costs import KnownCosts
 from graphpipe.profiler.op_memory import temporaries
 from graphpipe.profiler.op_runs import Criterion, OpRun, op_runs
@@ -99,6 +100,8 @@ def profile(
         def work_of_a_copy(between: Callable[[], object]) -> None:
             profile_ops(runs(), device_type, sizes, replace(effort, between=between))
 
+        device = next((each.device for each in trainable), torch.device("cpu"))
+        empty = empty_run(max(sizes), device, captured.precision)
         memory: dict[str, Temporaries] = {}
         samples: list[OpRun] = []
         with (
@@ -111,11 +114,13 @@ def profile(
                 device_type,
                 sizes,
                 effort,
+                empty=empty,
                 find=known.row,
                 on_progress=lambda done: advance(done / len(graph.ops)),
             )
-            step = profile_optimizer(trainable, optimizer, effort)
-            overhead = profile_task_overhead(replace(effort, between=lambda: one_pass(samples, max(sizes), effort)))
+            after_operators = replace(effort, between=lambda: one_pass(samples, max(sizes), effort))
+            step = profile_optimizer(trainable, optimizer, after_operators)
+            overhead = profile_task_overhead(empty, after_operators)
     rows = tuple(replace(row, temporaries=memory[row.op]) for row in rows)
     known.keep(rows)
     return CostTable(

@@ -7,7 +7,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from graphpipe.model.torch_private import norms
 from graphpipe.profiler.effort import Effort
+from graphpipe.profiler.op_runs import OpRun
 
 _MOST_BYTES = 256 * 2**20
 
@@ -26,18 +28,22 @@ def profile_optimizer(
 ) -> OptimizerCost:
     """Return the measured cost of optimizer steps on copies of these parameters.
 
-    For a large model, only the first parameters up to 256 MiB are measured.
+    The norm of the gradients is timed with the step, because the runtime looks at it to see whether they are finite.
+    If `effort.between` runs operators, both have left the caches before each measurement, as in training. For a large
+    model, only the first parameters up to 256 MiB are measured.
     """
     copies = [nn.Parameter(torch.zeros_like(each)) for each in _first(parameters)]
     if not copies:
         return OptimizerCost(seconds_per_parameter_byte=0.0, state_bytes_per_parameter_byte=2.0)
     for copy in copies:
         copy.grad = torch.ones_like(copy)
+    gradients = [copy.grad for copy in copies if copy.grad is not None]
     stepper = optimizer([*copies])
 
     def once() -> tuple[float]:
         effort.between()
         start = effort.now()
+        norms(gradients)
         stepper.step()
         return (effort.now() - start,)
 
@@ -48,21 +54,24 @@ def profile_optimizer(
     return OptimizerCost(seconds_per_parameter_byte=seconds / size, state_bytes_per_parameter_byte=2.0 + state / size)
 
 
-def profile_task_overhead(effort: Effort) -> float:
-    """Return the seconds that the runtime adds to an operator: half of what it adds to a micro-batch.
+def profile_task_overhead(empty: OpRun, effort: Effort) -> float:
+    """Return the seconds that the runtime adds to the operators of a task: half of what it adds to a micro-batch.
 
-    The timed code seeds a generator, cuts rows out, takes the norm of the result and runs an empty backward. If
-    `effort.between` runs operators, this code has left the caches before each measurement. The cost of messages is in
-    the cluster's links.
+    The timed code seeds a generator, cuts rows out, enters a stage that computes nothing, takes the norm of the result
+    and runs an empty backward. If `effort.between` runs operators, this code has left the caches before each
+    measurement. The cost of messages is in the cluster's links.
+
+    Args:
+        empty: an operator that computes nothing.
+        effort: how long to measure.
     """
-    rows = torch.zeros(2, 1)
+    ((name, rows),) = empty.inputs.items()
 
     def once() -> tuple[float]:
         effort.between()
         start = effort.now()
         torch.default_generator.manual_seed(0)
-        leaf = rows[:1].detach().requires_grad_()
-        out = leaf.view_as(leaf)
+        (out,) = empty.call({name: rows[:1].detach().requires_grad_()})
         torch.linalg.vector_norm(out.detach())
         torch.autograd.backward([out], [torch.ones_like(out)])
         return ((effort.now() - start) / 2,)

@@ -59,6 +59,17 @@ class _Timed(torch.autograd.Function):
         return gradient, None, None, None
 
 
+def run(op, name):
+    return OpRun(
+        op=name,
+        call=op,
+        inputs={"rows": torch.ones(4, 3)},
+        differentiable=frozenset({"rows"}),
+        parameters=(op.weight,) if op.weight.requires_grad else (),
+        signature=name,
+    )
+
+
 def profile(op, clock, *, differentiable=True, parameters=True, batch_sizes=(1, 2, 4, 8), equal=1, saved=0.0):
     runs = [
         OpRun(
@@ -108,6 +119,27 @@ def test_a_frozen_operator_at_model_inputs_has_no_backward():
     (row,) = profile(FakeOp(clock, weight=torch.ones(3)), clock, differentiable=False, parameters=False)
     assert row.forward(4) == pytest.approx(3.0)
     assert row.input_gradient(4) == row.weight_gradient(4) == 0.0
+
+
+def test_what_every_operator_takes_by_itself_is_subtracted():
+    # The sum of all operators of mmt-small was 10 to 20 % more than its stages took in training.
+    clock = Clock()
+    op = FakeOp(clock, forward=(1.25, 0.5), input_gradient=(2.5, 0.25))
+    passes_on = FakeOp(clock, forward=(0.25, 0.0), input_gradient=(0.5, 0.0), weight=torch.ones(3))
+    runs = [run(each, name) for name, each in (("op", op), ("second", op), ("quick", FakeOp(clock, (0.3, 0.0))))]
+    rows = profile_ops(runs, "cpu", (1, 4), Effort(repeats=3, seconds=0.0, clock=clock), empty=run(passes_on, "empty"))
+    assert [row.op for row in rows] == ["op", "second", "quick"]
+    assert rows[0].forward(4) == pytest.approx(1.0 + 0.5 * 4)
+    assert rows[0].input_gradient(4) + rows[0].weight_gradient(4) == pytest.approx(6.0 + 0.75 * 4)
+    assert rows[2].forward(4) == pytest.approx(0.05)
+
+
+def test_an_operator_keeps_a_tenth_of_its_time():
+    clock = Clock()
+    passes_on = FakeOp(clock, forward=(5.0, 0.0), input_gradient=(0.0, 0.0), weight=torch.ones(3))
+    effort = Effort(repeats=3, seconds=0.0, clock=clock)
+    (row,) = profile_ops([run(FakeOp(clock), "op")], "cpu", (1, 4), effort, empty=run(passes_on, "empty"))
+    assert row.forward(4) == pytest.approx(0.1 * (1.0 + 0.5 * 4))
 
 
 @pytest.mark.parametrize(("saved", "measured"), [(0.0, 3), (WINDOW_BYTES / 8 / 2, 2), (WINDOW_BYTES / 8, 1)])
