@@ -41,7 +41,7 @@ ROOMS = (
         "model/own_loss",
         "model/zoo",
     ),
-    *("simulator", "simulator/rounds"),
+    *("simulator/lines", "simulator", "simulator/rounds"),
     *(
         "planners/problem",
         "planners/inference",

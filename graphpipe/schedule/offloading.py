@@ -34,7 +34,8 @@ def with_copies(plan: Plan, order: Sequence[tuple[int, Action]]) -> list[tuple[i
     after: dict[tuple[int, StageTask], list[tuple[int, Action]]] = {}
     before: dict[tuple[int, StageTask], list[tuple[int, Action]]] = {}
     for device, listed in tasks.items():
-        for previous, task in copied(plan, listed):
+        for at in copied(plan, listed):
+            previous, task = listed[at - 1], listed[at]
             what, neighbour = (task.stage, task.micro_batch), plan.stages[task.stage].neighbour(device)
             out: list[tuple[int, Action]] = [(device, Evict(*what))]
             back: list[tuple[int, Action]] = [(device, Fetch(*what))]
@@ -55,9 +56,9 @@ def with_copies(plan: Plan, order: Sequence[tuple[int, Action]]) -> list[tuple[i
     return found
 
 
-def copied(plan: Plan, tasks: Sequence[StageTask]) -> Iterable[tuple[StageTask, StageTask]]:
-    """Yield the backwards of a device whose micro-batches are offloaded, each with the task before it."""
-    for previous, task in pairwise(tasks):
-        directly = previous == StageTask("F", task.stage, task.micro_batch)
-        if task.kind == "B" and plan.stages[task.stage].offload and not directly:
-            yield previous, task
+def copied(plan: Plan, tasks: Sequence[StageTask]) -> Iterable[int]:
+    """Yield the positions of those backwards of a device whose micro-batches are offloaded."""
+    for at, (previous, task) in enumerate(pairwise(tasks), start=1):
+        copies = task.kind == "B" and plan.stages[task.stage].offload
+        if copies and previous != StageTask("F", task.stage, task.micro_batch):
+            yield at

@@ -11,16 +11,18 @@ from graphpipe.schedule.logical_clock import LogicalClock, TaskChain
 from graphpipe.schedule.schedulers.registry import build_unverified
 from graphpipe.schedule.task_numbers import TaskNumbers
 from graphpipe.schedule.verify import verify
-from graphpipe.simulator.line_times import line_times
-from graphpipe.simulator.repeating_period import Period
+from graphpipe.simulator.lines.line_times import LineTimes, line_times
+from graphpipe.simulator.lines.repeating_period import Period
 
 
 def applies(plan: Plan) -> bool:
     """Return whether a plan trains, and its times follow from the order of tasks on each device (see `overlaps`).
 
-    With offloading, they also depend on the copies.
+    What rests on a neighbour takes the channels of messages. Without a flush, no copies are timed here.
     """
-    return plan.trains and overlaps(plan.cluster) and not any(stage.offload for stage in plan.stages)
+    if not plan.trains or not overlaps(plan.cluster):
+        return False
+    return not any(stage.offload and (stage.offload_to or plan.weights != "flush") for stage in plan.stages)
 
 
 def overlaps(cluster: Cluster) -> bool:
@@ -44,13 +46,31 @@ def critical_path(plan: Plan, schedule: Schedule | None = None) -> float:
         InvalidInput: the plan's schedule deadlocks or is unknown.
     """
     schedule = schedule or build_unverified(plan)
+    return step_end(plan, schedule, schedule_times(plan, schedule))
+
+
+def schedule_times(plan: Plan, schedule: Schedule) -> LineTimes:
+    """Return when tasks and copies happen, for a plan that `applies` accepts.
+
+    Args:
+        plan: a sound plan.
+        schedule: of the plan.
+
+    Raises:
+        InvalidInput: the schedule deadlocks.
+    """
     times = line_times(Period(plan, schedule))
     if times is None:
         verify(plan, schedule)  # Raises an error that names the deadlocked tasks.
     assert times is not None, "a schedule that does not deadlock ends"
+    return times
+
+
+def step_end(plan: Plan, schedule: Schedule, times: LineTimes) -> float:
+    """Return when a step ends: gradients are summed and weights updated after the last tasks."""
     last = _last_tasks(plan, schedule)
     order = _reduction_order(plan, last) or _logical_order(plan, schedule)
-    ends = dict(zip(plan.used_devices, times, strict=True))
+    ends = dict(zip(plan.used_devices, times.ends, strict=True))
     return _updated(plan, order, {key: ends[key[0]][at] for key, at in last.items()})
 
 

@@ -13,7 +13,7 @@ from graphpipe.schedule import LoweredSchedule
 from graphpipe.schedule.schedule import Kind
 from graphpipe.simulator.activities import Activities, OptimizerStep
 from graphpipe.simulator.engine import Activity, ends_of_steps, run_shared
-from graphpipe.simulator.repeating_period import KINDS
+from graphpipe.simulator.lines.repeating_period import KINDS
 from graphpipe.simulator.step_loads import DRAWN_STEPS, StepLoads, draw_loads
 
 Array = NDArray[np.float64]

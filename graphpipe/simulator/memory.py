@@ -103,9 +103,18 @@ def _gradient_bytes(plan: Plan, stage: int) -> float:
     return min(costs.gradients(ops), max(0.0, costs.state(ops) - costs.weights(ops)))
 
 
+def peak_of(changes: Iterable[Change]) -> float:
+    """Return the most bytes that a device holds."""
+    return max(total for _, total in _sums(changes))
+
+
 def _add_up(device: int, changes: Iterable[Change]) -> Iterator[MemorySample]:
+    return (MemorySample(device=device, seconds=seconds, bytes=total) for seconds, total in _sums(changes))
+
+
+def _sums(changes: Iterable[Change]) -> Iterator[tuple[float, float]]:
     # Changes at the same time are summed first: freed bytes make room for new ones.
     total = 0.0
     for seconds, together in groupby(sorted(changes), key=itemgetter(0)):
         total += sum(change for _, change in together)
-        yield MemorySample(device=device, seconds=seconds, bytes=total)
+        yield seconds, total

@@ -1,7 +1,7 @@
 """The predicted figures of a plan: step time, bubble, peak memory."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from graphpipe.plans import Plan, Prediction
@@ -12,10 +12,12 @@ from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.schedule.segments.segment import build_segment
-from graphpipe.simulator.critical_path import applies, critical_path
+from graphpipe.simulator.critical_path import applies, critical_path, schedule_times, step_end
 from graphpipe.simulator.drawn_steps import DrawnSteps
-from graphpipe.simulator.memory import memory_steps
-from graphpipe.simulator.repeating_period import KINDS
+from graphpipe.simulator.lines.copy_lanes import CopyLanes
+from graphpipe.simulator.lines.line_times import LineTimes
+from graphpipe.simulator.lines.repeating_period import KINDS
+from graphpipe.simulator.memory import Change, memory_steps, peak_of
 from graphpipe.simulator.simulate import happen, mean_step, shown_mini_batches, simulate
 from graphpipe.simulator.steady_period import steady_state
 
@@ -62,15 +64,16 @@ def predict(plan: Plan) -> Prediction:
             bubble_fraction=trace.bubble_fraction,
             peak_bytes=trace.peak_bytes,
         )
-    schedule = build_schedule(plan)
+    schedule, times = build_schedule(plan), None
     if plan.costs.loads:
         drawn = DrawnSteps.of(plan, lower(plan, schedule))
         mean, step, busy = drawn.mean_seconds, drawn.step_seconds[drawn.nearest], drawn.busy_seconds(drawn.nearest)
     else:
-        mean = step = critical_path(plan, schedule)
+        times = schedule_times(plan, schedule)
+        mean = step = step_end(plan, schedule, times)
         busy = sum(_busy_seconds(plan, schedule, number) for number in range(len(plan.stages)))
     bubble = 1.0 - busy / (step * len(plan.used_devices)) if step else 0.0
-    return Prediction(step_seconds=mean, bubble_fraction=bubble, peak_bytes=_peaks(plan, schedule))
+    return Prediction(step_seconds=mean, bubble_fraction=bubble, peak_bytes=_peaks(plan, schedule, times))
 
 
 def _predict_steady(plan: Plan) -> Prediction:
@@ -88,22 +91,35 @@ def _predict_steady(plan: Plan) -> Prediction:
     )
 
 
-def _peaks(plan: Plan, schedule: Schedule) -> tuple[float, ...]:
-    """Return the most bytes that each device of the cluster holds. Devices with the same tasks are computed once."""
-    hosted, known = hosted_stages(plan), dict[tuple[tuple[int, ...], int], float]()
+def _peaks(plan: Plan, schedule: Schedule, times: LineTimes | None = None) -> tuple[float, ...]:
+    """Return the most bytes that each device of the cluster holds. Devices with the same tasks are computed once.
+
+    Args:
+        plan: the plan.
+        schedule: of the plan.
+        times: of the schedule, if stages offload. Then they decide what a device holds at once.
+    """
+    hosted, known = hosted_stages(plan), dict[tuple[tuple[int, ...], int, int], float]()
     peak = [0.0] * len(plan.cluster.devices)
-    for device, stages in hosted.items():
-        tasks = schedule.devices[device]
-        key = stages, id(tasks)  # Devices often share one tuple of tasks.
+    for line, device in enumerate(plan.used_devices):
+        tasks, stages = schedule.devices[device], hosted[device]
+        ends, copies = ((), None) if times is None else (times.ends[line], times.copies[line])
+        key = stages, id(tasks), id(copies)  # Devices often share one tuple of tasks.
         if key not in known:
-            known[key] = _peak_bytes(plan, tasks, stages)
+            known[key] = (
+                _peak_bytes(plan, tasks, stages)
+                if copies is None
+                else peak_of(_changes(plan, tasks, stages, copies, ends))
+            )
         peak[device] = known[key]
     return tuple(peak)
 
 
 def _is_quick(plan: Plan) -> bool:
     """Return whether the figures follow from the step time and the order of tasks on each device."""
-    return applies(plan) and not plan.cost_model.op_bytes.has_temporaries
+    # In a step with drawn loads, copies are timed only by the simulation.
+    drawn = bool(plan.costs.loads) and any(stage.offload for stage in plan.stages)
+    return applies(plan) and not drawn and not plan.cost_model.op_bytes.has_temporaries
 
 
 def _busy_seconds(plan: Plan, schedule: Schedule, stage: int) -> float:
@@ -126,3 +142,18 @@ def _peak_bytes(plan: Plan, tasks: Iterable[StageTask], stages: Iterable[int]) -
     steps = {stage: memory_steps(plan, stage) for stage in stages}
     changes = (change for task in tasks if task.kind != "U" for change in steps[task.stage][task.kind])
     return max(accumulate(changes, initial=state))
+
+
+def _changes(
+    plan: Plan, tasks: Sequence[StageTask], stages: Sequence[int], copies: CopyLanes, ends: Sequence[float]
+) -> Iterator[Change]:
+    """Yield the changes of what a device holds that hosts these stages and offloads some of what they save."""
+    for stage in stages:
+        yield 0.0, stage_memory(plan.cost_model, plan.stages[stage]).state
+    steps = {stage: memory_steps(plan, stage) for stage in stages}
+    for task, begin, end in zip(tasks, copies.begins, ends, strict=True):
+        starting, ending = steps[task.stage][task.kind]
+        yield begin, starting
+        yield end, ending
+    yield from ((end, steps[stages[place]]["evict"][1]) for place, end in copies.left)
+    yield from ((begin, steps[stages[place]]["fetch"][0]) for place, begin in copies.returned)

@@ -8,8 +8,8 @@ from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedule import Schedule, StageTask
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.critical_path import applies
-from graphpipe.simulator.line_times import line_times
-from graphpipe.simulator.repeating_period import KINDS, Period
+from graphpipe.simulator.lines.line_times import line_times
+from graphpipe.simulator.lines.repeating_period import KINDS, Period
 from graphpipe.simulator.simulate import happen_lowered
 
 
@@ -37,7 +37,7 @@ def timed_tasks(plan: Plan, schedule: Schedule) -> Sequence[TimedTask]:
     if applies(plan) and (not plan.shares_devices or all(stage.degree == 1 for stage in plan.stages)):
         period = Period(plan, schedule)
         if (times := line_times(period)) is not None:
-            return [timed for line, ends in enumerate(times) for timed in _on_line(period, line, ends)]
+            return [timed for line, ends in enumerate(times.ends) for timed in _on_line(period, line, ends)]
     verify(plan, schedule)  # Its error names the tasks that deadlock.
     return [
         TimedTask(*what, when.end, when.end - when.start)

@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from builders import plans
+from builders import Part, make_plan, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpipe.costs import declare_loads
 from graphpipe.plans import Plan
+from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.simulator import predict
+from graphpipe.simulator.lines.repeating_period import Period
 from graphpipe.simulator.simulate import mean_step, simulate
 
 
@@ -18,6 +20,15 @@ from graphpipe.simulator.simulate import mean_step, simulate
 def test_a_prediction_is_what_the_simulation_finds(plan: Plan):
     """Of plans with devices of their own, and of plans whose stages share devices, which used to need a trace."""
     assert_equal(plan)
+
+
+def test_equal_branches_that_offload_hold_their_own_bytes():
+    """Devices with equal times are computed once: the copies of one stage were looked up among those of the other."""
+    light, heavy = (Part(saved_bytes=3.0, offloads=True, parameter_bytes=count) for count in (5.0, 10.0))
+    plan = make_plan([light, heavy, Part()], [(0, 2, 1.0), (1, 2, 1.0)])
+    assert Period(plan, build_schedule(plan)).alike == [0, 0, 2]
+    assert_equal(plan)
+    assert predict(plan).peak_bytes[1] > predict(plan).peak_bytes[0]
 
 
 @settings(max_examples=20, deadline=None)

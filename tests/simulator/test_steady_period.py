@@ -72,7 +72,7 @@ def test_a_plan_whose_step_is_18_has_period_12() -> None:
     assert step_seconds(with_policy(plan, "stash")) == 12.0
 
 
-@given(plan=plans(quick=True), policy=st.sampled_from(POLICIES))
+@given(plan=plans(quick=True, offloads=False), policy=st.sampled_from(POLICIES))
 @settings(max_examples=12, deadline=None)
 def test_long_segments_approach_the_period(plan: Plan, policy: WeightPolicy) -> None:
     stages = tuple(replace(stage, state="whole", burst=1) for stage in plan.stages)
@@ -106,7 +106,11 @@ def test_branches_that_never_meet_have_the_period_of_the_slower_one() -> None:
     assert (steady.cycle, steady.period_seconds) == (0, pytest.approx(16 * 23.1 + 2.5))
 
 
-@given(plan=plans(batch_size=16, quick=True), policy=st.sampled_from(("stash", "predict")), split=st.booleans())
+@given(
+    plan=plans(batch_size=16, quick=True, offloads=False),
+    policy=st.sampled_from(("stash", "predict")),
+    split=st.booleans(),
+)
 @settings(max_examples=30, deadline=None)
 def test_quick_times_are_those_of_the_simulation(plan: Plan, policy: WeightPolicy, split: bool) -> None:
     stages = tuple(replace(stage, state="whole", burst=1) for stage in plan.stages)

@@ -10,7 +10,7 @@ from graphpipe.plans import Plan
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.simulator import step_seconds
 from graphpipe.simulator.critical_path import applies
-from graphpipe.simulator.repeating_period import Period
+from graphpipe.simulator.lines.repeating_period import Period
 from graphpipe.simulator.simulate import simulate
 
 

@@ -106,11 +106,12 @@ def plans(
     costs: Sequence[float] = (0.5, 1.0, 3.0, 3.1, 10.0),
     quick: bool = False,
     shared: bool | None = None,
+    offloads: bool = True,
 ) -> Plan:
     """Random stage graphs with mixed costs, micro-batch sizes, degrees and bursts.
 
-    Unless `quick`, stages may share devices, devices may share cores, and transfers may occupy the devices. `shared`
-    says whether stages share devices.
+    Unless `quick`, stages may share devices and offload to neighbours, devices may share cores, and transfers may
+    occupy the devices. `shared` says whether stages share devices, `offloads` whether some may offload.
     """
     count = draw(st.integers(1, 6))
     shared = not quick and draw(st.booleans()) if shared is None else shared
@@ -130,13 +131,13 @@ def plans(
             parameter_bytes=draw(st.sampled_from([0.0, 5.0])),
             saved_bytes=draw(st.sampled_from([0.0, 3.0])),
             recompute=(recompute := draw(st.sampled_from(["none", "none", "full", (f"s{number}",)]))),
-            offloads=recompute == "none" and not quick and draw(st.booleans()),
+            offloads=offloads and recompute == "none" and draw(st.booleans()),
             state=draw(st.sampled_from(["whole", "whole", "optimizer", "all"])),
         )
         parts.append(part)
     used = {device for group in place(parts) for device in group}
     for number, (part, own) in enumerate(zip(parts, place(parts), strict=True)):
-        if part.offloads and part.degree == 1 and (others := sorted(used.difference(own))):
+        if not quick and part.offloads and part.degree == 1 and (others := sorted(used.difference(own))):
             parts[number] = replace(part, neighbour=draw(st.sampled_from([None, *others])))
     edges = [(s, t, draw(seconds)) for t in range(count) for s in range(t) if draw(st.integers(0, t - s)) == 0]
     return make_plan(

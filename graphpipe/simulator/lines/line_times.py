@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from graphpipe.simulator.repeating_period import KINDS, Line, Message, Period
+from graphpipe.simulator.lines.copy_lanes import Copy, CopyLanes
+from graphpipe.simulator.lines.repeating_period import KINDS, Line, Message, Period
 
 _THIRDS = {"B": 0, "I": 0, "F": 1, "W": 2}
 
@@ -31,12 +32,22 @@ class _Sum:
     """When the sum is there, once all lines have arrived."""
 
 
-def line_times(period: Period) -> list[list[float]] | None:
-    """Return the end of each task by line, in the order of its schedule; None if tasks wait for each other forever.
+@dataclass(frozen=True, slots=True)
+class LineTimes:
+    """The times of all lines. Lines with equal times share them."""
+
+    ends: list[list[float]]
+    """Of each task by line, in the order of its schedule."""
+    copies: list[CopyLanes | None]
+    """By line: its copies. None where nothing is offloaded."""
+
+
+def line_times(period: Period) -> LineTimes | None:
+    """Return when the tasks and the copies of each line happen; None if tasks wait for each other forever.
 
     A device does its tasks in order, each as soon as its messages are there. A channel carries messages in the order of
-    the tasks of its source. In a segment, replicas sum their gradients before each update. Lines with equal times are
-    computed once, and share a list.
+    the tasks of its source. In a segment, replicas sum their gradients before each update, and nothing is offloaded.
+    Lines with equal times are computed once.
     """
     clock = _Clock.of(period)
     heads = [*clock.tasks]
@@ -44,7 +55,7 @@ def line_times(period: Period) -> list[list[float]] | None:
         heads += clock.advance(heads.pop())
     if any(len(clock.ends[line]) < len(tasks) for line, tasks in clock.tasks.items()):
         return None
-    return [clock.ends[line] for line in period.alike]
+    return LineTimes([clock.ends[line] for line in period.alike], [clock.copies.get(line) for line in period.alike])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,8 @@ class _Clock:
     """The moment whose messages a line waits for."""
     sums: list[_Sum]
     """Of a segment."""
+    copies: dict[Line, CopyLanes]
+    """Of the lines that offload."""
 
     @staticmethod
     def of(period: Period) -> "_Clock":
@@ -93,12 +106,13 @@ class _Clock:
             channels=[0.0] * count,
             held={},
             sums=sums.found,
+            copies=_copies(period, lines),
         )
 
     def advance(self, line: Line) -> list[Line]:
         """Do the tasks of a line until one lacks a message. Return the lines that can go on because of them."""
         sends, missing, ready, ends = self.sends[line], self.missing[line], self.ready[line], self.ends[line]
-        size, freed = len(sends), list[Line]()
+        size, freed, copies = len(sends), list[Line](), self.copies.get(line)
         end = ends[-1] if ends else self.begins[line]
         for moment, seconds in islice(self.tasks[line], len(ends), None):
             if moment < 0:
@@ -111,10 +125,15 @@ class _Clock:
             if missing[moment]:
                 self.held[line] = moment
                 break
+            free = end
             if ready[moment] > end:
                 end = ready[moment]
+            if copies is not None:
+                end = copies.begin(free, end)
             end += seconds
             ends.append(end)
+            if copies is not None:
+                copies.end(end)
             turn, position = divmod(moment, size)
             for sending in sends[position]:
                 if self._send(sending, turn, end):
@@ -151,6 +170,16 @@ class _Clock:
         if freed:
             del self.held[target]
         return freed
+
+
+def _copies(period: Period, lines: Iterable[Line]) -> dict[Line, CopyLanes]:
+    plan, found = period.plan, dict[Line, CopyLanes]()
+    for line in lines:
+        pairs = enumerate(zip(period.hosted[line], period.copies[line], strict=True))
+        copies = {stage: Copy(place, seconds) for place, (stage, seconds) in pairs if seconds is not None}
+        if copies:
+            found[line] = CopyLanes.of(plan, period.schedule.devices[plan.used_devices[line]], copies)
+    return found
 
 
 def _channels(period: Period) -> Iterable[tuple[Line, Line, tuple[Message, ...]]]:

@@ -8,6 +8,7 @@ from math import lcm
 from typing import NamedTuple
 
 from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import stage_memory
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.list_scheduling.plan_work import hosted_stages
 from graphpipe.schedule.schedule import Kind
@@ -89,6 +90,19 @@ class Period:
         samples = stage.micro_batch / stage.degree
         seconds = self.plan.cost_model.task_seconds(stage.ops, device, samples, stage.recompute)
         return tuple(seconds.of(kind, self.plan.costs.task_overhead_seconds) for kind in KINDS)
+
+    @cached_property
+    def copies(self) -> list[tuple[float | None, ...]]:
+        """By line and stage: seconds of a copy of what the stage offloads; None if it offloads nothing."""
+        if not any(stage.offload for stage in self.plan.stages):
+            return [(None,) * len(stages) for stages in self.hosted]
+        pairs = zip(self.plan.used_devices, self.hosted, strict=True)
+        return [tuple([self._copy_seconds(stage, device) for stage in stages]) for device, stages in pairs]
+
+    def _copy_seconds(self, number: int, device: int) -> float | None:
+        stage, costs = self.plan.stages[number], self.plan.cost_model
+        count = stage_memory(costs, stage).offloaded * stage.micro_batch / stage.degree
+        return costs.copy_seconds(count, device) if stage.offload else None
 
     @cached_property
     def begins(self) -> list[float]:
@@ -184,7 +198,8 @@ class Period:
         for stage in range(len(self.plan.stages)) if self.schedule.updates else ():
             for source, target in product(self.lines_of(stage), repeat=2):  # Each waits for the gradients of all.
                 received[source, target] = received.get((source, target)), self.hosted[target].index(stage)
-        return equal_devices(zip(self.seconds, self.begins, self.sizes, self.updates, lists, strict=True), received)
+        own = zip(self.seconds, self.copies, self.begins, self.sizes, self.updates, lists, strict=True)
+        return equal_devices(own, received)
 
 
 @dataclass(frozen=True, slots=True)

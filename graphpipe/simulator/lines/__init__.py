@@ -1,0 +1,1 @@
+"""When the tasks of devices happen where their order decides it, without a trace."""
