@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput
@@ -28,12 +29,16 @@ _SEARCHED = 4
 """Most plans for which a schedule is searched."""
 _SEARCHED_TASKS = 20_000
 """Most tasks in the searched schedules together."""
+_GAINED = 1.02
+"""A search shortens the greedy schedule of a plan that does not have few tasks by at most about this factor."""
 _REFINED = 3
 """Plans that hill climbing tries to improve."""
 _MORE_REFINED = 6
 """The same for plans of few tasks."""
 _FEW_TASKS = 100
 """Tasks that count as few."""
+_MANY_TASKS = 2_000
+"""Tasks that count as many."""
 _REFINED_TASKS = 10_000
 """Most tasks to schedule while it improves one plan."""
 _EXACT_TASKS = 2_000
@@ -99,7 +104,8 @@ class BestCandidate:
         1. Give every plan a zero-bubble schedule by one greedy rule, which is quick. Skip a plan whose lower bound is
            not close to the best plan so far.
         2. Improve the most promising plans by small changes, evaluated by the same greedy rule.
-        3. Search a schedule for the best plans of steps 1 and 2.
+        3. Search a schedule for the best plans of steps 1 and 2. Of plans of many tasks, leave out those that step 2
+           improved.
         """
         promises: list[tuple[float, Plan]] = []
         bounded = _bounded(plans)[:_TRIED]
@@ -110,12 +116,31 @@ class BestCandidate:
                 continue
             promises.append((self.greedy(plan), plan))
         promising = [plan for _, plan in sorted(promises, key=_seconds)]
-        near = [self._improved(plan, self.greedy) for plan in _worth_improving(promising)]
-        searched = (
-            replace(with_room(plan), schedule=zb_auto.NAME)
-            for plan in _affordable(_distinct(near, promising[:_SEARCHED]), _SEARCHED_TASKS)
-        )
-        return min(map(self._evaluated, searched), key=_seconds)
+        worth = _worth_improving(promising)
+        near = [self._improved(plan, self.greedy) for plan in worth]
+        left = {
+            id(plan)
+            for plan, other in zip(worth, near, strict=True)
+            if plan is not other and task_count(plan) > _MANY_TASKS
+        }
+        others = [plan for plan in promising[:_SEARCHED] if id(plan) not in left]
+        return self._with_searched_schedule(_affordable(_distinct(near, others), _SEARCHED_TASKS))
+
+    def _with_searched_schedule(self, plans: Iterable[Plan]) -> tuple[float, Plan]:
+        """Return the best of at least one plan under a searched schedule, and its step seconds.
+
+        Unless a plan has few tasks, it is left out if its greedy schedule takes as long as that of an earlier one, or
+        much longer than the best searched one.
+        """
+        found: list[tuple[float, Plan]] = []
+        tried = set[float]()
+        for plan in plans:
+            greedy = self.greedy(plan)
+            hopeless = found and (greedy in tried or greedy > _GAINED * min(found, key=_seconds)[0])
+            if not hopeless or task_count(plan) <= _FEW_TASKS:
+                tried |= {greedy} - {inf}
+                found.append(self._evaluated(replace(with_room(plan), schedule=zb_auto.NAME)))
+        return min(found, key=_seconds)
 
     def _under_a_rule(self, plans: Sequence[Plan], choice: str, refined: int | None = None) -> Plan:
         """Evaluate the plans under a schedule that a rule makes, and improve the best by small changes.
@@ -221,8 +246,12 @@ def _replica_tasks(plan: Plan) -> int:
     return 3 * sum(plan.micro_batches(number) * stage.degree for number, stage in enumerate(plan.stages))
 
 
-def _distinct(*groups: Sequence[Plan]) -> list[Plan]:
-    return list({id(plan): plan for group in groups for plan in group}.values())
+def _distinct(*groups: Iterable[Plan]) -> list[Plan]:
+    """Return the plans that differ in more than their samples in flight, the first of each such group."""
+    found: dict[object, Plan] = {}
+    for plan in chain.from_iterable(groups):
+        found.setdefault(tuple(replace(stage, in_flight=stage.micro_batch) for stage in plan.stages), plan)
+    return list(found.values())
 
 
 def _worth_improving(plans: Iterable[Plan], most: int = _MORE_REFINED) -> list[Plan]:

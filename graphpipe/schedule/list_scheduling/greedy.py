@@ -4,7 +4,7 @@ The rules are those of Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), 
 graph: the messages that have arrived and the micro-batches in flight decide, not the stage's number.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
@@ -36,54 +36,41 @@ def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSc
 
     It is incomplete if a cap is too small to continue, or if a stage can no longer end within the limit.
     """
-    partial, agenda = PartialSchedule(works), _Agenda([inf] * len(works.stages))
+    partial = PartialSchedule(works)
     all_progress, limit = partial.progress, limit_seconds + _ROUNDING
     tails = [progress.work.sum_seconds + progress.work.optimizer_seconds for progress in all_progress]
-    for stage in range(len(all_progress)):
-        agenda.wake(stage, 0.0)
-    while (wake := agenda.next()) is not None:
-        now, stage = wake
+    # When each stage is asked next for a task: at equal times the later stage first. An entry of `wakes` whose time is
+    # not in `asked` has been replaced by an earlier one.
+    asked = [0.0] * len(all_progress)
+    wakes = [(0.0, -stage) for stage in reversed(range(len(all_progress)))]
+    while wakes:
+        now, negative = heappop(wakes)
+        stage = -negative
+        if now != asked[stage]:
+            continue
         progress = all_progress[stage]
-        if progress.free > now:
-            agenda.wake(stage, progress.free)
+        asked[stage] = again = progress.free
+        if again > now:
+            heappush(wakes, (again, negative))
             continue
         kind, again = _choice(partial, progress, now, rule, rule.caps[stage])
-        if kind is None:
-            agenda.wake(stage, again)
-            continue
-        for route in partial.put(stage, kind, now):
-            other = all_progress[route.to]
-            if (at := other.forward_at if kind == "F" else other.backward_at) < inf:
-                agenda.wake(route.to, max(now, at, other.free))
-        end = now + progress.work.seconds[kind]
-        if end + progress.left + tails[stage] > limit:
-            break
-        agenda.wake(stage, end)
+        if kind is not None:
+            receivers = partial.put(stage, kind, now)
+            again = progress.free
+            if again + progress.left + tails[stage] > limit:
+                break
+            for other in receivers:
+                at = other.forward_at if kind == "F" else other.backward_at
+                if at < inf:
+                    number = other.number
+                    at = max(now, at, other.free)
+                    if at < asked[number]:
+                        asked[number] = at
+                        heappush(wakes, (at, -number))
+        asked[stage] = again
+        if again < inf:
+            heappush(wakes, (again, negative))
     return partial
-
-
-@dataclass(slots=True)
-class _Agenda:
-    """When to ask which stage for its next task. At equal times the later stage comes first."""
-
-    at: list[float]
-    """The time of each stage's next wake."""
-    wakes: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-
-    def wake(self, stage: int, at: float) -> None:
-        """Ask a stage at this time, unless it is asked earlier. If the time is infinite, do nothing."""
-        if at < self.at[stage]:
-            self.at[stage] = at
-            heappush(self.wakes, (at, -stage))
-
-    def next(self) -> tuple[float, int] | None:
-        """Remove the first wake, and return its time and stage."""
-        while self.wakes:
-            now, stage = heappop(self.wakes)
-            if now == self.at[-stage]:  # Otherwise an earlier wake has replaced it.
-                self.at[-stage] = inf
-                return now, -stage
-        return None
 
 
 def _choice(

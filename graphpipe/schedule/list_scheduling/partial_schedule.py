@@ -1,13 +1,12 @@
 """A schedule in the making: when each device is free, which messages have arrived, what is in flight."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from graphpipe.schedule.list_scheduling.plan_work import PlanWork
-from graphpipe.schedule.list_scheduling.stage_work import MessageRoute, StageWork
+from graphpipe.schedule.list_scheduling.stage_work import MessageRoute, Portions, StageWork
 from graphpipe.schedule.schedule import Kind
 
 Direction = Literal["F", "B"]
@@ -33,6 +32,8 @@ class ExpectedMessages:
 class StageProgress:
     """The tasks of one stage so far."""
 
+    number: int
+    """Position of the stage in `PlanWork.stages`."""
     work: StageWork
     left: float
     """Seconds of the tasks that are not scheduled yet."""
@@ -79,44 +80,66 @@ class PartialSchedule:
     order: list[int] = field(default_factory=list[int])
     """The stage of each task, as a position in `PlanWork.stages`."""
     progress: list[StageProgress] = field(init=False)
-    _hosted: list[Sequence[int]] = field(init=False)
-    """By stage: the stages on its devices, itself included."""
-    _channels: dict[int, float] = field(default_factory=lambda: defaultdict[int, float](float))
+    _neighbours: list[list[StageProgress]] = field(init=False)
+    """By stage: the other stages on its devices."""
+    _outputs: list["_Mail"] = field(init=False)
+    """By stage: what its forwards send..."""
+    _gradients: list["_Mail"] = field(init=False)
+    """... and what its backwards send."""
+    _channels: list[float] = field(init=False)
+    """When the last message of each channel arrives."""
 
     def __post_init__(self) -> None:
         works = self.works.stages
         self.progress = [
             StageProgress(
+                number,
                 work,
                 work.count * _micro_batch_seconds(work),
                 ExpectedMessages.of(work.inputs),
                 ExpectedMessages.of(work.returns),
             )
-            for work in works
+            for number, work in enumerate(works)
         ]
         for progress in self.progress:
             progress.expect_forward()
-        self._hosted = [(stage,) for stage in range(len(works))]
+        self._neighbours = [[] for _ in works]
         if sum(len(work.places) for work in works) > len(self.works.devices):
             places = [frozenset(work.places) for work in works]
-            self._hosted = [[at for at, other in enumerate(places) if other & own] for own in places]
+            for stage, own in enumerate(places):
+                others = [at for at, other in enumerate(places) if at != stage and other & own]
+                self._neighbours[stage] = [self.progress[at] for at in others]
+        self._outputs = [self._mail(work.outputs, forward=True) for work in works]
+        self._gradients = [self._mail(work.gradients, forward=False) for work in works]
+        routes = (route for work in works for route in (*work.outputs, *work.gradients))
+        self._channels = [0.0] * (1 + max((route.channel for route in routes), default=-1))
 
-    def put(self, stage: int, kind: Kind, start: float) -> Sequence[MessageRoute]:
-        """Add a stage's next task of this kind, and return where it sends. Its devices must be free at `start`."""
+    def _mail(self, routes: Iterable[MessageRoute], *, forward: bool) -> "_Mail":
+        found: list[_Route] = []
+        for to, channel, portions in routes:
+            receiver = self.progress[to]
+            found.append((receiver, receiver.inputs if forward else receiver.returns, channel, portions))
+        return _Mail(found, [receiver for receiver, *_ in found])
+
+    def put(self, stage: int, kind: Kind, start: float) -> Sequence[StageProgress]:
+        """Add a stage's next task of this kind, and return the stages that it sends to.
+
+        Its devices must be free at `start`.
+        """
         progress = self.progress[stage]
-        assert start >= progress.free, "two tasks of a device overlap"
+        free = progress.free
+        assert start >= free, "two tasks of a device overlap"
         if progress.begun == inf:
             progress.begun = start
         else:
-            progress.idle += start - progress.free
-        work = progress.work
-        seconds = work.seconds[kind]
+            progress.idle += start - free
+        seconds = progress.work.seconds[kind]
         end = start + seconds
         progress.left -= seconds
-        for other in self._hosted[stage]:
-            if end > self.progress[other].free:
-                self.progress[other].free = end
-        progress.ended = end
+        progress.ended = progress.free = end
+        for other in self._neighbours[stage]:
+            if end > other.free:
+                other.free = end
         progress.kinds.append(kind)
         self.order.append(stage)
         if kind == "W":
@@ -125,36 +148,37 @@ class PartialSchedule:
         if kind == "F":
             progress.last = "F"
             index = progress.forwards
-            progress.forwards += 1
+            progress.forwards = index + 1
             progress.expect_forward()
             if progress.backwards == index:
                 progress.expect_backward()
-            routes = work.outputs
-        else:
-            progress.last = "B"
-            index = progress.backwards
-            progress.backwards += 1
-            progress.weights += kind == "B"
-            progress.expect_backward()
-            routes = work.gradients
-        self._send(routes, index, end, forward=kind == "F")
-        return routes
+            return self._send(self._outputs[stage], index, end, forward=True)
+        progress.last = "B"
+        index = progress.backwards
+        progress.backwards = index + 1
+        if kind == "B":
+            progress.weights += 1
+        progress.expect_backward()
+        return self._send(self._gradients[stage], index, end, forward=False)
 
-    def _send(self, routes: Iterable[MessageRoute], index: int, end: float, *, forward: bool) -> None:
-        for to, channel, portions in routes:
-            progress = self.progress[to]
-            messages = progress.inputs if forward else progress.returns
-            arrival = max(end, self._channels[channel])
+    def _send(self, mail: "_Mail", index: int, end: float, *, forward: bool) -> Sequence[StageProgress]:
+        channels = self._channels
+        for progress, messages, channel, portions in mail.routes:
+            arrival = channels[channel]
+            if end > arrival:
+                arrival = end
+            missing, arrived = messages.missing, messages.arrived
             for number, seconds in portions[index]:
                 arrival += seconds
-                messages.missing[number] -= 1
-                if arrival > messages.arrived[number]:
-                    messages.arrived[number] = arrival
-            self._channels[channel] = arrival
+                missing[number] -= 1
+                if arrival > arrived[number]:
+                    arrived[number] = arrival
+            channels[channel] = arrival
             if forward:
                 progress.expect_forward()
             else:
                 progress.expect_backward()
+        return mail.receivers
 
     @property
     def complete(self) -> bool:
@@ -183,6 +207,18 @@ class PartialSchedule:
         return max(
             each.free - each.begun + each.work.sum_seconds + each.work.optimizer_seconds for each in self.progress
         )
+
+
+_Route = tuple[StageProgress, ExpectedMessages, int, Portions]
+"""The receiver of the messages along an edge, those it waits for, their channel and the micro-batches that they are
+for."""
+
+
+class _Mail(NamedTuple):
+    """Where the tasks of a stage in one direction send their results."""
+
+    routes: list[_Route]
+    receivers: list[StageProgress]
 
 
 def _micro_batch_seconds(work: StageWork) -> float:

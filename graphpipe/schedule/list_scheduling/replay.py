@@ -47,10 +47,10 @@ class _Replay:
         ready = free if task.kind == "W" else progress.forward_at if task.kind == "F" else progress.backward_at
         if ready == inf:
             return None
-        routes = partial.put(stage, task.kind, max(ready, free))
+        receivers = partial.put(stage, task.kind, max(ready, free))
         for each in places:
             self.at[each] += 1
-        return {other for route in routes for other in partial.progress[route.to].work.places} | {*places} - {place}
+        return {other for receiver in receivers for other in receiver.work.places} | {*places} - {place}
 
     def _next(self, place: int) -> StageTask | None:
         line, done = self.lines[place], self.at[place]
