@@ -37,7 +37,7 @@ _MORE_REFINED = 6
 """The same for plans of few tasks."""
 _FEW_TASKS = 100
 """Tasks that count as few."""
-_MANY_TASKS = 2_000
+_MANY_TASKS = 1_000
 """Tasks that count as many."""
 _REFINED_TASKS = 10_000
 """Most tasks to schedule while it improves one plan."""
@@ -87,8 +87,12 @@ class BestCandidate:
 
     def _under_the_best(self, plans: Sequence[Plan]) -> Plan:
         """Search a zero-bubble schedule. Try each plan that could be faster with unsplit backwards too, with and
-        without slack (`with_slack`). The plans include the best one under 1F1B, after small changes for 1F1B."""
-        plans = [*plans, self._under_a_rule(plans, AS_PLANNED, refined=1)]
+        without slack (`with_slack`). The plans include the best one under 1F1B, after small changes for 1F1B.
+
+        Plans of many tasks whose devices host several stages do not get these changes for 1F1B. `ranked` ranks them as
+        `_searched` does."""
+        if any(most_stages_per_device(plan) == 1 or task_count(plan) <= _MANY_TASKS for plan in plans):
+            plans = [*plans, self._under_a_rule(plans, AS_PLANNED, refined=1)]
         seconds, best = self._searched(plans)
         for plan in plans:
             least = least_step_seconds(plan, whole_backwards=True)

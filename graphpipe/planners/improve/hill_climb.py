@@ -48,11 +48,14 @@ def hill_climb(
     problem = Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
     allowed = tuple(sorted(micro_batch_sizes(plan.batch_size) if sizes is None else sizes))
     best, seconds = plan, evaluate(plan, inf)
+    tried = set[frozenset[Part]]()
     for _ in range(_PASSES):
         start = best
         for change in Changes(best, allowed):
-            trial = _changed(problem, best, change)
+            trial = _changed(problem, best, change, tried)
             if trial is None or least_step_seconds(trial, whole_backwards=whole_backwards) >= seconds:
+                continue
+            if memory_shortfall(trial) > 0:
                 continue
             if not trials:
                 return best
@@ -67,11 +70,13 @@ def hill_climb(
     return best
 
 
-def _changed(problem: Problem, plan: Plan, change: Change) -> Plan | None:
+def _changed(problem: Problem, plan: Plan, change: Change, tried: set[frozenset[Part]]) -> Plan | None:
+    """Return the plan after a change; None if it is impossible, or if it gives stages that were tried before."""
     before = list(map(Part.of, plan.stages))
     parts = change(before)
-    if parts is None:
+    if parts is None or (key := frozenset(parts)) in tried:
         return None
+    tried.add(key)
     devices = [stage.devices for stage in plan.stages]
     if [part.degree for part in parts] != [part.degree for part in before]:
         if not _placeable(plan):
@@ -80,14 +85,13 @@ def _changed(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     order = stage_order(problem.graph, parts)
     if order is None:
         return None
-    trial = assemble(
+    return assemble(
         problem,
         [parts[stage] for stage in order],
         planner=plan.planner,
         chain=is_chain(plan),
         devices=devices and [devices[stage] for stage in order],
     )
-    return trial if memory_shortfall(trial) <= 0 else None
 
 
 def _placeable(plan: Plan) -> bool:

@@ -34,6 +34,8 @@ _MEMORY_ROUNDS = 5
 _SMALL_WALK = 2048
 """Settings times units of devices up to which one walk over many targets takes as long as over few."""
 _FEW_DOWNSETS = 200
+_BETTER = 1.02
+"""How many times as fast as the forms' partitions of a micro-batch size the best of all its partitions may be."""
 _INTERVALS = 4096
 """Operators times devices up to which the intervals of one order are searched exactly."""
 _SHORTEST = 2048
@@ -182,7 +184,8 @@ class PartitionSearch:
         """Find the best of all partitions of a small graph, including those that its forms do not contain.
 
         For a larger graph, find the best intervals of its topological order, for the micro-batch sizes of the best
-        estimates. These are the partitions that the chain planners among the baselines find.
+        estimates. These are the partitions that the chain planners among the baselines find. Micro-batch sizes whose
+        partitions so far are far from the best ones are left out.
         """
         assert self.tail.before is not None
         ranking = self.rankings[0]
@@ -198,6 +201,8 @@ class PartitionSearch:
             )
         table = DownsetTable.of(self.problem, self.costs, graph, downsets)
         for size in sizes:
+            if ranking.best_of_size.get(size, 0.0) > _BETTER * ranking.found.ceiling:
+                continue
             loads, ceiling = StageLoads(table, size, degrees_of(self.problem, size)), self._ceiling([ranking])
             if loads.least_bottleneck() <= ceiling:
                 self._offer(table.parts(loads.bottleneck_search(ceiling).solve(), size))

@@ -48,7 +48,7 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
     for _ in range(_PASSES):
         start = best
         for trial in changes.of(best):
-            if memory_shortfall(trial) > 0 or least_step_seconds(trial) >= seconds:
+            if least_step_seconds(trial) >= seconds or memory_shortfall(trial) > 0:
                 continue
             if not trials:
                 return best
