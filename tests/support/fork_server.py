@@ -58,6 +58,16 @@ SHARED = (
     *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),
 )
 """Modules that take long to import."""
+DOCUMENTS = (
+    *("cluster.cluster.Cluster", "costs.cost_table.CostTable", "graph.operator.Input", "graph.operator.Origin"),
+    *("graph.operator_graph.Graph", "model.capture_file.capture_file._CaptureRecord", "plans.plan.Plan"),
+    *("plans.plan.PlanFile", "run.checkpoint.manifest.Manifest", "run.checkpoint.manifest._HashedManifest"),
+    *("run.checkpoint.optimizer_state.OptimizerState", "run.checkpoint.training_state.TrainingState"),
+    *("run.comm.rank_placement.RankLayout", "trace.trace.Trace", "training.config.settings.TrainConfig"),
+    *("training.run_folder.train_result.TrainResult", "training.telemetry.banner.Readiness"),
+    *(f"training.telemetry.event.{name}Event" for name in ("Checkpoint", "End", "Memory", "Start", "Step")),
+)
+"""Types that a rank reads or writes. It would spend half of its time on making pydantic's adapters for them."""
 
 
 def serve(path: str, owner: int) -> None:
@@ -91,7 +101,12 @@ def _warm_up() -> None:
         with suppress(ImportError):  # of an optional extra
             import_module(name)
     import graphpipe as gp
+    from graphpipe.files.json_body import _adapter
     from graphpipe.model.zoo import zoo
+
+    for document in DOCUMENTS:
+        module, _, name = document.rpartition(".")
+        _adapter(getattr(import_module(f"graphpipe.{module}"), name))
 
     gp.capture(*zoo("two-tower-small", device="meta"))  # torch.export imports more when it is first used.
     for each in list(weakref.finalize._registry):  # pyright: ignore[reportAttributeAccessIssue]

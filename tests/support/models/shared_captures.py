@@ -1,10 +1,11 @@
 """Captured models that the tests and their ranks share. Without this, each rank would capture its model again."""
 
+import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -38,14 +39,23 @@ def shared_capture(module: nn.Module, example: Inputs, opaque: Sequence[str] = (
     folder = _folder() / hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
     if _has_own_functions(module):
         captured = capture_nodes(module, named, Origin(method="auto", opaque=tuple(opaque)))
-    elif (known := read_entry(folder)) is not None:
-        captured = known
     else:
-        captured = capture_nodes(module, named, Origin(method="auto", opaque=tuple(opaque)))
-        with suppress(OSError):  # several ranks may do this at once, and the first one's folder stays
-            write_entry(captured, folder)
+        with _alone(folder):  # Of several ranks, the first one captures, and the others wait.
+            captured = read_entry(folder)
+            if captured is None:
+                captured = capture_nodes(module, named, Origin(method="auto", opaque=tuple(opaque)))
+                with suppress(OSError):
+                    write_entry(captured, folder)
     _BY_GRAPH[id(captured.graph)] = captured
     return captured
+
+
+@contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        yield
 
 
 def _settings(module: nn.Module) -> list[tuple[str, str, object]]:
