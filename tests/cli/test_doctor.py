@@ -2,12 +2,10 @@
 
 import json
 import socket
-import subprocess
 import sys
 
 import pytest
-from cli_cases import Run
-from forked_programs import forked_programs
+from cli_cases import Run, torchrun
 
 from graphpipe.cli import doctor
 from graphpipe.doctor import Finding, check_ranks
@@ -20,6 +18,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_this_machine_and_the_ranks_are_checked(run: Run) -> None:
     ran = run("doctor", "--ranks", 2, "--json")
     assert ran.code == 0, ran.err
@@ -74,10 +73,9 @@ def test_a_bad_number_of_ranks(run: Run) -> None:
     assert "--ranks: is -1" in ran.err
 
 
-def test_under_torchrun_every_rank_checks_and_rank_0_shows_the_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHON_EXEC", str(forked_programs() / "python"))  # torchrun starts its ranks with it.
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "graphpipe", "doctor"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+@pytest.mark.usefixtures("forked_ranks")
+def test_under_torchrun_every_rank_checks_and_rank_0_shows_the_findings() -> None:
+    done = torchrun(2, "doctor", "--json")
     assert done.returncode == 0, done.stderr
     found = {finding["name"] for finding in json.loads(done.stdout)["findings"]}
     assert CHECKS | {"ranks", "versions"} <= found

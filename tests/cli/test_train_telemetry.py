@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from cli_cases import CONFIG, TASK, Run
+from forked_programs import forked_programs
 
 from graphpipe.plans import Plan
 from graphpipe.training.run_folder.run_folder import RunFolder
@@ -55,7 +56,9 @@ def task(""",
 def graphpipe(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     (folder / "tiny.py").write_text(TASK)
     (folder / "tiny.toml").write_text(CONFIG)
-    command = [sys.executable, "-m", "graphpipe", *words]
+    # The ranks are not forks, so that these settings of the memory apply to them.
+    start = f"import sys; sys.executable = {sys.executable!r}; from graphpipe.cli.main import main; sys.exit(main())"
+    command = [forked_programs() / "python", "-c", start, *words]
     # Memory that is freed is overwritten. Messages that outlived torch's profiler left it a list that was gone: at
     # their end, most ranks crashed (SIGSEGV), the others by luck did not.
     environment = os.environ | {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
