@@ -62,7 +62,7 @@ class StageCut:
     recomputes: bool
 
 
-# No slots: the sorted cuts are a cached property.
+# No slots: what is found once is a cached property.
 @dataclass(frozen=True)
 class BottleneckSearch:
     """The search for the stages of the fastest bottleneck, over the cuts of every downset."""
@@ -83,7 +83,8 @@ class BottleneckSearch:
         """Return the stages of `solve`, given the bottleneck."""
         if not np.isfinite(fastest):
             return []
-        return self.fewest(fastest) or self._slower(fastest) or self.fewest(fastest, memory=False)
+        fitting = self.may_fit and (self.fewest(fastest) or self._slower(fastest))
+        return fitting or self.fewest(fastest, memory=False)
 
     def bottleneck(self) -> float:
         """Return the least seconds per sample of the slowest stage, ignoring memory.
@@ -116,6 +117,17 @@ class BottleneckSearch:
             return []
         allowed = [cuts.only(slice(count)) for cuts, count in zip(self._fastest_first, fast, strict=True)]
         return self._backtrack(windows, allowed, memory)
+
+    @cached_property
+    def may_fit(self) -> bool:
+        """Whether stages may fit in memory, by the fewest devices and the smallest count, each on its own."""
+        devices, counts = np.zeros((2, len(self.cuts) + 1), np.int32)
+        for at, cuts in enumerate(self.cuts, start=1):
+            count = counts[cuts.below] + cuts.weight
+            fits = count <= cuts.limit
+            counts[at] = count[fits].min(initial=UNLIMITED)
+            devices[at] = (devices[cuts.below] + cuts.devices)[fits].min(initial=UNLIMITED)
+        return bool(devices[-1] <= self.devices)
 
     @cached_property
     def _fastest_first(self) -> list[StageCuts]:

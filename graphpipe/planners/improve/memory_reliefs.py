@@ -51,8 +51,9 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     everything (`Stage.state`). This only helps where one parameter is most of a stage.
 
     Each search looks only for plans that can be faster than the best one so far. If all stages that recompute find none
-    with sharded state, the other two problems are left out: they need more memory, and are hardly faster. Problems
-    whose parameters do not fit (`too_large`) are not searched.
+    with sharded state, the other two problems are left out: they need more memory, and are hardly faster. They are also
+    left out once a plan is hardly slower than the one with more memory. Problems whose parameters do not fit
+    (`too_large`) are not searched.
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -93,6 +94,8 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
             faster = replace(options, most_seconds=_seconds(options, found))
             # Without a plan for the first, which needs the least memory, the others hardly have one.
             if not tried(each, partial(_eased_search, find, each, faster)) and each is problems[0]:
+                break
+            if _seconds(options, found) <= enough:
                 break
         for each, attempt in _chains(problems, planner, every=nothing_fits):
             tried(each, partial(attempt, replace(options, most_seconds=_seconds(options, found))))

@@ -204,8 +204,12 @@ class PartitionSearch:
             if ranking.best_of_size.get(size, 0.0) > _BETTER * ranking.found.ceiling:
                 continue
             loads, ceiling = StageLoads(table, size, degrees_of(self.problem, size)), self._ceiling([ranking])
-            if loads.least_bottleneck() <= ceiling:
-                self._offer(table.parts(loads.bottleneck_search(ceiling).solve(), size))
+            if loads.least_bottleneck() > ceiling:
+                continue
+            stages = loads.bottleneck_search(ceiling)
+            # Beside plans that are fast enough, the nearest miss tells nothing.
+            if stages.may_fit or self.most_seconds == np.inf or not ranking.found.estimates:
+                self._offer(table.parts(stages.solve(), size))
 
     def _offer(self, parts: list[Part]) -> None:
         if parts:
