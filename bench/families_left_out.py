@@ -41,9 +41,6 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         *("musicgen", "musicgen_melody"),
     ),
     "makes a plain number of the number of samples, which is variable": (*("depth_pro", "zoedepth"),),
-    "computes other things in training than in evaluation, outside of its layers, so that these cannot be cut": (
-        *("d_fine", "deimv2", "lw_detr", "rf_detr"),
-    ),
     "runs all of its layers in one autograd function, whose backward computes their inputs again": (*("reformer",),),
     "takes the patches of all images as one image of one row, but every input needs one row per sample": (
         *("minicpm_ocr_vision", "minicpmv4_7_vision"),

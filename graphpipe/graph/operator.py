@@ -162,6 +162,8 @@ class Origin:
     """Operators that were split after the capture, in order."""
     forms: tuple[tuple[str, str], ...] = ()
     """Inputs that the forward takes in another form than with samples in front, with their forms, by name."""
+    modes_differ: bool = False
+    """Whether the forward computes other values in evaluation than in training."""
     precision: Precision | None = None
     """Of the forwards whose bytes the graph counts. None, as in files of earlier versions: the dtypes of the model are
     counted, and a run may have any precision."""

@@ -161,7 +161,8 @@ def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a graph as fingerprints use it.
 
     What can be split follows from the rest of the model, and so do the values on edges. Graphs of schema version 1 did
-    not say these, nor what was split, nor for which precision they were captured, nor the forms of inputs.
+    not say these, nor what was split, nor for which precision they were captured, nor the forms of inputs, nor whether
+    the modes differ.
     """
     found = graph | {key: [_without(each, *left_out) for each in graph[key]] for key, left_out in _FOLLOWS.items()}
     if graph.get("origin"):
@@ -170,7 +171,7 @@ def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
             for split in graph["origin"].get("split_ops", ())
         ]
         plain = ["precision"] if graph["origin"].get("precision") in (None, "fp32") else []
-        plain += [] if graph["origin"].get("forms") else ["forms"]
+        plain += [name for name in ("forms", "modes_differ") if not graph["origin"].get(name)]
         found["origin"] = _without(graph["origin"], "split_ops", *plain) | ({"split_ops": splits} if splits else {})
     found["ops"] = [_without_default_work(op) for op in found["ops"]]
     return found

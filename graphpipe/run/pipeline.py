@@ -142,7 +142,7 @@ class Pipeline:
             The mean loss over the samples, or None; and the model's output for all samples, in order.
 
         Raises:
-            InvalidInput: the rows disagree, or the outputs of several micro-batches cannot be joined.
+            InvalidInput: rows disagree, outputs cannot be joined, or the model computes other things in evaluation.
             PeerLost, PeerStalled: another rank is gone.
         """
         batch = self._batch(inputs, targets, training=False)

@@ -13,6 +13,7 @@ from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
 from graphpipe.files.json_body import to_body
 from graphpipe.files.text_file import write_text
 from graphpipe.model.capture_file.capture_file import load_capture
+from graphpipe.model.split.module_stage import check_evaluates
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.checkpoint.export_weights import save_weights
@@ -135,6 +136,8 @@ def _train(
         Checkpoints(pipeline, folder.checkpoints, keep=config.train.keep) as checkpoints,
         reporting_status(pipeline),
     ):
+        if task.held_out is not None:
+            check_evaluates(pipeline.state.programs)  # rather than after all steps
         position = DataPosition()
         if kept:
             kept.resume(pipeline)

@@ -14,7 +14,6 @@ from graphpipe.model.backends.registry import find_backend
 from graphpipe.model.quiet import quiet_compiler
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram, ValueSpec
-from graphpipe.model.torch_private import unflatten
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,8 +37,7 @@ class PlacedRegion:
         if self.backend == EAGER.name or arguments[0].shape[0] != self.samples:
             return self.program(values)
         sent, results = self._compiled(arguments)(*arguments)
-        output = unflatten(results, self.program.output_spec) if self.program.is_output else None
-        return dict(zip(self.program.sent, sent, strict=True)), output
+        return dict(zip(self.program.sent, sent, strict=True)), self.program.output(results)
 
     def _compiled(self, arguments: Sequence[Tensor]) -> Region:
         if self.refusal is not None:

@@ -39,6 +39,7 @@ def region_program(called: Submodules, captured: Captured, ops: Collection[str])
         arguments=(*model_inputs, *(value.name for value in received)),
         sent=tuple(value.name for value in sent),
         output_spec=captured.module_graph.output_spec,
+        in_evaluation=captured.module_graph.in_evaluation,
     )
 
 

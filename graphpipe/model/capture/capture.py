@@ -160,8 +160,8 @@ def capture_again(
         module: the model.
         inputs: of its graph.
         origin: of its graph.
-        compare_modes: also trace the model in evaluation mode, to see that its glue is the same there. This doubles the
-            time, and is not needed if the graph was captured with it.
+        compare_modes: also trace the model in evaluation mode, to see whether its glue is the same there. This doubles
+            the time, and is not needed if the graph was captured with it, unless its origin says that the modes differ.
 
     Raises:
         InvalidInput: as `capture`.

@@ -24,7 +24,7 @@ from graphpipe.files.permissions import with_usual_permissions
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import CrossingValues
-from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.module_graph.module_graph import EvaluationOutput, ModuleGraph
 from graphpipe.model.capture.reading import Reading
 from graphpipe.model.capture_file.node_json import NotWritable, decode, decode_target, encode, encode_target
 from graphpipe.model.torch_private import spec_from_json, spec_to_json
@@ -66,6 +66,10 @@ class _CaptureRecord:
     groups: dict[str, tuple[str, ...]]
     """Names of the nodes of every operator."""
     output_spec: str
+    modes_differ: bool = False
+    evaluation_leaves: tuple[int, ...] | None = None
+    """Positions in the output of what the model returns in evaluation, if the modes differ."""
+    evaluation_spec: str = ""
 
 
 def save_capture(captured: Captured, path: Path) -> bool:
@@ -76,7 +80,9 @@ def save_capture(captured: Captured, path: Path) -> bool:
     """
     path.unlink(missing_ok=True)  # before the constants change: the two belong together
     output_spec = spec_to_json(captured.module_graph.output_spec)
-    if output_spec is None:
+    evaluation = captured.module_graph.in_evaluation
+    evaluation_spec = "" if evaluation is None else spec_to_json(evaluation.spec)
+    if output_spec is None or evaluation_spec is None:
         return False
     try:
         nodes = tuple(_record(node, captured) for node in captured.module_graph.graph.nodes)
@@ -92,6 +98,9 @@ def save_capture(captured: Captured, path: Path) -> bool:
         nodes=nodes,
         groups={op: tuple(node.name for node in group) for op, group in captured.nodes.items()},
         output_spec=output_spec,
+        modes_differ=evaluation is not None,
+        evaluation_leaves=evaluation and evaluation.leaves,
+        evaluation_spec=evaluation_spec,
     )
     write_document(path, _KIND, record)
     return True
@@ -171,6 +180,9 @@ def _captured(
             inputs=inputs,
             output_spec=spec_from_json(record.output_spec),
             constants=constants,
+            in_evaluation=EvaluationOutput(leaves=record.evaluation_leaves, spec=spec_from_json(record.evaluation_spec))
+            if record.modes_differ
+            else None,
         ),
         values=CrossingValues(
             duplicated=frozenset(node for node, each in by_node.items() if each.duplicated),

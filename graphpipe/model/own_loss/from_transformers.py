@@ -133,16 +133,18 @@ def from_transformers(
         forms=tuple(processed.forms.items()),
     )
     inputs = {name: each for name, each in tensors.items() if name not in labels}
-    loss, traced = None, None
+    loss, traced, same = None, None, False
     if len(inputs) < len(tensors):
         known = [name for name in labels if name in tensors]
         loss, origin, whole = own_loss(model, describe(_named(model, tensors)), known, origin)
-        rest = without_loss(whole.module_graph, wanted := tuple(dict.fromkeys([*outputs, *loss.reads])), known)
+        outputs = tuple(dict.fromkeys([*outputs, *loss.reads]))
+        # The glue was compared in both modes when the loss was cut out of it. The wanted outputs may be the same in
+        # both, where the other outputs are not.
+        same = not origin.modes_differ
+        rest = without_loss(whole.module_graph, outputs, known) if same else None
         traced = rest and replace(whole, module_graph=rest)
-        outputs = wanted
-    # The glue was compared in both modes when the loss was cut out of it.
-    origin = replace(origin, outputs=tuple(dict.fromkeys(outputs)))
-    captured = _captured(model, describe(_named(model, inputs)), origin, traced, compare_modes=loss is None)
+    origin = replace(origin, outputs=tuple(dict.fromkeys(outputs)), modes_differ=False)
+    captured = _captured(model, describe(_named(model, inputs)), origin, traced, compare_modes=not same)
     return TransformersModel(module=model, captured=captured, loss=loss, processor_inputs=processed)
 
 

@@ -193,6 +193,7 @@ def _build(
         arguments=(*model_inputs, *(value.name for value in received)),
         sent=tuple(value.name for value in sent),
         output_spec=captured.module_graph.output_spec,
+        in_evaluation=captured.module_graph.in_evaluation,
         output_dtypes=tuple(_dtype(captured, leaf) for node in outputs for leaf in _leaves(node)),
     )
 

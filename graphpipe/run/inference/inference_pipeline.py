@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.model.backends.place_stage import placed_program
 from graphpipe.model.inputs import Inputs, describe, name_inputs
+from graphpipe.model.split.module_stage import check_evaluates
 from graphpipe.plans import Plan
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.plan_handshake import shake_hands
@@ -60,6 +61,7 @@ class InferencePipeline:
             self._specs = shapes.specs
             programs = [*shapes.programs]
             output = [program.is_output for program in programs].index(True)
+            check_evaluates(programs)
             self._arrange = shapes.programs[output].arrange
             if plan.stages[output].degree > 1:
                 what = f"stage '{plan.stages[output].name}', which computes the answers, is on several devices"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphpipe.model.split.module_stage import check_evaluates
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.comm.scalar_sum import ScalarSum
@@ -57,9 +58,11 @@ class Evaluation:
         """Return the mean loss, None without targets, and the outputs, None if they are not gathered.
 
         Raises:
-            InvalidInput: another rank was given another mini-batch, or the outputs cannot be joined.
+            InvalidInput: another rank was given another mini-batch, the outputs cannot be joined, or as
+                `check_evaluates`.
             PeerLost, PeerStalled: another rank is gone.
         """
+        check_evaluates(self.batches.shapes.first.programs)
         worker, loss_fn = self.worker, None if batch.targets is None else self.loss_fn
         forward = self.schedules(batch.size)
         batch = replace(batch, micro_batches=forward.micro_batches, keeps_outputs=gather)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor, fx, nn
@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input, Origin
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
+from graphpipe.model.capture.module_graph.compare_modes import difference, evaluation_output, writes, writes_unseen
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
 from graphpipe.model.capture.module_graph.exported_graph import exported_graph
 from graphpipe.model.capture.module_graph.failures import (
@@ -54,7 +55,8 @@ def make_module_graph(
         origin: how to capture it.
         mode: of the fake tensors.
         samples: the number of samples to trace with.
-        compare_modes: also trace the model in evaluation mode, to see that its glue is the same there.
+        compare_modes: also trace the model in evaluation mode, to see whether its glue is the same there. This is done
+            too if the origin says that it is not.
         for_loss: the model is traced for its loss, which does not read lists of samples. They are left out of its
             output, as they are if the origin names the outputs.
 
@@ -113,9 +115,10 @@ def _by_export(
                 found = exported_graph(fake, paths, examples, runs, loops, origin.outputs)
             owners = {path for path, module in fake.named_modules() if module in reads}
             follow_modes(found.graph, owners)
-            if (compare_modes and (owners or loops.count)) or _writes(found):
-                _check_modes(fake, paths, examples, runs, found, owners, origin.outputs)
-            return found, replace(origin, opaque=tuple(opaque))
+            if ((compare_modes or origin.modes_differ) and (owners or loops.count)) or writes(found):
+                again = _Again(fake, paths, examples, runs, owners, origin.outputs)
+                found = _compared(found, again, origin, loops=loops.count > 0)
+            return found, replace(origin, opaque=tuple(opaque), modes_differ=found.in_evaluation is not None)
         except CannotExpress as fault:
             inside = {path for path in paths if _inside(fault.path, path)} - runs.hidden - {fault.path}
             if inside:
@@ -157,46 +160,66 @@ def _check_recorded(paths: Sequence[str], recorded: Mapping[str, str]) -> None:
             raise InvalidInput(what, where="capture", remedy=remedy)
 
 
-def _check_modes(
-    fake: nn.Module,
-    paths: Sequence[str],
-    examples: Mapping[str, Tensor],
-    runs: StaticRuns,
-    training: ModuleGraph,
-    owners: set[str],
-    outputs: Sequence[str],
-) -> None:
-    # Glue is traced in training mode and would compute the same in evaluation, so it must not depend on the mode. One
-    # sample less also shows whether a loop over samples has fixed their number.
-    less = {name: each.new_empty((len(each) - 1, *each.shape[1:])) for name, each in examples.items()}
-    writes = _writes(training)
-    fake.eval()
-    runs.root.eval()
-    try:
-        evaluation = exported_graph(
-            fake, paths, less, runs, SampleLoops(_samples(less)), outputs, written=writes.keys()
-        )
-    finally:
-        fake.train()
-        runs.root.train()
-    follow_modes(evaluation.graph, owners)
-    always = _writes(evaluation).keys()
-    ours, theirs = (_lines(each, always) for each in (training, evaluation))
-    for (line, owner), (other, _) in zip(ours, theirs, strict=False):
-        if line != other:
-            raise CannotExpress(owner, _DIFFERS)
-    if len(ours) != len(theirs):
-        raise CannotExpress("", _DIFFERS)
-    for buffer in writes.keys() - always:
-        _write_only_in_training(training.graph, writes[buffer])
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Traces a model once more with one sample less, which also shows whether a loop has fixed their number."""
+
+    fake: nn.Module
+    paths: Sequence[str]
+    examples: Mapping[str, Tensor]
+    runs: StaticRuns
+    owners: Collection[str]
+    """Paths of the modules that read their mode."""
+    outputs: Sequence[str]
+
+    def graph(self, written: Collection[str], *, training: bool) -> ModuleGraph:
+        """Return the graph in a mode, given the buffers that the forward writes into in training."""
+        less = {name: each.new_empty((len(each) - 1, *each.shape[1:])) for name, each in self.examples.items()}
+        loops = SampleLoops(_samples(less))
+        self.fake.train(training)
+        self.runs.root.train(training)
+        try:
+            found = exported_graph(self.fake, self.paths, less, self.runs, loops, self.outputs, written=written)
+        finally:
+            self.fake.train()
+            self.runs.root.train()
+        follow_modes(found.graph, self.owners)
+        return found
+
+    def reader(self, paths: Sequence[str]) -> str:
+        """Return the innermost submodule, at or around one of some paths, that reads its mode, or else the first."""
+        around = [other for other in self.owners if any(not other or _inside(path, other) for path in paths)]
+        return max(around, key=len, default=paths[0])
+
+    def has_most(self, path: str) -> bool:
+        """Whether a submodule has most of the model's parameters, so that little could be cut without it."""
+        every, inside = self.fake.parameters(), self.fake.get_submodule(path).parameters()
+        return 2 * sum(each.numel() for each in inside) > sum(each.numel() for each in every)
+
+
+def _compared(training: ModuleGraph, again: _Again, origin: Origin, *, loops: bool) -> ModuleGraph:
+    # Glue is traced in training mode. Where it depends on the mode, a small submodule stays whole. The model itself may
+    # return something else in evaluation, such as the outputs without those of auxiliary heads.
+    written = writes(training)
+    evaluation = again.graph(written.keys(), training=False)
+    always = writes(evaluation).keys()
+    owners = difference(training, evaluation, always)
+    if owners is None:
+        for buffer in written.keys() - always:
+            _write_only_in_training(training.graph, written[buffer])
+        return training
+    if written or always or writes_unseen(training) or any(_inside(owners[0], path) for path in again.paths):
+        raise CannotExpress(owners[0], _DIFFERS)
+    if loops and difference(training, again.graph((), training=True), ()) is not None:
+        raise CannotExpress(owners[0], _DIFFERS)
+    found, reader = evaluation_output(training, evaluation), again.reader(owners)
+    if found.leaves is None and reader and not again.has_most(reader):
+        raise CannotExpress(reader, _DIFFERS)
+    return replace(training, in_evaluation=found)
 
 
 def _samples(examples: Mapping[str, Tensor]) -> int:
     return len(next(iter(examples.values())))
-
-
-def _writes(found: ModuleGraph) -> dict[str, fx.Node]:
-    return {node.meta["writes"]: node for node in found.graph.nodes if "writes" in node.meta}
 
 
 def _write_only_in_training(graph: fx.Graph, write: fx.Node) -> None:
@@ -214,19 +237,3 @@ def _glue(fake: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
     # The modules whose forwards become glue.
     found = {module: path for path, module in fake.named_modules()}
     return [module for module, path in found.items() if not any(_inside(path, whole) for whole in paths)]
-
-
-def _lines(found: ModuleGraph, buffers: Collection[str]) -> list[tuple[str, str]]:
-    # What the output and the writes into these buffers need: a line of text for each node, and its owner.
-    needed: set[fx.Node] = set()
-    for node in reversed(found.graph.nodes):
-        if node.op == "output" or node.meta.get("writes") in buffers or any(user in needed for user in node.users):
-            needed.add(node)
-    nodes = [node for node in found.graph.nodes if node in needed]
-    names = {node: f"%{number}" for number, node in enumerate(nodes)}
-    return [(_line(node, names), node.meta.get("owner", "")) for node in nodes]
-
-
-def _line(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
-    args, kwargs = (fx.map_arg(each, lambda other: names[other]) for each in (node.args, node.kwargs))
-    return f"{node.op} {node.target} {args} {kwargs}"

@@ -13,6 +13,16 @@ TRAINING = "training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOutput:
+    """What a model returns in evaluation, if its forward computes something else there than in training."""
+
+    leaves: tuple[int, ...] | None
+    """Positions in the leaves of the training's output. None: evaluation computes what training does not."""
+    spec: TreeSpec
+    """The containers of the output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleGraph:
     """What a module computes.
 
@@ -30,6 +40,8 @@ class ModuleGraph:
     """The containers of the model's output; their leaves are the arguments of the output node."""
     constants: Mapping[str, Tensor]
     """Tensors made in a forward, or plain attributes of a module, by target of their `get_attr` nodes."""
+    in_evaluation: EvaluationOutput | None = None
+    """None: the model computes the same in evaluation."""
 
 
 def sample_count(tensor: Tensor) -> int:
