@@ -26,6 +26,8 @@ _CLOSE = 1.05
 """Plans that rank within this factor of it are worth a searched schedule."""
 _GAIN = 1.002
 """A plan of many tasks gets a schedule if it ranks better than the best one with fewer stages by this factor."""
+_NEAR = 1.02
+"""It must also rank within this factor of the best plan so far under its schedule. Otherwise it seldom gets faster."""
 _FEW_TASKS = 400
 """Most tasks of all plans that get a schedule in any case."""
 _KEPT = 3
@@ -89,8 +91,9 @@ def _with_one_more(problem: Problem, before: _Shared, options: Options) -> _Shar
 
 def _worth_a_schedule(before: _Shared, shared: Sequence[Plan], options: Options) -> list[Plan]:
     """Return the plans of few tasks, and the first one if it ranks better than the best one before."""
-    known = before.start.stages in before.seen
-    gains = not known or options.ranked(shared[0], inf) * _GAIN < options.ranked(before.start, inf)
+    known, seconds = before.start.stages in before.seen, options.ranked(shared[0], inf)
+    gains = not known or seconds * _GAIN < options.ranked(before.start, inf)
+    gains = gains and seconds <= _NEAR * options.evaluate(before.best)
     sums = accumulate(map(task_count, shared))
     return [
         each for each, tasks in zip(shared, sums, strict=True) if tasks <= _FEW_TASKS or (each is shared[0] and gains)
