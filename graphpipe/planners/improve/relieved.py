@@ -35,7 +35,12 @@ def decides(plan: Plan) -> bool:
 
 
 def relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = False) -> list[Plan]:
-    """Return the plan with other decisions about memory, so that it fits; empty if none fit.
+    """Return all plans of `each_relieved`; empty if none fit."""
+    return list(each_relieved(plan, most_seconds, neighbours=neighbours))
+
+
+def each_relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = False) -> Iterator[Plan]:
+    """Yield the plan with other decisions about memory, so that it fits.
 
     Each stage that lacks memory takes the decisions of fewest seconds (`Relief`). How much of its copies a stage hides
     shows only in the simulated step, so there is a plan for each of several guesses, and one without offloading.
@@ -43,7 +48,7 @@ def relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = False)
     Args:
         plan: of any need for memory.
         most_seconds: of a step. The decisions in slower plans need not be the best.
-        neighbours: also return plans whose stages offload to devices with memory to spare.
+        neighbours: also yield plans whose stages offload to devices with memory to spare.
     """
     found, hopeless = list[Plan](), set[_Way]()
     for share in _WINDOWS:
@@ -61,7 +66,7 @@ def relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = False)
                 continue
             if fitted is not None and fitted not in found:
                 found.append(fitted)
-    return found
+                yield fitted
 
 
 def _fitted(plan: Plan, share: float, most_seconds: float, way: _Way) -> Plan | None:

@@ -1,11 +1,11 @@
 """Plans of searches that assume more memory, fitted into the memory that there is."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 
 from graphpipe.errors import Infeasible
-from graphpipe.planners.improve.relieved import relieved
+from graphpipe.planners.improve.relieved import each_relieved
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
 from graphpipe.plans.device_memory import needed_bytes
@@ -89,39 +89,41 @@ def roomier_plans(
         if least_step_seconds(found, whole_backwards=not options.splits_backward) >= most_seconds:
             return
         needs = max(need / found.cluster.type_of(at).memory_bytes for at, need in needed_bytes(found).items())
-        if fitting := _fitting(problem, options, found, most_seconds):
-            best = _fastest(options, fitting)
+        if (best := _fastest(options, _fitting(problem, options, found, most_seconds))) is not None:
             best = best if options.scheduled is None else options.scheduled([best])
             most_seconds = min(most_seconds, options.evaluate(best))
             yield best
 
 
-def _fastest(options: Options, fitting: Sequence[Plan]) -> Plan:
-    """Return the fastest plan of equal stages with other decisions, or the first that is as fast as without any."""
-    first, *others = fitting
+def _fastest(options: Options, fitting: Iterator[Plan]) -> Plan | None:
+    """Return the fastest plan of equal stages with other decisions, or the first one if it is as fast as without any.
+
+    Then the others are not looked for. None if there are none.
+    """
+    if (first := next(fitting, None)) is None:
+        return None
     kept = replace(first, stages=tuple(stage.keeping for stage in first.stages))
-    if not others or options.evaluate(first) <= options.evaluate(kept):
-        return first
-    return options.best(fitting)
+    return first if options.evaluate(first) <= options.evaluate(kept) else options.best([first, *fitting])
 
 
-def _fitting(problem: Problem, options: Options, plan: Plan, most_seconds: float) -> list[Plan]:
-    """Return the plan with decisions that let it fit, at its micro-batch sizes or the largest halves that fit.
+def _fitting(problem: Problem, options: Options, plan: Plan, most_seconds: float) -> Iterator[Plan]:
+    """Yield the plan with decisions that let it fit, at its micro-batch sizes or the largest halves that fit.
 
     The caller's micro-batch size, if there is one, stays as it is.
     """
     neighbours = options.offload_to == "neighbours"
-    while not (found := relieved(plan, most_seconds, neighbours=neighbours)):
+    while (first := next(found := each_relieved(plan, most_seconds, neighbours=neighbours), None)) is None:
         if options.micro_batch is not None:
-            return []
+            return
         parts = [replace(part, micro_batch=part.micro_batch // 2) for part in map(Part.of, plan.stages)]
         if any(2 * half.micro_batch != stage.micro_batch for half, stage in zip(parts, plan.stages, strict=True)):
-            return []
+            return
         if any(part.micro_batch % part.degree for part in parts) or _whole_batch(plan):
-            return []
+            return
         devices = [stage.devices for stage in plan.stages]
         plan = assemble(problem, parts, planner=plan.planner, chain=is_chain(plan), devices=devices)
-    return found
+    yield first
+    yield from found
 
 
 def _whole_batch(plan: Plan) -> bool:
