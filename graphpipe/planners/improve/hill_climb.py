@@ -6,6 +6,7 @@ Jeon et al., GraphPipe (ASPLOS 2025), section 6, allow each stage its own size a
 """
 
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from math import inf
 
 from graphpipe.planners.improve.changes import Change, Changes
@@ -16,6 +17,8 @@ from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.plan import Plan
 
+_Hosted = frozenset[tuple[Part, tuple[int, ...]]]
+"""Stages with their devices, which are empty where they follow from the degrees."""
 _PASSES = 4
 _WORTH = 1.0005
 """Smaller gains are not worth an unequal plan."""
@@ -48,7 +51,7 @@ def hill_climb(
     problem = Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
     allowed = tuple(sorted(micro_batch_sizes(plan.batch_size) if sizes is None else sizes))
     best, seconds = plan, evaluate(plan, inf)
-    tried = set[frozenset[Part]]()
+    tried = set[_Hosted]()
     for _ in range(_PASSES):
         start = best
         for change in Changes(best, allowed):
@@ -70,18 +73,21 @@ def hill_climb(
     return best
 
 
-def _changed(problem: Problem, plan: Plan, change: Change, tried: set[frozenset[Part]]) -> Plan | None:
-    """Return the plan after a change; None if it is impossible, or if it gives stages that were tried before."""
+def _changed(problem: Problem, plan: Plan, change: Change, tried: set[_Hosted]) -> Plan | None:
+    """Return the plan after a change; None if it is impossible, or if the stages were tried on the same devices."""
     before = list(map(Part.of, plan.stages))
     parts = change(before)
-    if parts is None or (key := frozenset(parts)) in tried:
+    if parts is None:
         return None
-    tried.add(key)
     devices = [stage.devices for stage in plan.stages]
     if [part.degree for part in parts] != [part.degree for part in before]:
         if not _placeable(plan):
             return None
         devices = None
+    hosted = frozenset(zip(parts, devices or repeat(()), strict=False))
+    if hosted in tried:
+        return None
+    tried.add(hosted)
     order = stage_order(problem.graph, parts)
     if order is None:
         return None

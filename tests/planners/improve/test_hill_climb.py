@@ -96,3 +96,16 @@ def test_a_plan_stays_sound_and_never_gets_slower(seed: int) -> None:
     found = hill_climb(plan, seconds, 30)
     verify(found)
     assert step_seconds(found) <= step_seconds(plan)
+
+
+def test_operators_change_places_though_the_stages_stay_the_same() -> None:
+    # A climb left out stages that it had tried, whichever devices hosted them. It tried a and b, which share a device,
+    # in each other's place first. So a and c stayed where they were.
+    seconds_of = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}
+    graph = Graph(name="apart", ops=tuple(Op(name=name) for name in seconds_of), edges=())
+    costs = table(graph, {name: (0.0, each) for name, each in seconds_of.items()})
+    problem = Problem(graph, costs, cluster(2), 4)
+    stages, devices = [Part((name,), 1, 4) for name in "abcd"], [(0,), (0,), (1,), (1,)]
+    found = hill_climb(assemble(problem, stages, planner="test", devices=devices), seconds, 100)
+    # Four samples of 3 (4 + 1) seconds on each device.
+    assert step_seconds(found) == pytest.approx(4 * 3 * 5)
