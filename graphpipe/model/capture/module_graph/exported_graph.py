@@ -15,13 +15,29 @@ from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes
-from graphpipe.model.capture.module_graph.translation import Translation
+from graphpipe.model.capture.module_graph.translation import Translation, owner_of
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import is_mutable, numbers_kept
 
 _MOST = 2**40
 """Samples at most. Without a bound, torch.export fails at a product of their number that exceeds 63 bits."""
+
+_MANY = 4
+"""From so many blocks on that write into views, these stay whole. To make functions of such operators, torch traces the
+model twice more. With the attentions of SwinV2 this took more than half of the time."""
+
+
+class WriteIntoViews(Exception):
+    """Small submodules write into views of tensors.
+
+    Args:
+        paths: of the submodules.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__(paths)
+        self.paths = paths
 
 
 @collection_paused()
@@ -33,6 +49,7 @@ def exported_graph(
     loops: SampleLoops,
     outputs: Sequence[str] = (),
     written: Collection[str] = (),
+    blocks: Collection[str] = (),
 ) -> ModuleGraph:
     """Return the graph of `fake`, in which the submodules `paths` are opaque.
 
@@ -44,8 +61,10 @@ def exported_graph(
         loops: over the samples of `inputs`.
         outputs: the entries of its output to return; if empty, the whole output.
         written: buffers of the model's own that its forward writes into in the other mode.
+        blocks: small submodules that may stay whole. If many of them write into views, they have to.
 
     Raises:
+        WriteIntoViews: many blocks do.
         CannotExpress: a forward does what glue cannot express.
         InvalidInput: its output has no such entry.
         Exception: any error of torch.export.
@@ -55,7 +74,11 @@ def exported_graph(
         detach_blocks(program)
         for module in _graphs(program):
             replace_plain_writes(module)
-        if any(is_mutable(node.target) for module in _graphs(program) for node in module.graph.nodes):
+        writes = [node for module in _graphs(program) for node in module.graph.nodes if is_mutable(node.target)]
+        if writes:
+            writing = {owner_of(node) for node in writes} & {*blocks}
+            if len(writing) >= _MANY:
+                raise WriteIntoViews(sorted(writing))
             program = program.run_decompositions({})  # the others become functions, too
     return Translation(program, calls, list(inputs), outputs, written).module_graph()
 

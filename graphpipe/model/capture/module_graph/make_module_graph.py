@@ -12,7 +12,7 @@ from graphpipe.graph import Input, Origin
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.compare_modes import difference, evaluation_output, writes, writes_unseen
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
-from graphpipe.model.capture.module_graph.exported_graph import exported_graph
+from graphpipe.model.capture.module_graph.exported_graph import WriteIntoViews, exported_graph
 from graphpipe.model.capture.module_graph.failures import (
     CannotExpress,
     ExportFailed,
@@ -23,7 +23,7 @@ from graphpipe.model.capture.module_graph.failures import (
 from graphpipe.model.capture.module_graph.input_forms import taking
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
-from graphpipe.model.capture.module_graph.opaque_modules import EVERY, opaque_modules
+from graphpipe.model.capture.module_graph.opaque_modules import EVERY, opaque_modules, small_blocks
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
@@ -112,13 +112,17 @@ def _by_export(
         try:
             with observed_modes(_glue(fake, paths)) as reads:
                 loops = SampleLoops(_samples(examples))
-                found = exported_graph(fake, paths, examples, runs, loops, origin.outputs)
+                found = exported_graph(
+                    fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, origin.split)
+                )
             owners = {path for path, module in fake.named_modules() if module in reads}
             follow_modes(found.graph, owners)
             if ((compare_modes or origin.modes_differ) and (owners or loops.count)) or writes(found):
                 again = _Again(fake, paths, examples, runs, owners, origin.outputs)
                 found = _compared(found, again, origin, loops=loops.count > 0)
             return found, replace(origin, opaque=tuple(opaque), modes_differ=found.in_evaluation is not None)
+        except WriteIntoViews as fault:
+            opaque += fault.paths
         except CannotExpress as fault:
             inside = {path for path in paths if _inside(fault.path, path)} - runs.hidden - {fault.path}
             if inside:

@@ -72,6 +72,23 @@ def is_opaque(module: nn.Module) -> bool:
     return library or all(not list(child.children()) for child in children)
 
 
+def small_blocks(root: nn.Module, split: Collection[str]) -> set[str]:
+    """Return the paths of submodules that may stay whole: their children are leaves, or containers of leaves.
+
+    Args:
+        root: the model.
+        split: submodules to look into. There are none in what they contain.
+    """
+    blocks = {path for path, module in root.named_modules() if path and _is_small(module)}
+    return {path for path in blocks if EVERY not in split and not any(f"{path}.".startswith(f"{a}.") for a in split)}
+
+
+def _is_small(module: nn.Module) -> bool:
+    inner = [each for child in module.children() if is_container(child) for each in child.children()]
+    others = [child for child in module.children() if not is_container(child)]
+    return not is_container(module) and not any(list(each.children()) for each in [*inner, *others])
+
+
 def is_primitive(module: nn.Module) -> bool:
     """True for a module of `torch.nn` without children, such as a linear layer."""
     return type(module).__module__.startswith("torch.nn.") and not list(module.children())

@@ -154,7 +154,7 @@ class Translation:
         inner = getattr(node.graph.owning_module, str(node.target), None)
         if isinstance(inner, fx.GraphModule) and all(switches_gradients(user.target) for user in node.users):
             return inner
-        raise CannotExpress(_owner(node), "switches a mode of torch or branches on values inside the graph")
+        raise CannotExpress(owner_of(node), "switches a mode of torch or branches on values inside the graph")
 
     def _is_batch_size(self, node: fx.Node) -> bool:
         return self._is_batch(node.meta.get("val"))
@@ -172,11 +172,11 @@ class Translation:
         if switches_gradients(node.target):
             return self._translate_block(node)
         if is_higher_order(node.target):
-            raise CannotExpress(_owner(node), f"uses {node.target}")
+            raise CannotExpress(owner_of(node), f"uses {node.target}")
         args, kwargs = self._argument(node.args), self._argument(dict(node.kwargs))
         target = copied if node.target is torch.ops.aten.copy.default else node.target
         new = self.graph.call_function(target, args, kwargs)  # pyright: ignore[reportArgumentType]
-        new.meta["owner"] = _owner(node)
+        new.meta["owner"] = owner_of(node)
         if isinstance(node.meta.get("val"), Tensor):
             new.meta["dimensions"] = node.meta["val"].dim()
         return new
@@ -296,7 +296,8 @@ def written(buffer: Tensor, values: Tensor, enabled: bool = True) -> Tensor:
     return buffer
 
 
-def _owner(node: fx.Node) -> str:
+def owner_of(node: fx.Node) -> str:
+    """Return the path of the submodule whose forward a node of an exported program comes from, "" for the model."""
     stack: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
     path = list(stack.values())[-1][0] if stack else ""
     return "" if path.startswith("_empty_nn_module_stack") else path.partition("@")[0]
