@@ -89,6 +89,13 @@ def test_a_device_that_copies_its_messages_works_for_every_byte():
     assert step_seconds(plan) == trace.step_seconds == 38
 
 
+def test_a_device_takes_all_messages_of_a_task_before_it():
+    # Sent until 4 and 2, under way until 14 and 6. The work of both, 3 and 1 seconds, comes before the forward.
+    link = Link(latency_seconds=1.0, bandwidth_bytes_per_second=2.0, processor_seconds_per_byte=1 / 6)
+    plan = make_plan([Part()] * 3, [(0, 2, 18.0), (1, 2, 6.0)], batch_size=1, link=link)
+    assert times(simulate(plan), 2, "F") == [("F0", 18, 19)]
+
+
 def test_optimizer_steps_wait_for_the_scalar_sum():
     link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0)
     parts = [Part(parameter_bytes=1), Part(parameter_bytes=1)]
