@@ -66,8 +66,8 @@ def profile_ops(
 
     An operator by itself also takes longer because its code is entered, and its backward started, for it alone. A stage
     does this once for all of its operators. So an operator that computes nothing runs among the others, and its times
-    are subtracted from theirs. On two cores of an EPYC, the sum of all operators was 4 to 21 % longer than the stages
-    that consist of them (models of the zoo, 8 samples). With the subtraction, it was 4 % shorter to 7 % longer.
+    are subtracted from theirs. On two cores of an EPYC, the sum of 6 to 9 operators was 4 to 21 % longer than the stage
+    that consists of them (models of the zoo, 8 samples). With the subtraction, it was 4 % shorter to 7 % longer.
 
     Curves are fitted to the forward and to the whole backward. The backward is then divided between input and weight
     gradient in proportion to the measured time of the input gradient. `OpCost.error` is the larger of the two errors.
@@ -127,7 +127,7 @@ def _profile(
     if empty is None:
         measured = _measure(accepted, effort, on_progress)
     else:
-        among = {samples: [*_with_company(some, empty)] for samples, some in accepted.items()}
+        among = {samples: [*_with_empty(some, empty)] for samples, some in accepted.items()}
         measured = _without(_measure(among, effort, on_progress), empty.signature)
     return {run.signature: _row(run, measured[run.signature], device_type) for run in window}
 
@@ -173,7 +173,7 @@ def _row(run: OpRun, measured: Mapping[int, Times], device_type: str) -> OpCost:
     )
 
 
-def _with_company(runs: Sequence[OpRun], empty: OpRun) -> Iterable[OpRun]:
+def _with_empty(runs: Sequence[OpRun], empty: OpRun) -> Iterable[OpRun]:
     for position, run in enumerate(runs):
         yield run
         if position % _BETWEEN == 0:
