@@ -49,7 +49,7 @@ class Measured:
     processor_seconds: float
     """Of all ranks and their threads in a step, whether or not they had to wait for a core; median."""
     trace: Trace
-    """Of the step of median length among others between these, which were recorded."""
+    """Of the step of median length among others after these, which were recorded."""
     peak_bytes: tuple[float, ...]
     """By rank: the most that torch had allocated in a step."""
     steps: int
