@@ -186,3 +186,13 @@ def test_the_automatic_schedule_alone_is_no_slower_where_nothing_is_sent(plan: P
     edges = tuple(replace(edge, bytes_per_sample=0.0) for edge in plan.edges)
     plan = replace(plan, edges=edges)
     assert step_seconds(replace(plan, schedule="zb-auto")) <= step_seconds(plan) * (1 + 1e-9)
+
+
+def test_of_schedules_that_end_together_the_one_of_the_shortest_stages_is_chosen():
+    # H1 ends as early, but its longest stage takes 0.75 s more from its first task to its last.
+    parts = [Part(forward=0.5, backward=0.5, in_flight=16)] * 2 + [Part(forward=0.5, backward=1.0, in_flight=16)]
+    link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=4.0)
+    plan = make_plan(parts, [(0, 1, 0.5), (0, 2, 0.5), (1, 2, 0.5)], batch_size=16, link=link, schedule="zb-h1")
+    found = {name: simulate(replace(plan, schedule=name)) for name in ("zb-h1", "zb-auto")}
+    assert {name: trace.step_seconds for name, trace in found.items()} == {"zb-h1": 25.25, "zb-auto": 25.25}
+    assert {name: own_seconds(trace) for name, trace in found.items()} == {"zb-h1": 24.75, "zb-auto": 24.0}
