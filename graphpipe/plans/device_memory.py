@@ -63,12 +63,15 @@ def memory_shortfall(plan: Plan) -> float:
     if plan.shares_devices or any(stage.offload_to for stage in plan.stages):
         return -min(spare_bytes(plan).values())
     # Each device holds what one stage needs, and the smallest device of a stage lacks most. Searches ask this often.
-    return max(_needed_alone(plan, stage) - _smallest_memory(plan, stage) for stage in plan.stages)
+    return max(stage_shortfall(plan, stage) for stage in plan.stages)
 
 
-def _needed_alone(plan: Plan, stage: Stage) -> float:
+def stage_shortfall(plan: Plan, stage: Stage) -> float:
+    """Return how many bytes the smallest of a stage's devices lacks if it hosts no other stage (negative if bytes are
+    free)."""
     memory = stage_memory(plan.cost_model, stage)
-    return memory.resident(stage.in_flight / stage.degree) + max(0.0, memory.transient)
+    needed = memory.resident(stage.in_flight / stage.degree) + max(0.0, memory.transient)
+    return needed - _smallest_memory(plan, stage)
 
 
 def _smallest_memory(plan: Plan, stage: Stage) -> float:

@@ -17,7 +17,7 @@ from graphpipe.planners.problem.too_large import too_large
 from graphpipe.planners.swapping.chain_stages import partitions_of
 from graphpipe.planners.swapping.dawnpiper import fitting_partition
 from graphpipe.planners.swapping.vpipe import repartitioned
-from graphpipe.plans.device_memory import memory_shortfall, needed_bytes
+from graphpipe.plans.device_memory import memory_shortfall, needed_bytes, stage_shortfall
 from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import OTHER_BACKWARDS, Stage
@@ -41,19 +41,19 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     recomputes and offloads single operators until it fits (`roomier_plans`). A plan that is hardly slower than the one
     with more memory is returned.
 
-    Otherwise, these are compared with the search's plans for three problems, after `eased`: all stages recompute,
-    replicas shard the optimizer's state, and both. If the search also chooses a schedule, it compares its candidates
-    with and without `eased`, before schedules fill the memory with samples in flight. If nothing fits otherwise,
-    further candidates are the chains of least bottleneck over every choice of stages that recompute, with the
-    optimizer's state whole and sharded. With whole state the chain is exact, so a plan is found if any sequence of
+    Otherwise, these are compared with the search's plans for two problems, after `eased`: replicas shard the
+    optimizer's state, and all stages recompute besides. If the search also chooses a schedule, it compares its
+    candidates with and without `eased`, before schedules fill the memory with samples in flight. If nothing fits
+    otherwise, further candidates are the chains of least bottleneck over every choice of stages that recompute, with
+    the optimizer's state whole and sharded. With whole state the chain is exact, so a plan is found if any sequence of
     intervals fits. Then DawnPiper's chains are compared too, which balance memory before they swap and recompute
     operators. vPipe's chains are found quickly, so they are always compared. If nothing is found, replicas shard
     everything (`Stage.state`). This only helps where one parameter is most of a stage.
 
-    Each search looks only for plans that can be faster than the best one so far. If all stages that recompute find none
-    with sharded state, the other two problems are left out: they need more memory, and are hardly faster. They are also
-    left out once a plan is hardly slower than the one with more memory. Problems whose parameters do not fit
-    (`too_large`) are not searched.
+    Each search looks only for plans that can be faster than the best one so far. If it finds none whose stages all
+    recompute, the other problem is left out: it needs more memory, and is hardly faster. It is also left out once a
+    plan is hardly slower than the one with more memory. Problems whose parameters do not fit (`too_large`) are not
+    searched.
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -89,21 +89,22 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
             found.append(plan)
             if options.evaluate(plan) <= enough:
                 return options.best(found)
-    for problems in _reliefs(problem):
-        for each in problems:
+    for searched, chained in _reliefs(problem):
+        for each in searched:
             faster = replace(options, most_seconds=_seconds(options, found))
             # Without a plan for the first, which needs the least memory, the others hardly have one.
-            if not tried(each, partial(_eased_search, find, each, faster)) and each is problems[0]:
+            if not tried(each, partial(_eased_search, find, each, faster)) and each is searched[0]:
                 break
             if _seconds(options, found) <= enough:
                 break
-        for each, attempt in _chains(problems, planner, every=nothing_fits):
+        for each, attempt in _chains(chained, planner, every=nothing_fits):
             tried(each, partial(attempt, replace(options, most_seconds=_seconds(options, found))))
         if found:
             return options.best(found)
     if not too_large(problem):
         raise misses[1] if len(misses) > 1 else misses[0]
-    return find(next(_reliefs(problem), [problem])[0], options)  # Its error names the nearest miss.
+    least = next((searched[0] for searched, _ in _reliefs(problem)), problem)
+    return find(least, options)  # Its error names the nearest miss.
 
 
 def _seconds(options: Options, plans: Sequence[Plan]) -> float:
@@ -115,33 +116,36 @@ def _has_room(plan: Plan) -> bool:
     return all(need <= _FULL * plan.cluster.type_of(at).memory_bytes for at, need in needed_bytes(plan).items())
 
 
-def _reliefs(problem: Problem) -> Iterator[list[Problem]]:
-    """Yield the problems whose plans are compared, the one that needs the least memory first.
+def _reliefs(problem: Problem) -> Iterator[tuple[list[Problem], list[Problem]]]:
+    """Yield the problems whose plans are compared, the one that needs the least memory first, and those of the chains.
 
     Replicas do not shard anything if mini-batches overlap. If a backward reads other
     weights than its forward, stages cannot recompute.
     """
     again = replace(problem, recompute="full")
     if problem.weights != "flush":
-        yield from [] if problem.weights in OTHER_BACKWARDS else [[again]]
+        yield from [] if problem.weights in OTHER_BACKWARDS else [([again], [problem])]
         return
     if len(problem.cluster.devices) == 1:
-        yield [again]
+        yield [again], [problem]
         return
-    yield [replace(again, state="optimizer"), again, replace(problem, state="optimizer")]
-    yield [replace(again, state="all"), replace(problem, state="all")]
+    # Stages that recompute and hold their whole state are not searched. With sharded state they fit too, and `eased`
+    # makes it whole where that is faster. On the zoo, 33 such searches found nothing that was faster.
+    sharded, all_sharded = (replace(problem, state=state) for state in ("optimizer", "all"))
+    yield [replace(sharded, recompute="full"), sharded], [sharded, problem]
+    yield [replace(all_sharded, recompute="full"), all_sharded], [all_sharded]
 
 
 def _chains(
     problems: Sequence[Problem], planner: str, *, every: bool
 ) -> Iterator[tuple[Problem, Callable[[Options], Plan]]]:
     """Yield the searches of chains to try, by their options, and the problem of each: all, or only vPipe's."""
-    for problem in (each for each in problems if each.recompute == "full"):
-        kept, swaps = replace(problem, recompute="none"), problem.weights == "flush" and problem.state == "whole"
+    for problem in problems:
         if every:
-            yield problem, partial(_chain, _partitions, kept, planner)
-        for find_chain in ((repartitioned, fitting_partition) if every else (repartitioned,)) if swaps else ():
-            yield problem, partial(_chain, partial(partitions_of, find_chain), kept, planner)
+            yield problem, partial(_chain, _partitions, problem, planner)
+        if problem.weights == "flush" and problem.state == "whole":
+            for find_chain in (repartitioned, fitting_partition) if every else (repartitioned,):
+                yield problem, partial(_chain, partial(partitions_of, find_chain), problem, planner)
 
 
 def _chain(partitions: Callable[..., Iterable[list[Part]]], problem: Problem, planner: str, options: Options) -> Plan:
@@ -185,14 +189,21 @@ def eased(plan: Plan) -> Plan:
     stages = range(len(plan.stages))
     slowest_first = sorted(stages, key=lambda stage: seconds_per_sample(plan, stage), reverse=True)
     for at in slowest_first:
-        kept = _changed(plan, at, replace(plan.stages[at], recompute="none"))
-        if memory_shortfall(kept) <= 0:
-            plan = kept
+        plan = _if_it_fits(plan, at, replace(plan.stages[at], recompute="none")) or plan
     for at in slowest_first:
-        whole = _changed(plan, at, replace(plan.stages[at], state="whole"))
-        if seconds_per_sample(whole, at) <= seconds_per_sample(plan, at) and memory_shortfall(whole) <= 0:
+        whole = _if_it_fits(plan, at, replace(plan.stages[at], state="whole"))
+        if whole is not None and seconds_per_sample(whole, at) <= seconds_per_sample(plan, at):
             plan = whole
     return plan
+
+
+def _if_it_fits(plan: Plan, at: int, stage: Stage) -> Plan | None:
+    """Return the plan with another stage; None if it is the same stage, or if the plan then lacks memory."""
+    # A stage that does not even fit alone is found quickly.
+    if stage == plan.stages[at] or stage_shortfall(plan, stage) > 0:
+        return None
+    changed = _changed(plan, at, stage)
+    return changed if memory_shortfall(changed) <= 0 else None
 
 
 def _changed(plan: Plan, at: int, stage: Stage) -> Plan:
@@ -204,7 +215,9 @@ def _partitions(downset_table: DownsetTable, micro_batch: int, *, most_seconds: 
     loads = StageLoads(downset_table, micro_batch, degrees_of(problem, micro_batch), policies=BOTH)
     # The slowest stage computes all samples, so slower stages are in no faster plan.
     most = most_seconds / problem.batch_size
-    if loads.least_bottleneck() <= most and (
-        parts := downset_table.parts(loads.bottleneck_search(most).solve(), micro_batch)
-    ):
+    if loads.least_bottleneck() > most:
+        return
+    cuts = loads.bottleneck_search(most)
+    # Beside a plan that fits, the nearest miss tells nothing.
+    if (most == inf or cuts.may_fit) and (parts := downset_table.parts(cuts.solve(), micro_batch)):
         yield parts
