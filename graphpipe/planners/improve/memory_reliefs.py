@@ -39,7 +39,7 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     Memory is short if nothing fits, or if the plan fills half of a device and a quick search with more memory finds a
     plan that is at least 2 % faster. Then the search repeats as if devices had more memory, and each of its plans
     recomputes and offloads single operators until it fits (`roomier_plans`). A plan that is hardly slower than the one
-    with more memory is returned.
+    with the most memory is returned.
 
     Otherwise, these are compared with the search's plans for two problems, after `eased`: replicas shard the
     optimizer's state, and all stages recompute besides. If the search also chooses a schedule, it compares its
@@ -80,11 +80,13 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
         return found[0]
     nothing_fits = not found
     options = replace(options, thorough=False)
-    roomiest = faster_with_memory(problem, options, find, found[0]) if found else None
+    roomiest = None
+    if problem.weights == "flush" and not too_large(problem):
+        roomiest = faster_with_memory(problem, options, find, found[0] if found else None)
     if found and roomiest is None:
         return found[0]
     enough = -inf if roomiest is None else enough_seconds(options, roomiest)
-    if problem.weights == "flush" and not too_large(problem):
+    if roomiest is not None:
         for plan in roomier_plans(problem, options, find, roomiest, _seconds(options, found)):
             found.append(plan)
             if options.evaluate(plan) <= enough:

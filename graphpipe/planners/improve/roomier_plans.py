@@ -22,17 +22,17 @@ _ROOMIER = (3.0, 1.7, 1.3)
 Search = Callable[[Problem, Options], Plan]
 
 
-def faster_with_memory(problem: Problem, options: Options, find: Search, plan: Plan) -> Plan | None:
+def faster_with_memory(problem: Problem, options: Options, find: Search, plan: Plan | None) -> Plan | None:
     """Return the plan for the most memory that a search with one stage per device finds; None if it is hardly faster
-    than the plan without it.
+    than the plan without it, or if nothing fits.
 
     Args:
         problem: of which the plan is.
         options: the caller's.
         find: the search.
-        plan: the best for the memory that there is.
+        plan: the best for the memory that there is; None if nothing fits in it.
     """
-    most = _GAIN * options.evaluate(plan)
+    most = inf if plan is None else _GAIN * options.evaluate(plan)
 
     def evaluate(plan: Plan) -> float:
         return inf if least_step_seconds(plan) > most else options.evaluate(plan)
@@ -40,7 +40,7 @@ def faster_with_memory(problem: Problem, options: Options, find: Search, plan: P
     quick = replace(options, scheduled=None, most_seconds=most, evaluate=evaluate)
     try:
         found = find(_with_memory(problem, _ROOMIER[0]), quick)
-    except Infeasible:  # Every plan is slower.
+    except Infeasible:  # Nothing fits, or every plan is slower.
         return None
     return found if evaluate(found) <= most else None
 
@@ -61,7 +61,7 @@ def _with_memory(problem: Problem, times: float) -> Problem:
 
 
 def roomier_plans(
-    problem: Problem, options: Options, find: Search, roomiest: Plan | None, most_seconds: float
+    problem: Problem, options: Options, find: Search, roomiest: Plan, most_seconds: float
 ) -> Iterator[Plan]:
     """Yield the plans of searches with more memory, fitted into the memory that there is.
 
@@ -72,14 +72,14 @@ def roomier_plans(
         problem: whose memory is short.
         options: the caller's.
         find: the search.
-        roomiest: what it finds for the most memory with one stage per device, if that is known.
+        roomiest: what it finds for the most memory with one stage per device.
         most_seconds: of a step; slower plans may be left out.
     """
     found, needs = roomiest, inf
     for times in _ROOMIER:
         if needs <= times:
             continue
-        if found is None or times != _ROOMIER[0]:
+        if times != _ROOMIER[0]:
             quick = replace(options, scheduled=None, most_seconds=_NEAR * most_seconds)
             try:
                 found = find(_with_memory(problem, times), quick)

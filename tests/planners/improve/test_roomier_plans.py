@@ -35,7 +35,7 @@ def test_less_memory_is_not_searched_once_more_memory_is_too_slow():
         asked.append(options.most_seconds)
         return plan
 
-    assert list(roomier_plans(problem, Options(), find, None, 11.0)) == []  # four micro-batches of 3 seconds
+    assert list(roomier_plans(problem, Options(), find, plan, 11.0)) == []  # four micro-batches of 3 seconds
+    assert asked == []
+    assert list(roomier_plans(problem, Options(), find, plan, 13.0)) == []  # a sample alone needs 4 bytes
     assert len(asked) == 1
-    assert list(roomier_plans(problem, Options(), find, None, 13.0)) == []  # a sample alone needs 4 bytes
-    assert len(asked) > 2
