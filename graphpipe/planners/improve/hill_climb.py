@@ -6,6 +6,7 @@ Jeon et al., GraphPipe (ASPLOS 2025), section 6, allow each stage its own size a
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import repeat
 from math import inf
 
@@ -17,8 +18,8 @@ from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.plan import Plan
 
-_Hosted = frozenset[tuple[Part, tuple[int, ...]]]
-"""Stages with their devices, which are empty where they follow from the degrees."""
+_Hosted = tuple[Part, tuple[int, ...]]
+"""A stage with its devices, which are empty where they follow from the degrees."""
 _PASSES = 4
 _WORTH = 1.0005
 """Smaller gains are not worth an unequal plan."""
@@ -51,11 +52,11 @@ def hill_climb(
     problem = Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
     allowed = tuple(sorted(micro_batch_sizes(plan.batch_size) if sizes is None else sizes))
     best, seconds = plan, evaluate(plan, inf)
-    tried = set[_Hosted]()
+    near = _Near(problem, best)
     for _ in range(_PASSES):
         start = best
         for change in Changes(best, allowed):
-            trial = _changed(problem, best, change, tried)
+            trial = near.changed(change, seconds)
             if trial is None or least_step_seconds(trial, whole_backwards=whole_backwards) >= seconds:
                 continue
             if memory_shortfall(trial) > 0:
@@ -66,6 +67,7 @@ def hill_climb(
             trial_seconds = evaluate(trial, seconds)
             if trial_seconds * _WORTH < seconds:
                 best, seconds = trial, trial_seconds
+                near.move(best)
                 if len(best.stages) != len(start.stages):
                     break  # The other changes of this pass name stages by their old positions.
         if best is start:
@@ -73,31 +75,72 @@ def hill_climb(
     return best
 
 
-def _changed(problem: Problem, plan: Plan, change: Change, tried: set[_Hosted]) -> Plan | None:
-    """Return the plan after a change; None if it is impossible, or if the stages were tried on the same devices."""
-    before = list(map(Part.of, plan.stages))
-    parts = change(before)
-    if parts is None:
-        return None
-    devices = [stage.devices for stage in plan.stages]
-    if [part.degree for part in parts] != [part.degree for part in before]:
-        if not _placeable(plan):
+@dataclass(slots=True)
+class _Near:
+    """The plans near a plan that have not been tried yet."""
+
+    problem: Problem
+    plan: Plan
+    parts: list[Part] = field(init=False)
+    devices: list[tuple[int, ...]] = field(init=False)
+    tried: set[frozenset[_Hosted]] = field(default_factory=set[frozenset[_Hosted]])
+    """The stages of the plans so far."""
+    least: dict[_Hosted, float] = field(default_factory=dict[_Hosted, float])
+    """The seconds of stages so far, see `_least_seconds`."""
+
+    def __post_init__(self) -> None:
+        self.move(self.plan)
+
+    def move(self, plan: Plan) -> None:
+        """Go on from another plan."""
+        self.plan, self.parts = plan, list(map(Part.of, plan.stages))
+        self.devices = [stage.devices for stage in plan.stages]
+
+    def changed(self, change: Change, limit_seconds: float) -> Plan | None:
+        """Return the plan after a change.
+
+        None if the change is impossible, if the stages were tried on the same devices, or if a stage that it makes
+        takes as long as the limit by itself.
+        """
+        parts, devices = change(self.parts), self.devices
+        if parts is None:
             return None
-        devices = None
-    hosted = frozenset(zip(parts, devices or repeat(()), strict=False))
-    if hosted in tried:
-        return None
-    tried.add(hosted)
-    order = stage_order(problem.graph, parts)
-    if order is None:
-        return None
-    return assemble(
-        problem,
-        [parts[stage] for stage in order],
-        planner=plan.planner,
-        chain=is_chain(plan),
-        devices=devices and [devices[stage] for stage in order],
-    )
+        if [part.degree for part in parts] != [part.degree for part in self.parts]:
+            if not _placeable(self.plan):
+                return None
+            devices = None
+        hosted = list(zip(parts, devices or repeat(()), strict=False))
+        if (stages := frozenset(hosted)) in self.tried:
+            return None
+        self.tried.add(stages)
+        before = set(map(id, self.parts))
+        if any(self._least_seconds(each) >= limit_seconds for each in hosted if id(each[0]) not in before):
+            return None
+        order = stage_order(self.problem.graph, parts)
+        if order is None:
+            return None
+        return assemble(
+            self.problem,
+            [parts[stage] for stage in order],
+            planner=self.plan.planner,
+            chain=is_chain(self.plan),
+            devices=devices and [devices[stage] for stage in order],
+        )
+
+    def _least_seconds(self, hosted: _Hosted) -> float:
+        """Return how long a stage computes and updates its weights at least, the part of `least_step_seconds` that
+        depends on no other stage."""
+        if (known := self.least.get(hosted)) is None:
+            part, devices = hosted
+            costs, gradients = self.plan.cost_model, 0.0
+            # Where devices are not chosen yet, all are of one type.
+            tasks = costs.tasks_seconds(part.ops, devices or (0,), part.micro_batch / part.degree, part.recompute)
+            if devices and part.state == "whole" and not self.problem.graph.shared:
+                count = costs.parameter_bytes.gradients(part.ops)
+                gradients = costs.all_reduce_seconds(count, devices)
+            work = self.problem.batch_size // part.micro_batch * max(task.forward + task.backward for task in tasks)
+            known = self.least[hosted] = work + (gradients + costs.optimizer_seconds(part.ops, part.state, part.degree))
+        return known
 
 
 def _placeable(plan: Plan) -> bool:

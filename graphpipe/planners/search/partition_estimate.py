@@ -45,7 +45,7 @@ class PartitionEstimator:
 
     problem: Problem
     costs: CostModel
-    chain: bool
+    chain: bool = False
     """Whether stages that do not feed each other still follow each other."""
     waiting: bool = False
     """For a schedule with unsplit backwards: count the time that stages wait for late messages, because 1F1B keeps few
@@ -55,10 +55,14 @@ class PartitionEstimator:
     _updates: dict[int, float] = field(default_factory=dict[int, float])
     """Seconds of an update per byte, by degree."""
     _known: dict[Part, "_Load"] = field(default_factory=dict[Part, "_Load"])
+    _crossing: dict[tuple[Part, ...], dict[tuple[int, int], float]] = field(
+        default_factory=dict[tuple[Part, ...], dict[tuple[int, int], float]]
+    )
 
     def estimate(self, parts: Sequence[Part]) -> PartitionEstimate:
         """Return the estimate of a partition, its stages in topological order."""
-        crossing = crossing_bytes(self.problem.graph, parts)
+        if (crossing := self._crossing.get(key := tuple(parts))) is None:
+            crossing = self._crossing[key] = crossing_bytes(self.problem.graph, parts)
         followers: list[set[int]] = [set() for _ in parts]
         for source, target in crossing:
             followers[source].add(target)
@@ -78,7 +82,7 @@ class PartitionEstimator:
             work = [max(0.0, own - update / count) for own, update, count in zip(busy, updates, rounds, strict=True)]
             paces = self._paces(parts, work, crossing, successors, in_flight)
         return PartitionEstimate(
-            tuple(parts),
+            key,
             in_flight,
             self._step_seconds(work, paces, rounds, successors, updates if self.waiting else [0.0] * len(parts)),
             self._split_seconds(busy, rounds, successors),

@@ -42,9 +42,10 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     split = options.objective == "step" and options.splits_backward
     waiting = options.objective == "step" and not split
+    estimator = PartitionEstimator(problem, costs, waiting=waiting)
     rankings = tuple(
         Ranking(
-            PartitionEstimator(problem, costs, chain, waiting=waiting),
+            replace(estimator, chain=chain),  # The copies share what they know about stages.
             Candidates(options.objective),
             Candidates("split") if split else None,
         )
