@@ -29,7 +29,14 @@ def update_seconds(plan: Plan, stage: int) -> float:
 
     The gathers of sharded weights are included, except for a gather before the first task (`Plan.gather_seconds`).
     """
-    return sum_seconds(plan, stage) + plan.optimizer_seconds(stage)
+    here = plan.stages[stage]
+
+    def seconds() -> float:
+        return sum_seconds(plan, stage) + plan.optimizer_seconds(stage)
+
+    if plan.graph.shared:  # Tied gradients depend on the other stages.
+        return seconds()
+    return plan.cost_model.op_bytes.once(("update", here.ops, here.devices, here.state), seconds)
 
 
 def offload_seconds(plan: Plan, stage: Stage) -> float:

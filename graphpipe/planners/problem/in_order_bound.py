@@ -46,6 +46,10 @@ def least_1f1b_seconds(plan: Plan) -> float:
     return least * (1 - _ROUNDING)
 
 
+_Arriving = tuple[list[float], int, float]
+"""The ends of the tasks of another stage that send messages, its micro-batch size, and the seconds of a message."""
+
+
 class _Line:
     """The tasks of a stage, with the ends of those that are done."""
 
@@ -72,8 +76,7 @@ class _Line:
         self.free = free
         """When the last task that is done ends."""
         self.forwards, self.backwards = list[float](), list[float]()
-        self.from_sources, self.from_targets = list[tuple[_Line, float]](), list[tuple[_Line, float]]()
-        """Where its messages come from, with their seconds."""
+        self.from_sources, self.from_targets = list[_Arriving](), list[_Arriving]()
         self.others = list[_Line]()
         """The stages that may wait for this one."""
         self.awaited, self.lacks = list[float](), 0
@@ -82,25 +85,27 @@ class _Line:
     def advance(self) -> None:
         """Do tasks until one lacks a message."""
         forwards, backwards, free = self.forwards, self.backwards, self.free
-        forward, backward = self.seconds
+        (forward, backward), size, count = self.seconds, self.size, self.count
         self.lacks = 0
-        while len(backwards) < self.count:
-            is_forward = len(forwards) < min(self.warm_up + len(backwards), self.count)
-            ends = forwards if is_forward else backwards
+        while len(backwards) < count:
+            if len(forwards) < count and len(forwards) < self.warm_up + len(backwards):
+                ends, seconds, arrivals = forwards, forward, self.from_sources
+            else:
+                ends, seconds, arrivals = backwards, backward, self.from_targets
             # The last sample of the first replica.
-            last = len(ends) * self.size + self.slice - 1
-            for other, message in self.from_sources if is_forward else self.from_targets:
-                arriving, at = other.forwards if is_forward else other.backwards, last // other.size
+            last = len(ends) * size + self.slice - 1
+            begin = free
+            for arriving, other_size, message in arrivals:
+                at = last // other_size
                 if at >= len(arriving):
                     self.awaited, self.lacks = arriving, at + 1
-                    break
-                if arriving[at] + message > free:
-                    free = arriving[at] + message
-            if self.lacks:
-                break
-            free += forward if is_forward else backward
+                    self.free = free
+                    return
+                if (arrived := arriving[at] + message) > begin:
+                    begin = arrived
+            free = begin + seconds
             ends.append(free)
-            self.free = free
+        self.free = free
 
 
 def _lines(plan: Plan) -> list[_Line]:
@@ -120,9 +125,10 @@ def _lines(plan: Plan) -> list[_Line]:
         )
     feeding, back = hops(plan)
     for number, line in enumerate(lines):
-        line.from_sources += ((lines[other], message) for other, message in feeding[number])
+        sources = ((lines[other], message) for other, message in feeding[number])
+        line.from_sources += ((other.forwards, other.size, message) for other, message in sources)
         for other, message in back[number]:
-            lines[other].from_targets.append((line, message))
+            lines[other].from_targets.append((line.backwards, line.size, message))
     for edge in plan.edges:
         lines[edge.source].others.append(lines[edge.target])
         lines[edge.target].others.append(lines[edge.source])

@@ -186,13 +186,14 @@ class Period:
 
         In a segment, a line also receives the gradients of its stage's replicas.
         """
-        known: dict[tuple[int, tuple[int, ...]], tuple[tuple[Kind, int], ...]] = {}
-        lists: list[tuple[tuple[Kind, int], ...]] = []
-        for line, device in enumerate(self.plan.used_devices):
+        known: dict[tuple[int, tuple[int, ...]], int] = {}
+        numbers: dict[tuple[tuple[Kind, int], ...], int] = {}
+        lists: list[int] = []  # A number for each list of tasks, because lists are long.
+        for device, stages, firsts in zip(self.plan.used_devices, self.hosted, self.firsts, strict=True):
             tasks = self.schedule.devices[device]  # Devices often share one tuple.
-            key = id(tasks), self.hosted[line]
+            key = id(tasks), stages
             if key not in known:
-                known[key] = tuple([(task.kind, self.firsts[line][task.stage]) for task in tasks])
+                known[key] = numbers.setdefault(tuple([(task.kind, firsts[task.stage]) for task in tasks]), len(known))
             lists.append(known[key])
         received: dict[tuple[Line, Line], Hashable] = dict(self.channels)
         for stage in range(len(self.plan.stages)) if self.schedule.updates else ():
