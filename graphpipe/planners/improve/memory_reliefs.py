@@ -32,6 +32,9 @@ Recomputing takes a third of the time without it, or less."""
 _SHARING = 1.4
 """How many times as long it may take before devices share its stages. In `bench sharing` they gain up to 1.31."""
 
+_FAR = 1.1
+"""How many times as long as with more memory a plan must take for every kind of chain to be tried."""
+
 
 def with_reliefs(problem: Problem, options: Options, planner: str, find: Search) -> Plan:
     """Return the plan of a search; where memory is short, the best plan found that keeps less of its activations.
@@ -43,12 +46,13 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
 
     Otherwise, these are compared with the search's plans for two problems, after `eased`: replicas shard the
     optimizer's state, and all stages recompute besides. If the search also chooses a schedule, it compares its
-    candidates with and without `eased`, before schedules fill the memory with samples in flight. If nothing fits
-    otherwise, further candidates are the chains of least bottleneck over every choice of stages that recompute, with
-    the optimizer's state whole and sharded. With whole state the chain is exact, so a plan is found if any sequence of
-    intervals fits. Then DawnPiper's chains are compared too, which balance memory before they swap and recompute
-    operators. vPipe's chains are found quickly, so they are always compared. If nothing is found, replicas shard
-    everything (`Stage.state`). This only helps where one parameter is most of a stage.
+    candidates with and without `eased`, before schedules fill the memory with samples in flight. If nothing fits at
+    first, and no plan comes near the one with the most memory, further candidates are the chains of least bottleneck
+    over every choice of stages that recompute, with the optimizer's state whole and sharded. With whole state the
+    chain is exact, so a plan is found if any sequence of intervals fits. Then DawnPiper's chains are compared too,
+    which balance memory before they swap and recompute operators. vPipe's chains are found quickly, so they are always
+    compared. If nothing is found, replicas shard everything (`Stage.state`). This only helps where one parameter is
+    most of a stage.
 
     Each search looks only for plans that can be faster than the best one so far. If it finds none whose stages all
     recompute, the other problem is left out: it needs more memory, and is hardly faster. It is also left out once a
@@ -99,7 +103,8 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
                 break
             if _seconds(options, found) <= enough:
                 break
-        for each, attempt in _chains(chained, planner, every=nothing_fits):
+        every = nothing_fits and _seconds(options, found) > _FAR * enough
+        for each, attempt in _chains(chained, planner, every=every):
             tried(each, partial(attempt, replace(options, most_seconds=_seconds(options, found))))
         if found:
             return options.best(found)
