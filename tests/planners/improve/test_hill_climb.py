@@ -57,6 +57,29 @@ def test_micro_batches_grow_if_each_has_a_fixed_cost() -> None:
     assert step_seconds(found) == pytest.approx(72)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("problem", [line(6), towers([3, 2], 4, 8)], ids=["line", "towers"])
+def test_stages_that_alone_are_too_slow_change_no_evaluation(
+    problem: Problem, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = PLANNERS["gpipe"].plan(problem, Options())
+
+    def evaluated() -> list[object]:
+        found: list[object] = []
+
+        def evaluate(plan: Plan, limit_seconds: float) -> float:
+            found.append((plan.stages, limit_seconds))
+            return seconds(plan, limit_seconds)
+
+        hill_climb(start, evaluate, 1000, whole_backwards=whole)
+        return found
+
+    early = evaluated()
+    # Without the rejection of single stages, the lower bound of the whole plan rejects the same plans.
+    monkeypatch.setattr("graphpipe.planners.improve.hill_climb._Near._least_seconds", lambda *_: 0.0)
+    assert early == evaluated()
+
+
 def test_without_trials_the_plan_stays() -> None:
     start = cut(line(6), 1, 1)
     assert hill_climb(start, seconds, 0) is start
