@@ -33,41 +33,46 @@ def verify(plan: Plan, schedule: Schedule) -> None:
             f"lists {len(schedule.devices)} devices, the plan's cluster has {len(plan.cluster.devices)}",
             where=f"schedule '{schedule.name}'",
         )
+    # Each reads all tasks, so they are found once.
+    mini_batches, updates = schedule.mini_batches, schedule.updates
     sound: dict[tuple[int, ...], tuple[StageTask, ...]] = {}
     for device, tasks in enumerate(schedule.devices):
         where = f"schedule '{schedule.name}', device '{plan.cluster.devices[device].name}'"
         hosted = tuple(number for number, stage in enumerate(plan.stages) if device in stage.devices)
         if sound.get(hosted) == tasks:  # The same tasks as another replica's.
             continue
-        _check_complete(plan, schedule, hosted, tasks, where)
+        listed = Counter(tasks)
+        expected = _expected_tasks(plan, hosted, listed, mini_batches)
+        if updates:
+            expected |= {StageTask("U", stage, turn) for stage in hosted for turn in range(mini_batches)}
+        _check_complete(listed, expected, where)
         for stage in hosted:
             _check_whole(plan, stage, tasks, where)
             _check_order(plan, stage, [task for task in tasks if task.stage == stage], where)
         sound[hosted] = tasks
-    _check_progress(plan, schedule)
+    _check_progress(plan, schedule, mini_batches * plan.batch_size)
 
 
-def _check_complete(
-    plan: Plan, schedule: Schedule, hosted: tuple[int, ...], tasks: tuple[StageTask, ...], where: str
-) -> None:
-    times = Counter(tasks)
-    expected = {
+def _expected_tasks(
+    plan: Plan, hosted: tuple[int, ...], listed: Counter[StageTask], mini_batches: int
+) -> set[StageTask]:
+    return {
         task
         for stage in hosted
-        for index in range(schedule.mini_batches * plan.batch_size // plan.stages[stage].micro_batch)
-        for task in _expected(stage, index, times, trains=plan.trains)
+        for index in range(mini_batches * plan.batch_size // plan.stages[stage].micro_batch)
+        for task in _expected(stage, index, listed, trains=plan.trains)
     }
-    if schedule.updates:
-        expected |= {StageTask("U", stage, turn) for stage in hosted for turn in range(schedule.mini_batches)}
-    for task in tasks:
-        whole = StageTask("B", task.stage, task.micro_batch)
-        if task.kind in ("I", "W") and whole in times:
+
+
+def _check_complete(listed: Counter[StageTask], expected: set[StageTask], where: str) -> None:
+    for task, times in listed.items():
+        if task.kind in ("I", "W") and (whole := StageTask("B", task.stage, task.micro_batch)) in listed:
             raise InvalidInput(f"lists {task} beside {whole}: a backward is whole or in two halves", where=where)
         if task not in expected:
             raise InvalidInput(f"lists {task}, which is not a task of a stage on this device", where=where)
-        if times[task] > 1:
-            raise InvalidInput(f"lists {task} {times[task]} times", where=where)
-    if missing := sorted(expected - times.keys()):
+        if times > 1:
+            raise InvalidInput(f"lists {task} {times} times", where=where)
+    if missing := sorted(expected - listed.keys()):
         raise InvalidInput(f"does not list {missing[0]} ({len(missing)} tasks are missing)", where=where)
 
 
@@ -186,10 +191,10 @@ class _Progress:
         return True
 
 
-def _check_progress(plan: Plan, schedule: Schedule) -> None:
+def _check_progress(plan: Plan, schedule: Schedule, samples: int) -> None:
     replicas = [(stage, replica) for stage, it in enumerate(plan.stages) for replica in range(it.degree)]
     done = {(kind, *replica): 0 for kind in ("F", "B", "W") for replica in replicas}
-    progress = _Progress(plan, schedule.mini_batches * plan.batch_size, done)
+    progress = _Progress(plan, samples, done)
     at = [0] * len(schedule.devices)
     while _sweep(schedule, progress, at):
         pass
