@@ -1,6 +1,6 @@
 """`python -m bench [NAME ...]`: run all benchmarks, or those named.
 
-`python -m bench faults [OPTION ...]` takes hours, and is not one of all.
+`python -m bench counts [OPTION ...]` and `python -m bench faults [OPTION ...]` take hours, and are not of all.
 """
 
 import sys
@@ -19,7 +19,6 @@ NAMES = (
         "profiles",
         "bounds",
         "scaling",
-        "counts",
         "exhaustive",
         "memory",
         "largest-batch",
@@ -43,7 +42,7 @@ NAMES = (
         "gpu",
     ),
 )
-LONG = ("faults",)
+LONG = ("counts", "faults")
 """Take hours, go on where they ended, and have options. They are run only by name."""
 MODULES = {"async": "asynchronous", "largest-batch": "largest_batch"}
 """Of names that Python cannot import."""

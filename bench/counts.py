@@ -1,20 +1,27 @@
 """The default planner against every baseline on 1 to 32 devices.
 
+    python -m bench counts [--models NAME ...] [--again]
+
+Takes hours. Each case is appended to `bench/results/counts.jsonl`, and a second call goes on where the first ended.
+`--again` computes the cases again that are there. Calls for other models may run at the same time.
+
 The cluster is the first devices of `summit` nodes of six. Step times are simulated. Operator times are those of the
 analytic V100, or the PipeDream profiles' own (../shared/data/pipedream beside the checkout, skipped if absent). Both
 sides have the same schedule: 1F1B, or the best one (`auto`).
 """
 
+import argparse
 import multiprocessing
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import graphpipe as gp
 from bench.profiles import DATA
-from bench.record import save
-from bench.tables import markdown
+from bench.record import append_row, read_rows, save
+from bench.tables import geometric_mean, markdown
 from bench.vision_models import vision_graph
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.model.zoo import zoo
@@ -24,11 +31,13 @@ ZOO = {"mmt": 16, "dlrm": 128, "candle-uno": 128, "case-study": 16, "gpt": 16, "
 """Samples of a mini-batch per device."""
 VISION = {"resnet18": 16, "squeezenet": 16}
 PROFILES = {"gnmt": 32, "vgg16": 32, "resnet50": 32, "inception_v3": 32}
+EACH = {**ZOO, **VISION, **PROFILES}
 DEVICES = range(1, 33)
 BASELINES = tuple(name for name in planner_names(trains=True) if name != "graphpipe")
 SCHEDULES = ("1f1b", "auto")
 LIMIT_SECONDS = 60.0
 """Of all baselines of one case together."""
+TOLERANCE = 1e-9
 
 
 def summit(devices: int) -> gp.Cluster:
@@ -37,12 +46,15 @@ def summit(devices: int) -> gp.Cluster:
     return replace(whole, devices=whole.devices[:devices])
 
 
-def graphs() -> Iterator[tuple[str, gp.Graph, int]]:
-    """Yield every model's name, graph and samples per device."""
-    yield from ((model, gp.capture(*zoo(model)), each) for model, each in ZOO.items())
-    yield from ((model, vision_graph(model), each) for model, each in VISION.items())
-    if DATA.exists():
-        yield from ((model, read_pipedream(DATA / f"{model}.graph.txt"), each) for model, each in PROFILES.items())
+def graphs(models: Sequence[str]) -> Iterator[tuple[str, gp.Graph, int]]:
+    """Yield the name, graph and samples per device of these models. Profiles that are absent are left out."""
+    for model in models:
+        if model in ZOO:
+            yield model, gp.capture(*zoo(model)), EACH[model]
+        elif model in VISION:
+            yield model, vision_graph(model), EACH[model]
+        elif DATA.exists():
+            yield model, read_pipedream(DATA / f"{model}.graph.txt"), EACH[model]
 
 
 def step_row(graph: gp.Graph, cluster: gp.Cluster, batch: int, planner: str, schedule: str) -> dict[str, Any]:
@@ -52,22 +64,19 @@ def step_row(graph: gp.Graph, cluster: gp.Cluster, batch: int, planner: str, sch
     try:
         plan = gp.plan(graph, costs, cluster, batch_size=batch, planner=planner, schedule=schedule)
     except gp.Infeasible:
-        return row | {"search_seconds": time.process_time() - start}
+        return row | {"search_seconds": round(time.process_time() - start, 3)}
     assert plan.prediction is not None
-    # The planner `gpipe` keeps its own schedule under 1f1b.
     return row | {
-        "schedule": "auto" if schedule == "auto" else plan.schedule,
+        "runs": plan.schedule,  # Where devices share stages, 1F1B is `interleaved`.
         "step_seconds": plan.prediction.step_seconds,
-        "search_seconds": time.process_time() - start,
-        "stages": [[len(stage.ops), stage.degree, stage.micro_batch] for stage in plan.stages],
+        "search_seconds": round(time.process_time() - start, 3),
     }
 
 
-def case_rows(graph: gp.Graph, model: str, devices: int, batch: int) -> list[dict[str, Any]]:
-    """Return the rows of all planners. Baselines that the limit of seconds cuts off are missing."""
+def case_row(graph: gp.Graph, model: str, devices: int, batch: int) -> dict[str, Any]:
+    """Return the plans of all planners for one case. Baselines that the limit of seconds cuts off are missing."""
     cluster = summit(devices)
-    case = {"model": model, "devices": devices, "batch": batch}
-    own = [case | step_row(graph, cluster, batch, "graphpipe", schedule) for schedule in SCHEDULES]
+    own = [step_row(graph, cluster, batch, "graphpipe", schedule) for schedule in SCHEDULES]
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 
@@ -82,47 +91,74 @@ def case_rows(graph: gp.Graph, model: str, devices: int, batch: int) -> list[dic
     deadline, found = time.monotonic() + LIMIT_SECONDS, list[dict[str, Any]]()
     try:
         while ours.poll(max(0.0, deadline - time.monotonic())):
-            found.append(case | ours.recv())
+            found.append(ours.recv())
     except EOFError:
         pass
     finally:
         process.kill()
         process.join()
-    return own + found
+    return {"model": model, "devices": devices, "batch": batch, "plans": own + found}
 
 
-def ratio(rows: list[dict[str, Any]], schedule: str) -> tuple[float, str] | None:
+def ratio(plans: Sequence[dict[str, Any]], schedule: str) -> tuple[float, str] | None:
     """Return our throughput over the best baseline's under a schedule, and that baseline; None without one."""
-    steps = {row["planner"]: row["step_seconds"] for row in rows if row["schedule"] == schedule and row["step_seconds"]}
+    alike = [row for row in plans if row["schedule"] == schedule and row["step_seconds"] is not None]
+    # Under 1F1B, `gpipe` keeps its own schedule.
+    steps = {row["planner"]: row["step_seconds"] for row in alike if schedule == "auto" or row["runs"] != "gpipe"}
     own = steps.pop("graphpipe", None)
     best = min(steps, key=steps.__getitem__, default=None)
     return (steps[best] / own, best) if own and best else None
 
 
-def _cell(rows: list[dict[str, Any]]) -> str:
-    found = (ratio(rows, schedule) for schedule in SCHEDULES)
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    found = (ratio(row["plans"], schedule) for schedule in SCHEDULES)
     return " / ".join(f"{each[0]:.3f}" if each else "-" for each in found)
 
 
-def main() -> None:
-    """Run the benchmark, write JSON and table."""
-    rows: list[dict[str, Any]] = []
-    cells: dict[int, list[str]] = {devices: [] for devices in DEVICES}
-    names: list[str] = []
-    for model, graph, each in graphs():
-        names.append(model)
-        for devices in DEVICES:
-            found = case_rows(graph, model, devices, each * devices)
-            rows += found
-            cells[devices].append(_cell(found))
-            print(model, devices, cells[devices][-1], sep="\t", flush=True)
-    caption = (__doc__ or "").partition("\n\n")[2].strip()
+def main(options: Sequence[str] = ()) -> None:
+    """Compute the cases that are missing, and write the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench counts")
+    parser.add_argument("--models", nargs="+", choices=EACH, default=list(EACH), help="only these")
+    parser.add_argument("--again", action="store_true", help="compute again what is there")
+    chosen = parser.parse_args(options)
+    for model, graph, each in graphs(chosen.models):
+        known = set() if chosen.again else {row["devices"] for row in read_rows("counts") if row["model"] == model}
+        for devices in (count for count in DEVICES if count not in known):
+            row = case_row(graph, model, devices, each * devices)
+            append_row("counts", row)
+            print(model, devices, _cell(row), sep="\t", flush=True)
+    summarise(read_rows("counts"))
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> None:
+    """Write the table and the JSON of its totals, and print the cases in which a baseline is faster."""
+    # A case that was computed again replaces the one before.
+    last = {(row["model"], row["devices"]): row for row in rows}
+    found: list[dict[str, Any]] = [
+        {"model": model, "devices": devices, "schedule": schedule, "ratio": each[0], "baseline": each[1]}
+        for (model, devices), row in last.items()
+        for schedule in SCHEDULES
+        if (each := ratio(row["plans"], schedule)) is not None
+    ]
+    slower = [row for row in found if row["ratio"] < 1 - TOLERANCE]
+    totals = {
+        "cases": len(last),
+        "compared": len(found),
+        "slower than a baseline": len(slower),
+        "least": min(row["ratio"] for row in found),
+        "geometric mean": geometric_mean([row["ratio"] for row in found]),
+    }
+    caption = (__doc__ or "").rpartition("\n\n")[2].strip()
     caption += "\n\nCells: our throughput over that of the best baseline, with 1F1B / with `auto`. Samples per device: "
-    caption += ", ".join(f"{model} {each}" for model, each in {**ZOO, **VISION, **PROFILES}.items()) + "."
-    lines = [[devices, *line] for devices, line in cells.items()]
-    markdown("counts", "Any number of devices", caption, ["devices", *names], lines)
-    print(f"saved {save('counts', rows, limit_seconds=LIMIT_SECONDS)}")
+    caption += ", ".join(f"{model} {each}" for model, each in EACH.items()) + ". "
+    caption += ", ".join(f"{name}: {figure:.4g}" for name, figure in totals.items()) + "."
+    lines = [[devices, *(_cell(last.get((model, devices))) for model in EACH)] for devices in DEVICES]
+    markdown("counts", "Any number of devices", caption, ["devices", *EACH], lines)
+    print(totals, *slower, sep="\n")
+    print(f"saved {save('counts', slower, limit_seconds=LIMIT_SECONDS, totals=totals)}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -10,7 +10,6 @@ replaces the row before.
 """
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -27,11 +26,10 @@ from bench.fault_checks import judge
 from bench.fault_draws import KINDS, Draw, draw
 from bench.fault_expectations import EXPECTED
 from bench.fault_runs import SILENCE_SECONDS, Workshop, carry_out
-from bench.record import RESULTS, save
+from bench.record import append_row, read_rows, save
 from bench.tables import markdown
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
-ROWS = RESULTS / "faults.jsonl"
 COUNT = 1000
 PERCENTILES = (50, 90, 99)
 TIMES: Mapping[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
@@ -75,7 +73,8 @@ def main(options: Sequence[str] = ()) -> None:
     )
     parser.add_argument("--recovering", action="store_true", help="of the range, only runs that are to recover")
     chosen = parser.parse_args(options)
-    rows = {row["number"]: row for row in _rows() if row["seed"] == chosen.seed}
+    # A draw that was carried out again replaces the one before.
+    rows = {row["number"]: row for row in read_rows("faults") if row["seed"] == chosen.seed}
     again = {number for number, row in rows.items() if chosen.redo and row["problems"]}
     again |= {
         number
@@ -85,7 +84,7 @@ def main(options: Sequence[str] = ()) -> None:
     missing = [draw(chosen.seed, number) for number in range(chosen.count) if number not in rows or number in again]
     for row in _carry_out_all(missing, chosen.together):
         rows[row["number"]] = row | {"seed": chosen.seed}
-        _append(rows[row["number"]])
+        append_row("faults", rows[row["number"]])
         print(_line(rows[row["number"]]), flush=True)
     summarise([rows[number] for number in sorted(rows)], chosen.seed)
 
@@ -121,18 +120,6 @@ def _carry_out(drawn: Draw, shop: Workshop) -> dict[str, Any]:
     if not row["problems"]:
         shutil.rmtree(folder)
     return row
-
-
-def _rows() -> list[dict[str, Any]]:
-    # A draw that was carried out again replaces the one before.
-    if not ROWS.exists():
-        return []
-    return [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
-
-
-def _append(row: dict[str, Any]) -> None:
-    with ROWS.open("a", encoding="utf-8") as file:
-        print(json.dumps(row), file=file, flush=True)
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -11,6 +11,18 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows in `bench/results/NAME.jsonl`, which earlier calls of a long benchmark appended."""
+    path = RESULTS / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def append_row(name: str, row: dict[str, Any]) -> None:
+    """Add a row to `bench/results/NAME.jsonl`."""
+    with (RESULTS / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+        print(json.dumps(row), file=file, flush=True)
+
+
 def save(name: str, rows: Sequence[dict[str, Any]], **notes: Any) -> Path:
     """Write `bench/results/NAME.json` and return its path."""
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
