@@ -287,7 +287,7 @@ class CostModel:
 
     def fastest_transfer_seconds(self, count: float, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
         """Return the least seconds that `count` bytes take from any of the sources to any of the targets."""
-        return min(link.seconds(count) if link else 0.0 for link in self.cluster.links(sources, targets))
+        return min([link.seconds(count) if link else 0.0 for link in self.cluster.links(sources, targets)])
 
     def all_reduce_seconds(self, count: float, devices: tuple[int, ...]) -> float:
         """Return the seconds of a ring all-reduce of `count` bytes over `devices`.

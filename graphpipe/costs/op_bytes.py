@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from graphpipe.costs.op_cost import Temporaries
 from graphpipe.graph import Graph
 
 Array = NDArray[np.float64]
+Found = TypeVar("Found")
 State = Literal["whole", "optimizer", "all"]
 """What the replicas of a stage shard: nothing, the optimizer's state (ZeRO-1), or, between steps, also the weights and
 gradients (FSDP2). Parameters that other stages hold too stay whole."""
@@ -39,18 +40,18 @@ class OpBytes:
         return np.array([self.graph.index[name] for name in ops], dtype=np.intp)
 
     @cached_property
-    def _sums(self) -> dict[tuple[object, ...], float]:
+    def _known(self) -> dict[tuple[object, ...], Any]:
         return {}
 
-    def once(self, key: tuple[object, ...], compute: Callable[[], float]) -> float:
-        """Return a sum over the operators of a stage, computed once: most stages of a plan are stages of many others.
+    def once(self, key: tuple[object, ...], compute: Callable[[], Found]) -> Found:
+        """Return what belongs to the operators of a stage, computed once: most stages of a plan are stages of others.
 
         Args:
-            key: the kind of the sum, then all that it depends on.
-            compute: returns the sum.
+            key: the kind of what is computed, then all that it depends on.
+            compute: returns it.
         """
-        if (known := self._sums.get(key)) is None:
-            known = self._sums[key] = compute()
+        if (known := self._known.get(key)) is None:
+            known = self._known[key] = compute()
         return known
 
     @cached_property

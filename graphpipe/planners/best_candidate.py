@@ -164,11 +164,13 @@ class BestCandidate:
             except (Infeasible, InvalidInput):  # too little memory, or micro-batches that the rule cannot order
                 return inf
 
+        most = _MORE_REFINED if refined is None else refined
+        most = most if any(map(self._trials, plans)) else 1  # If no changes are tried, only the best one is needed.
         ranked = Ascending(seconds_of)
         for least, plan in _bounded(plans, whole_backwards=whole):
-            if least < (third := ranked.seconds_at(_REFINED - 1)):
-                ranked.add(plan, least if third == inf else max(least, _least_seconds(choice, plan)))
-        promising = _worth_improving(ranked, _MORE_REFINED if refined is None else refined)
+            if least < (last := ranked.seconds_at(min(most, _REFINED) - 1)):
+                ranked.add(plan, least if last == inf else max(least, _least_seconds(choice, plan)))
+        promising = _worth_improving(ranked, most)
         near = [
             self._improved(plan, self.ranked if _interleaves(choice, plan) else seconds_of, whole_backwards=whole)
             for plan in promising
@@ -195,10 +197,14 @@ class BestCandidate:
         return min(found, key=self.evaluate)
 
     def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
-        slow = evaluate is not self.greedy and self.quick is not None and not self.quick(plan)
-        trials = _REFINED_TASKS // task_count(plan) // (_SLOWER if slow else 1)
+        trials = _REFINED_TASKS // task_count(plan) if evaluate is self.greedy else self._trials(plan)
         sizes = None if self.micro_batch is None else (self.micro_batch,)
         return hill_climb(plan, evaluate, trials, sizes=sizes, whole_backwards=whole_backwards)
+
+    def _trials(self, plan: Plan) -> int:
+        """Return the most changes that are tried to improve a plan under a schedule that a rule makes."""
+        slow = self.quick is not None and not self.quick(plan)
+        return _REFINED_TASKS // task_count(plan) // (_SLOWER if slow else 1)
 
     def _evaluated(self, plan: Plan) -> tuple[float, Plan]:
         try:

@@ -29,10 +29,10 @@ def needed_bytes(plan: Plan) -> dict[int, float]:
     resident, transient = dict.fromkeys(plan.used_devices, 0.0), dict.fromkeys(plan.used_devices, 0.0)
     for stage in plan.stages:
         memory = stage_memory(plan.cost_model, stage)
-        kept = memory.resident(stage.in_flight / stage.degree)
+        kept, held = memory.resident(stage.in_flight / stage.degree), memory.transient
         for device in stage.devices:
             resident[device] += kept
-            transient[device] = max(transient[device], memory.transient)
+            transient[device] = max(transient[device], held)
             if (neighbour := stage.neighbour(device)) is not None:
                 resident[neighbour] += resting_bytes(plan, stage)
     return {device: resident[device] + transient[device] for device in resident}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import gcd, inf
+from typing import NamedTuple
 
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.plan import Plan
@@ -106,6 +107,38 @@ def estimated_step_seconds(plan: Plan) -> float:
     return max(rest.values()) + max(longest)
 
 
+class TaskBounds(NamedTuple):
+    """The seconds of one micro-batch at a stage."""
+
+    forward: float
+    """On the fastest device, as for the other two tasks."""
+    backward: float
+    input_gradient: float
+    both: float
+    """Forward and backward on the slowest device."""
+    both_without_weights: float
+    """The same without the gradients of the weights."""
+
+
+def task_bounds(plan: Plan, number: int) -> TaskBounds:
+    """Return the seconds of a stage, computed once: most stages of a plan are stages of many others."""
+    stage = plan.stages[number]
+
+    def bounds() -> TaskBounds:
+        samples = stage.micro_batch / stage.degree
+        tasks = plan.cost_model.tasks_seconds(stage.ops, stage.devices, samples, stage.recompute)
+        return TaskBounds(
+            forward=min(task.forward for task in tasks),
+            backward=min(task.backward for task in tasks),
+            input_gradient=min(task.input_gradient for task in tasks),
+            both=max(task.forward + task.backward for task in tasks),
+            both_without_weights=max(task.forward + task.input_gradient for task in tasks),
+        )
+
+    key = ("tasks", stage.ops, stage.devices, stage.micro_batch, stage.recompute)
+    return plan.cost_model.op_bytes.once(key, bounds)
+
+
 def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
     """Return a lower bound on the step seconds of a plan's stages under any schedule.
 
@@ -117,24 +150,18 @@ def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
         plan: a sound plan.
         whole_backwards: only schedules that do not split backwards. Weight gradients are then on the path back.
     """
-    costs, batch = plan.cost_model, plan.batch_size
     before, after, least = [0.0] * len(plan.stages), [0.0] * len(plan.stages), 0.0
     arrivals: list[float] = []
     feeding, back = hops(plan)
     for stage, here in enumerate(plan.stages):
-        samples = here.micro_batch / here.degree
-        tasks = costs.tasks_seconds(here.ops, here.devices, samples, here.recompute)
-        arrival = max((before[other] + message for other, message in feeding[stage]), default=0.0)
-        arrival = max(arrival, plan.gather_seconds(stage))
+        tasks, count = task_bounds(plan, stage), plan.batch_size // here.micro_batch
+        arrival = max([plan.gather_seconds(stage), *[before[other] + message for other, message in feeding[stage]]])
+        leaving = max([after[other] + message for other, message in back[stage]], default=0.0)
+        until_last = count * (tasks.both if whole_backwards else tasks.both_without_weights)
+        least = max(least, arrival + max(count * tasks.both + update_seconds(plan, stage), until_last + leaving))
+        before[stage] = arrival + tasks.forward
+        after[stage] = leaving + (tasks.backward if whole_backwards else tasks.input_gradient)
         arrivals.append(arrival)
-        leaving = max((after[other] + message for other, message in back[stage]), default=0.0)
-        count = batch // here.micro_batch
-        work = count * max(task.forward + task.backward for task in tasks)
-        backs = [task.backward if whole_backwards else task.input_gradient for task in tasks]
-        until_last = count * max(task.forward + back for task, back in zip(tasks, backs, strict=True))
-        least = max(least, arrival + max(work + update_seconds(plan, stage), until_last + leaving))
-        before[stage] = arrival + min(task.forward for task in tasks)
-        after[stage] = leaving + min(backs)
     return max(least, _least_seconds_of_devices(plan, arrivals)) if plan.shares_devices else least
 
 
@@ -168,18 +195,18 @@ def hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[int
     """Return, by stage, the stages that feed it and that send it gradients, with the least seconds of a message."""
     feeding: list[list[tuple[int, float]]] = [[] for _ in plan.stages]
     back: list[list[tuple[int, float]]] = [[] for _ in plan.stages]
+    least, own = plan.cost_model.fastest_transfer_seconds, [each.micro_batch // each.degree for each in plan.stages]
     for position, edge in enumerate(plan.edges):
-        source, target = plan.stages[edge.source], plan.stages[edge.target]
+        source, target = plan.stages[edge.source].devices, plan.stages[edge.target].devices
         # Every message carries at least the greatest common divisor of the samples per replica on both sides.
-        samples = gcd(source.micro_batch // source.degree, target.micro_batch // target.degree)
-        count = edge.bytes_per_sample * samples
-        seconds = plan.cost_model.fastest_transfer_seconds(count, source.devices, target.devices)
+        samples = gcd(own[edge.source], own[edge.target])
+        seconds = least(edge.bytes_per_sample * samples, source, target)
         feeding[edge.target].append((edge.source, seconds))  # all values, even those that come along another edge
         if position in plan.gradient_edges:
             without = plan.joint_edges.without(position, backward=True)
             if without or plan.one_way_bytes[position]:
                 sent = plan.sent_bytes(position, without, backward=True) * samples
-                seconds = plan.cost_model.fastest_transfer_seconds(sent, source.devices, target.devices) if sent else 0
+                seconds = least(sent, source, target) if sent else 0
             back[edge.target].append((edge.source, seconds))
     return feeding, back
 

@@ -34,11 +34,9 @@ def in_flight_samples(
     """
     found = [0] * len(micro_batches)
     for stage in reversed(range(len(micro_batches))):
-        own = micro_batches[stage] * bursts[stage]
-        need = max(
-            (found[after] + max(own, micro_batches[after] * bursts[after]) for after in successors[stage]),
-            default=own,
-        )
+        need = own = micro_batches[stage] * bursts[stage]
+        for after in successors[stage]:
+            need = max(need, found[after] + max(own, micro_batches[after] * bursts[after]))
         whole = -(-need // micro_batches[stage]) * micro_batches[stage]
         found[stage] = int(min(whole, batch_size))
     return tuple(found)

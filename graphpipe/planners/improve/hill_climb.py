@@ -12,7 +12,7 @@ from math import inf
 
 from graphpipe.planners.improve.changes import Change, Changes
 from graphpipe.planners.improve.relieved import decides
-from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, stage_order
+from graphpipe.planners.problem.partition import Part, Problem, assemble_in_order, is_chain
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds
@@ -47,7 +47,7 @@ def hill_climb(
         sizes: micro-batch sizes that stages may change to; None: all that divide the mini-batch.
         whole_backwards: `evaluate` takes schedules that do not split backwards.
     """
-    if decides(plan):  # its decisions are for these stages
+    if not trials or decides(plan):  # Its decisions are for these stages.
         return plan
     problem = Problem(plan.graph, plan.costs, plan.cluster, plan.batch_size)
     allowed = tuple(sorted(micro_batch_sizes(plan.batch_size) if sizes is None else sizes))
@@ -64,8 +64,7 @@ def hill_climb(
             if not trials:
                 return best
             trials -= 1
-            trial_seconds = evaluate(trial, seconds)
-            if trial_seconds * _WORTH < seconds:
+            if (trial_seconds := evaluate(trial, seconds / _WORTH)) * _WORTH < seconds:
                 best, seconds = trial, trial_seconds
                 near.move(best)
                 if len(best.stages) != len(start.stages):
@@ -83,6 +82,7 @@ class _Near:
     plan: Plan
     parts: list[Part] = field(init=False)
     devices: list[tuple[int, ...]] = field(init=False)
+    chain: bool = field(init=False)
     tried: set[frozenset[_Hosted]] = field(default_factory=set[frozenset[_Hosted]])
     """The stages of the plans so far."""
     least: dict[_Hosted, float] = field(default_factory=dict[_Hosted, float])
@@ -94,7 +94,7 @@ class _Near:
     def move(self, plan: Plan) -> None:
         """Go on from another plan."""
         self.plan, self.parts = plan, list(map(Part.of, plan.stages))
-        self.devices = [stage.devices for stage in plan.stages]
+        self.devices, self.chain = [stage.devices for stage in plan.stages], is_chain(plan)
 
     def changed(self, change: Change, limit_seconds: float) -> Plan | None:
         """Return the plan after a change.
@@ -116,16 +116,7 @@ class _Near:
         before = set(map(id, self.parts))
         if any(self._least_seconds(each) >= limit_seconds for each in hosted if id(each[0]) not in before):
             return None
-        order = stage_order(self.problem.graph, parts)
-        if order is None:
-            return None
-        return assemble(
-            self.problem,
-            [parts[stage] for stage in order],
-            planner=self.plan.planner,
-            chain=is_chain(self.plan),
-            devices=devices and [devices[stage] for stage in order],
-        )
+        return assemble_in_order(self.problem, parts, devices, planner=self.plan.planner, chain=self.chain)
 
     def _least_seconds(self, hosted: _Hosted) -> float:
         """Return how long a stage computes and updates its weights at least, the part of `least_step_seconds` that

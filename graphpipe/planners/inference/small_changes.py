@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from graphpipe.planners.problem.partition import Part, Problem, assemble, stage_order
+from graphpipe.planners.problem.partition import Part, Problem, assemble_in_order
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
 from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
@@ -73,9 +73,6 @@ def _moved(plan: Plan, stages: Placed, name: str, home: int, stage: int) -> Plac
 
 def _plan_of(problem: Problem, stages: Placed, planner: str) -> Plan | None:
     parts = [part for part, _ in stages]
-    order = stage_order(problem.graph, parts)
-    if order is None:
-        return None
-    devices = [(stages[number][1],) for number in order]
-    trial = assemble(problem, [parts[n] for n in order], planner=planner, schedule=FORWARD_ONLY, devices=devices)
-    return trial if memory_shortfall(trial) <= 0 else None
+    devices = [(device,) for _, device in stages]
+    trial = assemble_in_order(problem, parts, devices, planner=planner, schedule=FORWARD_ONLY)
+    return trial if trial is not None and memory_shortfall(trial) <= 0 else None

@@ -3,7 +3,7 @@
 It is usually within a percent of the step, and takes a fraction of the time of an exact evaluation.
 """
 
-from graphpipe.plans.estimates import hops, least_step_seconds, update_seconds
+from graphpipe.plans.estimates import hops, least_step_seconds, task_bounds, update_seconds
 from graphpipe.plans.plan import Plan
 from graphpipe.schedule.schedulers import one_f_one_b
 
@@ -75,9 +75,11 @@ class _Line:
         """Of a forward and of a backward."""
         self.free = free
         """When the last task that is done ends."""
-        self.forwards, self.backwards = list[float](), list[float]()
-        self.from_sources, self.from_targets = list[_Arriving](), list[_Arriving]()
-        self.others = list[_Line]()
+        self.forwards: list[float] = []
+        self.backwards: list[float] = []
+        self.from_sources: list[_Arriving] = []
+        self.from_targets: list[_Arriving] = []
+        self.others: list[_Line] = []
         """The stages that may wait for this one."""
         self.awaited, self.lacks = list[float](), 0
         """The tasks of another stage that it waits for, and how many must be done; 0 if it does not wait."""
@@ -111,22 +113,22 @@ class _Line:
 def _lines(plan: Plan) -> list[_Line]:
     lines: list[_Line] = []
     for number, stage in enumerate(plan.stages):
-        samples, count = stage.micro_batch / stage.degree, plan.micro_batches(number)
-        tasks = plan.cost_model.tasks_seconds(stage.ops, stage.devices, samples, stage.recompute)
+        tasks, count = task_bounds(plan, number), plan.micro_batches(number)
         lines.append(
             _Line(
                 size=stage.micro_batch,
                 degree=stage.degree,
                 count=count,
                 warm_up=min(count, stage.in_flight // stage.micro_batch),
-                seconds=(min(task.forward for task in tasks), min(task.backward for task in tasks)),
+                seconds=(tasks.forward, tasks.backward),
                 free=plan.gather_seconds(number),
             )
         )
     feeding, back = hops(plan)
     for number, line in enumerate(lines):
-        sources = ((lines[other], message) for other, message in feeding[number])
-        line.from_sources += ((other.forwards, other.size, message) for other, message in sources)
+        for other, message in feeding[number]:
+            source = lines[other]
+            line.from_sources.append((source.forwards, source.size, message))
         for other, message in back[number]:
             lines[other].from_targets.append((line.backwards, line.size, message))
     for edge in plan.edges:

@@ -17,6 +17,9 @@ from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.schedule.segments.planned_versions import with_policy
 
+Crossing = dict[tuple[int, int], float]
+"""Bytes per sample between stages, by the positions of both."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -69,10 +72,10 @@ class Problem:
         self, micro_batches: Sequence[int], bursts: Sequence[int], successors: Sequence[Sequence[int]]
     ) -> tuple[int, ...]:
         """Return the samples in flight of every stage, given in topological order."""
+        if self.weights == "flush":
+            return in_flight_samples(self.batch_size, micro_batches, bursts, successors)
         most = [most_in_flight_of(self.weights, self.batch_size, size) for size in micro_batches]
-        found = in_flight_samples(
-            self.batch_size if self.weights == "flush" else inf, micro_batches, bursts, successors
-        )
+        found = in_flight_samples(inf, micro_batches, bursts, successors)
         return tuple(int(min(count, limit)) for count, limit in zip(found, most, strict=True))
 
     def versions(self, in_flight: Count, micro_batch: Count) -> Count:
@@ -95,6 +98,7 @@ def assemble(
     hosts: dict[int, int] | None = None,
     types: Sequence[str] | None = None,
     devices: Sequence[tuple[int, ...]] | None = None,
+    crossing: Crossing | None = None,
 ) -> Plan:
     """Return the plan of a partition, with stage edges, devices and samples in flight.
 
@@ -108,10 +112,13 @@ def assemble(
         hosts: stages (by position) without devices of their own, and the stage whose devices they share.
         types: the device type of every stage; None: any.
         devices: of every stage; None places the stages by `hosts` and `types`.
+        crossing: the bytes between the stages, if they are known.
     """
-    crossing = crossing_bytes(problem.graph, parts)
+    crossing = crossing_bytes(problem.graph, parts) if crossing is None else crossing
     if chain:
-        crossing |= {(stage, stage + 1): crossing.get((stage, stage + 1), 0.0) for stage in range(len(parts) - 1)}
+        crossing = crossing | {
+            (stage, stage + 1): crossing.get((stage, stage + 1), 0.0) for stage in range(len(parts) - 1)
+        }
     edges = [(source, target, count) for (source, target), count in sorted(crossing.items())]
     placed = _placed(problem, parts, edges, hosts or {}, types) if devices is None else devices
     successors: list[list[int]] = [[] for _ in parts]
@@ -178,7 +185,7 @@ def is_chain(plan: Plan) -> bool:
     return all((stage, stage + 1) in links for stage in range(len(plan.stages) - 1))
 
 
-def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int], float]:
+def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> Crossing:
     """Return bytes per sample between stages; a value that a stage reads several times counts once."""
     index, stage_of = graph.index, [0] * len(graph.ops)
     for position, part in enumerate(parts):
@@ -191,19 +198,38 @@ def crossing_bytes(graph: Graph, parts: Sequence[Part]) -> dict[tuple[int, int],
             key = (source, target, value)
             if sent.get(key, -1.0) < count:
                 sent[key] = count
-    crossing: dict[tuple[int, int], float] = {}
+    crossing: Crossing = {}
     for (source, target, _), count in sent.items():
         crossing[source, target] = crossing.get((source, target), 0.0) + count
     return crossing
 
 
-def stage_order(graph: Graph, parts: Sequence[Part]) -> Sequence[int] | None:
-    """Return an order of the parts in which values go forward; None if there is none."""
-    edges = crossing_bytes(graph, parts)
-    if all(source < target for source, target in edges):
-        return range(len(parts))
-    sorter = TopologicalSorter({part: set[int]() for part in range(len(parts))})
-    for source, target in edges:
+def assemble_in_order(
+    problem: Problem,
+    parts: Sequence[Part],
+    devices: Sequence[tuple[int, ...]] | None,
+    *,
+    planner: str,
+    schedule: str = "1f1b",
+    chain: bool = False,
+) -> Plan | None:
+    """Return the plan of parts in any order (see `assemble`); None if values cannot go forward in any order."""
+    crossing = crossing_bytes(problem.graph, parts)
+    if (order := stage_order(len(parts), crossing)) is None:
+        return None
+    if order != range(len(parts)):
+        parts, devices = [parts[part] for part in order], devices and [devices[part] for part in order]
+        place = {part: position for position, part in enumerate(order)}
+        crossing = {(place[source], place[target]): count for (source, target), count in crossing.items()}
+    return assemble(problem, parts, planner=planner, schedule=schedule, chain=chain, devices=devices, crossing=crossing)
+
+
+def stage_order(count: int, crossing: Crossing) -> Sequence[int] | None:
+    """Return an order of so many stages in which values go forward; None if there is none."""
+    if all(source < target for source, target in crossing):
+        return range(count)
+    sorter = TopologicalSorter({part: set[int]() for part in range(count)})
+    for source, target in crossing:
         sorter.add(target, source)
     try:
         return list(sorter.static_order())

@@ -1,5 +1,6 @@
 """What a walk of the dynamic program keeps, and the stages recovered from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from graphpipe.graph.series_parallel import Leaf, Parallel, Series
 from graphpipe.planners.search.relative_loads import Float, Shares
 
 Mask = NDArray[np.bool_]
+_NO_LOAD = np.full((), -1, Float)
 
 
 @dataclass(slots=True)
@@ -55,8 +57,9 @@ class Backtrack:
     """Recovers the stages from a walk, for one setting and one target."""
 
     degrees: tuple[int, ...]
-    ends: NDArray[np.intp]
-    """[degrees, devices + 1]: devices in use after a stage of a degree has closed behind m devices."""
+    reached: Sequence[Mask]
+    """By devices in use, of shape [degrees, devices in use + 1]: whether a stage of a degree may close behind m
+    devices."""
     setting: int
     target: int
 
@@ -102,10 +105,8 @@ class Backtrack:
 
     def _rides(self, step: WalkStep, devices: int, k: int) -> bool:
         assert step.riding is not None
-        riding, merged = (
-            load[:, k, devices, self.setting, self.target].max() for load in (step.riding, step.merged[-1])
-        )
-        return bool(riding <= merged)
+        at = (slice(None), k, devices, self.setting, self.target)
+        return bool(fullness(step.riding[at]) <= fullness(step.merged[-1][at]))
 
     def _split(self, part: Parallel, step: WalkStep, devices: int, k: int) -> tuple[list[ClosedStage], list[str], int]:
         """Return the closed stages of all branches, the operators left open, and the devices left upstream."""
@@ -116,7 +117,7 @@ class Backtrack:
             reversed(part.branches), reversed(step.branches), reversed(step.merged[:-1]), strict=True
         ):
             totals = before[at][:, devices::-1] + walk.after[at][:, : devices + 1]
-            count = int(totals.max(axis=0).argmin())
+            count = int(fullness(totals).argmin())
             closed, tail = self.end(branch, walk, count, k)
             stages[:0] = closed
             tails[:0] = tail
@@ -132,9 +133,8 @@ class Backtrack:
         # A load of 0 is the least. The stage is then empty, whatever its degree would be.
         if load[0, row := int(load[0].argmin())] == 0.0:
             return row, 0
-        fits = step.fits[:, : devices + 1, self.setting, self.target] & (self.ends[:, : devices + 1] <= devices)
-        best = np.where(fits, load, Float(-1)).T
-        row, k = divmod(int(best.argmax()), len(self.degrees))
+        fits = step.fits[:, : devices + 1, self.setting, self.target] & self.reached[devices]
+        row, k = divmod(int(np.where(fits, load, _NO_LOAD).T.argmax()), len(self.degrees))
         assert fits[k, row], "a stage must close at a closed cut"
         return row, k
 

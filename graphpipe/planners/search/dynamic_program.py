@@ -21,6 +21,8 @@ limit, with one row for time and, if memory is tight, one for memory. A stage fi
 have the shape [rows, degrees, devices + 1, settings, targets], so one walk covers every setting and target.
 """
 
+from functools import cached_property
+
 import numpy as np
 
 from graphpipe.graph.series_parallel import Leaf, Parallel, Series
@@ -49,7 +51,6 @@ class DynamicProgram:
         self._shape = (loads.rows, len(self._degrees), devices + 1, settings, targets)
         self._monotone = loads.rows == 1 and loads.overlap
         """More devices before an open stage never increase its load, so what can close on m devices can on more."""
-        self._ends = np.add.outer(self._degrees, np.arange(devices + 1))
         self._keep = True
         self._known: dict[object, Walk] = {}
         self._walks: dict[int, Walk] = {}
@@ -72,10 +73,15 @@ class DynamicProgram:
     def partition(self, setting: int, target: int) -> list[ClosedStage]:
         """Return the stages, in topological order, for one setting and one target (positions) that is feasible."""
         walk = self._walk(self._tree)
-        back = Backtrack(self._degrees, self._ends, setting, target)
+        back = Backtrack(self._degrees, self._reached, setting, target)
         stages, tail = back.end(self._tree, walk, self._shape[2] - 1, 0)
         assert not tail, "the last stage is closed"
         return stages
+
+    @cached_property
+    def _reached(self) -> list[Mask]:
+        ends = np.add.outer(self._degrees, np.arange(self._shape[2]))
+        return [ends[:, : devices + 1] <= devices for devices in range(self._shape[2])]
 
     # The forward walk.
 
@@ -138,7 +144,8 @@ class DynamicProgram:
         # An empty stage counts as closed, whatever its degree would be.
         closed = full[0] == 0.0
         for k, degree in enumerate(self._degrees):
-            closed[degree:] |= fits[k, :-degree]
+            behind = closed[degree:]
+            np.logical_or(behind, fits[k, :-degree], out=behind)
         return WalkStep(load, fits, closed if self._monotone else np.logical_or.accumulate(closed))
 
     def _opened(self, load: Shares, closed: Mask, cut: float) -> Shares:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel, StageMemory
-from graphpipe.planners.problem.partition import Part, Problem, crossing_bytes
+from graphpipe.planners.problem.partition import Crossing, Part, Problem, crossing_bytes
 from graphpipe.planners.problem.stage_costs import (
     far_bandwidth,
     smallest_memory_bytes,
@@ -51,13 +51,14 @@ class PartitionEstimator:
     """For a schedule with unsplit backwards: count the time that stages wait for late messages, because 1F1B keeps few
     samples in flight, and the updates after the last micro-batch. Other schedules can fill these times. For them the
     updates are spread over the mini-batch."""
-    _seconds: dict[tuple[int, int], Array] = field(default_factory=dict[tuple[int, int], Array])
+    _each: dict[tuple[int, int], tuple[Array, Array]] = field(
+        default_factory=dict[tuple[int, int], tuple[Array, Array]]
+    )
+    """By micro-batch size and degree: the seconds of every operator, and the bytes per sample that it saves."""
     _updates: dict[int, float] = field(default_factory=dict[int, float])
     """Seconds of an update per byte, by degree."""
     _known: dict[Part, "_Load"] = field(default_factory=dict[Part, "_Load"])
-    _crossing: dict[tuple[Part, ...], dict[tuple[int, int], float]] = field(
-        default_factory=dict[tuple[Part, ...], dict[tuple[int, int], float]]
-    )
+    _crossing: dict[tuple[Part, ...], Crossing] = field(default_factory=dict[tuple[Part, ...], Crossing])
 
     def estimate(self, parts: Sequence[Part]) -> PartitionEstimate:
         """Return the estimate of a partition, its stages in topological order."""
@@ -73,14 +74,15 @@ class PartitionEstimator:
         sizes, bursts = [part.micro_batch for part in parts], [part.burst for part in parts]
         in_flight = self.problem.in_flight(sizes, bursts, successors)
         loads = [self._load(part) for part in parts]
-        busy = self._busy(parts, loads, crossing)
+        messages = self._message_seconds(parts, crossing)
+        busy = self._busy(parts, loads, messages)
         batch = self.problem.batch_size
         rounds = [batch / part.micro_batch for part in parts]
         updates = [load.update for load in loads]
         work, paces = busy, busy
         if self.waiting:
             work = [max(0.0, own - update / count) for own, update, count in zip(busy, updates, rounds, strict=True)]
-            paces = self._paces(parts, work, crossing, successors, in_flight)
+            paces = self._paces(parts, work, messages, successors, in_flight)
         return PartitionEstimate(
             key,
             in_flight,
@@ -90,30 +92,31 @@ class PartitionEstimator:
             self._spare_bytes(parts, loads, crossing, in_flight),
         )
 
-    def _busy(
-        self, parts: Sequence[Part], loads: Sequence["_Load"], crossing: dict[tuple[int, int], float]
-    ) -> list[float]:
+    def _busy(self, parts: Sequence[Part], loads: Sequence["_Load"], messages: Crossing) -> list[float]:
         """Return the seconds per micro-batch of every stage."""
         busy = [load.seconds for load in loads]
         one_way = one_way_pairs(self.problem.graph, [part.ops for part in parts])
-        for (source, target), count in crossing.items():
-            directions = 1 if (source, target) in one_way else 2
-            per_sample = self._message_seconds(parts, source, target, count)
-            for stage in (source, target):
+        overlap = self.problem.cluster.overlap
+        for pair, per_sample in messages.items():
+            directions = 1 if pair in one_way else 2
+            for stage in pair:
                 once = per_sample * parts[stage].micro_batch
-                added = busy[stage] + directions * once
-                busy[stage] = max(busy[stage], once) if self.problem.cluster.overlap else added
+                busy[stage] = max(busy[stage], once) if overlap else busy[stage] + directions * once
         return busy
 
-    def _message_seconds(self, parts: Sequence[Part], source: int, target: int, count: float) -> float:
+    def _message_seconds(self, parts: Sequence[Part], crossing: Crossing) -> Crossing:
         """Return the seconds per sample of the messages between two stages."""
-        return count / far_bandwidth(self.problem) / min(parts[source].degree, parts[target].degree)
+        bandwidth = far_bandwidth(self.problem)
+        return {
+            (source, target): count / bandwidth / min(parts[source].degree, parts[target].degree)
+            for (source, target), count in crossing.items()
+        }
 
     def _paces(
         self,
         parts: Sequence[Part],
         busy: Sequence[float],
-        crossing: dict[tuple[int, int], float],
+        messages: Crossing,
         successors: list[list[int]],
         in_flight: Sequence[int],
     ) -> list[float]:
@@ -123,11 +126,11 @@ class PartitionEstimator:
         longest way to the last stage and back.
         """
         trips, paces = list(busy), list(busy)
-        overlap = self.problem.cluster.overlap
+        if not self.problem.cluster.overlap:
+            messages = {}  # They are in `busy`.
         for stage in reversed(range(len(parts))):
             for after in successors[stage]:
-                count = crossing.get((stage, after), 0.0) if overlap else 0.0  # else they are in `busy`
-                message = self._message_seconds(parts, stage, after, count) * parts[stage].micro_batch
+                message = messages.get((stage, after), 0.0) * parts[stage].micro_batch
                 trips[stage] = max(trips[stage], busy[stage] + 2 * message + trips[after])
             if in_flight[stage] < self.problem.batch_size:
                 paces[stage] = max(busy[stage], trips[stage] * parts[stage].micro_batch / in_flight[stage])
@@ -166,7 +169,7 @@ class PartitionEstimator:
         self,
         parts: Sequence[Part],
         loads: Sequence["_Load"],
-        crossing: dict[tuple[int, int], float],
+        crossing: Crossing,
         in_flight: Sequence[int],
     ) -> tuple[float, ...]:
         capacity = smallest_memory_bytes(self.problem)
@@ -180,6 +183,8 @@ class PartitionEstimator:
         )
 
     def _versions(self, parts: Sequence[Part], in_flight: Sequence[int]) -> list[int]:
+        if self.problem.weights == "flush":
+            return [1] * len(parts)
         each = [self.problem.versions(held, part.micro_batch) for part, held in zip(parts, in_flight, strict=True)]
         return [max(each)] * len(each) if self.problem.weights == "vertical-sync" else each
 
@@ -187,13 +192,13 @@ class PartitionEstimator:
         """Return the summed load of a part's operators, cached because most parts are in many partitions."""
         if (known := self._known.get(part)) is None:
             key = part.micro_batch, part.degree
-            if key not in self._seconds:
-                self._seconds[key] = stage_seconds(self.problem, self.costs, *key)
-            at = self.costs.positions(part.ops)
             samples, each = part.micro_batch / part.degree, self.costs.op_bytes
+            if key not in self._each:
+                self._each[key] = stage_seconds(self.problem, self.costs, *key), each.saved_of(samples)
+            at, (seconds, saved) = self.costs.positions(part.ops), self._each[key]
             memory = StageMemory.summed(
                 self.costs.parameter_bytes.held(part.ops, part.state, part.degree),
-                float(each.saved_of(samples)[at].sum()),
+                float(saved[at].sum()),
                 recompute="full" if part.recompute == "full" else "none",
                 samples=samples,
                 temporary=float(each.temporary(samples)[at].max()) if each.has_temporaries else 0.0,
@@ -202,7 +207,7 @@ class PartitionEstimator:
                 self._updates[part.degree] = update_seconds_per_byte(self.problem, part.degree)
             update = self._updates[part.degree] * float(each.trainable[at].sum())
             weights = self.costs.parameter_bytes.gradients(part.ops) if self.problem.weights != "flush" else 0.0
-            known = self._known[part] = _Load(float(self._seconds[key][at].sum()), update, memory, weights)
+            known = self._known[part] = _Load(float(seconds[at].sum()), update, memory, weights)
         return known
 
 

@@ -13,7 +13,7 @@ from math import inf
 
 from graphpipe.planners.improve.changes import halves, with_degree
 from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, stage_order
+from graphpipe.planners.problem.partition import Part, Problem, assemble, assemble_in_order, is_chain
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample, task_count
 from graphpipe.plans.plan import Plan
@@ -53,8 +53,7 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
             if not trials:
                 return best
             trials -= 1
-            trial_seconds = options.ranked(trial, seconds)
-            if trial_seconds * _WORTH < seconds:
+            if (trial_seconds := options.ranked(trial, seconds / _WORTH)) * _WORTH < seconds:
                 best, seconds = trial, trial_seconds
                 break
         if best is start:
@@ -117,18 +116,8 @@ class _HostChanges:
         return None if part is None or part.degree < len(team) else (part, team)
 
     def _assembled(self, plan: Plan, hosted: Sequence[Hosted]) -> Plan | None:
-        parts = [part for part, _ in hosted]
-        order = stage_order(self.problem.graph, parts)
-        if order is None:
-            return None
-        placed = [hosted[stage] for stage in order]
-        return assemble(
-            self.problem,
-            [part for part, _ in placed],
-            planner=plan.planner,
-            chain=is_chain(plan),
-            devices=[team for _, team in placed],
-        )
+        parts, teams = [part for part, _ in hosted], [team for _, team in hosted]
+        return assemble_in_order(self.problem, parts, teams, planner=plan.planner, chain=is_chain(plan))
 
 
 def _deepened(plan: Plan, hosted: Sequence[Hosted], stage: int) -> list[Hosted] | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from graphpipe.simulator.lines.copy_lanes import Copy, CopyLanes
 from graphpipe.simulator.lines.repeating_period import KINDS, Line, Message, Period
@@ -112,9 +111,10 @@ class _Clock:
     def advance(self, line: Line) -> list[Line]:
         """Do the tasks of a line until one lacks a message. Return the lines that can go on because of them."""
         sends, missing, ready, ends = self.sends[line], self.missing[line], self.ready[line], self.ends[line]
-        size, freed, copies = len(sends), list[Line](), self.copies.get(line)
+        size, freed, copies, tasks = len(sends), list[Line](), self.copies.get(line), self.tasks[line]
         end = ends[-1] if ends else self.begins[line]
-        for moment, seconds in islice(self.tasks[line], len(ends), None):
+        for at in range(len(ends), len(tasks)):
+            moment, seconds = tasks[at]
             if moment < 0:
                 freed += self._arrive(line, self.sums[~moment], end)
                 if self.sums[~moment].arrived < len(self.sums[~moment].lines):

@@ -47,9 +47,14 @@ class Period:
     """Of one mini-batch, or of a segment."""
 
     @cached_property
+    def is_segment(self) -> bool:
+        """Whether updates are among the tasks of the schedule."""
+        return self.schedule.updates
+
+    @cached_property
     def mini_batches(self) -> int:
         """Of the schedule."""
-        return self.schedule.mini_batches
+        return self.schedule.mini_batches if self.is_segment else 1
 
     @cached_property
     def numbers(self) -> TaskNumbers:
@@ -121,7 +126,7 @@ class Period:
     @cached_property
     def updates(self) -> list[tuple[tuple[float, float], ...]]:
         """By line and stage, if the schedule is of a segment: the seconds to sum the gradients and to step."""
-        if not self.schedule.updates:
+        if not self.is_segment:
             return [()] * len(self.hosted)
         each = [(self.plan.reduce_seconds(at), self.plan.optimizer_seconds(at)) for at in range(len(self.plan.stages))]
         return [tuple(each[stage] for stage in stages) for stages in self.hosted]
@@ -140,7 +145,7 @@ class Period:
                 continue  # The order of the tasks on the device is enough.
             here, there = line_of[source], line_of[target]
             link = self.plan.cluster.link(source, target)
-            key = link, self.hosted[here], self.hosted[there], *passages
+            key = id(link), self.hosted[here], self.hosted[there], *passages
             if key not in known:
                 messages = tuple(self._messages(passages, here, there))
                 known[key] = known.setdefault(messages, messages)
@@ -195,8 +200,9 @@ class Period:
             if key not in known:
                 known[key] = numbers.setdefault(tuple([(task.kind, firsts[task.stage]) for task in tasks]), len(known))
             lists.append(known[key])
-        received: dict[tuple[Line, Line], Hashable] = dict(self.channels)
-        for stage in range(len(self.plan.stages)) if self.schedule.updates else ():
+        # Equal messages share one tuple.
+        received: dict[tuple[Line, Line], Hashable] = {pair: id(messages) for pair, messages in self.channels.items()}
+        for stage in range(len(self.plan.stages)) if self.is_segment else ():
             for source, target in product(self.lines_of(stage), repeat=2):  # Each waits for the gradients of all.
                 received[source, target] = received.get((source, target)), self.hosted[target].index(stage)
         own = zip(self.seconds, self.copies, self.begins, self.sizes, self.updates, lists, strict=True)

@@ -80,6 +80,21 @@ def test_stages_that_alone_are_too_slow_change_no_evaluation(
     assert early == evaluated()
 
 
+def test_changes_are_evaluated_up_to_the_seconds_that_are_worth_them() -> None:
+    known: list[float] = []
+
+    def noted(plan: Plan, limit_seconds: float) -> float:
+        if known:  # The first evaluation is of the plan itself.
+            assert limit_seconds == min(known) / 1.0005
+        found = seconds(plan, limit_seconds)
+        known.append(found)
+        return found
+
+    found = hill_climb(cut(line(6), 1, 1), noted, 100)
+    assert step_seconds(found) == min(known) < known[0]
+    assert inf in known
+
+
 def test_without_trials_the_plan_stays() -> None:
     start = cut(line(6), 1, 1)
     assert hill_climb(start, seconds, 0) is start

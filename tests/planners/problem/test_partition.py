@@ -6,7 +6,15 @@ import pytest
 from problems import cluster, table
 
 from graphpipe.graph import Edge, Graph, Op
-from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes, is_chain, stage_order
+from graphpipe.planners.problem.partition import (
+    Part,
+    Problem,
+    assemble,
+    assemble_in_order,
+    crossing_bytes,
+    is_chain,
+    stage_order,
+)
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail, most_stages_per_device, own_stages
 from graphpipe.plans import Plan
 
@@ -40,10 +48,20 @@ def test_an_output_that_a_stage_reads_twice_crosses_once() -> None:
 
 def test_parts_have_an_order_if_values_can_go_forward() -> None:
     graph = diamond().graph
-    assert stage_order(graph, parts("a", "bc", "d")) == range(3)
-    assert stage_order(graph, parts("d", "bc", "a")) == [2, 1, 0]
-    assert stage_order(graph, parts("ad", "bc")) is None
-    assert stage_order(graph, parts("bd", "ac")) == [1, 0]
+    assert stage_order(3, crossing_bytes(graph, parts("a", "bc", "d"))) == range(3)
+    assert stage_order(3, crossing_bytes(graph, parts("d", "bc", "a"))) == [2, 1, 0]
+    assert stage_order(2, crossing_bytes(graph, parts("ad", "bc"))) is None
+    assert stage_order(2, crossing_bytes(graph, parts("bd", "ac"))) == [1, 0]
+
+
+def test_a_plan_of_parts_in_any_order_is_that_of_the_parts_in_order() -> None:
+    there, mixed, devices = parts("a", "bc", "d"), parts("d", "bc", "a"), [(5,), (3,), (1,)]
+    for chain in (False, True):
+        found = assemble_in_order(diamond(), mixed, devices, planner="hand", chain=chain)
+        assert found == assemble(diamond(), there, planner="hand", chain=chain, devices=devices[::-1])
+    placed = assemble_in_order(diamond(), mixed, None, planner="hand", schedule="gpipe")
+    assert placed == assemble(diamond(), there, planner="hand", schedule="gpipe")
+    assert assemble_in_order(diamond(), parts("ad", "bc"), None, planner="hand") is None
 
 
 def test_a_plan_has_the_edges_devices_and_samples_in_flight_of_its_parts() -> None:

@@ -21,7 +21,7 @@ from graphpipe.planners.best_candidate import BestCandidate
 from graphpipe.planners.choose_schedule import under
 from graphpipe.planners.lower_bound.lower_bound import gap_percent, step_bound
 from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import Part, Problem, assemble, stage_order
+from graphpipe.planners.problem.partition import Part, Problem, assemble, assemble_in_order
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_slack
 from graphpipe.planners.sharing.folds import folded_plans
@@ -74,13 +74,13 @@ def least_seconds(problem: Problem) -> float:
     found = float("inf")
     for groups in partitions(problem.graph.order):
         shape = [Part(tuple(ops), 1, 1) for ops in groups]
-        order = stage_order(problem.graph, shape)
-        if order is None:
+        if assemble_in_order(problem, shape, None, planner="all") is None:
             continue
         for size, hosts in product((1, 2, 4, 8), product(teams, repeat=len(groups))):
             if all(size % len(team) == 0 for team in hosts):
-                parts = [Part(tuple(groups[stage]), len(hosts[stage]), size) for stage in order]
-                plan = assemble(problem, parts, planner="all", devices=[hosts[stage] for stage in order])
+                parts = [Part(tuple(ops), len(team), size) for ops, team in zip(groups, hosts, strict=True)]
+                plan = assemble_in_order(problem, parts, hosts, planner="all")
+                assert plan is not None
                 name = "interleaved" if plan.shares_devices else "1f1b"
                 found = min(found, step_seconds(under(find_scheduler(name), plan)))
     return found
@@ -107,12 +107,11 @@ def test_plans_of_a_split_layer_are_above_the_bound_of_its_parts(data: st.DataOb
     groups = [tuple(op.name for op, at in zip(graph.ops, numbers, strict=True) if at == number) for number in range(4)]
     teams = st.sets(st.integers(0, 2), min_size=1).map(lambda team: tuple(sorted(team)))
     hosts = [data.draw(teams) for _ in groups]
-    parts = [(Part(ops, len(team), size), team) for ops, team in zip(groups, hosts, strict=True) if ops]
-    order = stage_order(graph, [part for part, _ in parts])
-    assume(order is not None)
-    assert order is not None
-    placed = [parts[stage] for stage in order]
-    plan = assemble(problem, [part for part, _ in placed], planner="all", devices=[team for _, team in placed])
+    placed = [(Part(ops, len(team), size), team) for ops, team in zip(groups, hosts, strict=True) if ops]
+    parts, teams_of = [part for part, _ in placed], [team for _, team in placed]
+    plan = assemble_in_order(problem, parts, teams_of, planner="all")
+    assume(plan is not None)
+    assert plan is not None
     plan = under(find_scheduler("interleaved" if plan.shares_devices else "1f1b"), plan)
     assert gap_percent(plan, predict(plan)) >= -1e-6
     assert step_bound(problem) <= step_seconds(plan) * (1 + 1e-9)
