@@ -89,8 +89,8 @@ def plan(
             loads of some samples. None: as the costs say, usually the same for every sample. Plans are for the expected
             loads, and fit in memory for the largest.
         split: operators to split, so that their parts can be in different stages (docs/splits.md). `none`, the names
-            of operators (`NAME:4` splits by outputs in 4 parts), or `auto` for those whose split shortens the step of
-            this planner's plan.
+            of operators (`NAME:4` splits by outputs in 4 parts, `NAME:rows4` by rows), or `auto` for those whose split
+            shortens the step of this planner's plan.
         inference: plan for `InferencePipeline`: only forwards, without gradients and optimizer state.
         weights: which weights a micro-batch sees. `flush`: those that all earlier mini-batches have updated; the
             pipeline drains in between. Under the other policies it does not (docs/asynchronous.md), and plans are

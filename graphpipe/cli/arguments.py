@@ -118,7 +118,8 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         default="none",
         metavar="OPS",
         help="split these operators, so that their parts can be in different stages: names with commas in between "
-        "(NAME:4 splits by outputs in 4 parts), or auto for those whose split shortens the step (default: none)",
+        "(NAME:4 splits by outputs in 4 parts, NAME:rows4 splits an embedding by rows in 4 parts), or auto for those "
+        "whose split shortens the step (default: none)",
     )
     add_look_into(parser)
     add_precision(parser)

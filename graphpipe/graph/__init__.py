@@ -19,7 +19,8 @@ from graphpipe.graph.operator import (
 from graphpipe.graph.operator_graph import Graph
 from graphpipe.graph.parameter_slice import ParameterSlice, parameter_of
 from graphpipe.graph.series_parallel import decompose
-from graphpipe.graph.split_operators import find_split, split_ops, splittable, with_split
+from graphpipe.graph.splits.split_names import find_split, splittable
+from graphpipe.graph.splits.split_operators import split_ops, with_split
 from graphpipe.graph.tree import Leaf, Parallel, Series
 
 __all__ = [

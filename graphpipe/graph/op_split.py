@@ -1,4 +1,4 @@
-"""How an operator can be split: by the branches that it concatenates, or by the features that it computes.
+"""How an operator can be split: by the branches that it concatenates, the features that it computes, or its rows.
 
 branch 0 -+                            branch 0 -> part 0 -+
 branch 1 -+-> concatenate -> linear    branch 1 -> part 1 -+-> sum           by inputs
@@ -6,6 +6,9 @@ branch 2 -+                            branch 2 -> part 2 -+
 
                                                +-> part 0 -+
 value -> linear or embedding           value --+-> part 1 -+-> concatenate   by outputs
+
+                                               +-> part 0 -+
+indices -> embedding                   indices-+-> part 1 -+-> sum           by rows
 """
 
 from collections.abc import Collection
@@ -20,7 +23,7 @@ from graphpipe.graph.parameter_slice import ParameterSlice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitBranch:
-    """The input of one part, and the features that it has: columns of a linear layer's input, or computed features."""
+    """The input of one part, and what the part has: columns of a linear layer's input, computed features, or rows."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -41,14 +44,15 @@ class SplitBranch:
 class OpSplit:
     """A layer inside one operator. What the operator computes after the layer stays in it, behind the sum.
 
-    By inputs, the first part adds the bias. By outputs, each part adds its features of the bias.
+    By inputs, the first part adds the bias. By outputs, each part adds its features of the bias. By rows, each part
+    looks up the indices in its rows of an embedding, and has zeros for all others.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     op: str
     """The operator. By inputs, it computes the concatenation too."""
-    by: Literal["inputs", "outputs"] = "inputs"
+    by: Literal["inputs", "outputs", "rows"] = "inputs"
     kind: Literal["Linear", "Embedding", "EmbeddingBag"] = "Linear"
     layer: str
     """Path of the layer in the user's module."""
@@ -64,7 +68,8 @@ class OpSplit:
     output_bytes_per_sample: float
     """Of the layer."""
     branches: tuple[SplitBranch, ...]
-    """Of every part, in order. By outputs, a graph lists one branch with all features, until `into` divides it."""
+    """Of every part, in order. By outputs or rows, a graph lists one branch with all of them, until `into` divides it.
+    """
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -79,7 +84,7 @@ class OpSplit:
     @property
     def slices(self) -> tuple[ParameterSlice, ...]:
         """What every part has of the weight."""
-        dimension = 0 if (self.by, self.kind) == ("outputs", "Linear") else 1
+        dimension = 0 if self.by == "rows" or (self.by, self.kind) == ("outputs", "Linear") else 1
         return tuple(
             ParameterSlice(parameter=self.weight, dimension=dimension, start=each.start, stop=each.stop)
             for each in self.branches
@@ -93,6 +98,11 @@ class OpSplit:
         return tuple(replace(piece, parameter=self.bias, dimension=0) for piece in self.slices)
 
     @property
+    def sums(self) -> bool:
+        """Whether the results of the parts are added, and not concatenated."""
+        return self.by != "outputs"
+
+    @property
     def input_bytes_per_sample(self) -> float:
         """Bytes of what the layer reads."""
         each = [branch.bytes_per_sample for branch in self.branches]
@@ -103,7 +113,7 @@ class OpSplit:
         return (branch.stop - branch.start) / self.branches[-1].stop
 
     def into(self, parts: int) -> "OpSplit":
-        """Return a split by outputs in parts of nearly equal numbers of features."""
+        """Return a split by outputs or rows in parts of nearly equal numbers of features or rows."""
         (whole,) = self.branches
         stops = [whole.stop * number // parts for number in range(parts + 1)]
         branches = (replace(whole, start=start, stop=stop) for start, stop in pairwise(stops))

@@ -67,7 +67,7 @@ class Op:
     """Names of values that it sends and that get no gradient, although it or operators before it train: masks, indices
     or detached values. The name is empty for a value that edges do not list."""
     splits: tuple[OpSplit, ...] = ()
-    """How the operator can be split (`graph.split_operators`): in at most one way by inputs, and one by outputs."""
+    """How the operator can be split (`graph.splits`): in at most one way by inputs, outputs and rows each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

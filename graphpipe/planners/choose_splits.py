@@ -37,7 +37,7 @@ def plan_with_splits(
     the other, those with the most bytes of weights first. The planner plans again with the operator split in addition.
     The split stays if the step is shorter. What an operator's split gains may depend on others, so the result need not
     be the best of all subsets. If nothing fits in memory, the layer with the most weights is split by outputs, in 2
-    parts, 4 and so on up to the number of devices.
+    parts, 4 and so on up to the number of devices. An embedding with fewer columns than parts is split by rows.
 
     Args:
         problem: operators of its graph that are split already stay so.
@@ -79,12 +79,13 @@ def _best(problem: Problem, find: Callable[[Problem], Plan], seconds: Callable[[
 
 
 def _first_that_fits(problem: Problem, find: Callable[[Problem], Plan], miss: Infeasible) -> Plan:
-    by_outputs = [each for each in splittable(problem.graph) if each.by == "outputs"]
+    found = [each for each in splittable(problem.graph) if each.by != "inputs"]
+    ways = [each for each in found if each.op == found[0].op]  # an embedding by outputs, and then by rows
     devices = len(problem.cluster.devices)
-    for split in by_outputs[:1]:
-        for parts in (2**power for power in range(1, devices.bit_length())):
-            with suppress(Infeasible):
-                return find(_with(problem, split.into(min(parts, split.branches[0].stop))))
+    for parts in (2**power for power in range(1, devices.bit_length()) if ways):
+        split = next((each for each in ways if each.branches[0].stop >= parts), ways[-1])
+        with suppress(Infeasible):
+            return find(_with(problem, split.into(min(parts, split.branches[0].stop))))
     raise miss
 
 

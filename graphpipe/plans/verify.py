@@ -10,7 +10,7 @@ from math import inf
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
-from graphpipe.graph.verify_splits import check_splits
+from graphpipe.graph.splits.verify_splits import check_splits
 from graphpipe.plans.stage import OTHER_BACKWARDS, PlanFields, WeightPolicy
 from graphpipe.plans.verify_memory import RELATIVE, check_memory, check_neighbours, submodule
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from split_layer import LAYER, layer_graph
+from split_layer import LAYER, TABLE, layer_graph, table_graph
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Curve, OpCost, Temporaries, estimate
@@ -70,3 +70,18 @@ def test_parts_have_the_loads_of_their_operator() -> None:
     costs = replace(estimate(GRAPH, CLUSTER), loads=declare_loads(GRAPH, {"head": {1.0: 0.5, 3.0: 0.5}}))
     (load,) = split_costs(costs, GRAPH, LAYER, CLUSTER).loads
     assert load.ops == ("head", *LAYER.parts)
+
+
+def test_parts_by_rows_are_estimated_as_look_ups_of_all_indices() -> None:
+    # A measured look-up does not say how much of it masks and zeros would take.
+    graph = table_graph()
+    rows = tuple(measured(op.name, 1.0) for op in graph.ops)
+    table = CostTable(graph_fingerprint=graph.fingerprint, rows=rows)
+    few, many = (TABLE.into(parts) for parts in (2, 5))
+    for split in (few, many):
+        found = split_costs(table, graph, split, CLUSTER)
+        wanted = estimate(split_ops(graph, [f"wide:rows{len(split.parts)}"]), CLUSTER)
+        assert [found.by_op[name, KIND] for name in split.parts] == [wanted.by_op[name, KIND] for name in split.parts]
+        assert found.by_op["end", KIND] == rows[-1]
+    forwards = [split_costs(table, graph, split, CLUSTER).by_op["wide.part0", KIND].forward(8) for split in (few, many)]
+    assert forwards[0] == forwards[1], "more parts do not make a look-up shorter"

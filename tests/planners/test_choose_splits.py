@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
+from torch import nn
 
 import graphpipe as gp
 from graphpipe.errors import Infeasible, InvalidInput
@@ -89,6 +91,19 @@ def test_a_layer_larger_than_a_device_is_split_by_its_outputs() -> None:
     assert [split.parts for split in found.graph.origin.split_ops][-1] == tuple(f"bag0.part{n}" for n in range(4))
 
 
+@pytest.mark.parametrize(("width", "by"), [(1, ["rows"] * 3), (2, ["outputs", "rows", "rows"])])
+def test_a_narrow_table_is_split_by_its_rows_where_its_columns_are_too_few(width: int, by: list[str]) -> None:
+    table = gp.capture(nn.Sequential(nn.EmbeddingBag(1_000_000, width), nn.Linear(width, 1)), torch.zeros(4, 3).long())
+    (kind,) = CLUSTER.device_types
+    # Of 4 MB of weights, a part on d devices needs its share of the weights and gradients, and 1/d of its two moments:
+    # 9 MB whole on 8 devices, 5 MB in 2 parts on 4 each, 3 MB in 4 parts on 2 each, 2 MB in 8 parts.
+    for way, parts, megabytes in zip(by, (2, 4, 8), (7, 4, 2.5), strict=True):
+        small = replace(CLUSTER, device_types=(replace(kind, memory_bytes=megabytes * 1e6 * width),))
+        found = gp.plan(table, gp.estimate(table, small), small, batch_size=8, split="auto")
+        assert found.graph.origin is not None
+        assert [(split.by, len(split.parts)) for split in found.graph.origin.split_ops] == [(way, parts)]
+
+
 def test_a_plan_with_split_operators_survives_its_file_and_is_planned_again(tmp_path: object) -> None:
     plan = planned([OP])
     plan.save(f"{tmp_path}/plan.json")
@@ -118,4 +133,8 @@ def test_an_operator_that_cannot_be_split_is_refused_by_name() -> None:
 
 
 def test_what_a_person_writes() -> None:
-    assert [parse_split(words) for words in ("none", "auto", "a.b, c:4")] == ["none", "auto", ["a.b", "c:4"]]
+    assert [parse_split(words) for words in ("none", "auto", "a.b, c:4,d:rows4")] == [
+        "none",
+        "auto",
+        ["a.b", "c:4", "d:rows4"],
+    ]

@@ -80,3 +80,38 @@ def wide_graph() -> Graph:
     )
     edges = (Edge(source="start", target="end", bytes_per_sample=8.0),)
     return Graph(name="wide", ops=ops, edges=edges, origin=Origin(method="export"))
+
+
+TABLE = OpSplit(
+    op="wide",
+    by="rows",
+    kind="Embedding",
+    layer="wide",
+    is_called=True,
+    weight="wide.weight",
+    weight_bytes=40.0,  # 10 rows, 1 column
+    bias=None,
+    bias_bytes=0.0,
+    flops_per_sample=0.0,
+    output_bytes_per_sample=24.0,
+    branches=(SplitBranch(source=None, model_input="ids", start=0, stop=10, bytes_per_sample=48.0),),
+)
+
+
+def table_graph() -> Graph:
+    """Return a graph with an embedding of width 1, whose 6 rows for each sample the same operator adds."""
+    wide = Op(
+        name="wide",
+        kind="Embedding",
+        parameters=("wide.weight",),
+        parameter_bytes=40.0,
+        output_bytes_per_sample=4.0,
+        # look-up: 48 read, 24 written; sum: 24 read, 4 written
+        work=Work(traffic_bytes_per_sample=100.0, kernels=2),
+        model_inputs=("ids",),
+        splits=(TABLE,),
+    )
+    end = Op(name="end", parameters=("end.weight",), parameter_bytes=8.0, output_bytes_per_sample=4.0)
+    edges = (Edge(source="wide", target="end", bytes_per_sample=4.0),)
+    inputs = (Input(name="ids", sample_shape=(6,), dtype="int64"),)
+    return Graph(name="table", ops=(wide, end), edges=edges, inputs=inputs, origin=Origin(method="export"))

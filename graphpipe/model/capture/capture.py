@@ -29,6 +29,7 @@ from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
 from graphpipe.model.capture.op_splits.input_splits import find_input_splits
 from graphpipe.model.capture.op_splits.output_splits import find_output_splits
+from graphpipe.model.capture.op_splits.row_splits import find_row_splits
 from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.capture.samples_in_front import put_samples_in_front
 from graphpipe.model.capture.shape_propagation import propagate_shapes
@@ -283,7 +284,7 @@ def _captured(
             what = f"'{name}' is not a submodule or operator"
             raise InvalidInput(what, where="whole_batch", remedy=nearest(name, known))
     ops = tuple(replace(op, whole_batch=op.whole_batch or op.name in whole_batch) for op in ops)
-    splits = [find(measured, groups, ops) for find in (find_input_splits, find_output_splits)]
+    splits = [find(measured, groups, ops) for find in (find_input_splits, find_output_splits, find_row_splits)]
     listed = {edge.source for edge in edges if edge.values}
     ops = tuple(
         replace(op, splits=tuple(found[op.name].naming(listed) for found in splits if op.name in found)) for op in ops

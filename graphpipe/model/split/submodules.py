@@ -10,6 +10,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import OpSplit, ParameterSlice
 from graphpipe.model.capture.op_splits.layers import hooked
 from graphpipe.model.capture.op_splits.split_nodes import REST
+from graphpipe.model.split.row_parts import EmbeddingBagRows, EmbeddingRows
 from graphpipe.model.torch_private import with_child
 
 
@@ -119,11 +120,11 @@ class Submodules:
             self._made[f"{split.called}.{REST}"] = with_child(called, name, LinearSum(layer))
 
     def _part(self, layer: nn.Module, split: OpSplit, number: int) -> nn.Module:
-        weight = self._slice(split.slices[number])
+        weight, rows = self._slice(split.slices[number]), split.by == "rows"
         if isinstance(layer, nn.Embedding):
-            return EmbeddingPart(layer, weight)
+            return EmbeddingRows(layer, weight, split.slices[number]) if rows else EmbeddingPart(layer, weight)
         if isinstance(layer, nn.EmbeddingBag):
-            return EmbeddingBagPart(layer, weight)
+            return EmbeddingBagRows(layer, weight, split.slices[number]) if rows else EmbeddingBagPart(layer, weight)
         bias = [self._slice(piece) for piece in split.bias_slices[number : number + 1]]
         if split.by == "inputs" and split.bias is not None and number == 0:
             bias = [self.model.get_parameter(split.bias)]

@@ -50,7 +50,8 @@ class PlanSettings:
     default every sample is the same work."""
     split: str = "none"
     """Operators to split, so that their parts can be in different stages (docs/splits.md). Write names with commas in
-    between, or `auto` for the operators whose split shortens the step."""
+    between (`NAME:4` splits by outputs in 4 parts, `NAME:rows4` by rows), or `auto` for the operators whose split
+    shortens the step."""
     stages_per_device: int | None = None
     """The most stages that a device may host (docs/sharing.md). 1 gives every stage devices of its own. The default is
     4, and 1 for devices that share cores."""

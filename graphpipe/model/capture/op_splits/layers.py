@@ -1,13 +1,14 @@
 """The layers of a captured model that may be split, and what else uses them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from torch import fx, nn
 
 from graphpipe.graph import Op, SplitBranch
 from graphpipe.model.capture.build_ops import MeasuredModel
+from graphpipe.model.capture.crossing_values import duplicated_inputs
 from graphpipe.model.capture.groups import Groups
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -60,6 +61,23 @@ class Layers:
         sent = self.op_of.get(value, op.name) != op.name and value in self.model.values.crossing
         return value in self._inputs or sent
 
+    def only_read(self, nodes: Sequence[fx.Node]) -> fx.Node | None:
+        """Return the only value that nodes of an operator read from elsewhere; None if there are others, or none.
+
+        It is an input of the model, or another operator sends it.
+
+        Glue that needs nothing but inputs of the model, such as `x[:, 3]`, belongs to no operator. It counts as what it
+        reads.
+        """
+        repeated = duplicated_inputs([*nodes], self.model.values.duplicated)
+        if any(self.model.parameters(node) for node in (repeated - self._inputs.keys())):
+            return None
+        values = {value for node in nodes for value in self.model.values.read_by(node)} - {*nodes}
+        found = {*values, *(repeated & self._inputs.keys())}
+        own = {self.op_of[node] for node in nodes}
+        sent = all(value in self.model.values.crossing and self.op_of[value] not in own for value in values)
+        return found.pop() if len(found) == 1 and sent else None
+
     def read_elsewhere(self, value: fx.Node, op: Op, reader: fx.Node) -> bool:
         """Return whether another node of an operator than `reader` reads a value."""
         return any(user is not reader and self.op_of.get(user) == op.name for user in value.users)
@@ -74,6 +92,11 @@ class Layers:
             bytes_per_sample=self.model.readings[value].bytes_per_sample,
             value=value.name,
         )
+
+    def branch_through(self, read: fx.Node, value: fx.Node, stop: int) -> SplitBranch:
+        """Return the branch for all features or rows of a layer that reads `value`, which glue computes from `read`."""
+        found = self.branch(read, 0, stop)
+        return found if found.source else replace(found, bytes_per_sample=self.model.readings[value].bytes_per_sample)
 
     def parameters(self, layer: nn.Module) -> LayerParameters:
         """Return names and bytes of the weight and the bias of a layer. The bias may be absent."""

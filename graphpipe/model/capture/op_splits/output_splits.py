@@ -14,8 +14,8 @@ def find_output_splits(model: MeasuredModel, groups: Groups, ops: Sequence[Op]) 
     """Return how operators can be split by outputs, by the operator's name.
 
     An operator can be split if
-    1. it calls an `nn.Linear`, `nn.Embedding` or `nn.EmbeddingBag` itself, with one value: an input of the model, or
-       one that another operator computes and that nothing else in this operator reads;
+    1. it calls an `nn.Linear`, `nn.Embedding` or `nn.EmbeddingBag` itself, with one value: an input of the model or a
+       part of it, or one that another operator computes and that nothing else in this operator reads;
     2. an embedding is all that the operator computes, has neither a largest norm nor sparse gradients, and a bag does
        not take the largest row;
     3. nothing else uses the layer or its weights, it does not have a hook, all its parameters are trained or none is,
@@ -52,8 +52,10 @@ def _can_be_split(layers: Layers, node: fx.Node, group: Sequence[fx.Node]) -> bo
 def _split(layers: Layers, op: Op, call: fx.Node) -> OpSplit | None:
     layer, value, result = layers.module(call.target), value_read(call), layers.model.readings[call]
     assert value is not None
-    known = layers.comes_from_elsewhere(value, op) and not layers.read_elsewhere(value, op, call)
-    if not known or result.sample_shape is None:
+    read = layers.only_read([call])
+    if read is None or result.sample_shape is None:
+        return None
+    if layers.op_of.get(read) and (read is not value or layers.read_elsewhere(value, op, call)):
         return None
     weight = layer.get_parameter("weight")
     features = weight.shape[0 if isinstance(layer, nn.Linear) else 1]
@@ -69,5 +71,5 @@ def _split(layers: Layers, op: Op, call: fx.Node) -> OpSplit | None:
         **layers.parameters(layer),
         flops_per_sample=2.0 * rows * weight.numel() if isinstance(layer, nn.Linear) else 0.0,
         output_bytes_per_sample=result.bytes_per_sample,
-        branches=(layers.branch(value, 0, features),),
+        branches=(layers.branch_through(read, value, features),),
     )

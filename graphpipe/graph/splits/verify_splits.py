@@ -1,6 +1,6 @@
-"""Verify the operators that a graph splits: their parts hold each feature of the layer once, and are joined once.
+"""Verify the operators that a graph splits: their parts hold each feature or row once, and are joined once.
 
-Everything is derived from the features of each branch, and compared with the operators and edges of the graph.
+Everything is derived from the features or rows of each branch, and compared with the operators and edges of the graph.
 """
 
 from graphpipe.errors import InvalidInput
@@ -16,8 +16,8 @@ def check_splits(graph: Graph) -> None:
     """Check the operators that the graph says were split.
 
     Raises:
-        InvalidInput: a part is missing, has other features, bytes, FLOPs or inputs than its branch, or feeds anything
-            but the operator that was split; or the whole weight is still held somewhere.
+        InvalidInput: a part is missing, has other features or rows, bytes, FLOPs or inputs than its branch, or feeds
+            anything but the operator that was split; or the whole weight is still held somewhere.
     """
     for split in graph.origin.split_ops if graph.origin is not None else ():
         where = f"split of operator '{split.op}'"
@@ -35,19 +35,23 @@ def check_splits(graph: Graph) -> None:
 
 
 def _check_features(split: OpSplit, where: str) -> None:
-    at = 0
+    at, each = 0, _unit(split)
     for number, branch in enumerate(split.branches):
         if branch.start != at or branch.stop <= branch.start:
-            what = f"part {number} has features {branch.start} to {branch.stop}, must begin at feature {at}"
-            raise InvalidInput(what, where=where, remedy="Every feature must be in one part.")
+            what = f"part {number} has {each}s {branch.start} to {branch.stop}, must begin at {each} {at}"
+            raise InvalidInput(what, where=where, remedy=f"Every {each} must be in one part.")
         at = branch.stop
+
+
+def _unit(split: OpSplit) -> str:
+    return "row" if split.by == "rows" else "feature"
 
 
 def _check_parameters(part: Op, split: OpSplit, number: int, where: str) -> None:
     # Read from the names of the parameters, which decide what is trained and saved. A linear layer's weight has a row
-    # for each output and a column for each input, an embedding's has a column for each output.
+    # for each output and a column for each input, an embedding's has a row for each index and a column for each output.
     start, stop = split.branches[number].start, split.branches[number].stop
-    rows = split.by == "outputs" and split.kind == "Linear"
+    rows = split.by == "rows" or (split.by == "outputs" and split.kind == "Linear")
     wanted = {(split.weight, 0 if rows else 1, start, stop)}
     if split.bias is not None and split.by == "outputs":
         wanted.add((split.bias, 0, start, stop))
@@ -56,7 +60,8 @@ def _check_parameters(part: Op, split: OpSplit, number: int, where: str) -> None
     if found != wanted:
         names = " and ".join(f"'{name}'" for name, *_ in sorted(wanted))
         held = ", ".join(part.parameters) or "nothing"
-        raise InvalidInput(f"part {number} has {held}, must have features {start} to {stop} of {names}", where=where)
+        what = f"part {number} has {held}, must have {_unit(split)}s {start} to {stop} of {names}"
+        raise InvalidInput(what, where=where)
     if split.by == "inputs" and (split.bias in part.parameters) != (number == 0 and split.bias is not None):
         raise InvalidInput(f"the first part, and no other, must have the bias '{split.bias}'", where=where)
 

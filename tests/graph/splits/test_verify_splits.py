@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from split_layer import LAYER, layer_graph, wide_graph
+from split_layer import LAYER, layer_graph, table_graph, wide_graph
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, split_ops
-from graphpipe.graph.verify_splits import check_splits
+from graphpipe.graph.splits.verify_splits import check_splits
 
 PART = "head.linear.part1"
 
@@ -83,6 +83,7 @@ def test_what_the_rewrite_makes_is_accepted() -> None:
     check_splits(split_ops(layer_graph(), ["head"]))
     check_splits(layer_graph())
     check_splits(split_ops(wide_graph(), ["end:3"]))
+    check_splits(split_ops(table_graph(), ["wide:rows3"]))
 
 
 def test_a_part_with_the_bias_of_another_is_refused() -> None:
@@ -99,3 +100,55 @@ def test_a_changed_graph_is_refused(what: str) -> None:
         check_splits(change(split_ops(layer_graph(), ["head"])))
     assert message in str(caught.value)
     assert "split of operator 'head'" in str(caught.value)
+
+
+def with_rows(start: int, stop: int) -> Callable[[Graph], Graph]:
+    """Change the rows of the second part, both in what was split and in the part."""
+
+    def change(graph: Graph) -> Graph:
+        assert graph.origin is not None
+        (split,) = graph.origin.split_ops
+        branches = tuple(
+            replace(each, start=start, stop=stop) if number == 1 else each for number, each in enumerate(split.branches)
+        )
+        changed = replace(split, branches=branches)
+        named = with_op(lambda op: replace(op, parameters=(changed.slices[1].name,)), "wide.part1")(graph)
+        return replace(named, origin=replace(graph.origin, split_ops=(changed,)))
+
+    return change
+
+
+ROWS: dict[str, tuple[Callable[[Graph], Graph], str]] = {
+    "rows are in two parts": (with_rows(2, 6), "part 1 has rows 2 to 6, must begin at row 3. Every row must be"),
+    "rows are in no part": (with_rows(3, 5), "part 2 has rows 6 to 10, must begin at row 5. Every row must be"),
+    "a part has columns": (
+        with_op(lambda op: replace(op, parameters=("wide.weight[:, 3:6]",)), "wide.part1"),
+        "part 1 has wide.weight[:, 3:6], must have rows 3 to 6 of 'wide.weight'",
+    ),
+    "a part sends some columns": (
+        with_op(lambda op: replace(op, output_bytes_per_sample=8.0), "wide.part1"),
+        "part 1 has 8 output bytes per sample, must have 24",
+    ),
+    "a part has all bytes": (
+        with_op(lambda op: replace(op, parameter_bytes=40.0), "wide.part1"),
+        "part 1 has 40 parameter bytes, must have 12",
+    ),
+    "a part is added twice": (
+        lambda graph: replace(
+            graph, edges=(*graph.edges, Edge(source="wide.part1", target="end", bytes_per_sample=24.0))
+        ),
+        "part 1 must send its result only to 'wide'",
+    ),
+    "the sum keeps the table": (
+        with_op(lambda op: replace(op, parameters=("wide.weight",)), "wide"),
+        "operator 'wide' still has the whole 'wide.weight'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_changed_rows_are_refused(what: str) -> None:
+    change, message = ROWS[what]
+    with pytest.raises(InvalidInput) as caught:
+        check_splits(change(split_ops(table_graph(), ["wide:rows3"])))
+    assert message in str(caught.value)
