@@ -286,3 +286,17 @@ assert "__dynamo_disable" in vars(torch.optim.Optimizer.zero_grad.__wrapped__)  
 def test_optimizers_run_without_the_compiler_and_code_that_uses_it_gets_it() -> None:
     # Each rank spent two seconds of processor time on this import before its first step.
     subprocess.run([sys.executable, "-c", OPTIMIZERS], check=True, timeout=120)
+
+
+SHARDED = """
+from graphpipe.run.device.without_compiler import without_compiler
+
+with without_compiler():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+"""
+
+
+def test_sharded_optimizers_are_imported_beside_the_placeholder_of_the_compiler() -> None:
+    # `inspect` asked the placeholder for its `__file__`, which imported the compiler in the middle of the import of
+    # torch.distributed.tensor: a training with `train.shard_optimizer=true` failed in every rank that began.
+    subprocess.run([sys.executable, "-c", SHARDED], check=True, timeout=120)

@@ -26,6 +26,8 @@ class _Placeholder(ModuleType):
         return function
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__file__":  # `inspect` asks all modules for it, also while torch imports what the compiler needs.
+            raise AttributeError(name)
         self.remove()
         return getattr(import_module(_COMPILER), name)
 
