@@ -153,7 +153,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> None:
     caption = (__doc__ or "").rpartition("\n\n")[2].strip()
     caption += "\n\nCells: our throughput over that of the best baseline, with 1F1B / with `auto`. Samples per device: "
     caption += ", ".join(f"{model} {each}" for model, each in EACH.items()) + ". "
-    caption += ", ".join(f"{name}: {figure:.4g}" for name, figure in totals.items()) + "."
+    caption += ", ".join(f"{name}: {figure:.4g}" for name, figure in totals.items()) + ". Empty cells: not computed."
     lines = [[devices, *(_cell(last.get((model, devices))) for model in EACH)] for devices in DEVICES]
     markdown("counts", "Any number of devices", caption, ["devices", *EACH], lines)
     print(totals, *slower, sep="\n")

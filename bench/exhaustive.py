@@ -23,7 +23,7 @@ from graphpipe.graph import splittable, with_split
 from graphpipe.model.zoo import zoo
 from graphpipe.planners.choose_schedule import under
 from graphpipe.planners.lower_bound.lower_bound import step_bound
-from graphpipe.planners.problem.partition import Part, Problem, assemble, stage_order
+from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes, stage_order
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds
@@ -109,7 +109,8 @@ def _least_seconds(problem: Problem, known: float) -> float:
     teams = [tuple(device for device in devices if chosen >> device & 1) for chosen in range(1, 2 ** len(devices))]
     least = known
     for groups in partitions(problem.graph.order):
-        order = stage_order(problem.graph, [Part(tuple(ops), 1, 1) for ops in groups])
+        shape = [Part(tuple(ops), 1, 1) for ops in groups]
+        order = stage_order(len(shape), crossing_bytes(problem.graph, shape))
         for size in (size for size in range(1, BATCH + 1) if BATCH % size == 0 and order is not None):
             assert order is not None
             ops = [tuple(groups[stage]) for stage in order]
