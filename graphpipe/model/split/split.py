@@ -21,6 +21,9 @@ from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
+_ROUNDING = 0.5
+"""Bytes: those of slices are shares of the whole, which are not exact."""
+
 
 def split(
     module: nn.Module, plan: Plan, captured: Captured | None = None, submodules: Submodules | None = None
@@ -85,10 +88,6 @@ def capture_for(module: nn.Module, graph: Graph) -> Captured:
     if captured.graph.fingerprint != graph.fingerprint:
         raise _other_model(_difference(graph, captured.graph))
     return captured
-
-
-_ROUNDING = 0.5
-"""Bytes: those of slices are shares of the whole, which are not exact."""
 
 
 def _check_captured(module: nn.Module, graph: Graph, captured: Captured) -> None:

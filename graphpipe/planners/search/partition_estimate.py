@@ -18,6 +18,8 @@ from graphpipe.planners.problem.stage_costs import (
 from graphpipe.plans.one_way_pairs import one_way_pairs
 
 Array = NDArray[np.float64]
+MessageSeconds = dict[tuple[int, int], float]
+"""Per sample, by the positions of both stages."""
 _FORWARD_SHARE = 1 / 3
 """Approximate share of a stage's seconds, used only to rank candidates."""
 
@@ -92,7 +94,7 @@ class PartitionEstimator:
             self._spare_bytes(parts, loads, crossing, in_flight),
         )
 
-    def _busy(self, parts: Sequence[Part], loads: Sequence["_Load"], messages: Crossing) -> list[float]:
+    def _busy(self, parts: Sequence[Part], loads: Sequence["_Load"], messages: MessageSeconds) -> list[float]:
         """Return the seconds per micro-batch of every stage."""
         busy = [load.seconds for load in loads]
         one_way = one_way_pairs(self.problem.graph, [part.ops for part in parts])
@@ -104,8 +106,8 @@ class PartitionEstimator:
                 busy[stage] = max(busy[stage], once) if overlap else busy[stage] + directions * once
         return busy
 
-    def _message_seconds(self, parts: Sequence[Part], crossing: Crossing) -> Crossing:
-        """Return the seconds per sample of the messages between two stages."""
+    def _message_seconds(self, parts: Sequence[Part], crossing: Crossing) -> MessageSeconds:
+        """Return the seconds per sample of the messages between stages."""
         bandwidth = far_bandwidth(self.problem)
         return {
             (source, target): count / bandwidth / min(parts[source].degree, parts[target].degree)
@@ -116,7 +118,7 @@ class PartitionEstimator:
         self,
         parts: Sequence[Part],
         busy: Sequence[float],
-        messages: Crossing,
+        messages: MessageSeconds,
         successors: list[list[int]],
         in_flight: Sequence[int],
     ) -> list[float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import TypedDict, TypeGuard
 
 from torch import fx, nn
 
@@ -25,7 +25,7 @@ class LayerParameters(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """The layers of a captured model, for the two ways to split them."""
+    """The layers of a captured model, for the ways to split them."""
 
     model: MeasuredModel
     op_of: Mapping[fx.Node, str]
@@ -113,6 +113,14 @@ class Layers:
 def hooked(module: nn.Module) -> bool:
     """Return whether a module has hooks on its forward or backward, or a parametrised weight."""
     return any(getattr(module, hooks) for hooks in _HOOKS) or hasattr(module, "parametrizations")
+
+
+def is_table(layer: nn.Module) -> TypeGuard[nn.Embedding | nn.EmbeddingBag]:
+    """Return whether a layer is an embedding or a bag whose weight may be cut: without a largest norm or sparse
+    gradients, and a bag does not take the largest row."""
+    if type(layer) is nn.EmbeddingBag and layer.mode == "max":
+        return False
+    return type(layer) in (nn.Embedding, nn.EmbeddingBag) and layer.max_norm is None and not layer.sparse
 
 
 def value_read(call: fx.Node) -> fx.Node | None:

@@ -7,7 +7,7 @@ from torch import fx, nn
 from graphpipe.graph import Op, OpSplit
 from graphpipe.model.capture.build_ops import MeasuredModel
 from graphpipe.model.capture.groups import Groups
-from graphpipe.model.capture.op_splits.layers import Layers, hooked, value_read
+from graphpipe.model.capture.op_splits.layers import Layers, hooked, is_table, value_read
 
 
 def find_output_splits(model: MeasuredModel, groups: Groups, ops: Sequence[Op]) -> dict[str, OpSplit]:
@@ -42,11 +42,7 @@ def _can_be_split(layers: Layers, node: fx.Node, group: Sequence[fx.Node]) -> bo
     layer = layers.module(node.target)
     if hooked(layer) or not layers.owns_parameters(layer):
         return False
-    if type(layer) is nn.Linear:
-        return True
-    embeds = type(layer) is nn.Embedding or (type(layer) is nn.EmbeddingBag and layer.mode != "max")
-    assert isinstance(layer, nn.Embedding | nn.EmbeddingBag) or not embeds
-    return embeds and len(group) == 1 and layer.max_norm is None and not layer.sparse
+    return type(layer) is nn.Linear or (is_table(layer) and len(group) == 1)
 
 
 def _split(layers: Layers, op: Op, call: fx.Node) -> OpSplit | None:

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-from torch import fx, nn
+from torch import fx
 
 from graphpipe.graph import Op, OpSplit
 from graphpipe.model.capture.build_ops import MeasuredModel
 from graphpipe.model.capture.groups import Groups
 from graphpipe.model.capture.module_graph.module_graph import draws
-from graphpipe.model.capture.op_splits.layers import Layers, hooked, value_read
+from graphpipe.model.capture.op_splits.layers import Layers, hooked, is_table, value_read
 from graphpipe.model.torch_private import Operator
-
-_TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def find_row_splits(model: MeasuredModel, groups: Groups, ops: Sequence[Op]) -> dict[str, OpSplit]:
@@ -58,11 +56,9 @@ def _can_be_split(layers: Layers, node: fx.Node) -> bool:
     if value_read(node) is None:
         return False
     layer = layers.module(node.target)
-    if type(layer) not in _TABLES or hooked(layer) or not layers.owns_parameters(layer):
+    if not is_table(layer) or hooked(layer) or not layers.owns_parameters(layer):
         return False
-    assert isinstance(layer, nn.Embedding | nn.EmbeddingBag)
-    largest = isinstance(layer, nn.EmbeddingBag) and layer.mode == "max"
-    return not (largest or layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq)
+    return not layer.scale_grad_by_freq
 
 
 def _split(layers: Layers, op: Op, call: fx.Node, group: Sequence[fx.Node]) -> OpSplit | None:
