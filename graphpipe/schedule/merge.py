@@ -33,6 +33,7 @@ def merge(name: str, plan: Plan, orders: Sequence[Sequence[StageTask]], mini_bat
         InvalidInput: no interleaving exists, because a stage may not have enough samples in flight.
     """
     hosted = {device: [s for s, stage in enumerate(plan.stages) if device in stage.devices] for device in _all(plan)}
+    orders = [tuple(tasks) for tasks in orders]  # Replicas share one tuple.
     only = [_only_order(plan, orders, stages) for stages in hosted.values()]
     devices = [tasks for tasks in only if tasks is not None]
     if len(devices) < len(only):

@@ -1,6 +1,7 @@
 """The schedule: which task each device does in which order, and its text form."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,17 +62,22 @@ class Schedule:
     @property
     def mini_batches(self) -> int:
         """How many mini-batches the schedule computes."""
-        return 1 + max((task.micro_batch for tasks in self.devices for task in tasks if task.kind == "U"), default=0)
+        return 1 + max((task.micro_batch for tasks in self._orders for task in tasks if task.kind == "U"), default=0)
 
     @property
     def updates(self) -> bool:
         """Whether updates are tasks, as in a segment."""
-        return any(task.kind == "U" for tasks in self.devices for task in tasks)
+        return any(task.kind == "U" for tasks in self._orders for task in tasks)
 
     @property
     def split_stages(self) -> frozenset[int]:
         """The stages whose backward is split into two halves."""
-        return frozenset(task.stage for tasks in self.devices for task in tasks if task.kind == "I")
+        return frozenset(task.stage for tasks in self._orders for task in tasks if task.kind == "I")
+
+    @property
+    def _orders(self) -> Iterable[tuple[StageTask, ...]]:
+        """The tasks of the devices. Replicas that share a tuple count once."""
+        return {id(tasks): tasks for tasks in self.devices}.values()
 
     @staticmethod
     def parse(text: str) -> "Schedule":

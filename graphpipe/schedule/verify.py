@@ -145,7 +145,8 @@ class _Progress:
     plan: Plan
     samples: int
     """Of all mini-batches."""
-    done: dict[tuple[str, int, int], int]
+    done: dict[str, list[list[int]]]
+    """By kind, stage and replica."""
 
     def may_start(self, task: StageTask, device: int) -> bool:
         """Return whether all samples that the task reads have been computed."""
@@ -165,7 +166,7 @@ class _Progress:
         replica = self.plan.stages[task.stage].devices.index(device)
         kinds = {"F": ("F",), "B": ("B", "W"), "I": ("B",), "W": ("W",), "U": ()}[task.kind]
         for kind in kinds:
-            self.done[kind, task.stage, replica] += 1
+            self.done[kind][task.stage][replica] += 1
 
     def _summed_with(self, stage: int) -> set[int]:
         own = {name for op in self.plan.stages[stage].ops for name in self.plan.graph[op].parameters}
@@ -178,23 +179,21 @@ class _Progress:
     def _gradients_done(self, stage: int, mini_batch: int) -> bool:
         it = self.plan.stages[stage]
         wanted = (mini_batch + 1) * self.plan.batch_size // it.micro_batch
-        return all(self.done["W", stage, replica] >= wanted for replica in range(it.degree))
+        return all(done >= wanted for done in self.done["W"][stage])
 
     def _holds(self, kind: str, stage: int, samples: SampleRange) -> bool:
         # One probe in each replica's share that overlaps these samples.
         size, degree = self.plan.stages[stage].micro_batch, self.plan.stages[stage].degree
-        share = size // degree
+        share, done = size // degree, self.done[kind][stage]
         for sample in (*range(samples.start, samples.stop, share), samples.stop - 1):
             index, inside = divmod(sample, size)
-            if self.done[kind, stage, inside // share] <= index:
+            if done[inside // share] <= index:
                 return False
         return True
 
 
 def _check_progress(plan: Plan, schedule: Schedule, samples: int) -> None:
-    replicas = [(stage, replica) for stage, it in enumerate(plan.stages) for replica in range(it.degree)]
-    done = {(kind, *replica): 0 for kind in ("F", "B", "W") for replica in replicas}
-    progress = _Progress(plan, samples, done)
+    progress = _Progress(plan, samples, {kind: [[0] * stage.degree for stage in plan.stages] for kind in "FBW"})
     at = [0] * len(schedule.devices)
     while _sweep(schedule, progress, at):
         pass

@@ -215,14 +215,14 @@ def _with_one_more(fills: Array) -> tuple[Array, NDArray[np.intp]]:
     Args:
         fills: [stages, devices, stages before].
     """
-    last = fills.argmin(axis=0)
-    least = np.take_along_axis(fills, last[None], axis=0)[0]
+    last, least = fills.argmin(axis=0), fills.min(axis=0)
     before = np.broadcast_to(np.arange(least.shape[1]), least.shape)
     if least.shape[1] > 1:
         fewer = np.arange(-1, least.shape[1] - 1)  # before one more; of equals at the end, the fewer
         more = least[:, -1] < least[:, -2]
         before = np.broadcast_to(fewer, least.shape).copy()
         before[more, -1] += 1
-        least, last = np.take_along_axis(least, before, axis=1), np.take_along_axis(last, before, axis=1)
+        rows = np.arange(len(least))[:, None]
+        least, last = least[rows, before], last[rows, before]
         least[:, 0] = np.inf
     return least, np.stack([last, before], axis=-1)

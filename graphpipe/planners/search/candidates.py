@@ -90,6 +90,8 @@ class Ranking:
     """Partitions already estimated, and whether they fit in memory; several forms and targets give the same one."""
     best_of_size: dict[int, float] = field(default_factory=dict[int, float])
     """By micro-batch size, the best score of a partition that fits in memory."""
+    missed_of_size: dict[int, float] = field(default_factory=dict[int, float])
+    """The same of one that does not."""
 
     def offer(self, parts: Sequence[Part]) -> tuple[PartitionEstimate, bool]:
         """Estimate a partition; return its estimate and whether it fits in memory."""
@@ -97,9 +99,8 @@ class Ranking:
         if key not in self.seen:
             estimate = self.estimator.estimate(key)
             self.seen[key] = estimate, (fits := self.found.offer(estimate))
-            if fits:
-                size, score = key[0].micro_batch, self.found.score(estimate)
-                self.best_of_size[size] = min(score, self.best_of_size.get(size, score))
+            best, size = (self.best_of_size if fits else self.missed_of_size), key[0].micro_batch
+            best[size] = min(score := self.found.score(estimate), best.get(size, score))
             if self.split is not None:
                 self.split.offer(estimate)
         return self.seen[key]

@@ -33,7 +33,7 @@ _RELAXED_SETTINGS = 4
 _MEMORY_ROUNDS = 5
 _SMALL_WALK = 2048
 """Settings times units of devices up to which one walk over many targets takes as long as over few."""
-_FEW_DOWNSETS = 200
+_FEW_DOWNSETS = 600
 _BETTER = 1.02
 """How many times as fast as the forms' partitions of a micro-batch size the best of all its partitions may be."""
 _INTERVALS = 4096
@@ -50,6 +50,9 @@ _EXCLUDED = 1.1
 """How many times as fast as the best estimate a partition must be that does not fit, for the shortest chains not to
 fit either."""
 _MEMORY_MARGIN = 1.02
+_HOPELESS = 1.1
+"""How many times as slow as a candidate the fastest partition without enough memory may be. One of its micro-batch size
+that fits is hardly ever so much faster."""
 _PRECISION = {"step": 1.01, "bottleneck": 1.003}
 """Of targets, by objective; lower for `step`, because the step time depends on more than the target."""
 
@@ -94,7 +97,7 @@ class PartitionSearch:
                 estimate, fits = ranking.offer(parts)
                 if fits:
                     fitting[at][position] = ranking.found.score(estimate)
-                else:
+                elif ranking.found.score(estimate) <= _HOPELESS * ranking.found.ceiling:
                     missed[at][int(setting)] = estimate
         best = {each for scores in fitting for each in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]}
         if best and len(wider) > 1:
@@ -201,15 +204,23 @@ class PartitionSearch:
             )
         table = DownsetTable.of(self.problem, self.costs, graph, downsets)
         for size in sizes:
-            if ranking.best_of_size.get(size, 0.0) > _BETTER * ranking.found.ceiling:
+            if self._is_hopeless(size):
                 continue
             loads, ceiling = StageLoads(table, size, degrees_of(self.problem, size)), self._ceiling([ranking])
             if loads.least_bottleneck() > ceiling:
                 continue
             stages = loads.bottleneck_search(ceiling)
-            # Beside plans that are fast enough, the nearest miss tells nothing.
-            if stages.may_fit or self.most_seconds == np.inf or not ranking.found.estimates:
+            # Beside plans that are fast enough, the nearest miss tells nothing, except to `shortest_chains`.
+            large = len(graph.ops) * devices > _SHORTEST
+            if stages.may_fit or not ranking.found.estimates or (self.most_seconds == np.inf and not large):
                 self._offer(table.parts(stages.solve(), size))
+
+    def _is_hopeless(self, size: int) -> bool:
+        """Return whether the partitions of a micro-batch size are so slow that none of them becomes a candidate."""
+        ranking = self.rankings[0]
+        if size in ranking.best_of_size:
+            return ranking.best_of_size[size] > _BETTER * ranking.found.ceiling
+        return ranking.missed_of_size.get(size, 0.0) > _HOPELESS * ranking.found.ceiling
 
     def _offer(self, parts: list[Part]) -> None:
         if parts:
