@@ -34,7 +34,7 @@ def with_fewer_devices(
         regular: try fewer devices of a power of two in equal nodes too.
     """
     devices = problem.cluster.devices
-    if len(problem.graph.ops) * len(devices) > _MOST_WORK or (_is_regular(problem.cluster) and not regular):
+    if len(problem.graph.ops) * len(devices) > _MOST_WORK or (is_regular(problem.cluster) and not regular):
         return plan
     # A search of unequal devices returns plans under 1F1B. They were compared with plans under a better schedule.
     best = plan if options.scheduled is None else options.scheduled([plan])
@@ -52,6 +52,7 @@ def with_fewer_devices(
     return best
 
 
-def _is_regular(cluster: Cluster) -> bool:
+def is_regular(cluster: Cluster) -> bool:
+    """Return whether the devices are a power of two in equal nodes."""
     count = len(cluster.devices)
     return count & (count - 1) == 0 and len({*Counter(device.node for device in cluster.devices).values()}) == 1

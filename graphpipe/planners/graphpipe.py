@@ -9,6 +9,7 @@ from graphpipe.planners.improve.device_types import typed_plans
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.memory_reliefs import with_reliefs
 from graphpipe.planners.improve.mixed_micro_batches import with_mixed_micro_batches
+from graphpipe.planners.improve.sequential_stages import with_sequential_stages
 from graphpipe.planners.inference.graph_plans import plan_inference
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
@@ -43,8 +44,9 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     8. If memory is short, repeat 1-7 with more memory and let stages recompute and offload operators until they fit. If
        no plan fits, also repeat them with stages that recompute in full, with replicas that shard the optimizer's
        state, and with both (`memory_reliefs`).
-    9. Where the devices are not a power of two in equal nodes, search again without the last device, the last two and
-       the last three (`with_fewer_devices`).
+    9. Where the devices are not a power of two in equal nodes, try sequential pipelines of Piper and DAPPLE
+       (`with_sequential_stages`), and search again without the last device, the last two and the last three
+       (`with_fewer_devices`).
 
     With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.
 
@@ -58,6 +60,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
         return with_fewer_devices(problem, find(problem, options), options, find, regular=True)
     best = with_reliefs(problem, options, "graphpipe", _searched)
     if options.objective == "step" and problem.weights == "flush":
+        best = with_sequential_stages(problem, best, options)
         best = with_fewer_devices(problem, best, options, _searched)
     return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
 
