@@ -64,7 +64,7 @@ def lower(
     flows = list(numbers.flows(frozenset() if forward_only else gradient_edges))
     clock, credit = LogicalClock(numbers.ticks(tasks)), Credits(plan, numbers) if forward_only else None
     waits = [(flow.source, flow.target) for flow in flows]
-    waits += update_waits(plan, tasks) if schedule.updates else ()
+    waits += update_waits(plan, tasks) if schedule.updates and not forward_only else ()
     clock.run(chains, waits if credit is None else [*waits, *credit.flows()])
     check_all_start(plan, clock, chains, tasks)
     transfers = _transfers(flows, clock, tasks, _joint_edges(plan, gradient_edges))

@@ -233,3 +233,14 @@ def test_the_order_of_a_segment_by_hand() -> None:
     assert words[: len(first)] == first
     assert [word.replace("0.2", "0.0").replace("0.3", "0.1") for word in words[len(first) :]][:2] == first[:2]
     assert len(words) == 2 * len(first)
+
+
+def test_evaluation_ignores_the_updates_of_a_segment() -> None:
+    """They were lowered too. A stage of a whole batch then has more samples than a mini-batch, so that the evaluation
+    after the last step divided by zero."""
+    plan = make_plan([Part(), Part(micro_batch=2)], [(0, 1, 1.0)], batch_size=2)
+    segment = Schedule.parse("schedule hand\n0: F0.0 F0.1 B0.0 B0.1 U0.0\n1: F1.0 B1.0 U1.0\n")
+    wider = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], micro_batch=5)))
+    lowered = lower(wider, segment, batch_size=5, forward_only=True)
+    assert {action.task.kind for _, action in lowered.order if isinstance(action, Compute)} == {"F"}
+    check_samples(wider, lowered, ("forward",))
