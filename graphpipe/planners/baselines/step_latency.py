@@ -109,8 +109,9 @@ class StepLatency:
         """Return the least block of any sequence, memory aside."""
         least = np.full((len(self.stages) + 1, 2 * self.devices + 1), np.inf)
         least[-1, self.devices :] = 0.0
+        windows = self._windows(least)
         for at in reversed(range(len(self.stages))):
-            before = least[self._places(self.stages[at])]
+            before = windows[self.stages[at].upper, self.devices - self.stages[at].degree]
             blocks = np.maximum(before, self.stages[at].block[:, None])
             least[at, self.devices :] = blocks.min(axis=0, initial=np.inf)
         return float(least[0, -1])
@@ -162,26 +163,31 @@ class StepLatency:
         # Columns before `self.devices` are for negative numbers of devices.
         least = np.full((len(allowed) + 1, 2 * self.devices + 1, len(hidden)), np.inf)
         least[-1, self.devices, 0] = 0.0
+        windows = np.moveaxis(self._windows(least), -1, 2)
         previous = np.zeros((len(allowed), self.devices + 1, len(hidden), 2), dtype=np.intp)
         for at in reversed(range(len(allowed))):
             if len(allowed[at].block):
-                fills = self._fills(least, allowed[at], hidden)
+                fills = self._fills(windows, allowed[at], hidden)
                 least[at, self.devices :], previous[at] = _with_one_more(fills)
         whole = least[0, self.devices :]
         return self._backtrack(whole, previous, allowed) if np.isfinite(whole).any() else None
 
-    def _fills(self, least: Array, stages: FirstStages, hidden: Array) -> Array:
+    def _fills(self, windows: Array, stages: FirstStages, hidden: Array) -> Array:
         """Return, of shape [stages, devices, stages before], the fill with each of these stages at the end."""
-        fills = least[self._places(stages)] + (stages.block + stages.transfer)[:, None, None]
+        before = windows[stages.upper, self.devices - stages.degree]
+        fills = before + (stages.block + stages.transfer)[:, None, None]
         np.copyto(fills, np.inf, where=(stages.all_reduce[:, None] > hidden)[:, None, :])
         if self.memory:  # as many stages may follow as devices are left
             behind = np.arange(self.devices + 1, 0, -1)
             np.copyto(fills, np.inf, where=(stages.limit[:, None] < behind)[:, :, None])
         return fills
 
-    def _places(self, stages: FirstStages) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the rows and columns in a table of what precedes these stages, for 0, 1, ... devices with them."""
-        return stages.upper[:, None], (self.devices - stages.degree)[:, None] + np.arange(self.devices + 1)
+    def _windows(self, table: Array) -> Array:
+        """Return a view of a table by downset and by devices from -D to 0, with the entries for 0 to D more at the end.
+
+        What precedes stages, on 0 to D devices with them, is at their upper downset and minus their degree.
+        """
+        return np.lib.stride_tricks.sliding_window_view(table, self.devices + 1, axis=1)
 
     def _backtrack(self, whole: Array, previous: NDArray[np.intp], allowed: Sequence[FirstStages]) -> StageSequence:
         devices, before = (int(axis) for axis in np.unravel_index(int(whole.argmin()), whole.shape))
@@ -215,14 +221,12 @@ def _with_one_more(fills: Array) -> tuple[Array, NDArray[np.intp]]:
     Args:
         fills: [stages, devices, stages before].
     """
-    last, least = fills.argmin(axis=0), fills.min(axis=0)
-    before = np.broadcast_to(np.arange(least.shape[1]), least.shape)
-    if least.shape[1] > 1:
-        fewer = np.arange(-1, least.shape[1] - 1)  # before one more; of equals at the end, the fewer
-        more = least[:, -1] < least[:, -2]
-        before = np.broadcast_to(fewer, least.shape).copy()
-        before[more, -1] += 1
-        rows = np.arange(len(least))[:, None]
+    last, stages_before = fills.argmin(axis=0), np.arange(fills.shape[2])
+    rows = np.arange(len(last))[:, None]
+    least, before = fills[last, rows, stages_before], np.broadcast_to(stages_before, last.shape)
+    if len(stages_before) > 1:
+        before = before - 1  # before one more; of equals at the end, the fewer
+        before[least[:, -1] < least[:, -2], -1] += 1
         least, last = least[rows, before], last[rows, before]
         least[:, 0] = np.inf
     return least, np.stack([last, before], axis=-1)
