@@ -203,16 +203,17 @@ class PartitionSearch:
                 {part.micro_batch for estimate in ranking.found.estimates for part in estimate.parts} & {*sizes}
             )
         table = DownsetTable.of(self.problem, self.costs, graph, downsets)
+        large = len(graph.ops) * devices > _SHORTEST
         for size in sizes:
             if self._is_hopeless(size):
                 continue
+            # Beside plans that are fast enough, the nearest miss tells nothing, except to `shortest_chains`.
+            missed = not ranking.found.estimates or (self.most_seconds == np.inf and not large)
             loads, ceiling = StageLoads(table, size, degrees_of(self.problem, size)), self._ceiling([ranking])
-            if loads.least_bottleneck() > ceiling:
+            if loads.least_bottleneck() > ceiling or not (missed or loads.may_fit()):
                 continue
             stages = loads.bottleneck_search(ceiling)
-            # Beside plans that are fast enough, the nearest miss tells nothing, except to `shortest_chains`.
-            large = len(graph.ops) * devices > _SHORTEST
-            if stages.may_fit or not ranking.found.estimates or (self.most_seconds == np.inf and not large):
+            if missed or stages.may_fit:
                 self._offer(table.parts(stages.solve(), size))
 
     def _is_hopeless(self, size: int) -> bool:
