@@ -9,12 +9,12 @@ from graphpipe.planners.improve.device_types import typed_plans
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.memory_reliefs import with_reliefs
 from graphpipe.planners.improve.mixed_micro_batches import with_mixed_micro_batches
-from graphpipe.planners.improve.sequential_stages import with_sequential_stages
 from graphpipe.planners.inference.graph_plans import plan_inference
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.search.search import search
+from graphpipe.planners.sequential_stages import with_sequential_stages
 from graphpipe.planners.sharing.share_devices import with_shared_devices
 from graphpipe.plans.plan import Plan
 

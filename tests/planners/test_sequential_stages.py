@@ -8,12 +8,12 @@ from problems import towers
 
 import graphpipe as gp
 from graphpipe.graph import read_pipedream
-from graphpipe.planners.improve.sequential_stages import with_sequential_stages
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
+from graphpipe.planners.sequential_stages import with_sequential_stages
 from graphpipe.plans import Plan
 
-DATA = Path(__file__).parents[4] / "shared" / "data" / "pipedream" / "gnmt.graph.txt"
+DATA = Path(__file__).parents[3] / "shared" / "data" / "pipedream" / "gnmt.graph.txt"
 
 
 def two_towers(devices: int) -> Problem:
