@@ -37,7 +37,7 @@ def with_fewer_devices(
     if len(problem.graph.ops) * len(devices) > _MOST_WORK or (is_regular(problem.cluster) and not regular):
         return plan
     # A search of unequal devices returns plans under 1F1B. They were compared with plans under a better schedule.
-    best = plan if options.scheduled is None else options.scheduled([plan])
+    best = options.under_schedule(plan)
     seconds = options.evaluate(best)
     for count in range(1, min(_FEWER, len(devices) - 1) + 1):
         fewer = replace(problem, cluster=problem.cluster.without({device.name for device in devices[-count:]}))

@@ -5,17 +5,12 @@ from functools import partial
 
 from graphpipe.errors import Infeasible
 from graphpipe.planners.baselines.dapple import plan_dapple
-from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.piper import plan_piper
 from graphpipe.planners.fewer_devices import is_regular
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.search.partition_search import FEW_DOWNSETS, SHORTEST
 from graphpipe.plans.plan import Plan
-
-_MOST_DOWNSETS = 600
-"""Of a graph whose downsets are searched; the time grows with their square."""
-_MOST_WORK = 2048
-"""Operators times devices up to which sequential pipelines are searched."""
 
 
 def with_sequential_stages(problem: Problem, plan: Plan, options: Options) -> Plan:
@@ -33,23 +28,19 @@ def with_sequential_stages(problem: Problem, plan: Plan, options: Options) -> Pl
         plan: the best plan so far.
         options: the caller's.
     """
-    if len(problem.graph.ops) * len(problem.cluster.devices) > _MOST_WORK or is_regular(problem.cluster):
+    if len(problem.graph.ops) * len(problem.cluster.devices) > SHORTEST or is_regular(problem.cluster):
         return plan
-    best = plan if options.scheduled is None else options.scheduled([plan])
+    best = options.under_schedule(plan)
     seconds = options.evaluate(best)
     sizes = {stage.micro_batch for stage in plan.stages}
-    searches = [partial(plan_dapple, options=replace(options, micro_batch=size)) for size in sizes if len(sizes) == 1]
-    for find in (*searches, partial(_plan_few_downsets, options=options)):
+    searches = [partial(plan_piper, options=options, most_downsets=FEW_DOWNSETS)]
+    if len(sizes) == 1:
+        searches.insert(0, partial(plan_dapple, options=replace(options, micro_batch=sizes.pop())))
+    for find in searches:
         try:
-            found = find(problem)
+            found = options.under_schedule(find(problem))
         except Infeasible:  # Too little memory, or too many downsets.
             continue
-        found = found if options.scheduled is None else options.scheduled([found])
         if (found_seconds := options.evaluate(found)) < seconds:
             best, seconds = replace(found, planner=plan.planner), found_seconds
     return best
-
-
-def _plan_few_downsets(problem: Problem, options: Options) -> Plan:
-    Downsets.of(problem.graph, _MOST_DOWNSETS)
-    return plan_piper(problem, options)

@@ -1,5 +1,6 @@
 """Sequential pipelines of Piper and DAPPLE that the search of a graph misses."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from problems import towers
 
 import graphpipe as gp
+from graphpipe.errors import Infeasible
 from graphpipe.graph import read_pipedream
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
@@ -47,6 +49,19 @@ def test_a_plan_without_a_fitting_pipeline_stays() -> None:
     none = tuple(replace(kind, memory_bytes=1.0) for kind in problem.cluster.device_types)
     short = replace(problem, cluster=replace(problem.cluster, device_types=none))
     assert with_sequential_stages(short, slow, Options()) is slow
+
+
+def test_a_pipeline_that_does_not_fit_under_the_schedule_is_left_out() -> None:
+    """It ended the planning, although another plan was there."""
+
+    def scheduled(plans: Sequence[Plan]) -> Plan:
+        if plans[0].planner != "test":
+            raise Infeasible("does not fit under the schedule")
+        return plans[0]
+
+    problem = two_towers(3)
+    slow = in_one_stage(problem)
+    assert with_sequential_stages(problem, slow, Options(scheduled=scheduled)) is slow
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="../shared/data is absent")

@@ -12,12 +12,13 @@ References:
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
 from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
-from graphpipe.planners.baselines.downsets import Downsets
+from graphpipe.planners.baselines.downsets import LIMIT, Downsets
 from graphpipe.planners.baselines.stage_loads import BOTH, StageLoads
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
@@ -26,17 +27,23 @@ from graphpipe.planners.problem.stage_costs import degrees_of
 from graphpipe.plans.plan import Plan
 
 
-def plan_piper(problem: Problem, options: Options) -> Plan:
+def plan_piper(problem: Problem, options: Options, most_downsets: int = LIMIT) -> Plan:
     """Return the sequential pipeline of downset differences whose slowest stage takes the least time per sample.
 
     The time of a stage is computation, plus 2 bytes / (d bandwidth) for everything it receives and sends, plus its
     share of the gradient all-reduce. Its memory holds the samples in flight at its place in the pipeline. Every stage
     has two variants. The one that recomputes runs its forward twice and keeps only the tensors it received.
 
+    Args:
+        problem: graph, costs, cluster and batch.
+        options: the caller's.
+        most_downsets: of the graph; the time grows with their square.
+
     Raises:
-        Infeasible: nothing fits in memory, or the graph has more than 40,000 downsets.
+        Infeasible: nothing fits in memory, or the graph has too many downsets.
     """
-    return Baseline(name="piper", partitioner=_partitions, downsets=Downsets.of).plan(problem, options)
+    downsets = partial(Downsets.of, limit=most_downsets)
+    return Baseline(name="piper", partitioner=_partitions, downsets=downsets).plan(problem, options)
 
 
 def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[Part]]:

@@ -46,15 +46,7 @@ class StageCuts:
 
     def only(self, chosen: NDArray[np.bool_] | Indices | slice) -> "StageCuts":
         """Return some of the cuts."""
-        # Spelled out, because small searches spend much of their time here.
-        return StageCuts(
-            self.below[chosen],
-            self.devices[chosen],
-            self.seconds[chosen],
-            self.weight[chosen],
-            self.limit[chosen],
-            self.recomputes[chosen],
-        )
+        return StageCuts(*(getattr(self, name)[chosen] for name in StageCuts.__slots__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,15 +61,6 @@ class StageLoads:
         busy = [(self._compute(degree, again) + self._reduce(degree)) * degree for degree in self.degrees]
         return float(np.min(busy, axis=0).sum()) / len(self.downset_table.problem.cluster.devices)
 
-    def may_fit(self) -> bool:
-        """Return whether one micro-batch at every stage may fit in the memory of all devices together."""
-        table = self.downset_table
-        each = table.costs.op_bytes
-        least = each.least_state[table.positions]
-        if table.problem.recompute == "none" and not self.policies:
-            least = least + each.saved_of(float(self.micro_batch))[table.positions] * self.micro_batch
-        return float(least.sum()) <= table.devices * smallest_memory_bytes(table.problem)
-
     def _summed(self, each: Callable[[int], Array]) -> Array:
         """Return, of shape [downsets, degrees], the sums over operators at every degree."""
         return np.stack([self.downset_table.downsets.members @ each(degree) for degree in self.degrees], axis=1)

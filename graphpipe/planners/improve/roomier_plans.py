@@ -98,7 +98,7 @@ def roomier_plans(
             return
         needs = max(need / found.cluster.type_of(at).memory_bytes for at, need in needed_bytes(found).items())
         if (best := _fastest(options, _fitting(problem, options, found, most_seconds))) is not None:
-            best = best if options.scheduled is None else options.scheduled([best])
+            best = options.under_schedule(best)
             most_seconds = min(most_seconds, options.evaluate(best))
             yield best
 

@@ -63,6 +63,10 @@ class Options:
         """Return the micro-batch sizes to try for a mini-batch, ascending."""
         return [self.micro_batch] if self.micro_batch else micro_batch_sizes(batch_size)
 
+    def under_schedule(self, plan: Plan) -> Plan:
+        """Return a plan, or one near it, under the caller's schedule; the plan itself if candidates keep their own."""
+        return plan if self.scheduled is None else self.scheduled([plan])
+
     def best(self, plans: Iterable[Plan]) -> Plan:
         """Return the fastest plan by `evaluate`, the earlier of equals; `plans` must not be empty.
 

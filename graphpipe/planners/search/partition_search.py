@@ -15,6 +15,7 @@ from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.stage_loads import StageLoads
 from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes
 from graphpipe.planners.problem.stage_costs import degrees_of, smallest_memory_bytes
+from graphpipe.planners.problem.too_large import too_large
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
 from graphpipe.planners.search.candidates import MOST_CANDIDATES, Ranking
 from graphpipe.planners.search.partition_estimate import PartitionEstimate
@@ -33,12 +34,13 @@ _RELAXED_SETTINGS = 4
 _MEMORY_ROUNDS = 5
 _SMALL_WALK = 2048
 """Settings times units of devices up to which one walk over many targets takes as long as over few."""
-_FEW_DOWNSETS = 600
+FEW_DOWNSETS = 600
+"""Of a graph whose partitions are all searched; the time grows with their square."""
 _BETTER = 1.02
 """How many times as fast as the forms' partitions of a micro-batch size the best of all its partitions may be."""
 _INTERVALS = 4096
 """Operators times devices up to which the intervals of one order are searched exactly."""
-_SHORTEST = 2048
+SHORTEST = 2048
 """Operators times devices up to which the sequential pipelines of the shortest step are searched."""
 _SHORTEST_RANGES = 60
 """Ranges of limits that this search examines, fewer than the planner `dapple` does."""
@@ -194,7 +196,7 @@ class PartitionSearch:
         ranking = self.rankings[0]
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
         try:
-            downsets = Downsets.of(graph, _FEW_DOWNSETS)
+            downsets = Downsets.of(graph, FEW_DOWNSETS)
         except Infeasible:
             if len(graph.ops) * devices > _INTERVALS:
                 return
@@ -203,17 +205,17 @@ class PartitionSearch:
                 {part.micro_batch for estimate in ranking.found.estimates for part in estimate.parts} & {*sizes}
             )
         table = DownsetTable.of(self.problem, self.costs, graph, downsets)
-        large = len(graph.ops) * devices > _SHORTEST
+        small = len(graph.ops) * devices <= SHORTEST
         for size in sizes:
             if self._is_hopeless(size):
                 continue
             # Beside plans that are fast enough, the nearest miss tells nothing, except to `shortest_chains`.
-            missed = not ranking.found.estimates or (self.most_seconds == np.inf and not large)
+            misses = not ranking.found.estimates or (small and self.most_seconds == np.inf)
             loads, ceiling = StageLoads(table, size, degrees_of(self.problem, size)), self._ceiling([ranking])
-            if loads.least_bottleneck() > ceiling or not (missed or loads.may_fit()):
+            if loads.least_bottleneck() > ceiling or (not misses and too_large(self.problem, size)):
                 continue
             stages = loads.bottleneck_search(ceiling)
-            if missed or stages.may_fit:
+            if misses or stages.may_fit:
                 self._offer(table.parts(stages.solve(), size))
 
     def _is_hopeless(self, size: int) -> bool:
@@ -239,7 +241,7 @@ class PartitionSearch:
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
         best = ranking.found.estimates
         share = 1 if ranking.estimator.waiting else 3  # Split backwards fill most of the time that updates take.
-        most, tried = _SHORTEST // share, _SHORTEST_SIZES // share
+        most, tried = SHORTEST // share, _SHORTEST_SIZES // share
         if graph is None or not best or len(graph.ops) * devices > most:
             return []
         near = _NEAR * ranking.found.score(best[0])
