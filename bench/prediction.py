@@ -6,14 +6,16 @@ one thread, and the links between its ranks (`graphpipe profile --links`). The d
 needs. Then the ranks train the model (AdamW, all checks on). Nothing is fitted to the measured steps. Other virtual
 machines on the same host change the speed of this one for seconds at a time. So a fixed piece of work is timed before
 and after each profile and each block of steps (`bench/pace.py`). A block is undisturbed if this pace is at most 1.1
-times the least. `undisturbed` is the number of such blocks, of 12. Three blocks count. If fewer than three are
-undisturbed, disturbed ones take their places, and the row is less reliable. All of this is done five times. The row
-shows the round with the median step error, and `of rounds` the errors of all rounds.
+times the least. `undisturbed` is the number of such blocks, of 8. Three blocks count. If fewer than three are
+undisturbed, disturbed ones take their places, and the row is less reliable. The speed also drifts from minute to
+minute. So operators and links are profiled once more after the steps, and the predicted step is the mean of both
+predictions, for the same stages. All of this is done seven times. The row shows the round with the median step error,
+and `of rounds` the errors of all rounds.
 
 Some machines change their speed for minutes. Then a whole round has few undisturbed blocks, and its operators are
 profiled at another speed than the one at which its ranks train. `at equal pace` is the median of the errors after two
-divisions: the predicted step by the pace of its profile, and the measured step by the median pace of the blocks that
-count. Each pace is relative to the least with as many ranks.
+divisions: the predicted step by the mean pace of its profiles, and the measured step by the median pace of the blocks
+that count. Each pace is relative to the least with as many ranks.
 
 Other processes disturb as well. Of the undisturbed blocks, those three count in which other processes used least of
 the cores (15 steps). `others` is the share of the cores that they used. If it is large, the measured step is
@@ -30,7 +32,7 @@ messages. The traced steps are not the timed ones.
 """
 
 from dataclasses import asdict, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -46,7 +48,7 @@ from graphpipe.trace.compare import Difference, compare
 
 CASES = tuple((model, ranks) for model in ("gpt-small", "two-tower-small", "mmt-small") for ranks in (2, 4))
 TARGET = 0.10
-ROUNDS = 5
+ROUNDS = 7
 NAMED = 3
 """Number of differences in a row."""
 LOOK_SECONDS = 10.0
@@ -67,8 +69,9 @@ def main() -> None:
     for model, ranks in CASES:
         rounds: list[dict[str, Any]] = []
         for _ in range(ROUNDS):
-            made = planned(model, ranks, alone)
-            rounds.append(_row(model, made, measured(model, made.plan, together[ranks])))
+            before = planned(model, ranks, alone)
+            found = measured(model, before.plan, together[ranks])
+            rounds.append(_row(model, (before, before.again(alone)), found))
         at_equal_pace = sorted(_error_at_equal_pace(row, alone, together[ranks]) for row in rounds)
         rounds.sort(key=lambda row: row["step_error"])
         errors = {"step_errors": [row["step_error"] for row in rounds], "step_errors_at_equal_pace": at_equal_pace}
@@ -84,18 +87,20 @@ def _error_at_equal_pace(row: dict[str, Any], alone: Calm, together: Calm) -> fl
     return (row["predicted_seconds"] / slower_profile) / (row["measured_seconds"] / slower_steps) - 1
 
 
-def _row(model: str, made: Planned, found: Measured) -> dict[str, Any]:
-    plan, predicted = made.plan, gp.simulate(made.plan)
+def _row(model: str, made: tuple[Planned, Planned], found: Measured) -> dict[str, Any]:
+    plan, predicted = made[0].plan, gp.simulate(made[0].plan)
     comparison = compare(predicted, found.trace)
-    busy = _computing(plan)
+    both = [predicted.step_seconds, gp.simulate(made[1].plan).step_seconds]
+    step, busy = fmean(both), fmean(_computing(each.plan) for each in made)
     peaks = [predicted.peak_bytes[device] for device in plan.used_devices]
     return {
         "model": model,
         "ranks": len(plan.used_devices),
         "stages": [f"{len(stage.ops)}x{stage.degree}" for stage in plan.stages],
-        "predicted_seconds": predicted.step_seconds,
+        "predicted_seconds": step,
+        "predicted_seconds_before_and_after": both,
         "measured_seconds": found.seconds,
-        "step_error": predicted.step_seconds / found.seconds - 1,
+        "step_error": step / found.seconds - 1,
         "predicted_processor_seconds": busy,
         "measured_processor_seconds": found.processor_seconds,
         "processor_error": busy / found.processor_seconds - 1,
@@ -103,7 +108,7 @@ def _row(model: str, made: Planned, found: Measured) -> dict[str, Any]:
         "predicted_bytes": peaks,
         "measured_bytes": list(found.peak_bytes),
         "memory_errors": [here / there - 1 for here, there in zip(peaks, found.peak_bytes, strict=True)],
-        "profile_pace": made.pace,
+        "profile_pace": fmean(each.pace for each in made),
         "step_pace": found.pace,
         "others": found.others,
         "undisturbed": found.undisturbed,

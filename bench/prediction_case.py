@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, median_low
 
@@ -22,7 +22,7 @@ from graphpipe.plans import Plan
 from graphpipe.trace import Trace
 
 BATCH, MICRO_BATCH = 64, 8
-WARMUP, BLOCKS, STEPS = 5, 12, 5
+WARMUP, BLOCKS, STEPS = 5, 8, 5
 PROFILES = 5
 """Most profiles of the operators, until one is undisturbed."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -33,11 +33,18 @@ ENOUGH = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan from measured costs."""
+    """A plan from measured costs, or one whose costs were measured again."""
 
     plan: Plan
+    zoo: ZooModel
     pace: float
     """Seconds, when the costs were measured."""
+
+    def again(self, calm: Calm) -> "Planned":
+        """Return the same stages, with links and operator times measured again."""
+        cluster = _cluster(len(self.plan.cluster.devices))
+        found, costs = _costs(self.zoo, self.plan.graph, cluster, calm)
+        return replace(self, plan=replace(self.plan, cluster=cluster, costs=costs), pace=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +72,14 @@ def planned(model: str, ranks: int, calm: Calm) -> Planned:
     """Return the plan for this machine, from its links and operator times measured while it is undisturbed."""
     zoo = zoo_model(model)
     graph = gp.capture(zoo.module, zoo.example_inputs)
-    cluster = with_links(gp.Cluster.preset(f"local:{ranks}"), measure_local_links(ranks))
+    cluster = _cluster(ranks)
     found, costs = _costs(zoo, graph, cluster, calm)
-    return Planned(plan=gp.plan(graph, costs, cluster, batch_size=BATCH, micro_batch=MICRO_BATCH), pace=found)
+    plan = gp.plan(graph, costs, cluster, batch_size=BATCH, micro_batch=MICRO_BATCH)
+    return Planned(plan=plan, zoo=zoo, pace=found)
+
+
+def _cluster(ranks: int) -> Cluster:
+    return with_links(gp.Cluster.preset(f"local:{ranks}"), measure_local_links(ranks))
 
 
 def _costs(zoo: ZooModel, graph: gp.Graph, cluster: Cluster, calm: Calm) -> tuple[float, CostTable]:
