@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from math import inf
 from typing import Literal
 
@@ -177,6 +178,11 @@ def _placed(
     own_types = [types[stage] for stage in own] if types else None
     found = place(problem.cluster, [parts[stage].degree for stage in own], near, own_types)
     return [found[rank[hosts.get(position, position)]][: part.degree] for position, part in enumerate(parts)]
+
+
+def is_serial(graph: Graph) -> bool:
+    """Return whether each operator reads the one before it, so that all pipelines are sequential."""
+    return all(before in graph.predecessors[after] for before, after in pairwise(graph.order))
 
 
 def is_chain(plan: Plan) -> bool:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 
 from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph
 from graphpipe.graph.series_parallel import Leaf, Series, decompose
 from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.problem.partition import Problem, is_serial
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
 from graphpipe.planners.search.candidates import Candidates, Ranking
@@ -37,7 +36,7 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     """
     if options.objective == "bottleneck" and options.micro_batch is None:
         return _best_of_sizes(problem, options, planner, chains)
-    if _is_serial(problem.graph) and False in chains:
+    if is_serial(problem.graph) and False in chains:
         chains = (False,)
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     split = options.objective == "step" and options.splits_backward
@@ -67,11 +66,6 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     if False in chains and options.thorough:
         plans = _distinct([*plans, *run.shortest_chains()])
     return options.scheduled(plans) if options.scheduled is not None else options.best(plans)
-
-
-def _is_serial(graph: Graph) -> bool:
-    """Return whether each operator reads the one before it, so that all pipelines are sequential."""
-    return all(before in graph.predecessors[after] for before, after in pairwise(graph.order))
 
 
 def _distinct(plans: Iterable[Plan]) -> list[Plan]:
