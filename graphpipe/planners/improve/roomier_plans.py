@@ -17,10 +17,12 @@ _GAIN = 0.98
 """Share of a step that a plan with more memory must take for memory to count as short."""
 _NEAR = 1.1
 """Plans that a search may estimate this many times as long as the best one so far, because estimates are not exact."""
-_ROOMIER = (3.0, 1.7, 1.3)
-"""How many times the memory of the devices searches assume."""
-_ROOMIER_SERIAL = (3.0, 1.7, 1.5, 1.3)
-"""The same of a serial graph, whose search is quick. With 1.5 too, gpt on 8 devices became up to 10 % faster."""
+_MOST = 3.0
+"""How many times the memory of the devices the first search assumes."""
+_LESS = (1.7, 1.3)
+"""What the following ones assume."""
+_LESS_IF_SERIAL = (1.7, 1.5, 1.3)
+"""The same for a serial graph, whose search is quick. With 1.5 too, gpt on 8 devices became up to 10 % faster."""
 
 Search = Callable[[Problem, Options], Plan]
 
@@ -45,11 +47,11 @@ def faster_with_memory(problem: Problem, options: Options, find: Search, plan: P
 
     quick = replace(options, scheduled=None, most_seconds=most, evaluate=evaluate)
     one_type = len(problem.cluster.types) == 1
-    if plan is not None and one_type and (met := options.remembered.with_memory(problem, _ROOMIER[0])):
+    if plan is not None and one_type and (met := options.remembered.with_memory(problem, _MOST)):
         found = exchanged(quick.best(met), quick)
     else:
         try:
-            found = find(_with_memory(problem, _ROOMIER[0]), quick)
+            found = find(_with_memory(problem, _MOST), quick)
         except Infeasible:  # Nothing fits, or every plan is slower.
             return None
     return found if evaluate(found) <= most else None
@@ -86,10 +88,10 @@ def roomier_plans(
         most_seconds: of a step; slower plans may be left out.
     """
     found, needs = roomiest, inf
-    for times in _ROOMIER_SERIAL if is_serial(problem.graph) else _ROOMIER:
+    for times in (_MOST, *(_LESS_IF_SERIAL if is_serial(problem.graph) else _LESS)):
         if needs <= times:
             continue
-        if times != _ROOMIER[0]:
+        if times != _MOST:
             quick = replace(options, scheduled=None, most_seconds=_NEAR * most_seconds)
             try:
                 found = find(_with_memory(problem, times), quick)
