@@ -34,8 +34,8 @@ class Effort:
         """Return the mean of each figure that `action` returns. Nothing warms up: call `action` once before.
 
         The mean, not the median: a step is the sum of many tasks, and a busy machine makes more of them slow than fast.
-        mmt on 4 ranks of two cores was predicted 3 to 11 % too short by medians, and 3 to 8 % by means. A rare spike
-        counts as twice the median, so that it cannot decide what an operator costs.
+        Medians predicted steps of mmt on 4 ranks of two cores 11 % too short, and means 8 % (median of nine rounds). A
+        rare spike counts as twice the median, so that it cannot decide what an operator costs.
         """
         start = self.clock()
         figures: list[Sequence[float]] = []
@@ -50,8 +50,8 @@ class Effort:
 
     @property
     def amounts(self) -> tuple[float, ...]:
-        """The numbers that say how long to measure."""
-        return (self.repeats, self.repeats_if_uneven, self.spread, self.most, self.seconds)
+        """The numbers that decide what is measured: how long, and how much a spike counts."""
+        return (self.repeats, self.repeats_if_uneven, self.spread, self.most, self.seconds, _SPIKE)
 
     def share(self, repeats: float, seconds: float) -> float:
         """Return the share that is done, from 0 to 1, after this many repeats and seconds of measuring.
