@@ -2,7 +2,8 @@
 
 from graphpipe.trace.chrome import save_chrome, to_chrome
 from graphpipe.trace.compare import Comparison, Difference
-from graphpipe.trace.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
+from graphpipe.trace.span import SPAN_WORDS, MemorySample, Span, SpanKind
+from graphpipe.trace.trace import Trace
 
 __all__ = [
     "SPAN_WORDS",

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from graphpipe.files.text_file import write_text
-from graphpipe.trace.trace import Span, Trace
+from graphpipe.trace.span import Span
+from graphpipe.trace.trace import Trace
 
 Event = dict[str, Any]
 Thread = tuple[int, int, int]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from graphpipe.errors import InvalidInput
-from graphpipe.trace.trace import SpanKind, Trace
+from graphpipe.trace.span import SpanKind
+from graphpipe.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,59 +1,16 @@
 """The trace: the timed work of every device, predicted or measured."""
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ConfigDict
 
+from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
-
-SpanKind = Literal["F", "B", "I", "W", "send", "receive", "reduce", "optimizer", "evict", "fetch"]
-SPAN_WORDS: Mapping[SpanKind, str] = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient",
-    "W": "weight gradient",
-    "send": "send",
-    "receive": "receive",
-    "reduce": "reduction of gradients",
-    "optimizer": "optimizer",
-    "evict": "copy out",
-    "fetch": "copy back",
-}
-"""The name of each kind of span."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One piece of work of one device. Seconds count from the start of the step."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    device: int
-    kind: SpanKind
-    stage: int
-    micro_batch: int
-    """-1 for the whole mini-batch (reduce, optimizer). In a segment, an optimizer step has its mini-batch's number."""
-    start_seconds: float
-    end_seconds: float
-    peer: int = -1
-    """The other device of a transfer, or the neighbour of a copy. -1: the memory of the node."""
-    bytes: float = 0.0
-    """Bytes of a transfer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySample:
-    """Bytes held by a device from this time on."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    device: int
-    seconds: float
-    bytes: float
+from graphpipe.trace.span import MemorySample, Span, check_amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +83,35 @@ class Trace:
         """Read a trace written by `save`.
 
         Raises:
-            InvalidInput: the file is not a valid trace of this schema version.
+            InvalidInput: the file is not a valid trace of this schema version, or names a device that it does not use.
         """
-        return read_document(path, "trace", lambda body: from_body(Trace, body, str(path)))
+        trace = read_document(path, "trace", lambda body: from_body(Trace, body, str(path)))
+        trace.check(str(path))
+        return trace
+
+    def check(self, path: str) -> None:
+        """Check what a file holds: the trace can be drawn, without its plan.
+
+        Args:
+            path: of the file, for errors.
+
+        Raises:
+            InvalidInput: names the first field that is wrong.
+        """
+        if self.batch_size < 1:
+            raise InvalidInput(f"is {self.batch_size}, must be at least 1", where=f"{path}, field batch_size")
+        check_amount(self.step_seconds, f"{path}, field step_seconds")
+        if not 0 < self.slowdown < math.inf:
+            raise InvalidInput(f"is {self.slowdown}, must be finite and more than 0", where=f"{path}, field slowdown")
+        devices, used = len(self.device_names), frozenset(self.used_devices)
+        for at, device in enumerate(self.used_devices):
+            if not 0 <= device < devices or device in self.used_devices[:at]:
+                what = f"is {device}, must be another device than those before it, from 0 to {devices - 1}"
+                raise InvalidInput(what, where=f"{path}, field used_devices.{at}")
+        for at, span in enumerate(self.spans):
+            where = f"{path}, field spans.{at}"
+            if span.device not in used:
+                raise InvalidInput(f"is {span.device}, which is not among used_devices", where=f"{where}.device")
+            span.check(devices, len(self.spans), where)  # every stage has at least one span
+        for at, sample in enumerate(self.memory):
+            sample.check(devices, f"{path}, field memory.{at}")

@@ -18,7 +18,8 @@ class Subject:
     """Everything that a report can show. Every part is optional, and a panel is left out if its part is missing.
 
     Raises:
-        InvalidInput: there is neither a plan nor a trace, or plan and traces do not belong to one plan.
+        InvalidInput: there is neither a plan nor a trace, or plan and traces do not belong to one plan, or a trace
+            has a task on a device that does not run its stage.
     """
 
     title: str
@@ -45,6 +46,9 @@ class Subject:
             raise InvalidInput(f"plan and traces do not belong together: by plan hash, {pairs}", remedy=remedy)
         if not hashes:
             raise InvalidInput("neither a plan nor a trace is given")
+        if self.plan is not None:
+            for name, trace in self.named_traces:
+                _check_devices(self.plan, trace, name)
 
     @property
     def traces(self) -> tuple[Trace, ...]:
@@ -75,3 +79,18 @@ class Subject:
     def stage_name(self, stage: int) -> str:
         """Return the name of a stage, or `stage 3` if there is no plan."""
         return self.plan.stages[stage].name if self.plan else f"stage {stage}"
+
+
+def _check_devices(plan: Plan, trace: Trace, name: str) -> None:
+    devices = [frozenset(stage.devices) for stage in plan.stages]
+    for span in trace.spans:
+        if span.stage >= len(devices):
+            what = f"has a span of stage {span.stage}, but the plan has {len(devices)} stages"
+            raise InvalidInput(what, where=name, remedy=_REMEDY)
+        if span.kind in ("F", "B", "I", "W", "optimizer") and span.device not in devices[span.stage]:
+            stage = plan.stages[span.stage]
+            what = f"has a task of stage '{stage.name}' on device {span.device}, but its devices are {stage.devices}"
+            raise InvalidInput(what, where=name, remedy=_REMEDY)
+
+
+_REMEDY = "The file was changed by hand: predict or run the plan again."

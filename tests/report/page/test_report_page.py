@@ -132,6 +132,17 @@ def test_a_trace_of_another_plan_is_refused() -> None:
         Subject(title="")
 
 
+def test_a_task_on_a_device_that_does_not_run_its_stage_is_refused() -> None:
+    # A trace that somebody changed ended a report with an error of the program.
+    first, *others = PREDICTED.spans
+    moved = replace(PREDICTED, spans=(replace(first, device=PLAN.stages[2].devices[0]), *others))
+    with pytest.raises(InvalidInput, match=r"predicted trace: has a task of stage 's0' on device \d, but its devices"):
+        Subject(title="", plan=PLAN, predicted=moved)
+    unknown = replace(PREDICTED, spans=(replace(first, stage=3), *others))
+    with pytest.raises(InvalidInput, match="has a span of stage 3, but the plan has 3 stages"):
+        Subject(title="", plan=PLAN, measured=unknown)
+
+
 def test_the_table_of_stages_shows_what_is_recomputed(tmp_path: Path) -> None:
     plan = replace(PLAN, stages=(replace(PLAN.stages[0], recompute=("s0",)), *PLAN.stages[1:]))
     write_html(replace(whole_subject(), plan=plan, predicted=None, measured=None), tmp_path / "report.html")
