@@ -60,6 +60,7 @@ def test_inference_has_weights_only() -> None:
         ("abd", "optimizer", 2, 5 * 111 - 3 * 11, 100),
         # Twice the weights, a quarter of weights and optimizer state; all of the tied parameter.
         ("ace", "all", 4, 2 * 21_001 + (21_001 + 3 * 20_001) / 4 + 5 * 10, 10 + 20_001 / 4),
+        ("ace", "all", 3, 2 * 21_001 + (21_001 + 3 * 20_001) / 3 + 5 * 10, 10 + 20_001 / 3),
     ],
 )
 def test_what_the_fullest_replica_holds_and_updates(

@@ -124,6 +124,8 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "operator 'b0.1' is in 2 regions, must be in one",
     ),
     "offload elsewhere": (lambda p: stage(p, 0, offload=("b1.0",)), "stage 'a', offload: 'b1.0' is not an operator"),
+    "offload misspelled": (lambda p: stage(p, 0, offload=("b0.2",)), "Did you mean 'b0.1'"),
+    "recompute misspelled": (lambda p: stage(p, 0, recompute=("b0.2",)), "Did you mean 'b0.1'"),
     "too few neighbours": (
         lambda p: stage(p, 0, offload=("b0.1",), offload_to=(2,)),
         "stage 'a', offload_to: names 1 neighbours, but the stage has 2 devices",
@@ -461,6 +463,15 @@ def test_verifier_and_cost_model_count_the_same_under_any_sharding(seed: int) ->
         if ops
     ]
     check_that_both_count_the_same(plan_by_hand(problem, HandPlan(stages=tuple(stages))))
+
+
+@pytest.mark.parametrize("versions", [2, 3, 4])
+def test_every_older_version_of_the_weights_is_held_too(versions: int) -> None:
+    plan = replace(stage(sound(), 0, versions=versions), weights="stash")
+    one = needed_bytes(replace(stage(sound(), 0), weights="stash"))[0]
+    weights = sum(op.parameter_bytes for op in plan.graph.ops if op.name in plan.stages[0].ops)
+    assert needed_bytes(plan)[0] == pytest.approx(one + (versions - 1) * weights)
+    check_that_both_count_the_same(plan)
 
 
 def check_that_both_count_the_same(plan: Plan) -> None:

@@ -112,6 +112,31 @@ def test_what_rests_on_a_neighbour_must_fit_there():
         check_memory(with_memory(plan, room - 1))
 
 
+def replicated() -> Plan:
+    """Return two stages of two replicas. Those of the first save 40 bytes per sample and keep 3 samples in flight."""
+    first = Part(micro_batch=2, degree=2, saved_bytes=40.0, offloads=True, in_flight=6)
+    return make_plan([first, Part(micro_batch=2, degree=2, parameter_bytes=10.0)], batch_size=8)
+
+
+def test_every_replica_offloads_the_samples_that_it_keeps_itself():
+    plan = replicated()
+    room = [replace(plan.cluster, host_memory=(HostMemory(node="n0", bytes=count),)) for count in (240.0, 239.0)]
+    assert host_bytes(plan) == {"n0": 2 * 3 * 40}
+    verify(replace(plan, cluster=room[0]))
+    with pytest.raises(Infeasible, match=r"\(1 bytes\) short"):
+        verify(replace(plan, cluster=room[1]))
+
+
+def test_every_replica_offloads_to_its_own_neighbour():
+    plan = replicated()
+    own = needed_bytes(plan)[2]
+    resting = replace(plan, stages=(replace(plan.stages[0], offload_to=(2, 3)), plan.stages[1]))
+    assert needed_bytes(resting)[2] == needed_bytes(resting)[3] == own + 3 * 40
+    check_memory(with_memory(resting, own + 120))
+    with pytest.raises(Infeasible, match=r"'s0' and 's1' needs .* on device 'd2', .*\(1 bytes\) short"):
+        check_memory(with_memory(resting, own + 119))
+
+
 def with_memory(plan: Plan, count: float) -> Plan:
     kinds = (replace(plan.cluster.device_types[0], memory_bytes=count),)
     return replace(plan, cluster=replace(plan.cluster, device_types=kinds))

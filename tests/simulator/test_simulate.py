@@ -110,8 +110,11 @@ def test_optimizer_steps_wait_for_the_scalar_sum():
 
 @pytest.mark.parametrize("root", [0, 1])
 def test_the_scalar_sum_waits_for_the_last_device(root: int):
-    # The first rank ends at 3 s, the other one at 12. That one handles 2 messages of 1 s, and then the first does.
-    link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0)
+    # The first rank ends at 3 s, the other one at 12. That one handles 2 messages of 1 s, and then the first does. The
+    # few bytes of scalars count as none.
+    link = Link(
+        latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=1.0, processor_seconds_per_byte=0.25
+    )
     parts = [Part(devices=(root,)), Part(devices=(1 - root,), forward=10)]
     assert simulate(make_plan(parts, [], batch_size=1, link=link)).step_seconds == 12 + 2 + 2
 
