@@ -296,7 +296,7 @@ def test_a_message_at_a_device_that_is_none_of_its_ends_is_refused() -> None:
             verify_lowered(plan, found, changed(elsewhere, device, lambda listed: [message, *listed]))
     assert isinstance(message, Receive)
     unknown = Receive(replace(message.transfer, samples=SampleRange(90, 91)))
-    with pytest.raises(AssertionError, match="Receive: missing or too many"):
+    with pytest.raises(AssertionError, match=r"Receive: missing or too many: \[.*start=90, stop=91"):
         verify_lowered(plan, found, changed(lowered, 1, lambda listed: [unknown, *listed]))
 
 
@@ -366,6 +366,19 @@ def test_lists_that_agree_for_every_pair_of_devices_can_still_deadlock_in_a_ring
     assert [*find_deadlock(plan, replace(found, devices=ring, order=order))] == [0, 1, 2]
     assert not find_deadlock(plan, replace(found, devices=ring, order=order), messages_wait=False)
     run_streams(plan, replace(found, devices=ring, order=order))
+
+
+def test_sums_in_different_orders_deadlock_where_they_are_not_inside_the_last_backward():
+    parts = [Part(devices=(0, 1), degree=2, micro_batch=2, parameter_bytes=1.0) for _ in range(2)]
+    plan = make_plan(parts, [(0, 1, 1.0)], batch_size=2)
+    found = lower(plan, build_schedule(plan))
+    assert not find_deadlock(plan, found)
+    other = {Reduce(0): Reduce(1), Reduce(1): Reduce(0)}
+    exchanged = changed(found, 1, lambda listed: [other.get(action, action) for action in listed])
+    stuck = find_deadlock(plan, exchanged)
+    assert {*stuck} == {0, 1}
+    assert {*stuck.values()} == {Reduce(0), Reduce(1)}
+    assert not find_deadlock(plan, exchanged, inside={0, 1})
 
 
 def test_sums_inside_the_last_backward_can_deadlock_where_sums_after_it_do_not():
