@@ -112,6 +112,14 @@ def test_what_rests_on_a_neighbour_must_fit_there():
         check_memory(with_memory(plan, room - 1))
 
 
+def test_of_what_is_offloaded_two_micro_batches_are_on_the_device():
+    plan = make_plan([Part(micro_batch=4, saved_bytes=10.0, offloads=True, in_flight=12), Part()], batch_size=12)
+    assert needed_bytes(plan)[0] == 2 * 4 * 10
+    check_memory(with_memory(plan, 80))
+    with pytest.raises(Infeasible, match=r"\(1 bytes\) short"):
+        check_memory(with_memory(plan, 79))
+
+
 def replicated() -> Plan:
     """Return two stages of two replicas. Those of the first save 40 bytes per sample and keep 3 samples in flight."""
     first = Part(micro_batch=2, degree=2, saved_bytes=40.0, offloads=True, in_flight=6)

@@ -80,7 +80,7 @@ def test_messages_that_1f1b_cannot_hide_count():
 def test_other_schedules_and_policies_have_the_bound_of_all_schedules():
     plan = make_plan([Part(), Part()], chain(2, bytes_per_sample=1.0), batch_size=4)
     assert least_seconds(plan) == least_1f1b_seconds(plan) > least_step_seconds(plan)
-    for other in ({"schedule": "zb-h1"}, {"weights": "stash"}, {"trains": False}):
+    for other in ({"schedule": "zb-h1"}, {"weights": "stash"}, {"weights": "double-buffer"}, {"trains": False}):
         free = replace(plan, **other)  # pyright: ignore[reportArgumentType]
         assert least_seconds(free) == least_step_seconds(free)
     # Stages that wait for each other forever have no bound.

@@ -46,6 +46,14 @@ def test_an_output_that_a_stage_reads_twice_crosses_once() -> None:
     assert crossing_bytes(graph, parts("abcd")) == {}
 
 
+def test_a_value_without_bytes_crosses_too() -> None:
+    graph = diamond().graph
+    empty = replace(graph, edges=tuple(replace(edge, bytes_per_sample=0.0) for edge in graph.edges))
+    crossing = crossing_bytes(empty, parts("d", "bc", "a"))
+    assert crossing == {(1, 0): 0.0, (2, 1): 0.0}
+    assert stage_order(3, crossing) == [2, 1, 0]
+
+
 def test_parts_have_an_order_if_values_can_go_forward() -> None:
     graph = diamond().graph
     assert stage_order(3, crossing_bytes(graph, parts("a", "bc", "d"))) == range(3)
