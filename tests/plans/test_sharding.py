@@ -37,6 +37,7 @@ def test_samples_in_both_ranges(one: SampleRange, other: SampleRange, both: Samp
 
 def test_rows_of_samples_begin_with_the_tensor() -> None:
     assert SampleRange(5, 8).rows_of(SampleRange(3, 9)) == slice(2, 5)
+    assert SampleRange(6, 8).rows_of(SampleRange(2, 9)) == slice(4, 6)
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4))

@@ -122,6 +122,15 @@ def test_a_plan_with_the_slow_device_is_compared_with_one_without_it(plan: Plan)
     assert propose(plan, every, note, **given) is None  # pyright: ignore[reportArgumentType]
 
 
+def test_a_plan_that_is_slower_than_the_present_one_saves_nothing(plan: Plan) -> None:
+    costs = replace(plan.costs, task_overhead_seconds=1e6)
+    slower = replace(plan, costs=costs, prediction=None)
+    given = {"step_seconds": 2.0, "steps_left": 10, "restart_seconds": 3.0}
+    found = propose(plan, {"cpu1": 2.0}, lambda *_: slower, **given)  # pyright: ignore[reportArgumentType]
+    assert found is not None
+    assert (found.share, found.saved_seconds, found.gains) == (0.0, 0.0, False)
+
+
 def watcher(plan: Plan, folder: RunFolder, told: list[str]) -> SlowDevices:
     return SlowDevices(
         folder=folder,
