@@ -130,6 +130,19 @@ def test_a_ring_all_reduce_takes_twice_degree_minus_one_steps_over_the_slowest_l
     assert MODEL.all_gather_seconds(300, (0, 1, 2)) == 2 * (2 + 100 / 10)
 
 
+def test_the_work_of_a_ring_all_reduce_is_that_of_its_messages() -> None:
+    # Each of 2(d-1) steps sends one message of count/d bytes and receives one, which take 3 s and 1 s per 50 bytes.
+    link = Link(
+        latency_seconds=0, bandwidth_bytes_per_second=1, processor_seconds=3.0, processor_seconds_per_byte=1 / 50
+    )
+    model = CostModel(GRAPH, TABLE, replace(CLUSTER, intra_node=link, inter_node=link))
+    assert model.all_reduce_work_seconds(200, (0, 1)) == 2 * 2 * (3 + 2)
+    assert model.all_reduce_work_seconds(300, (0, 1, 2)) == 4 * 2 * (3 + 2)
+    assert model.all_gather_work_seconds(300, (0, 1, 2)) == 2 * 2 * (3 + 2)
+    assert model.all_reduce_work_seconds(300, (2,)) == model.all_reduce_work_seconds(0, (0, 1)) == 0
+    assert MODEL.all_reduce_work_seconds(200, (0, 1)) == 0
+
+
 def test_frozen_parameters_have_neither_optimizer_state_nor_optimizer_step() -> None:
     assert MODEL.optimizer_seconds(("a", "b", "c", "d")) == 110 * 0.25
     assert MODEL.parameter_bytes.state(("a", "b", "c", "d")) == 4 * 110 + 1000

@@ -373,7 +373,7 @@ def test_sums_in_different_orders_deadlock_where_they_are_not_inside_the_last_ba
     plan = make_plan(parts, [(0, 1, 1.0)], batch_size=2)
     found = lower(plan, build_schedule(plan))
     assert not find_deadlock(plan, found)
-    other = {Reduce(0): Reduce(1), Reduce(1): Reduce(0)}
+    other: dict[Action, Action] = {Reduce(0): Reduce(1), Reduce(1): Reduce(0)}
     exchanged = changed(found, 1, lambda listed: [other.get(action, action) for action in listed])
     stuck = find_deadlock(plan, exchanged)
     assert {*stuck} == {0, 1}

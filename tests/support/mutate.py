@@ -130,6 +130,7 @@ PARTS = {
             *("tests/plans/test_joint_edges.py", "tests/plans/test_inference_plan.py"),
             *("tests/simulator/test_step_loads.py", "tests/simulator/test_engine.py"),
             *("tests/simulator/test_drawings.py", "tests/simulator/test_properties.py"),
+            "tests/simulator/test_message_buffers.py",
             *("tests/simulator/test_zero_bubble.py", "tests/simulator/test_step_seconds.py"),
         ),
         left_out=("tests/simulator/test_simulate.py::test_every_step",),
