@@ -32,7 +32,7 @@ class OpBytes:
     table: CostTable
     device_types: tuple[str, ...]
     """The types of the cluster's devices, in order of their names."""
-    trains: bool = True
+    trains: bool
     """False for inference: no parameter has a gradient, and no operator saves anything for a backward."""
 
     def positions(self, ops: Iterable[str]) -> NDArray[np.intp]:

@@ -51,6 +51,8 @@ def test_the_two_lines_of_the_roofline() -> None:
     assert row.input_gradient == row.forward
     assert row.weight_gradient == row.forward
     assert row.source == "analytic"
+    (uneven,) = estimate(chain(PRODUCT), cluster(replace(ROUND, half_peak_flops=25.0))).rows
+    assert uneven.forward.lines[0] == (3.5 + 0.5, 3.0)
 
 
 def test_efficiency_grows_with_the_samples_and_saturates() -> None:

@@ -139,6 +139,7 @@ def test_the_work_of_a_ring_all_reduce_is_that_of_its_messages() -> None:
     assert model.all_reduce_work_seconds(200, (0, 1)) == 2 * 2 * (3 + 2)
     assert model.all_reduce_work_seconds(300, (0, 1, 2)) == 4 * 2 * (3 + 2)
     assert model.all_gather_work_seconds(300, (0, 1, 2)) == 2 * 2 * (3 + 2)
+    assert model.all_gather_work_seconds(400, (0, 1, 2, 3)) == 3 * 2 * (3 + 2)
     assert model.all_reduce_work_seconds(300, (2,)) == model.all_reduce_work_seconds(0, (0, 1)) == 0
     assert MODEL.all_reduce_work_seconds(200, (0, 1)) == 0
 

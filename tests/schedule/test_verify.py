@@ -206,6 +206,11 @@ def test_a_deadlock_error_names_four_devices() -> None:
     lines = ["F0.0 B0.0 F0.1 B0.1", *(f"F{stage}.0 B{stage}.0" for stage in range(1, 5))]
     with pytest.raises(InvalidInput, match=r"forever: d0 at B0.0, d1 at F1.0, d2 at F2.0, d3 at F3.0, \.\.\."):
         verify(crossed, parsed(lines))
+    four = make_plan([Part(), *[Part(micro_batch=2)] * 3], batch_size=2)
+    with pytest.raises(InvalidInput) as found:
+        verify(four, parsed(lines[:4]))
+    assert "d3 at F3.0" in str(found.value)
+    assert "..." not in str(found.value)
 
 
 def parsed(lines: Sequence[str]) -> Schedule:

@@ -177,6 +177,10 @@ def without(kind: type) -> Change:
     return lambda listed: [action for place, action in enumerate(listed) if place != position(listed, kind)]
 
 
+def without_the_last(kind: type) -> Change:
+    return lambda listed: [action for place, action in enumerate(listed) if place != position(listed, kind, -1)]
+
+
 def moved(kind: type, nth: int, by: int) -> Change:
     def change(listed: list[Action]) -> list[Action]:
         place = position(listed, kind, nth)
@@ -214,7 +218,9 @@ def to_the_front(kind: type) -> Change:
     ("device", "change", "message"),
     [
         (0, without(Compute), "does other tasks than its schedule lists"),
+        (0, without_the_last(Compute), "does other tasks than its schedule lists"),
         (0, without(Send), "Send: missing or too many"),
+        (0, moved(Send, 0, 1), "does not send the result of F0.0 right after it"),
         (1, without(Receive), "Receive: missing or too many"),
         (
             0,
@@ -347,6 +353,37 @@ def test_what_a_message_leaves_out_is_in_an_earlier_output_or_a_later_gradient()
 
     with pytest.raises(AssertionError, match=r"device 1 leaves out values of .*, but does not send edge 0"):
         verify_lowered(plan, found, changed(lowered, 1, only_the_first))
+
+
+def on_two_devices(stages: int, edges: list[tuple[int, int, float]]) -> Plan:
+    """Return a plan with stage 0 on device 0 and the others on device 1."""
+    return make_plan([Part(devices=(0,)), *[Part(devices=(1,))] * (stages - 1)], edges)
+
+
+@pytest.mark.parametrize(
+    ("plan", "outputs", "gradients"),
+    [
+        # Stage 2 reads a part of what stage 1 reads, so it gets its own message.
+        (on_two_devices(3, [(0, 1, 5.0), (0, 2, 4.0), (1, 2, 1.0)]), {}, {}),
+        # The gradient of stage 1 depends on that of stage 3, through stage 2: one message has the sum of both.
+        (on_two_devices(4, [(0, 1, 5.0), (0, 3, 5.0), (1, 2, 1.0), (2, 3, 1.0)]), {1: (0,)}, {1: (0,)}),
+    ],
+)
+def test_the_verifier_derives_what_messages_leave_out_as_the_plan_does(
+    plan: Plan, outputs: dict[int, tuple[int, ...]], gradients: dict[int, tuple[int, ...]]
+) -> None:
+    assert (plan.joint_edges.outputs, plan.joint_edges.gradients) == (outputs, gradients)
+    found = build_schedule(plan)
+    verify_lowered(plan, found, lower(plan, found))
+
+
+def test_an_edge_from_another_stage_does_not_bring_a_value_in_whichever_order_edges_are_listed() -> None:
+    plan = make_plan([Part(devices=(at,)) for at in (0, 2, 1, 1)], [(0, 2, 5.0), (0, 3, 5.0), (1, 3, 5.0)])
+    by_ends = {(edge.source, edge.target): edge for edge in plan.edges}
+    plan = replace(plan, edges=tuple(by_ends[ends] for ends in ((1, 3), (0, 2), (0, 3))))
+    assert plan.joint_edges.outputs == {2: (1,)}
+    found = build_schedule(plan)
+    verify_lowered(plan, found, lower(plan, found))
 
 
 def test_lists_that_agree_for_every_pair_of_devices_can_still_deadlock_in_a_ring():
