@@ -48,3 +48,15 @@ def test_a_gradient_that_waits_for_another_one_has_the_bytes_of_values_with_a_gr
     gradients = [(when, count) for when, count in changes(plan, 1) if count not in (8.0, -8.0)]
     assert gradients == [(end("B", 2), 5.0), (Moment(None, "end"), -5.0)]
     assert changes(plan, 0) == [(end("F", 0), 5.0), (end("B", 0), -5.0)]
+
+
+def test_gradients_that_wait_for_the_first_reader_are_all_there_until_it_sends_their_sum():
+    readers = [Part(devices=(1,))] * 3
+    edges = [*((0, reader, 5.0) for reader in (1, 2, 3)), (1, 2, 1.0), (2, 3, 1.0)]
+    plan = make_plan([Part(devices=(0,)), *readers], edges, batch_size=1)
+    assert plan.joint_edges.gradients == {1: (0,), 2: (0, 1)}
+    gradients = [(when, count) for when, count in changes(plan, 1) if when.side == "end" and abs(count) == 5.0]
+    received = [(end("B", stage), -5.0) for stage in (1, 2, 3)]
+    assert gradients[:3] == received
+    # Of stages 3 and 2, then the sum in their place, until the step ends.
+    assert gradients[3:] == [(end("B", 3), 5.0), (end("B", 2), 5.0), (end("B", 1), -5.0), (Moment(None, "end"), -5.0)]

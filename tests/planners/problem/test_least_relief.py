@@ -29,6 +29,7 @@ BYTES, FORWARD = [10.0, 20.0, 0.0, 5.0], [10.0, 40.0, 3.0, 1.0]
         (2.0, 25, 0, 0, 1 + 10 + 10 * 2),  # recomputing the last operator takes as long as its copies
         (3.0, 25, 0, 0, 1 + 10 + 10 * 2),
         (inf, 25, 9, 0, 1 + 10 + 10 * 2),
+        (inf, 35, 9, 0, 1 + 10 + 40),  # all of them, and nothing else is left to do
         (inf, 36, 9, 2, inf),
         (0.0, 35, 0, 0, 0),
         (0.0, 36, 0, 0, inf),
