@@ -170,7 +170,7 @@ def test_what_is_offloaded_must_fit_in_the_node():
         ({"offload": (), "offload_to": (1,)}, "names neighbours, but the stage offloads nothing"),
         ({"offload_to": (1, 1)}, "names 2 neighbours, but the stage has 1 devices"),
         ({"offload_to": (0,)}, "device 0 is its own neighbour"),
-        ({"offload_to": (2,)}, "device 2 hosts no stage of the plan"),
+        ({"offload_to": (2,)}, r"device 2 hosts no stage of the plan\. Choose one of \[1\]\."),
     ],
 )
 def test_a_stage_that_cannot_offload_is_refused(changes: dict[str, object], sentence: str):

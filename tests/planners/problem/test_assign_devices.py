@@ -18,6 +18,7 @@ def test_a_stage_goes_where_it_exchanges_the_most_bytes() -> None:
     nodes = linked("aabbb", {})
     assert place(nodes, [1, 2, 1], [(0, 2, 3.0), (1, 2, 2.0)]) == [(0,), (2, 3), (1,)]
     assert place(nodes, [1, 2, 1], [(0, 2, 3.0), (1, 2, 4.0)]) == [(0,), (2, 3), (4,)]
+    assert place(nodes, [1, 2, 1], [(0, 2, 0.5)]) == [(0,), (2, 3), (1,)]
     # Bytes of two stages on node b count together. An edge between other stages does not count.
     apart = linked("aabbbbb", {})
     assert place(apart, [1, 3, 1, 1], [(1, 2, 9.0), (0, 3, 3.0), (1, 3, 2.0)])[2:] == [(5,), (1,)]

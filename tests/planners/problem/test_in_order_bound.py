@@ -77,6 +77,12 @@ def test_messages_that_1f1b_cannot_hide_count():
     assert least_step_seconds(plan) < 0.9 * step_seconds(plan)
 
 
+def test_a_backward_waits_for_the_gradient_of_its_last_sample():
+    plan = make_plan([Part(micro_batch=3), Part(micro_batch=1)], chain(2, bytes_per_sample=1.0), batch_size=6)
+    assert least_1f1b_seconds(plan) == pytest.approx(by_passes(plan), rel=1e-9)
+    assert least_1f1b_seconds(plan) <= step_seconds(plan)
+
+
 def test_other_schedules_and_policies_have_the_bound_of_all_schedules():
     plan = make_plan([Part(), Part()], chain(2, bytes_per_sample=1.0), batch_size=4)
     assert least_seconds(plan) == least_1f1b_seconds(plan) > least_step_seconds(plan)
