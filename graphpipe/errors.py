@@ -1,5 +1,7 @@
 """The exceptions of this package. Each message says what is wrong, where, and what to do about it."""
 
+import math
+
 
 class GraphPipeError(Exception):
     """Base of every error this package raises on purpose.
@@ -44,6 +46,16 @@ class PeerStalled(GraphPipeError, RuntimeError):
 
 class CheckpointCorrupt(GraphPipeError, ValueError):
     """A checkpoint's content does not match its manifest."""
+
+
+def check_not_negative(amount: float, where: str, remedy: str = "") -> None:
+    """Check an amount that a file or a caller gives.
+
+    Raises:
+        InvalidInput: negative, infinite or NaN.
+    """
+    if not 0 <= amount < math.inf:
+        raise InvalidInput(f"is {amount}, must be finite and not negative", where=where, remedy=remedy)
 
 
 def nearest(word: str, known: list[str]) -> str:

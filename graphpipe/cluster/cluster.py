@@ -14,7 +14,7 @@ from graphpipe.cluster.cluster_file import file_fields
 from graphpipe.cluster.device import HOST_BANDWIDTH, Device, DeviceType, HostMemory, Link, PairLink
 from graphpipe.cluster.link_levels import LinkLevels
 from graphpipe.cluster.presets import preset_fields
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, check_not_negative
 from graphpipe.files.json_body import digest, to_body
 
 
@@ -249,7 +249,7 @@ def _check(cluster: Cluster) -> None:
         ):
             _positive(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
         for field in ("launch_seconds", "half_peak_flops"):
-            _not_negative(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
+            check_not_negative(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
     if cluster.cores_per_node is not None:
         _positive(cluster.cores_per_node, f"{where}, cores_per_node")
     nodes = {device.node for device in cluster.devices}
@@ -259,7 +259,7 @@ def _check(cluster: Cluster) -> None:
         if count > 1:
             raise InvalidInput(f"host_memory names node '{node}' {count} times", where=where)
     for each in cluster.host_memory:
-        _not_negative(each.bytes, f"{where}, host_memory of node '{each.node}'")
+        check_not_negative(each.bytes, f"{where}, host_memory of node '{each.node}'")
     _check_links(cluster, where)
 
 
@@ -275,16 +275,11 @@ def _check_links(cluster: Cluster, where: str) -> None:
         links[f"pair link {pair.first} - {pair.second}"] = pair.link
     for name, link in links.items():
         _positive(link.bandwidth_bytes_per_second, f"{where}, {name}, bandwidth_bytes_per_second")
-        _not_negative(link.latency_seconds, f"{where}, {name}, latency_seconds")
-        _not_negative(link.processor_seconds, f"{where}, {name}, processor_seconds")
-        _not_negative(link.processor_seconds_per_byte, f"{where}, {name}, processor_seconds_per_byte")
+        check_not_negative(link.latency_seconds, f"{where}, {name}, latency_seconds")
+        check_not_negative(link.processor_seconds, f"{where}, {name}, processor_seconds")
+        check_not_negative(link.processor_seconds_per_byte, f"{where}, {name}, processor_seconds_per_byte")
 
 
 def _positive(amount: float, where: str) -> None:
     if not (math.isfinite(amount) and amount > 0):
         raise InvalidInput(f"is {amount}, must be positive and finite", where=where)
-
-
-def _not_negative(amount: float, where: str) -> None:
-    if not (math.isfinite(amount) and amount >= 0):
-        raise InvalidInput(f"is {amount}, must be finite and not negative", where=where)

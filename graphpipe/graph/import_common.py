@@ -1,10 +1,9 @@
 """Shared by the importers of other tools' profiles: checks that name the file, and the check of units."""
 
-import math
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, check_not_negative
 from graphpipe.graph.operator import Edge, Op
 from graphpipe.graph.operator_graph import Graph
 from graphpipe.user_frames import warn_user
@@ -46,9 +45,7 @@ def check_amount(amount: float, where: str) -> float:
     Raises:
         InvalidInput: negative, infinite or NaN.
     """
-    if not (math.isfinite(amount) and amount >= 0):
-        remedy = "Measure it again, or give 0."
-        raise InvalidInput(f"is {amount}, must be finite and not negative", where=where, remedy=remedy)
+    check_not_negative(amount, where, "Measure it again, or give 0.")
     return amount
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, check_not_negative
 from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph.operator import Edge, Input, Op, Origin, Read, Shared
@@ -300,10 +300,7 @@ def _check_costs(op: Op) -> None:
 
 
 def _check_amount(amount: float, where: str) -> None:
-    if not (math.isfinite(amount) and amount >= 0):
-        raise InvalidInput(
-            f"is {amount}, must be finite and not negative", where=where, remedy="Give 0 where it is unknown."
-        )
+    check_not_negative(amount, where, "Give 0 where it is unknown.")
 
 
 def _find_cycle(graph: Graph) -> list[str]:

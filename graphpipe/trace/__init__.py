@@ -2,10 +2,11 @@
 
 from graphpipe.trace.chrome import save_chrome, to_chrome
 from graphpipe.trace.compare import Comparison, Difference
-from graphpipe.trace.span import SPAN_WORDS, MemorySample, Span, SpanKind
+from graphpipe.trace.span import COMPUTING, SPAN_WORDS, MemorySample, Span, SpanKind
 from graphpipe.trace.trace import Trace
 
 __all__ = [
+    "COMPUTING",
     "SPAN_WORDS",
     "Comparison",
     "Difference",

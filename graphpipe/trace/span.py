@@ -1,13 +1,12 @@
 """A span: one piece of work of one device, and a sample of its memory."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ConfigDict
 
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, check_not_negative
 
 SpanKind = Literal["F", "B", "I", "W", "send", "receive", "reduce", "optimizer", "evict", "fetch"]
 SPAN_WORDS: Mapping[SpanKind, str] = {
@@ -23,6 +22,8 @@ SPAN_WORDS: Mapping[SpanKind, str] = {
     "fetch": "copy back",
 }
 """The name of each kind of span."""
+COMPUTING: frozenset[SpanKind] = frozenset(("F", "B", "I", "W", "optimizer"))
+"""The kinds of spans in which a device computes: tasks and the optimizer, not transfers or reductions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +60,12 @@ class Span:
         check_place(self.stage, stages, f"{where}.stage")
         if self.micro_batch < -1:
             raise InvalidInput(f"is {self.micro_batch}, must be at least -1", where=f"{where}.micro_batch")
-        check_amount(self.start_seconds, f"{where}.start_seconds")
-        check_amount(self.end_seconds, f"{where}.end_seconds")
+        check_not_negative(self.start_seconds, f"{where}.start_seconds")
+        check_not_negative(self.end_seconds, f"{where}.end_seconds")
         if self.end_seconds < self.start_seconds:
             what = f"is {self.end_seconds}, but the span starts later, at {self.start_seconds}"
             raise InvalidInput(what, where=f"{where}.end_seconds")
-        check_amount(self.bytes, f"{where}.bytes")
+        check_not_negative(self.bytes, f"{where}.bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +85,11 @@ class MemorySample:
             InvalidInput: names the first field that is wrong.
         """
         check_place(self.device, devices, f"{where}.device")
-        check_amount(self.seconds, f"{where}.seconds")
-        check_amount(self.bytes, f"{where}.bytes")
+        check_not_negative(self.seconds, f"{where}.seconds")
+        check_not_negative(self.bytes, f"{where}.bytes")
 
 
 def check_place(number: int, count: int, where: str) -> None:
     """Raise InvalidInput unless the number is that of one of `count` things."""
     if not 0 <= number < count:
         raise InvalidInput(f"is {number}, must be from 0 to {count - 1}", where=where)
-
-
-def check_amount(amount: float, where: str) -> None:
-    """Raise InvalidInput unless the amount is finite and not negative."""
-    if not 0 <= amount < math.inf:
-        raise InvalidInput(f"is {amount}, must be finite and not negative", where=where)

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, check_not_negative
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
-from graphpipe.trace.span import MemorySample, Span, check_amount
+from graphpipe.trace.span import COMPUTING, MemorySample, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Trace:
         """Seconds each device spent computing (tasks and optimizer, not transfers or reductions)."""
         busy = dict.fromkeys(self.used_devices, 0.0)
         for span in self.spans:
-            if span.kind in ("F", "B", "I", "W", "optimizer"):
+            if span.kind in COMPUTING:
                 busy[span.device] += span.end_seconds - span.start_seconds
         return busy
 
@@ -100,7 +100,7 @@ class Trace:
         """
         if self.batch_size < 1:
             raise InvalidInput(f"is {self.batch_size}, must be at least 1", where=f"{path}, field batch_size")
-        check_amount(self.step_seconds, f"{path}, field step_seconds")
+        check_not_negative(self.step_seconds, f"{path}, field step_seconds")
         if not 0 < self.slowdown < math.inf:
             raise InvalidInput(f"is {self.slowdown}, must be finite and more than 0", where=f"{path}, field slowdown")
         devices, used = len(self.device_names), frozenset(self.used_devices)

@@ -173,12 +173,8 @@ def position(listed: list[Action], kind: type, nth: int = 0) -> int:
     return [place for place, action in enumerate(listed) if isinstance(action, kind)][nth]
 
 
-def without(kind: type) -> Change:
-    return lambda listed: [action for place, action in enumerate(listed) if place != position(listed, kind)]
-
-
-def without_the_last(kind: type) -> Change:
-    return lambda listed: [action for place, action in enumerate(listed) if place != position(listed, kind, -1)]
+def without(kind: type, nth: int = 0) -> Change:
+    return lambda listed: [action for place, action in enumerate(listed) if place != position(listed, kind, nth)]
 
 
 def moved(kind: type, nth: int, by: int) -> Change:
@@ -218,7 +214,7 @@ def to_the_front(kind: type) -> Change:
     ("device", "change", "message"),
     [
         (0, without(Compute), "does other tasks than its schedule lists"),
-        (0, without_the_last(Compute), "does other tasks than its schedule lists"),
+        (0, without(Compute, -1), "does other tasks than its schedule lists"),
         (0, without(Send), "Send: missing or too many"),
         (0, moved(Send, 0, 1), "does not send the result of F0.0 right after it"),
         (1, without(Receive), "Receive: missing or too many"),

@@ -9,7 +9,7 @@ from graphpipe.report.content.what_if import Outlook, outlooks
 from graphpipe.schedule import Reduce, ReduceTied, Transfer
 from graphpipe.simulator.activities import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
 from graphpipe.simulator.simulate import critical_work
-from graphpipe.trace import SPAN_WORDS, Trace
+from graphpipe.trace import COMPUTING, SPAN_WORDS, Trace
 from graphpipe.units import format_seconds
 
 
@@ -143,7 +143,7 @@ def _group_shares(plan: Plan, predicted: Trace) -> list[GroupShare]:
         tasks = [
             (span.start_seconds, span.end_seconds)
             for span in predicted.spans
-            if span.device == group.devices[0] and span.kind in ("F", "B", "I", "W", "optimizer")
+            if span.device == group.devices[0] and span.kind in COMPUTING
         ]
         first, last = min(start for start, _ in tasks), max(end for _, end in tasks)
         computing = sum(end - start for start, end in tasks)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.report.content.summary import Outcome
-from graphpipe.trace import Trace
+from graphpipe.trace import COMPUTING, Trace
 
 if TYPE_CHECKING:
     from graphpipe.training.run_folder.metrics_log import StepMetrics
@@ -87,7 +87,7 @@ def _check_devices(plan: Plan, trace: Trace, name: str) -> None:
         if span.stage >= len(devices):
             what = f"has a span of stage {span.stage}, but the plan has {len(devices)} stages"
             raise InvalidInput(what, where=name, remedy=_REMEDY)
-        if span.kind in ("F", "B", "I", "W", "optimizer") and span.device not in devices[span.stage]:
+        if span.kind in COMPUTING and span.device not in devices[span.stage]:
             stage = plan.stages[span.stage]
             what = f"has a task of stage '{stage.name}' on device {span.device}, but its devices are {stage.devices}"
             raise InvalidInput(what, where=name, remedy=_REMEDY)

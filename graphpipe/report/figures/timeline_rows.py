@@ -18,9 +18,8 @@ from graphpipe.report.content.wording import source_word
 from graphpipe.report.figures.palette import code
 from graphpipe.schedule import StageTask
 from graphpipe.schedule.segments.weight_versions import WeightRead, WeightReads
-from graphpipe.trace import Span, Trace
+from graphpipe.trace import COMPUTING, Span, Trace
 
-_TASKS = ("F", "B", "I", "W", "optimizer")
 _READERS = ("F", "B", "I", "W")
 
 
@@ -130,7 +129,7 @@ def compared_rows(steps: Sequence[DrawnStep]) -> tuple[list[Row], Columns]:
         spans = _spans_by_device(step.trace)
         for group in device_groups(step.plan):
             device = group.devices[0]
-            tasks = [span for span in spans.get(device, []) if span.kind in _TASKS]
+            tasks = [span for span in spans.get(device, []) if span.kind in COMPUTING]
             _add_device(rows, columns, step, tasks, f"{step.name} {group.name}")
     return rows, columns
 
@@ -152,8 +151,8 @@ def _spans_by_device(trace: Trace) -> dict[int, list[Span]]:
 def _add_device(rows: list[Row], columns: Columns, step: DrawnStep, spans: list[Span], name: str) -> None:
     """Add the rows of a device: its tasks and idle times, and below them its transfers, if there are any."""
     source = source_word(step.trace.source)
-    tasks = sorted((span for span in spans if span.kind in _TASKS), key=lambda span: span.start_seconds)
-    others = [span for span in spans if span.kind not in _TASKS]
+    tasks = sorted((span for span in spans if span.kind in COMPUTING), key=lambda span: span.start_seconds)
+    others = [span for span in spans if span.kind not in COMPUTING]
     rows.append(Row(device=name, source=source, transfers=False))
     for kind, start, end in _idle(tasks, step.trace.step_seconds):
         columns.add(len(rows) - 1, kind, start, end, None, step, _NO_SAMPLES)

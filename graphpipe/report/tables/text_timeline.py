@@ -9,7 +9,7 @@ from rich.text import Text
 
 from graphpipe.plans import Plan
 from graphpipe.report.content.device_groups import device_groups
-from graphpipe.trace import Span, Trace
+from graphpipe.trace import COMPUTING, Span, Trace
 from graphpipe.units import format_seconds
 
 MOST_ROWS = 32
@@ -60,7 +60,7 @@ def _columns(trace: Trace, device: int, count: int) -> list[Span | None]:
     cells: list[Span | None] = [None] * count
     scale = count / trace.step_seconds if trace.step_seconds else 0.0
     for span in trace.spans:
-        if span.device == device and span.kind in ("F", "B", "I", "W", "optimizer"):
+        if span.device == device and span.kind in COMPUTING:
             first, last = (round(seconds * scale) for seconds in (span.start_seconds, span.end_seconds))
             cells[first:last] = [span] * (min(last, count) - first)
     return cells
