@@ -10,8 +10,8 @@ import torch
 import graphpipe as gp
 from bench.asynchronous_models import STAGES, Text, build_model, next_character_loss
 from bench.asynchronous_optimizers import OPTIMIZERS, schedule
-from graphpipe.api import under_policy
 from graphpipe.errors import NonFiniteLoss
+from graphpipe.planning.hand_plan import under_policy
 from graphpipe.plans.stage import Predictor, StageEdge, WeightPolicy
 from graphpipe.schedule.segments.planned_versions import delays
 

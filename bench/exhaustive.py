@@ -21,9 +21,9 @@ from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import splittable, with_split
 from graphpipe.model.zoo import zoo
-from graphpipe.planners.choose_schedule import under
 from graphpipe.planners.lower_bound.lower_bound import step_bound
 from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes, stage_order
+from graphpipe.planning.choose_schedule import under
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
 from graphpipe.graph import Graph
 from graphpipe.model.own_loss.from_transformers import TransformersModel
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.stage.tensor_tree import leaves

@@ -15,7 +15,7 @@ from bench.tables import markdown
 from examples.qwen35_vl.costs import FOLDER, make_costs, make_graph
 from graphpipe.costs.cost_table import CostTable
 from graphpipe.costs.op_cost import Curve
-from graphpipe.planners.by_hand import load_hand_plan
+from graphpipe.planning.by_hand import load_hand_plan
 
 MEASURED: Mapping[tuple[int, int], float] = {(2048, 32): 29.9, (2048, 64): 44.7, (4096, 32): 23.3, (4096, 64): 30.6}
 """Percent more active tokens per second and GPU with 17 ranks, by sequence and mini-batch."""

@@ -24,11 +24,12 @@ from bench.family_gradients import furthest, mean_square, plain_gradients, preci
 from bench.model_families import FAMILIES
 from bench.ordinary_models import ORDINARY
 from bench.record import RESULTS, save
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import capture
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline
 

@@ -17,9 +17,9 @@ from graphpipe.cli.model_argument import read_model_argument
 from graphpipe.costs.op_cost import Curve, OpCost
 from graphpipe.graph import Edge, Op
 from graphpipe.model.zoo.registry import zoo
-from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plans.stage import WeightPolicy
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.static_figures import write_still

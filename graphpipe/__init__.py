@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphpipe.api import choose_backwards, estimate, hand_plan, plan, simulate
     from graphpipe.cluster import Cluster
     from graphpipe.costs import CostTable
+    from graphpipe.costs.analytic import estimate
     from graphpipe.errors import (
         CheckpointCorrupt,
         GraphPipeError,
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
     from graphpipe.model import DagModule
     from graphpipe.model.capture.capture import capture
     from graphpipe.model.own_loss.from_transformers import from_transformers
-    from graphpipe.planners.by_hand import HandStage
+    from graphpipe.planning.backwards import choose_backwards
+    from graphpipe.planning.by_hand import HandStage
+    from graphpipe.planning.hand_plan import hand_plan
+    from graphpipe.planning.plan import plan
+    from graphpipe.planning.settings import PlanSettings
     from graphpipe.plans.plan import Plan
     from graphpipe.profiler.profile import profile
     from graphpipe.run import Pipeline, PipelineOptions
     from graphpipe.run.checkpoint.checkpoints import Checkpoints
     from graphpipe.run.inference.inference_pipeline import InferencePipeline
     from graphpipe.schedule import Schedule
+    from graphpipe.simulator.simulate import simulate
     from graphpipe.trace import Trace
     from graphpipe.training.task.task import Task
     from graphpipe.training.train import train
@@ -43,7 +48,7 @@ _HOMES = {
     "DagModule": "graphpipe.model",
     "Graph": "graphpipe.graph",
     "GraphPipeError": "graphpipe.errors",
-    "HandStage": "graphpipe.planners.by_hand",
+    "HandStage": "graphpipe.planning.by_hand",
     "Infeasible": "graphpipe.errors",
     "InvalidInput": "graphpipe.errors",
     "NonFiniteLoss": "graphpipe.errors",
@@ -53,18 +58,19 @@ _HOMES = {
     "Pipeline": "graphpipe.run",
     "PipelineOptions": "graphpipe.run",
     "Plan": "graphpipe.plans.plan",
+    "PlanSettings": "graphpipe.planning.settings",
     "Schedule": "graphpipe.schedule",
     "Task": "graphpipe.training.task.task",
     "Trace": "graphpipe.trace",
     "capture": "graphpipe.model.capture.capture",
-    "choose_backwards": "graphpipe.api",
-    "estimate": "graphpipe.api",
+    "choose_backwards": "graphpipe.planning.backwards",
+    "estimate": "graphpipe.costs.analytic",
     "from_transformers": "graphpipe.model.own_loss.from_transformers",
     "InferencePipeline": "graphpipe.run.inference.inference_pipeline",
-    "hand_plan": "graphpipe.api",
-    "plan": "graphpipe.api",
+    "hand_plan": "graphpipe.planning.hand_plan",
+    "plan": "graphpipe.planning.plan",
     "profile": "graphpipe.profiler.profile",
-    "simulate": "graphpipe.api",
+    "simulate": "graphpipe.simulator.simulate",
     "train": "graphpipe.training.train",
 }
 
@@ -115,6 +121,7 @@ __all__ = [
     "Pipeline",
     "PipelineOptions",
     "Plan",
+    "PlanSettings",
     "Schedule",
     "Task",
     "Trace",

@@ -9,7 +9,7 @@ from graphpipe.costs import CostTable
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.files.json_document import SCHEMA_VERSION, schema_id
 from graphpipe.graph import Graph
-from graphpipe.planners.by_hand import HandPlan
+from graphpipe.planning.by_hand import HandPlan
 from graphpipe.plans.plan import PlanFile
 from graphpipe.trace import Trace
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from graphpipe.api import simulate
 from graphpipe.cluster import Cluster
 from graphpipe.plans import Plan
 from graphpipe.run.rehearse.rehearse import rehearse
@@ -12,7 +11,7 @@ from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator import predict
-from graphpipe.simulator.simulate import shown_mini_batches
+from graphpipe.simulator.simulate import shown_mini_batches, simulate
 from graphpipe.simulator.step_loads import DRAWN_STEPS, draw_loads
 from graphpipe.trace import Trace
 from graphpipe.waiting import waiting

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator, ValidationError
 import graphpipe as gp
 from graphpipe.document_schemas import document_schema, schema_kinds
 from graphpipe.files.json_document import PUBLISHED
-from graphpipe.planners.by_hand import load_hand_plan
+from graphpipe.planning.by_hand import load_hand_plan
 from graphpipe.training.config.from_toml import resolve_config
 from graphpipe.training.config.settings import TrainConfig
 

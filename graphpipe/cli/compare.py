@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -9,21 +10,23 @@ from typing import Any, NamedTuple, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from graphpipe.api import plan, simulate
-from graphpipe.cli.arguments import Subparsers, add_problem, add_verb, add_weights
+from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.cli.run_in_parallel import End, run_in_parallel
+from graphpipe.cli.setting_options import add_settings, read_settings
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput
 from graphpipe.files.json_body import to_body
-from graphpipe.planners.choose_splits import parse_split
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import find_planner, planner_names
-from graphpipe.planners.weight_settings import check_weights
+from graphpipe.planning.honoured import honoured
+from graphpipe.planning.plan import plan
+from graphpipe.planning.settings import PlanSettings, check_weights
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import WeightPolicy
 from graphpipe.report import Outcome, Summary, compare_table, summarise
 from graphpipe.report.tables.text_timeline import timeline
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 from graphpipe.units import format_seconds
 
@@ -56,7 +59,14 @@ def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "compare", "plan with several planners, and compare the plans", EXAMPLE)
     add_problem(parser)
-    add_weights(parser, "flush")
+    names = [each.name for each in fields(PlanSettings) if each.name not in ("planner", "weights", "inference")]
+    add_settings(parser, PlanSettings, only=names)
+    parser.add_argument(
+        "--weights",
+        default="flush",
+        metavar="A,B",
+        help="weight policies, each compared with every planner (default: flush)",
+    )
     parser.add_argument("--planners", metavar="A,B", help="planners (default: all)")
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="seconds for each planner (default 600)"
@@ -81,33 +91,27 @@ def run(args: argparse.Namespace) -> int:
     )
     for name in names:
         find_planner(name)
-    runs = {str(run): run for run in (Run(name, policy) for policy in _policies(args) for name in names)}
+    asked = [_asked(args, name, policy) for policy in _policies(args) for name in names]
+    runs = [Run(settings.planner, settings.weights) for settings in asked]
+    followed = {str(run): honoured(settings) for run, settings in zip(runs, asked, strict=True)}
+    notes = _notes(asked, followed)
     problem, _ = read_problem(args)
-    options = {
-        "micro_batch": args.micro_batch,
-        "mixed_micro_batches": args.mixed_micro_batches,
-        "objective": args.objective,
-        "schedule": args.schedule,
-        "split": parse_split(args.split),
-        "predictor": args.predictor,
-        "stages_per_device": args.stages_per_device,
-    }
     with _progress() as bar:
-        task = bar.add_task("planners", total=len(runs), name="")
+        task = bar.add_task("planners", total=len(followed), name="")
         ends = run_in_parallel(
-            list(runs),
-            partial(_search, problem, options, args.timeline, runs),
+            list(followed),
+            partial(_search, problem, followed, args.timeline),
             timeout=args.timeout,
             on_end=lambda each: bar.update(task, advance=1, name=f"{each} has ended"),
         )
     refused = [end.what for end in ends if isinstance(end.what, InvalidInput)]
     if len(refused) == len(ends):
         raise refused[0]
-    outcomes = [_outcome(each, end, args.timeout) for each, end in zip(runs.values(), ends, strict=True)]
+    outcomes = [_outcome(each, end, args.timeout) for each, end in zip(runs, ends, strict=True)]
     output.show(compare_table(outcomes))
     reasons = [(Run(outcome.planner, outcome.weights), outcome.reason) for outcome in outcomes]
-    output.show(*(f"{run}: {reason}" for run, reason in reasons if reason))
-    for each, end in zip(runs, ends, strict=True):
+    output.show(*(f"{run}: {reason}" for run, reason in reasons if reason), *notes)
+    for each, end in zip(followed, ends, strict=True):
         if isinstance(end.what, PlannerResult) and end.what.trace is not None:
             output.show(each, timeline(end.what.trace, output.width, end.what.plan))
     output.emit({"rows": [_row(outcome) for outcome in outcomes]})
@@ -136,18 +140,36 @@ def _policies(args: argparse.Namespace) -> list[WeightPolicy]:
         what = f"is '{args.predictor}', but --weights does not name predict"
         raise InvalidInput(what, where="--predictor", remedy="Leave it out, or add predict to --weights.")
     for name in found:
-        check_weights(name, args.predictor if name == "predict" else "", None)
+        check_weights(name, args.predictor if name == "predict" else "")
     return found
 
 
-def _search(
-    problem: Problem, options: dict[str, Any], with_trace: bool, runs: dict[str, Run], name: str
-) -> PlannerResult:
-    run = runs[name]
-    options = options | {"weights": run.weights, "predictor": options["predictor"] if run.weights == "predict" else ""}
-    found = plan(
-        problem.graph, problem.costs, problem.cluster, batch_size=problem.batch_size, planner=run.planner, **options
-    )
+def _asked(args: argparse.Namespace, planner: str, weights: WeightPolicy) -> PlanSettings:
+    predictor = args.predictor if weights == "predict" else ""
+    return read_settings(args, PlanSettings, planner=planner, weights=weights, predictor=predictor)
+
+
+def _notes(asked: Sequence[PlanSettings], followed: Mapping[str, PlanSettings]) -> list[str]:
+    """Return a line for each setting that some of the planners do not follow.
+
+    Raises:
+        InvalidInput: none of them follows it.
+    """
+    notes: list[str] = []
+    for field in fields(PlanSettings):
+        pairs = zip(asked, followed.items(), strict=True)
+        without = [run for before, (run, it) in pairs if getattr(before, field.name) != getattr(it, field.name)]
+        option = f"--{field.name.replace('_', '-')}"
+        if len(without) == len(asked):
+            what = f"is not followed by {', '.join(without)}"
+            raise InvalidInput(what, where=option, remedy="Leave it out, or add the planner graphpipe.")
+        if without:
+            notes.append(f"without {option}, which they do not follow: {', '.join(without)}")
+    return notes
+
+
+def _search(problem: Problem, settings: Mapping[str, PlanSettings], with_trace: bool, run: str) -> PlannerResult:
+    found = plan(problem.graph, problem.costs, problem.cluster, settings[run], batch_size=problem.batch_size)
     assert found.prediction is not None
     return PlannerResult(
         summarise(found, found.prediction), simulate(found) if with_trace else None, found if with_trace else None

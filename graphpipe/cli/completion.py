@@ -6,8 +6,8 @@ from typing import Any
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.planners.choose_schedule import schedule_choices
 from graphpipe.planners.registry import all_planners
+from graphpipe.planning.choose_schedule import schedule_choices
 from graphpipe.zoo_graphs import zoo_graph_names
 
 SHELLS = ("bash", "zsh", "tcsh")

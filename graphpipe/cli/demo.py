@@ -4,20 +4,23 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-from graphpipe.api import plan, simulate
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.cli.report_files import read_subject
+from graphpipe.cli.setting_options import add_settings, read_settings
 from graphpipe.cli.train import run_training
 from graphpipe.errors import InvalidInput
 from graphpipe.planners.baselines.pipedream import PIPEDREAM
 from graphpipe.planners.graphpipe import GRAPHPIPE
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.spp import SPP
+from graphpipe.planning.plan import plan
+from graphpipe.planning.settings import PlanSettings
 from graphpipe.plans import Plan
 from graphpipe.report.content.compared_plan import ComparedPlan
 from graphpipe.report.content.subject import Subject
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
@@ -75,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_problem(parser)
+    add_settings(parser, PlanSettings)
     return parser.parse_args(PROBLEM.split())
 
 
@@ -105,15 +109,8 @@ def _compare(output: Output, problem: Problem, asked: argparse.Namespace, folder
 
 
 def _plan(problem: Problem, asked: argparse.Namespace, planner: str) -> Plan:
-    return plan(
-        problem.graph,
-        problem.costs,
-        problem.cluster,
-        batch_size=problem.batch_size,
-        planner=planner,
-        schedule=asked.schedule,
-        stages_per_device=asked.stages_per_device,
-    )
+    settings = read_settings(asked, PlanSettings, planner=planner)
+    return plan(problem.graph, problem.costs, problem.cluster, settings, batch_size=problem.batch_size)
 
 
 def _rehearse(plans: dict[str, Plan]) -> tuple[float, dict[str, Rehearsed]]:

@@ -4,13 +4,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphpipe.cli.arguments import Subparsers, add_no_cache, add_verb
+from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP
 from graphpipe.cli.output import Output
+from graphpipe.cli.setting_options import add_settings
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
 from graphpipe.files.json_document import read_json
 from graphpipe.planners.registry import DEFAULT
+from graphpipe.planning.settings import PlanSection
 from graphpipe.plans import Plan
 from graphpipe.report import summarise, summary_lines
 from graphpipe.report.tables.plan_table import plan_table
@@ -73,7 +75,7 @@ def add(subparsers: Subparsers) -> None:
         metavar="FAULT",
         help="inject a fault, such as kill@rank1:step3, to test recovery; a step is a window of B samples",
     )
-    add_no_cache(parser)
+    add_settings(parser, PlanSection, only=("cache",))
     parser.set_defaults(run=run)
 
 
@@ -153,7 +155,7 @@ def _job(args: argparse.Namespace) -> "tuple[InferenceJob, PlanSource]":
         batch_size=args.batch or 0,
         planner=args.planner or DEFAULT,
         costs=args.costs,
-        cache=not args.no_cache,
+        cache=args.cache,
     )
     return job, source
 

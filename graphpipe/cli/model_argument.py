@@ -39,14 +39,14 @@ def listed(names: str | None) -> tuple[str, ...]:
 
 
 def read_model_argument(
-    word: str, cache: Path | None = None, look_into: str | None = None, precision: Precision = "fp32"
+    word: str, cache: Path | None = None, look_into: str = "", precision: Precision = "fp32"
 ) -> ModelArgument:
     """Read a graph from a file or from the package, or make a model and capture it.
 
     Args:
         word: the argument.
         cache: the folder of the cache. None: captures are neither read nor kept.
-        look_into: the submodules to look into, with commas in between. None: those of the default.
+        look_into: the submodules to look into, with commas in between. Empty: those of the default.
         precision: of the forwards in training.
 
     Raises:
@@ -62,7 +62,7 @@ def read_model_argument(
             raise InvalidInput(what, where="--precision", remedy="Name the model that it was captured from.")
         warn_of_units(graph, word)
         return ModelArgument(graph=graph)
-    if look_into is None and precision == "fp32" and (found := find_zoo_graph(word)):
+    if not look_into and precision == "fp32" and (found := find_zoo_graph(word)):
         assert found.graph.origin is not None
         graph = replace(found.graph, origin=replace(found.graph.origin, precision=precision))
         return ModelArgument(graph=graph, backward=found.backward)

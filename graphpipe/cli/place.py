@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from graphpipe.cli.arguments import Subparsers, add_no_cache, add_verb
+from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP
 from graphpipe.cli.output import Output
+from graphpipe.cli.setting_options import add_settings
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.files.json_body import to_body
+from graphpipe.planning.settings import PlanSection
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
 
@@ -45,7 +47,7 @@ def add(subparsers: Subparsers) -> None:
         help="limit of the evolutionary search, for each stage and backend (default: 120)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan with its backends")
-    add_no_cache(parser)
+    add_settings(parser, PlanSection, only=("cache",))
     parser.set_defaults(run=run)
 
 
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from graphpipe.profiler.placement.place import PlaceOptions, place
     from graphpipe.training.train import print_to_stderr
 
-    cache = None if args.no_cache else cache_folder()
+    cache = cache_folder() if args.cache else None
     with waiting(f"capturing {args.model or args.plan}"):
         found = read_placed_model(args.model or args.plan, args.plan if is_plan else None, args.batch, cache)
     options = PlaceOptions(

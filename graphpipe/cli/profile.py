@@ -3,13 +3,15 @@
 import argparse
 import time
 
-from graphpipe.cli.arguments import Subparsers, add_look_into, add_no_cache, add_precision, add_verb
+from graphpipe.cli.arguments import Subparsers, add_precision, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP, listed
 from graphpipe.cli.output import Output
 from graphpipe.cli.profile_links import run_links
+from graphpipe.cli.setting_options import add_settings
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
+from graphpipe.planning.settings import PlanSection
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
 
@@ -36,9 +38,8 @@ def add(subparsers: Subparsers) -> None:
         help="numbers of samples to measure at, with commas in between (default 1,2,4,8,16,32)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the costs, or the cluster with measured links")
-    add_look_into(parser)
+    add_settings(parser, PlanSection, only=("look_into", "cache"))
     add_precision(parser)
-    add_no_cache(parser)
     parser.set_defaults(run=run)
 
 
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
         model = find_model(args.model)
         module, inputs = model.module, model.example_inputs
-        cache, names = None if args.no_cache else cache_folder(), listed(args.look_into)
+        cache, names = cache_folder() if args.cache else None, listed(args.look_into)
         captured = cached_capture(module, inputs, cache, split=names, precision=args.precision, graph=model.graph)
     start = time.perf_counter()
     costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, cache=cache)

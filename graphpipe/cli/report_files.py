@@ -6,14 +6,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from graphpipe.api import simulate, under_policy
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_json
+from graphpipe.planning.hand_plan import under_policy
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.report import Outcome, Summary
 from graphpipe.report.content.subject import Subject
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 from graphpipe.versions import PACKAGE, versions
 

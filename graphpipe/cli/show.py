@@ -6,15 +6,17 @@ from typing import Any
 
 from rich.table import Table
 
-from graphpipe.cli.arguments import Subparsers, add_look_into, add_no_cache, add_precision, add_verb
+from graphpipe.cli.arguments import Subparsers, add_precision, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP, read_model_argument
 from graphpipe.cli.output import Output
+from graphpipe.cli.setting_options import add_settings
 from graphpipe.cluster.presets import preset_forms
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.files.json_document import PUBLISHED
 from graphpipe.graph import Graph
 from graphpipe.planners.registry import all_planners
+from graphpipe.planning.settings import PlanSection
 from graphpipe.report.tables.styled_table import Column, FittingTable, new_table
 from graphpipe.schedule.schedulers.registry import all_schedulers
 from graphpipe.units import format_bytes
@@ -45,9 +47,8 @@ def add(subparsers: Subparsers) -> None:
         metavar="KIND",
         help=f"print the JSON Schema of a kind of document instead: {', '.join(sorted(PUBLISHED))}",
     )
-    add_look_into(parser)
+    add_settings(parser, PlanSection, only=("look_into", "cache"))
     add_precision(parser)
-    add_no_cache(parser)
     parser.set_defaults(run=run)
 
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         output.show(_names_table(names))
         output.emit(names)
         return 0
-    cache = None if args.no_cache else cache_folder()
+    cache = cache_folder() if args.cache else None
     graph = read_model_argument(args.model, cache, args.look_into, args.precision).graph
     output.show(_operators_table(graph), _total(graph))
     output.emit({"name": graph.name, "operators": _operators(graph)})

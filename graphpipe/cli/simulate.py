@@ -3,13 +3,13 @@
 import argparse
 from dataclasses import replace
 
-from graphpipe.api import simulate, under_policy
 from graphpipe.cli.arguments import Subparsers, add_verb, add_weights
 from graphpipe.cli.output import Output
 from graphpipe.costs.check_units import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
 from graphpipe.planners.gradients_apart import place_gradients
+from graphpipe.planning.hand_plan import under_policy
 from graphpipe.plans import Plan, Prediction
 from graphpipe.report import summarise, summary_lines
 from graphpipe.report.content.explanation import can_explain, explain, explanation_lines
@@ -17,6 +17,7 @@ from graphpipe.report.content.memory_choices import choice_lines, memory_choices
 from graphpipe.report.tables.gradients_table import gradients_body, gradients_line, gradients_table
 from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.simulator import predict, step_seconds
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace, save_chrome
 
 EXAMPLE = """\

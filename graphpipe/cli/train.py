@@ -4,10 +4,12 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
-from graphpipe.cli.arguments import Subparsers, add_no_cache, add_verb
+from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
+from graphpipe.cli.setting_options import add_settings
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
+from graphpipe.planning.settings import PlanSection
 from graphpipe.plans import Plan
 from graphpipe.report import measured_table, summarise, summary_lines
 from graphpipe.report.tables.config_table import config_table
@@ -42,7 +44,7 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--torch-profiler", metavar="steps=N", help="record N steps of every rank with torch.profiler, after two others"
     )
-    add_no_cache(parser)
+    add_settings(parser, PlanSection, only=("cache",))
     parser.add_argument("--elastic", action="store_true", help="if a rank is lost, continue on the remaining devices")
     parser.add_argument(
         "--fault",
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from graphpipe.training.config.from_toml import read_config
     from graphpipe.training.config.settings import with_options
 
-    overrides = [*args.overrides, *_profiler_override(args.torch_profiler), *["plan.cache=false"] * args.no_cache]
+    overrides = [*args.overrides, *_profiler_override(args.torch_profiler), *["plan.cache=false"] * (not args.cache)]
     config = with_options(read_config(args.config, overrides), faults=args.fault, elastic=args.elastic)
     if args.print_config:
         return _print_config(args, config, overrides)

@@ -5,14 +5,15 @@ from pathlib import Path
 
 from torch import nn
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput
 from graphpipe.inference.load_model import load_model
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
 from graphpipe.model.inputs import Inputs
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.plans import Plan
 
 

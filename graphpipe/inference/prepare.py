@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphpipe.api import estimate, plan
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostModel, CostTable
+from graphpipe.costs.analytic import estimate
 from graphpipe.costs.check_units import warn_of_units
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
@@ -19,6 +19,7 @@ from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
 from graphpipe.model.split.split import build_stages
 from graphpipe.planners.registry import DEFAULT, find_planner
+from graphpipe.planning.plan import plan
 from graphpipe.plans import Plan
 from graphpipe.waiting import waiting
 

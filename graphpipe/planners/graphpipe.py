@@ -95,6 +95,7 @@ GRAPHPIPE = Planner(
     plan=plan_graphpipe,
     pipeline="graph",
     infers=True,
+    honours=frozenset({"micro_batch", "mixed_micro_batches", "objective", "stages_per_device", "offload_to"}),
     recomputes=True,
     default_schedule="auto",
 )

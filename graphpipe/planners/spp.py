@@ -28,4 +28,10 @@ def plan_spp(problem: Problem, options: Options) -> Plan:
     return with_reliefs(problem, options, "spp", find)
 
 
-SPP = Planner(name="spp", plan=plan_spp, pipeline="chain", recomputes=True)
+SPP = Planner(
+    name="spp",
+    plan=plan_spp,
+    pipeline="chain",
+    honours=frozenset({"micro_batch", "objective", "offload_to"}),
+    recomputes=True,
+)

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from graphpipe.api import choose_backwards, estimate, hand_plan, plan
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostModel, CostTable, declare_loads
+from graphpipe.costs import CostModel, CostTable
+from graphpipe.costs.analytic import estimate
 from graphpipe.costs.check_units import warn_of_units
-from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.graph import Graph
@@ -16,9 +15,11 @@ from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
 from graphpipe.model.split.split import build_stages
-from graphpipe.plan_settings import check_settings
-from graphpipe.planners.by_hand import load_hand_plan
-from graphpipe.planners.choose_splits import parse_split
+from graphpipe.planning.backwards import choose_backwards
+from graphpipe.planning.by_hand import load_hand_plan
+from graphpipe.planning.hand_plan import hand_plan
+from graphpipe.planning.honoured import check_asked, honoured
+from graphpipe.planning.plan import plan
 from graphpipe.plans import Plan
 from graphpipe.profiler.profile import profile
 from graphpipe.run.device.precision import check_planned_precision
@@ -45,17 +46,7 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
     settings = config.plan
     if settings.stages:
         load_hand_plan(Path(config.folder) / settings.stages)  # refuses a bad file before profiling
-    check_settings(  # before profiling, which takes a while
-        batch_size=config.train.batch_size,
-        planner=settings.planner,
-        micro_batch=settings.micro_batch,
-        mixed_micro_batches=settings.mixed_micro_batches,
-        schedule=settings.schedule,
-        weights=settings.weights,
-        predictor=settings.predictor,
-        stages_per_device=settings.stages_per_device,
-        offload_to=settings.offload_to,
-    )
+    check_asked(settings, config.train.batch_size)  # before profiling, which takes a while
     with waiting("capturing the model"):
         names = tuple(name.strip() for name in settings.look_into.split(",") if name.strip())
         precision = config.train.precision
@@ -64,11 +55,9 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
             task.module, task.example_inputs, cache, split=names, precision=precision, graph=given
         )
     costs = _costs(config, task, captured, cluster, tell)
-    if settings.loads:
-        costs = replace(costs, loads=declare_loads(captured.graph, parse_loads(settings.loads)))
-    found = plan_with_costs(config, captured.graph, costs, cluster)
-    captured = split_like(captured, found.graph)
-    return choose_backwards(found, task.module, captured=captured), captured
+    planned = plan_with_costs(config, captured.graph, costs, cluster)
+    captured = split_like(captured, planned.graph)
+    return choose_backwards(planned, task.module, captured=captured), captured
 
 
 def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster: Cluster) -> Plan:
@@ -78,35 +67,22 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
         Infeasible: no plan fits in memory.
         InvalidInput: the settings cannot be used.
     """
-    settings = config.plan
+    settings, batch_size = config.plan, config.train.batch_size
     if settings.stages and cluster == Cluster.resolve(config.cluster):
         by_hand = load_hand_plan(Path(config.folder) / settings.stages)
         return hand_plan(
             graph,
             costs,
             cluster,
-            batch_size=config.train.batch_size,
+            batch_size=batch_size,
             stages=by_hand.stages,
             schedule=by_hand.schedule,
-            split=parse_split(settings.split),
+            loads=settings.loads,
+            split=settings.split,
             weights=settings.weights,
             predictor=settings.predictor,
         )
-    return plan(
-        graph,
-        costs,
-        cluster,
-        batch_size=config.train.batch_size,
-        planner=settings.planner,
-        micro_batch=settings.micro_batch,
-        mixed_micro_batches=settings.mixed_micro_batches,
-        schedule=settings.schedule,
-        weights=settings.weights,
-        predictor=settings.predictor,
-        split=parse_split(settings.split),
-        stages_per_device=settings.stages_per_device,
-        offload_to=settings.offload_to,
-    )
+    return plan(graph, costs, cluster, settings, batch_size=batch_size)
 
 
 def plan_again(config: TrainConfig, last: Plan, cluster: Cluster, costs: CostTable | None = None) -> Plan:
@@ -122,15 +98,18 @@ def plan_again(config: TrainConfig, last: Plan, cluster: Cluster, costs: CostTab
         Infeasible: no plan fits in memory.
         InvalidInput: the settings cannot be used.
     """
-    return plan_with_costs(with_policy_of(config, last), last.graph, costs or last.costs, cluster)
+    again = with_policy_of(config, last)
+    again = replace(again, plan=replace(again.plan, loads=None))  # The costs have them.
+    return plan_with_costs(again, last.graph, costs or last.costs, cluster)
 
 
 def with_policy_of(config: TrainConfig, last: Plan) -> TrainConfig:
-    """Return a configuration that plans with the weight policy of a plan.
+    """Return a configuration that plans with the weight policy of a plan, without settings that this policy excludes.
 
     That plan may have been given as a file, so that its policy is not in the configuration.
     """
-    return replace(config, plan=replace(config.plan, weights=last.weights, predictor=last.predictor))
+    settings = replace(config.plan, weights=last.weights, predictor=last.predictor)
+    return replace(config, plan=honoured(settings))
 
 
 def use_plan(config: TrainConfig, task: Task, given: Plan | str | Path) -> tuple[Plan, Captured]:

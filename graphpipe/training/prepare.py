@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphpipe.api import simulate
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture_file.capture_file import save_capture
@@ -15,6 +14,7 @@ from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.comm.rank_placement import Placement
 from graphpipe.run.faults.check_faults import check_faults, phases_by_rank
 from graphpipe.run.faults.fault import parse_faults
+from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 from graphpipe.training.config.settings import RunSettings, TrainConfig
 from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of

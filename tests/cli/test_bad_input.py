@@ -44,7 +44,12 @@ def check(ran: Ran, code: int, *parts: str) -> None:
         (("plan", "GRAPH", *ON, "--load", "lef=1:1"), ("load 'lef': matches no operator", "Did you mean 'left'?")),
         (("plan", "GRAPH", *ON, "--load", "left=1:x"), ("'left=1:x' has something else than numbers", "vision=1:0.5")),
         (("compare", "GRAPH", *ON, "--load", "left=-1"), ("load 'left': lists -1.0", "must be finite")),
-        (("plan", "GRAPH", *ON, "--stages", "s.json", "--planner", "spp"), ("--stages", "exclude --planner")),
+        (
+            ("plan", "GRAPH", *ON, "--stages", "s.json", "--planner", "spp"),
+            ("planner: is 'spp'", "hand-written stages"),
+        ),
+        (("plan", "GRAPH", *ON, "--planner", "spp", "--stages-per-device", "2"), ("planner 'spp' does not follow it",)),
+        (("compare", "GRAPH", *ON, "--planners", "spp,gpipe", "--stages-per-device", "2"), ("is not followed by spp",)),
         (("plan", "GRAPH", *ON, "--look-into", "*"), ("--look-into: a graph file has no submodules", "captured from")),
         (("plan", "mtt", *ON), ("'mtt'", "Did you mean 'mmt'?")),
         (("plan", "missing.json", *ON), ("missing.json", "No such file")),

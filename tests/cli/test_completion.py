@@ -11,8 +11,8 @@ from graphpipe.cli.completion import CLUSTERS, completion
 from graphpipe.cli.main import VERBS, make_parser
 from graphpipe.cluster import Cluster
 from graphpipe.model.zoo import ZOO
-from graphpipe.planners.choose_schedule import schedule_choices
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.planning.choose_schedule import schedule_choices
 
 
 @pytest.fixture(scope="module")

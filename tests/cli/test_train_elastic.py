@@ -11,7 +11,7 @@ from processes import all_processes_end
 from safetensors.torch import load_file
 from uninterrupted import train_uninterrupted
 
-from graphpipe.api import under_policy
+from graphpipe.planning.hand_plan import under_policy
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import newest_valid
 from graphpipe.training.config.settings import TrainConfig

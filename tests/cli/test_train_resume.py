@@ -12,7 +12,7 @@ from cli_cases import CONFIG, TASK, Run
 from forked_programs import forked_programs
 from safetensors.torch import load_file
 
-from graphpipe.api import under_policy
+from graphpipe.planning.hand_plan import under_policy
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.manifest import MANIFEST, PLAN, FileEntry, Manifest
 

@@ -178,6 +178,14 @@ def test_compare_has_a_row_for_a_planner_that_fails(run: Run, graph: Path, monke
     assert run(*words, "--planners", "spp,piper").code == 4
 
 
+def test_compare_says_who_does_not_follow_a_setting(run: Run, graph: Path) -> None:
+    words = ("compare", graph, "--cluster", "summit:1x4", "--batch", 16, "--planners", "graphpipe,spp,gpipe", "--json")
+    ran = run(*words, "--offload-to", "neighbours", "--stages-per-device", 1)
+    assert [row["status"] for row in ran.json["rows"]] == ["ok"] * 3
+    assert "without --offload-to, which they do not follow: gpipe" in ran.err
+    assert "--stages-per-device" not in ran.err
+
+
 def test_verbs_say_what_a_weight_policy_costs(run: Run, graph: Path, tmp_path: Path) -> None:
     words = ("plan", graph, "--cluster", "summit:1x4", "--batch", 16, "-o", tmp_path / "plan.json")
     planned = run(*words, "--weights", "predict", "--predictor", "pipeoptim", "--json")

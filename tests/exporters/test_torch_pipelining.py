@@ -8,12 +8,13 @@ from run_exported import SAMPLES, WIDTH, build_model, make_batch, train_one_step
 from run_ranks import run_ranks, values
 from torch import nn
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput
 from graphpipe.exporters.torch_pipelining import write_torch_pipelining
 from graphpipe.model.capture.capture import capture
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.plans import Plan
 
 

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.sample_rows import with_mode
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.run import Pipeline
 
 

@@ -9,10 +9,10 @@ import graphpipe as gp
 from bench.vision_models import vision_graph
 from graphpipe.graph import Edge, Graph, Op
 from graphpipe.model.zoo import zoo
-from graphpipe.planners.best_candidate import BestCandidate
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.planning.best_candidate import BestCandidate
 from graphpipe.simulator import step_seconds
 
 

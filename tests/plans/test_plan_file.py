@@ -10,9 +10,9 @@ from problems import towers
 from graphpipe.cluster.device import HOST_BANDWIDTH
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import digest
-from graphpipe.planners.by_hand import HandPlan, HandStage, load_hand_plan, plan_by_hand
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.registry import PLANNERS
+from graphpipe.planning.by_hand import HandPlan, HandStage, load_hand_plan, plan_by_hand
 from graphpipe.plans.plan import Plan
 
 

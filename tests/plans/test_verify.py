@@ -13,14 +13,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import KIND, cluster, table, towers
 
-from graphpipe.api import plan as find_plan
 from graphpipe.cluster import HostMemory
 from graphpipe.costs import Curve, OpCost, Recompute, State, Temporaries, declare_loads
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
-from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import planner_names
+from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.planning.plan import plan as find_plan
 from graphpipe.plans.device_memory import memory_shortfall, needed_bytes, spare_bytes
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import BackendRegion, StageEdge

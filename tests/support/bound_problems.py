@@ -10,8 +10,8 @@ from problems import cluster, table
 from graphpipe.cluster import Cluster, Link, PairLink
 from graphpipe.costs import CostModel, Recompute
 from graphpipe.graph import Edge, Graph, Op, Work
-from graphpipe.planners.by_hand import HandPlan, HandStage
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planning.by_hand import HandPlan, HandStage
 
 
 def heavy_problem(seed: int, *, most_ops: int = 6, devices: int | None = None, uneven: bool = False) -> Problem:

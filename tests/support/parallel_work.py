@@ -26,7 +26,7 @@ def work(name: str) -> str:
     return name.upper()
 
 
-def search(problem: Any, options: dict[str, Any], with_trace: bool, runs: dict[str, compare.Run], name: str) -> object:
+def search(problem: Any, settings: dict[str, Any], with_trace: bool, name: str) -> object:
     """Replaces the search of `compare`: one planner fails and another is killed."""
     match name:
         case "spp":
@@ -34,4 +34,4 @@ def search(problem: Any, options: dict[str, Any], with_trace: bool, runs: dict[s
         case "piper":
             os._exit(9)
         case _:
-            return compare._search(problem, options, with_trace, runs, name)
+            return compare._search(problem, settings, with_trace, name)

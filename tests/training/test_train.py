@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import graphpipe as gp
 from graphpipe.files.json_document import write_document
-from graphpipe.planners.by_hand import HandPlan, HandStage
+from graphpipe.planning.by_hand import HandPlan, HandStage
 from graphpipe.plans import Plan
 from graphpipe.run.faults.injector import InjectedError
 from graphpipe.run.step.recorder import Recorder

@@ -44,4 +44,11 @@ def plan_edgepipe(problem: Problem, options: Options) -> Plan:
     return min(fitting, key=options.evaluate)
 
 
-EDGEPIPE = Planner(name="edgepipe", plan=plan_edgepipe, pipeline="chain", trains=False, infers=True)
+EDGEPIPE = Planner(
+    name="edgepipe",
+    plan=plan_edgepipe,
+    pipeline="chain",
+    trains=False,
+    infers=True,
+    honours=frozenset({"micro_batch", "objective"}),
+)

@@ -25,7 +25,7 @@ def _unlimited(plan: Plan, _: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options common to all planners; a planner ignores those that it does not support."""
+    """Options common to all planners. A planner declares those of a caller that it supports (`Planner.honours`)."""
 
     objective: Objective = "step"
     """How candidates of one micro-batch size are ranked. `step`: by the time of a whole step. `bottleneck`: by the

@@ -23,6 +23,9 @@ class Planner:
     """Whether it plans training."""
     infers: bool = False
     """Whether it plans inference."""
+    honours: frozenset[str] = frozenset({"micro_batch"})
+    """Fields of `PlanSettings` that its plans follow, beside those that `gp.plan` follows with every planner. `gp.plan`
+    refuses others."""
     recomputes: bool = False
     """Whether stages may recompute in the backward (`Stage.recompute`) if memory is short. GraphPipe's own planners may
     then also offload (`Stage.offload`) and shard state (`Stage.state`)."""

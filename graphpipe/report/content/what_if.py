@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from graphpipe.api import plan as make_plan
 from graphpipe.cluster.device import Link
 from graphpipe.errors import GraphPipeError
 from graphpipe.planners.registry import DEFAULT
+from graphpipe.planning.plan import plan as make_plan
 from graphpipe.plans import Plan, Stage
 from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.plans.verify import verify

@@ -8,71 +8,14 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph import Precision
-from graphpipe.planners.problem.options import OffloadTo
-from graphpipe.plans.stage import Predictor, WeightPolicy
+from graphpipe.planning.settings import PlanSection
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.weights.check_sync import check_sync
 from graphpipe.run.weights.registry import DEFAULT_SYNC
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSettings:
-    """How the pipeline is planned."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    planner: str = "graphpipe"
-    """Name of any planner. For example, `spp` makes a chain of stages."""
-    stages: str | None = None
-    """A file of hand-written stages, in the folder of the task, to use instead of a planner. When an elastic run loses
-    devices, the planner plans for those that are left."""
-    costs: str = "profile"
-    """`profile` measures the operators on this machine, `estimate` computes costs. Or a file of `graphpipe profile`."""
-    micro_batch: int | None = None
-    """Only this micro-batch size. By default all sizes are searched."""
-    mixed_micro_batches: bool = False
-    """Stages may have different micro-batch sizes."""
-    schedule: str | None = None
-    """Name of a scheduler, such as `1f1b` or `zb-h1`, or `auto` for the shortest predicted step. The default is that of
-    the planner, and `1f1b` for devices that share cores."""
-    weights: WeightPolicy = "flush"
-    """Which weights a micro-batch sees. With `flush` the pipeline drains after every step. Without a flush
-    (`stash`, `vertical-sync`, `double-buffer`, `moving-average`, `predict`) it drains after `train.segment_steps`."""
-    predictor: Predictor = ""
-    """How the policy `predict` predicts weights: `pipeoptim`, `spectrain` or `xpipe`."""
-    loads: tuple[str, ...] = ()
-    """How much work samples are for some operators, such as `vision=1:0.5,4:0.5` for shares of samples by load. By
-    default every sample is the same work."""
-    split: str = "none"
-    """Operators to split, so that their parts can be in different stages (docs/splits.md). Write names with commas in
-    between (`NAME:4` splits by outputs in 4 parts, `NAME:rows4` by rows), or `auto` for the operators whose split
-    shortens the step."""
-    stages_per_device: int | None = None
-    """The most stages that a device may host (docs/sharing.md). 1 gives every stage devices of its own. The default is
-    4, and 1 for devices that share cores."""
-
-    look_into: str = ""
-    """Submodules to look into, which are one operator each by default: names with commas in between, or `*` for all,
-    down to single operations."""
-    offload_to: OffloadTo = "host"
-    """Where stages short of memory may rest activations: `host`, in the memory of their node, or `neighbours`, also on
-    other devices with memory to spare."""
-    cache: bool = True
-    """Use captures and measured costs that earlier commands kept in the user's cache folder, and keep new ones."""
-
-    def __post_init__(self) -> None:
-        parse_loads(self.loads)
-        if self.stages and (self.micro_batch or self.mixed_micro_batches or self.schedule):
-            raise InvalidInput(
-                "hand-written stages exclude micro_batch, mixed_micro_batches and schedule",
-                where="plan.stages",
-                remedy="The file names the micro-batch of each stage, and the schedule.",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,12 +160,15 @@ class TrainConfig:
     folder: str = "."
     """The folder of the task's file. The default is the configuration file's folder."""
     train: TrainSettings
-    plan: PlanSettings = field(default_factory=PlanSettings)
+    plan: PlanSection = field(default_factory=PlanSection)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     lr_schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
+        if self.plan.inference:
+            remedy = "Leave it out, or plan for `graphpipe infer`."
+            raise InvalidInput("is true, but a configuration is for training", where="plan.inference", remedy=remedy)
         if self.run.elastic and self.train.checkpoint_every is None:
             raise InvalidInput(
                 "an elastic run continues from checkpoints, but no checkpoints are made",

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.run import Pipeline
 
 KERNEL = 4

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
 from graphpipe.costs import Recompute
+from graphpipe.costs.analytic import estimate
 from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.run import Pipeline, PipelineOptions
 
 TOKENS = torch.randint(0, 20, (4, 6), generator=torch.Generator().manual_seed(0))

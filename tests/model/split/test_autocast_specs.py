@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graphpipe.api import hand_plan
 from graphpipe.cluster import Cluster
 from graphpipe.costs import estimate
 from graphpipe.graph import Precision
@@ -14,7 +13,8 @@ from graphpipe.model.autocast import DTYPES
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.split.autocast_specs import autocast_specs
 from graphpipe.model.split.split import split
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 
 
 class Halves(nn.Module):

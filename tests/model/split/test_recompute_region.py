@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
 from graphpipe.costs import Recompute
+from graphpipe.costs.analytic import estimate
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.split.recompute_region import recompute_regions
 from graphpipe.model.split.split import split
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.zoo.registry import zoo_model
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.plans import Plan
 
 

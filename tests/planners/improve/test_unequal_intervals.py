@@ -9,7 +9,6 @@ from problems import random_problem, towers
 
 from graphpipe.costs import CostModel, Curve
 from graphpipe.errors import Infeasible
-from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.graphpipe import plan_graphpipe
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.unequal_intervals import Intervals
@@ -18,6 +17,7 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.stage_costs import stage_seconds
 from graphpipe.planners.search.search import search
+from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.verify import verify

@@ -13,12 +13,12 @@ from problems import best_bottleneck, cluster, random_problem, table, towers
 from graphpipe.costs import State
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
-from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
-from graphpipe.planners.choose_schedule import schedule_choices, scheduled
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_bound, bottleneck_gap_percent, gap_percent, step_bound
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS, planner_names
+from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.planning.choose_schedule import schedule_choices, scheduled
 from graphpipe.plans.estimates import bottleneck_seconds, least_step_seconds
 from graphpipe.simulator import predict, step_seconds
 

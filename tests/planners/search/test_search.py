@@ -11,12 +11,12 @@ from problems import best_bottleneck, cluster, random_problem, table, towers
 
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph, Op
-from graphpipe.planners.best_candidate import BestCandidate
-from graphpipe.planners.choose_schedule import scheduled
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.planners.registry import PLANNERS, planner_names
+from graphpipe.planning.best_candidate import BestCandidate
+from graphpipe.planning.choose_schedule import scheduled
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import bottleneck_seconds, estimated_step_seconds
 from graphpipe.plans.verify import verify

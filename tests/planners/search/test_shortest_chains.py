@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from graphpipe.api import estimate, plan
 from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
 from graphpipe.graph import read_pipedream
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.search import partition_search
 from graphpipe.planners.search.search import search
+from graphpipe.planning.plan import plan
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import needed_bytes
 from graphpipe.plans.estimates import estimated_step_seconds

@@ -17,14 +17,14 @@ from bench.case import summit
 from bench.exhaustive import partitions
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, with_split
-from graphpipe.planners.best_candidate import BestCandidate
-from graphpipe.planners.choose_schedule import under
 from graphpipe.planners.lower_bound.lower_bound import gap_percent, step_bound
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, assemble_in_order
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_slack
 from graphpipe.planners.sharing.folds import folded_plans
+from graphpipe.planning.best_candidate import BestCandidate
+from graphpipe.planning.choose_schedule import under
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.schedule.schedulers.registry import find_scheduler

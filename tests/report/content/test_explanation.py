@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from builders import Part, make_plan
 
-from graphpipe.api import simulate
 from graphpipe.plans import Plan
 from graphpipe.report.content.explanation import can_explain, explain, explanation_lines
 from graphpipe.simulator import step_seconds
+from graphpipe.simulator.simulate import simulate
 
 # A chain of two stages. A sample takes 1 s forward and 2 s backward in the first, 2 s and 4 s in the second.
 SLOWER_END = make_plan([Part(), Part(forward=2.0, backward=4.0)], batch_size=4)

@@ -2,10 +2,11 @@
 
 from itertools import pairwise
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
 from graphpipe.graph import Edge, Graph, Op, Work
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.report.content.stage_contents import stage_contents
 
 

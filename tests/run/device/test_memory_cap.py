@@ -13,14 +13,15 @@ import torch
 from run_capped import STEPS, train_capped, two_towers
 from run_ranks import run_ranks, values
 
-from graphpipe.api import plan, simulate
 from graphpipe.cluster import Cluster
 from graphpipe.errors import Infeasible
 from graphpipe.model.capture.capture import capture_nodes
 from graphpipe.model.capture_file.capture_file import save_capture
+from graphpipe.planning.plan import plan
 from graphpipe.plans.verify import verify
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.profile import profile
+from graphpipe.simulator.simulate import simulate
 
 BATCH, MICRO = 512, 64
 MARGIN = 0.9

@@ -9,20 +9,23 @@ import torch
 from run_memory import peak_of_a_step
 from run_ranks import run_ranks, values
 
-from graphpipe.api import estimate, hand_plan, plan, simulate
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, State
+from graphpipe.costs.analytic import estimate
 from graphpipe.graph import Origin, Precision
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture_file.capture_file import save_capture
 from graphpipe.model.zoo.registry import zoo_model
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
+from graphpipe.planning.plan import plan
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.profile import profile
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.schedule.segments.segment import build_segment
+from graphpipe.simulator.simulate import simulate
 
 CUTS = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))
 BATCH = 32

@@ -9,16 +9,17 @@ import torch
 from run_mixed_memory import peaks_of_plans, zoo_model_in
 from run_ranks import run_ranks, values
 
-from graphpipe.api import hand_plan, simulate
 from graphpipe.cluster import Cluster, HostMemory
 from graphpipe.costs import CostTable, Recompute
 from graphpipe.graph import Origin, Precision
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture_file.capture_file import save_capture
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.plans import Plan
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.profile import profile
+from graphpipe.simulator.simulate import simulate
 
 MODEL, BATCH = "gpt-small", 32
 ATTENTION, FEED_FORWARD = ([f"layers.{at}.{part}" for at in range(4)] for part in ("attention", "feed_forward"))

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster, HostMemory
 from graphpipe.costs import Recompute, StageMemory
+from graphpipe.costs.analytic import estimate
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo.registry import zoo_model
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.sharding import SampleRange, sample_range

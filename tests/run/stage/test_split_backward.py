@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from graphpipe.api import choose_backwards
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
 from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.model.split.autograd_graph import autograd_graph
 from graphpipe.model.split.whole_backwards import whole_backwards
+from graphpipe.planning.backwards import choose_backwards
 from graphpipe.report.tables.plan_table import plan_table
 from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.stage.releasable_tensors import ReleasableTensors

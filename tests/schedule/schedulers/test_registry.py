@@ -10,7 +10,7 @@ from builders import Part, make_plan
 import graphpipe as gp
 from graphpipe.cli.main import main
 from graphpipe.errors import InvalidInput
-from graphpipe.planners.choose_schedule import AS_PLANNED, check_choice, schedule_choices, scheduled
+from graphpipe.planning.choose_schedule import AS_PLANNED, check_choice, schedule_choices, scheduled
 from graphpipe.plans import Plan
 from graphpipe.schedule.schedule import Schedule
 from graphpipe.schedule.scheduler import Scheduler

@@ -13,14 +13,16 @@ import transformers
 from torch import Tensor, nn
 from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
-from graphpipe.api import estimate, hand_plan, plan
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
+from graphpipe.costs.analytic import estimate
 from graphpipe.graph import Graph, Origin
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture_file.capture_file import load_capture, save_capture
 from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers
 from graphpipe.model.own_loss.own_loss import OwnLoss
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
+from graphpipe.planning.plan import plan
 from graphpipe.plans.plan import Plan
 from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.stage.tensor_tree import leaves

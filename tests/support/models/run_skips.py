@@ -12,8 +12,8 @@ from run_plans import StageLine, hand_split, plan_for, plan_of
 from run_splits import in_halves
 from torch import Tensor, nn
 
-from graphpipe.api import estimate, hand_plan
 from graphpipe.cluster import Cluster
+from graphpipe.costs.analytic import estimate
 from graphpipe.graph import Graph
 from graphpipe.model import DagModule
 from graphpipe.model.capture.capture import Captured, capture, capture_nodes
@@ -21,8 +21,9 @@ from graphpipe.model.capture_file.capture_file import load_capture, save_capture
 from graphpipe.model.split.split import split
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.model.zoo.zoo_model import ZooModel
-from graphpipe.planners.by_hand import HandStage
 from graphpipe.planners.problem.partition import Part, crossing_bytes
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.plans import Plan, StageEdge
 from graphpipe.run import Pipeline, PipelineOptions
 

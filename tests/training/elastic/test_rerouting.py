@@ -13,10 +13,10 @@ from run_models import BATCH, STAGES, fan, fan_batch
 from run_plans import plan_of
 from torch import nn
 
-from graphpipe.api import under_policy
 from graphpipe.costs import estimate
 from graphpipe.errors import Infeasible, PeerLost
 from graphpipe.model.torch_private import own_buffers
+from graphpipe.planning.hand_plan import under_policy
 from graphpipe.plans import Plan
 from graphpipe.plans.verify import verify
 from graphpipe.run.device.precision import LossScale

@@ -12,10 +12,10 @@ import pytest
 from run_models import BATCH, STAGES, fan, fan_batch
 from run_plans import plan_of
 
-from graphpipe.api import plan as make_plan
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Curve, estimate
 from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.planning.plan import plan as make_plan
 from graphpipe.plans import Plan
 from graphpipe.simulator import predict
 from graphpipe.training.config.settings import RunSettings

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from graphpipe.api import estimate, hand_plan, plan, under_policy
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
+from graphpipe.costs.analytic import estimate
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
-from graphpipe.planners.by_hand import HandStage
+from graphpipe.planning.by_hand import HandStage
+from graphpipe.planning.hand_plan import hand_plan, under_policy
+from graphpipe.planning.plan import plan
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.schedule.segments.planned_versions import delays
@@ -95,7 +97,6 @@ def test_planners_plan_for_a_policy(mmt: tuple[Graph, CostTable], planner: str, 
         ({"weights": "predict", "predictor": "oracle"}, "unknown predictor 'oracle'"),
         ({"weights": "stash", "schedule": "zb-auto"}, "'zb-auto' cannot go on without a flush"),
         ({"weights": "stash", "schedule": "auto"}, "'auto' cannot go on without a flush"),
-        ({"weights": "stash", "mixed_micro_batches": True}, "only for the weight policy 'flush'"),
     ],
 )
 def test_settings_that_a_policy_excludes(mmt: tuple[Graph, CostTable], settings: dict[str, str], what: str) -> None:

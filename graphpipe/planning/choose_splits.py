@@ -19,11 +19,6 @@ _TRIED = 8
 """Most operators whose split by inputs `auto` tries."""
 
 
-def parse_split(words: str) -> SplitChoice:
-    """Return what a person wrote: `none`, `auto`, or names of operators with commas in between."""
-    return words if words in (NONE, AUTO) else [name.strip() for name in words.split(",")]
-
-
 def plan_with_splits(
     problem: Problem,
     choice: SplitChoice,

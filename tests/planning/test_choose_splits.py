@@ -12,7 +12,6 @@ import graphpipe as gp
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph, split_ops
 from graphpipe.model.zoo.registry import zoo
-from graphpipe.planners.choose_splits import parse_split
 from graphpipe.planners.registry import planner_names
 
 CLUSTER = gp.Cluster.preset("summit:2x4")
@@ -130,11 +129,3 @@ def test_an_operator_that_cannot_be_split_is_refused_by_name() -> None:
         InvalidInput, match=f"operator 'top.growth' cannot be split by its inputs. Operators that can be split: {OP}"
     ):
         planned(["top.growth"])
-
-
-def test_what_a_person_writes() -> None:
-    assert [parse_split(words) for words in ("none", "auto", "a.b, c:4,d:rows4")] == [
-        "none",
-        "auto",
-        ["a.b", "c:4", "d:rows4"],
-    ]

@@ -9,7 +9,7 @@ from builders import Part, make_plan
 import graphpipe as gp
 from graphpipe.cluster import HostMemory
 from graphpipe.errors import Infeasible
-from graphpipe.planners.choose_schedule import fitted_under, scheduled, under
+from graphpipe.planning.choose_schedule import fitted_under, scheduled, under
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.verify import verify

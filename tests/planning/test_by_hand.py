@@ -5,8 +5,8 @@ import warnings
 import pytest
 from builders import Part, chain, make_plan
 
-from graphpipe.planners.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 
 
 def test_recomputing_that_frees_nothing_is_remarked():

@@ -2,8 +2,8 @@
 
 from problems import towers
 
-from graphpipe.planners.best_candidate import BestCandidate
 from graphpipe.planners.problem.partition import Part, assemble
+from graphpipe.planning.best_candidate import BestCandidate
 from graphpipe.plans import Plan
 from graphpipe.simulator import step_seconds
 

@@ -6,13 +6,13 @@ from itertools import chain
 from math import inf
 
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.planners.choose_schedule import AS_PLANNED, AUTO, fitted_under, under
 from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.problem.ascending import Ascending
 from graphpipe.planners.problem.in_order_bound import least_1f1b_seconds
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_room, with_slack
-from graphpipe.planners.remembered_seconds import RememberedSeconds
+from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, fitted_under, under
+from graphpipe.planning.remembered_seconds import RememberedSeconds
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import least_step_seconds, task_count
 from graphpipe.schedule.scheduler import Scheduler

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import inf
 
-from graphpipe.planners.remembered_seconds import RememberedSeconds
+from graphpipe.planning.remembered_seconds import RememberedSeconds
 from graphpipe.plans import Plan
 from tests.support.builders import Part, chain, make_plan
 

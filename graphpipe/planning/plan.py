@@ -1,0 +1,164 @@
+"""`gp.plan`: the best plan that a planner finds for what is asked, verified, scheduled and predicted."""
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from graphpipe.cluster import Cluster
+from graphpipe.collection_pause import collection_paused
+from graphpipe.costs import CostTable
+from graphpipe.graph import Graph
+from graphpipe.planners.problem.in_order_bound import least_seconds
+from graphpipe.planners.problem.options import Objective, Options
+from graphpipe.planners.problem.partition import Problem
+from graphpipe.planners.registry import find_planner
+from graphpipe.planning.best_candidate import BestCandidate
+from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, scheduled
+from graphpipe.planning.choose_splits import AUTO as AUTO_SPLIT
+from graphpipe.planning.choose_splits import plan_with_splits
+from graphpipe.planning.honoured import check_asked
+from graphpipe.planning.problem import make_problem, predicted
+from graphpipe.planning.remembered_seconds import RememberedSeconds
+from graphpipe.planning.settings import PlanSettings, asked
+from graphpipe.planning.without_flush import WithoutFlush
+from graphpipe.plans.estimates import period_seconds
+from graphpipe.plans.plan import Plan
+from graphpipe.schedule.schedulers.registry import find_scheduler
+from graphpipe.simulator import step_seconds
+from graphpipe.simulator.critical_path import applies, overlaps
+
+_STAGES_PER_DEVICE = 4
+
+
+def plan(
+    graph: Graph,
+    costs: CostTable,
+    cluster: Cluster,
+    settings: PlanSettings | None = None,
+    *,
+    batch_size: int,
+    **keywords: Any,
+) -> Plan:
+    """Return the best plan a planner finds, verified, scheduled and predicted.
+
+    If no plan fits in memory, most planners let stages recompute in the backward (`Stage.recompute`). These are the
+    planners with `Planner.recomputes`. GraphPipe's own planners then also try to shard the replicas' state
+    (`Stage.state`).
+
+    Args:
+        graph: of the model.
+        costs: of the graph on the cluster's device types, from `estimate` or `profile`.
+        cluster: devices and links.
+        settings: what the plan is asked for; None: the defaults.
+        batch_size: samples of a mini-batch.
+        keywords: fields of `PlanSettings` that differ from `settings`, such as `planner="spp"` or `schedule="1f1b"`.
+
+    Raises:
+        Infeasible: no plan fits in memory. The stage that nearly fits and the bytes it lacks are named.
+        InvalidInput: an unknown setting, planner, objective or schedule, a batch or micro-batch out of range, costs of
+            another graph, loads of unknown operators, operators that cannot be split, settings that exclude each
+            other, or a setting that the planner does not follow.
+    """
+    settings = asked(settings, keywords)
+    check_asked(settings, batch_size)
+    problem = make_problem(graph, costs, cluster, batch_size, settings.sample_loads)
+    start = time.perf_counter()
+    with collection_paused():
+        best = _inference_plan(problem, settings) if settings.inference else _training_plan(problem, settings)
+        return predicted(replace(best, search_seconds=time.perf_counter() - start))
+
+
+def default_schedule(planner: str, cluster: Cluster, objective: Objective, *, mixed_micro_batches: bool) -> str:
+    """Return the schedule that a plan gets if the caller does not name one.
+
+    It is the planner's default (`Planner.default_schedule`), with three exceptions that get `1f1b`: the published
+    objective, mixed micro-batch sizes (which run under kFkB), and devices that share cores, as processes on one machine
+    do. A shared core always has other work, so filling bubbles does not help, and two halves of a backward cost more
+    than a whole one.
+    """
+    if objective == "step" and not mixed_micro_batches and cluster.cores_per_node is None:
+        return find_planner(planner).default_schedule
+    return AS_PLANNED
+
+
+def default_stages_per_device(cluster: Cluster, objective: Objective) -> int:
+    """Return how many stages a device may host if the caller does not say.
+
+    It is 4. It is 1 for the published objective, and on clusters on which sharing rarely pays: if devices share cores,
+    or cannot move messages while they compute.
+    """
+    return _STAGES_PER_DEVICE if objective == "step" and overlaps(cluster) else 1
+
+
+def _inference_plan(problem: Problem, settings: PlanSettings) -> Plan:
+    planner, latency = find_planner(settings.planner), settings.objective == "latency"
+    evaluate = step_seconds if latency else period_seconds
+    options = Options(
+        inference_objective="latency" if latency else "throughput",
+        evaluate=evaluate,
+        micro_batch=settings.micro_batch,
+    )
+    forwards = replace(problem, trains=False)
+    return plan_with_splits(forwards, settings.split_choice, lambda split: planner.plan(split, options), evaluate)
+
+
+def _training_plan(problem: Problem, settings: PlanSettings) -> Plan:
+    if settings.weights != "flush":
+        return _plan_without_flush(problem, settings)
+    seconds = RememberedSeconds(lambda plan, _: step_seconds(plan))
+    options, schedule = _options(problem.cluster, settings, seconds)
+    keeps = schedule == AS_PLANNED or settings.mixed_micro_batches
+
+    def find(problem: Problem, options: Options = options) -> Plan:
+        best = find_planner(settings.planner).plan(problem, options)
+        return best if keeps else scheduled(best, schedule, seconds)
+
+    if settings.split != AUTO_SPLIT:
+        return plan_with_splits(problem, settings.split_choice, find, seconds)
+    # Splits are compared without sharing, which takes longer to search.
+    alone = partial(find, options=replace(options, stages_per_device=1))
+    best = plan_with_splits(problem, AUTO_SPLIT, alone, seconds)
+    if options.stages_per_device == 1:
+        return best
+    # One more may only pay where a device can host parts and what they feed.
+    chosen = replace(problem, graph=best.graph, costs=best.costs)
+    return plan_with_splits(chosen, AUTO_SPLIT, find, seconds, tried=1)
+
+
+def _options(cluster: Cluster, settings: PlanSettings, seconds: RememberedSeconds) -> tuple[Options, str]:
+    """Return the options of a planner that trains with a flush, and the schedule of its plans."""
+    objective: Objective = "bottleneck" if settings.objective == "bottleneck" else "step"
+    mixed = settings.mixed_micro_batches
+    schedule = settings.schedule or default_schedule(settings.planner, cluster, objective, mixed_micro_batches=mixed)
+    choose = BestCandidate(choice=schedule, evaluate=seconds, micro_batch=settings.micro_batch, quick=applies)
+    options = Options(
+        objective=objective,
+        evaluate=seconds,
+        least=least_seconds,
+        micro_batch=settings.micro_batch,
+        mixed_micro_batches=mixed,
+        scheduled=None if mixed else choose,
+        ranked=choose.ranked,
+        stages_per_device=settings.stages_per_device or default_stages_per_device(cluster, objective),
+        offload_to=settings.offload_to,
+        splits_backward=schedule == AUTO or find_scheduler(schedule).splits_backward,
+    )
+    return options, schedule
+
+
+def _plan_without_flush(problem: Problem, settings: PlanSettings) -> Plan:
+    schedule = settings.schedule or AS_PLANNED
+    seconds = RememberedSeconds(lambda plan, _: step_seconds(plan))
+    without_flush = WithoutFlush(
+        weights=settings.weights, predictor=settings.predictor, evaluate=step_seconds, schedule=schedule
+    )
+    planner = find_planner(settings.planner)
+    options = Options(
+        least=least_seconds,
+        micro_batch=settings.micro_batch,
+        splits_backward=find_scheduler(schedule).splits_backward,
+    )
+    return plan_with_splits(
+        problem, settings.split_choice, lambda split: without_flush.plan(planner, split, options), seconds
+    )

@@ -1,0 +1,45 @@
+"""Before and after a planner: its checked problem, and the plan verified and predicted."""
+
+from dataclasses import replace
+
+from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable, Loads, declare_loads
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph
+from graphpipe.planners.problem.partition import Problem
+from graphpipe.plans.plan import Plan
+from graphpipe.plans.verify import verify
+from graphpipe.simulator import predict
+
+
+def make_problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int, loads: Loads | None) -> Problem:
+    """Return the problem of a planner.
+
+    Args:
+        graph: of the model.
+        costs: of the graph on the cluster's device types.
+        cluster: devices and links.
+        batch_size: samples of a mini-batch.
+        loads: of samples, by name. None: every sample is the same work.
+
+    Raises:
+        InvalidInput: the mini-batch is empty, the costs are of another graph, or loads of unknown operators.
+    """
+    if batch_size < 1:
+        raise InvalidInput(f"is {batch_size}, must be at least 1", where="batch_size")
+    if loads is not None:
+        costs = replace(costs, loads=declare_loads(graph, loads))
+    costs.check_for(graph, {device.type for device in cluster.devices})
+    return Problem(graph, costs, cluster, batch_size)
+
+
+def predicted(plan: Plan) -> Plan:
+    """Return a plan with its prediction.
+
+    Raises:
+        InvalidInput: the plan breaks a constraint.
+        Infeasible: a stage does not fit in memory.
+    """
+    verify(plan)
+    # The prediction simulates the plan's schedule, which is verified when it is built.
+    return replace(plan, prediction=predict(plan))
