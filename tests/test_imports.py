@@ -56,7 +56,7 @@ ROOMS = (
     *("planners/lower_bound", "planning"),
     *("profiler", "profiler/placement", "importers", "exporters"),
     *("run/device", "run/comm", "run/faults", "run/weights", "run/versions"),
-    *("run/stage", "run/step", "run/segments", "run"),
+    *("run/stage", "run/worker", "run/step", "run/segments", "run"),
     *("run/checkpoint", "run/rehearse", "run/inference"),
     *("rehearsal", "launch", "link_profile"),  # rehearsal joins rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),

@@ -8,7 +8,7 @@ from graphpipe.errors import Infeasible
 from graphpipe.host_memory import available_host_bytes
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import resting_bytes
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.units import format_bytes
 
@@ -22,7 +22,7 @@ class HostShare:
     """What all ranks of the host together may still allocate."""
 
 
-def check_host_memory(world: World, placement: Placement) -> None:
+def check_host_memory(world: World, placement: RankPlacement) -> None:
     """Check that what the stages of every node offload fits in its free memory; every rank must call this.
 
     The plan was checked against the memory that its cluster has. This is the memory that is free now.
@@ -35,7 +35,7 @@ def check_host_memory(world: World, placement: Placement) -> None:
         check_shares(placement, [HostShare(**each) for each in world.exchange(own)])
 
 
-def check_shares(placement: Placement, ranks: Sequence[HostShare]) -> None:
+def check_shares(placement: RankPlacement, ranks: Sequence[HostShare]) -> None:
     """Check that what the ranks of every host offload together is free there.
 
     Args:

@@ -26,11 +26,11 @@ from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch, check_alike
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.pipeline_state import PipelineState
-from graphpipe.run.step.recorder import CurrentWork
 from graphpipe.run.step.train_step import TrainStep
 from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.parameter_slices import publish_slices
 from graphpipe.run.weights.weight_update import OptimizerFactory
+from graphpipe.run.worker.recorder import CurrentWork
 from graphpipe.trace import Trace
 
 
@@ -39,7 +39,7 @@ class Pipeline:
 
     Args:
         plan: says which stage runs where. With one rank, that rank runs everything. Otherwise there is one rank per
-            device in use, or more: see `Placement.of`. Ranks without a stage wait along.
+            device in use, or more: see `RankPlacement.of`. Ranks without a stage wait along.
         model: the user's model, the same on every rank; or its stage programs, by stage.
         loss_fn: takes the model's output and the targets of some samples, returns the mean loss over these samples
             (0-d). Unless the output stage takes the whole batch, the mini-batch's loss must be that mean over samples.
@@ -331,8 +331,6 @@ class Pipeline:
         # Any reference to a connection keeps it open, and the peers waiting: those of messages and of torch's frames.
         if isinstance(error, PeerLost) and error.__cause__ is not None:
             clear_frames(error.__cause__.__traceback__)
-        for replica in self._worker.replicas.values():
-            replica.begin()
         self._worker.messages.forget()
         self._parts.sums.forget()
         self.world.close()

@@ -12,7 +12,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.check_host_memory import check_host_memory
 from graphpipe.run.comm.batch_comparison import neighbours
 from graphpipe.run.comm.plan_handshake import shake_hands
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.warm_up_pairs import communicating_pairs
 from graphpipe.run.comm.world import World
@@ -23,7 +23,6 @@ from graphpipe.run.segments.check_policy import check_policy
 from graphpipe.run.segments.train_segment import TrainSegment, segment_schedules
 from graphpipe.run.stage.edge_values import EdgeSpecs, gradient_edges
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import build_worker
 from graphpipe.run.step.evaluation import Evaluation, forward_schedules
@@ -32,10 +31,10 @@ from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape
 from graphpipe.run.step.step_summary import summary_length
 from graphpipe.run.step.train_step import TrainStep
-from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.check_sync import check_schedule
 from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
+from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
@@ -49,7 +48,7 @@ class PipelineParts:
 
     programs: tuple[StageProgram, ...]
     """By stage, for the inputs that the plan was made with."""
-    worker: Worker[StageReplica]
+    worker: StageWorker
     batches: BatchPreparer
     sums: ScalarSum
     training: TrainStep | TrainSegment
@@ -89,7 +88,7 @@ def build_parts(
     tasks = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, 1)
     lowered = lower(plan, tasks, gradient_edges=gradient_edges(specs))
     verify_lowered(plan, tasks, lowered, gradient_edges(specs))
-    placement = Placement.of(plan, world.size)
+    placement = RankPlacement.of(plan, world.size)
     shake_hands(world, plan, placement, _settings(specs, options))
     check_planned_precision(plan, options.precision)
     check_host_memory(world, placement)
@@ -176,13 +175,13 @@ def digest(specs: EdgeSpecs) -> str:
 
 def _worker(
     programs: Sequence[StageProgram],
-    placement: Placement,
+    placement: RankPlacement,
     world: World,
     tasks: Schedule,
     lowered: LoweredSchedule,
     options: PipelineOptions,
     syncs: StageSyncs,
-) -> Worker[StageReplica]:
+) -> StageWorker:
     plan = placement.plan
     stages = [stage.name for stage in plan.stages]
     monitor = StatusReporter.of(world.rank, stages, world.device, options.faults, options.fault_log)

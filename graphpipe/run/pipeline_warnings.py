@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.user_frames import warn_user
 
 
-def warn_of_idle_ranks(placement: Placement, size: int) -> None:
+def warn_of_idle_ranks(placement: RankPlacement, size: int) -> None:
     """Warn of ranks without a stage, of `size` ranks."""
     if idle := placement.idle:
         numbers = ", ".join(map(str, idle))

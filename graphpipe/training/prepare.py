@@ -11,7 +11,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import newest_resumable
 from graphpipe.run.checkpoint.manifest import PLAN, TRAINING
 from graphpipe.run.checkpoint.training_state import TrainingState
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.faults.check_faults import check_faults, phases_by_rank
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.simulator.simulate import simulate
@@ -76,7 +76,7 @@ def prepare(
         found, captured = use_plan(config, task, plan)
     else:
         found, captured = make_plan(planned, task, Cluster.resolve(config.cluster), tell)
-    Placement.of(found, ranks or len(found.used_devices))
+    RankPlacement.of(found, ranks or len(found.used_devices))
     check_faults(
         parse_faults(config.train.faults),
         phases_by_rank(found, ranks or len(found.used_devices)),

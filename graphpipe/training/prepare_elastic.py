@@ -11,7 +11,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import list_checkpoints, newest_resumable
 from graphpipe.run.checkpoint.manifest import PLAN, TRAINING
 from graphpipe.run.checkpoint.training_state import TrainingState
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.degraded_plan import why_not_reroute, without_devices
 from graphpipe.training.elastic.membership import Membership, note_restart
@@ -100,7 +100,7 @@ def prepare_elastic(
         found, captured = use_plan(config, task, plan)
     else:
         found, captured = make_plan(config, task, cluster, tell)
-    Placement.of(found, ranks)
+    RankPlacement.of(found, ranks)
     folder.path.mkdir(parents=True, exist_ok=True)
     lock.take(folder)
     config.save(folder.config)

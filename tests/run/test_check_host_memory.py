@@ -13,7 +13,7 @@ from graphpipe.errors import Infeasible, OutOfMemory
 from graphpipe.plans.device_memory import host_bytes
 from graphpipe.run import check_host_memory
 from graphpipe.run.check_host_memory import HostShare, check_shares
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.device.stage_streams import HostStreams
 from graphpipe.run.device.stream import HostStream
 from graphpipe.run.stage.offload import OffloadedTensors, Offloading
@@ -28,7 +28,7 @@ def shares(*available: float, hosts: str) -> list[HostShare]:
 
 def test_the_ranks_of_a_host_need_their_bytes_together() -> None:
     plan = chain_pipeline(INTERLEAVED, offload=OFFLOAD)[0].plan
-    placement, (total,) = Placement.of(plan, 2), host_bytes(plan).values()
+    placement, (total,) = RankPlacement.of(plan, 2), host_bytes(plan).values()
     check_shares(placement, shares(total, total, hosts="xx"))
     check_shares(placement, shares(total - 1, total - 1, hosts="xy"))  # each host has only one of the stages
     together = r"stages 'c' and 'b' offload .* 'x', of which .* free: 3 B \(3 bytes\) short"

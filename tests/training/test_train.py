@@ -18,7 +18,7 @@ from graphpipe.files.json_document import write_document
 from graphpipe.planning.by_hand import HandPlan, HandStage
 from graphpipe.plans import Plan
 from graphpipe.run.faults.injector import InjectedError
-from graphpipe.run.step.recorder import Recorder
+from graphpipe.run.worker.recorder import Recorder
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.trace import Trace
 from graphpipe.training.config.from_toml import read_config

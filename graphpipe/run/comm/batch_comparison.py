@@ -16,7 +16,7 @@ from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.schedule import LoweredSchedule, Send
 
@@ -26,7 +26,7 @@ _DIGEST, _LENGTH = 16, 256
 """Bytes of the digest, which is compared, and of the whole message, whose rest is the start of the description."""
 
 
-def neighbours(plan: Plan, placement: Placement, lowered: LoweredSchedule, rank: int) -> tuple[int, ...]:
+def neighbours(plan: Plan, placement: RankPlacement, lowered: LoweredSchedule, rank: int) -> tuple[int, ...]:
     """Return the ranks that a rank sends to or receives from, and its neighbours among the replicas of a stage.
 
     A rank without a stage compares its mini-batch with a rank of the first stage.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.reachability import Reachability
 from graphpipe.run.comm.world import World
 
@@ -19,7 +19,7 @@ _REMEDIES = {
 }
 
 
-def shake_hands(world: World, plan: Plan, placement: Placement, settings: Mapping[str, str | int]) -> None:
+def shake_hands(world: World, plan: Plan, placement: RankPlacement, settings: Mapping[str, str | int]) -> None:
     """Compare plan and settings over all ranks, and record where each rank is; every rank must call this.
 
     Otherwise ranks could misread each other's messages.

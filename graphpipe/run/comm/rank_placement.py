@@ -16,7 +16,7 @@ class ReplicaSlot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class RankPlacement:
     """The rank of every device in use: one device per rank, or all of them on the only rank.
 
     With more ranks, those whose device hosts no stage only wait for the others.
@@ -28,7 +28,7 @@ class Placement:
     """Rank by device."""
 
     @staticmethod
-    def of(plan: Plan, size: int) -> "Placement":
+    def of(plan: Plan, size: int) -> "RankPlacement":
         """Place the plan's devices on `size` ranks.
 
         If there are as many ranks as the cluster has devices, rank i is device i. Otherwise it is the i-th device in
@@ -50,7 +50,7 @@ class Placement:
             rank_of = {device: device for device in used}
         else:
             rank_of = {device: rank for rank, device in enumerate(used)}
-        return Placement(plan=plan, size=size, rank_of=rank_of)
+        return RankPlacement(plan=plan, size=size, rank_of=rank_of)
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class RankLayout:
     replicas: tuple[ReplicaLayout, ...]
 
 
-def layout(placement: Placement) -> tuple[RankLayout, ...]:
+def layout(placement: RankPlacement) -> tuple[RankLayout, ...]:
     """Return what every rank hosts."""
     plan = placement.plan
 

@@ -9,7 +9,7 @@ from itertools import chain
 
 import torch
 
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.schedule import Hold, LoweredSchedule, Send
 
@@ -17,7 +17,7 @@ Pair = tuple[int, int]
 """Two ranks, the lower one first."""
 
 
-def communicating_pairs(lowered: LoweredSchedule, placement: Placement) -> frozenset[Pair]:
+def communicating_pairs(lowered: LoweredSchedule, placement: RankPlacement) -> frozenset[Pair]:
     """Return the pairs of ranks between which a lowered schedule has messages."""
     sends = (it.transfer for _, it in lowered.order if isinstance(it, Send))
     ends = {(transfer.source_device, transfer.target_device) for transfer in sends}

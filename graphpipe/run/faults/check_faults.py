@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.faults.fault import Fault
 from graphpipe.schedule import Compute, Evict, Fetch, Hold, Receive, Reduce, ReduceTied, Return, Send
 from graphpipe.schedule.actions import Action
@@ -60,7 +60,7 @@ def check_faults(
 
 def phases_by_rank(plan: Plan, ranks: int) -> list[set[str]]:
     """Return the phases that each rank reaches in a step. Every rank has an optimizer and writes checkpoints."""
-    placement = Placement.of(plan, ranks)
+    placement = RankPlacement.of(plan, ranks)
     phases = [{"optimizer", "checkpoint"} for _ in range(ranks)]
     schedule = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, 1)
     for device, action in lower(plan, schedule).order:
@@ -69,7 +69,7 @@ def phases_by_rank(plan: Plan, ranks: int) -> list[set[str]]:
     return phases
 
 
-def _phase(action: Action, placement: Placement) -> str:
+def _phase(action: Action, placement: RankPlacement) -> str:
     match action:
         case Compute(task):
             return {"F": "forward", "U": "optimizer"}.get(task.kind, "backward")

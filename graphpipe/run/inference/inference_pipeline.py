@@ -14,23 +14,24 @@ from graphpipe.model.split.module_stage import check_evaluates
 from graphpipe.plans import Plan
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.plan_handshake import shake_hands
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import join
 from graphpipe.run.device.precision import check_planned_precision
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.inference.failure_reports import FailureReports
-from graphpipe.run.inference.inference_replica import InferenceReplica
+from graphpipe.run.inference.inference_replica import InferenceReplica, InferenceReplicaRun
 from graphpipe.run.inference.request_queue import Answer, Refused, Request, RequestQueue, one_row_each
 from graphpipe.run.pipeline_parts import digest
 from graphpipe.run.stage.mini_batch import MiniBatch, check_rows
 from graphpipe.run.stage.receive_buffers import ReceiveBuffers
-from graphpipe.run.stage.segment import Segment
 from graphpipe.run.step.evaluation import evaluation_mode, forward_schedules
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, format_inputs
-from graphpipe.run.step.recorder import Recorder
-from graphpipe.run.step.worker import Worker
+from graphpipe.run.worker.recorder import Recorder
+from graphpipe.run.worker.step_batches import StepBatches
+from graphpipe.run.worker.step_run import run_step
+from graphpipe.run.worker.worker import Worker
 from graphpipe.schedule.schedulers.registry import build_schedule
 
 
@@ -66,7 +67,7 @@ class InferencePipeline:
             if plan.stages[output].degree > 1:
                 what = f"stage '{plan.stages[output].name}', which computes the answers, is on several devices"
                 raise InvalidInput(what, where="plan", remedy="Give it one device.")
-            placement = Placement.of(plan, self.world.size)
+            placement = RankPlacement.of(plan, self.world.size)
             settings = {"engine": "inference", "optimizer sharding": "whole", "precision": "fp32", "seed": 0}
             for number in {slot.stage for slot in placement.slots(self.world.rank)}:
                 if plan.stages[number].regions:
@@ -83,10 +84,10 @@ class InferencePipeline:
                         stage_name=plan.stages[slot.stage].name,
                         program=programs[slot.stage],
                         device=self.world.device,
-                        received=ReceiveBuffers(self.world.device),
                     )
                     for slot in placement.slots(self.world.rank)
                 },
+                new_run=lambda replica, _: InferenceReplicaRun(replica, ReceiveBuffers(replica.device)),
                 syncs={},
                 messages=RankMessages(self.world),
                 streams=StageStreams.of(self.world.device, plan),
@@ -191,10 +192,10 @@ class InferencePipeline:
         batch = self._batch(inputs, samples, forward.micro_batches)
         replicas = self._worker.replicas.values()
         with evaluation_mode(replica.program.module for replica in replicas):
-            self._worker.run(forward.lowered, Segment.of((batch,)), None)
-        own = {sample: why for replica in replicas for sample, why in sorted(replica.failures.items(), reverse=True)}
+            runs = run_step(self._worker, forward.lowered, StepBatches.of((batch,)), None).values()
+        own = {sample: why for run in runs for sample, why in sorted(run.failures.items(), reverse=True)}
         failures = self._reports.exchange(own)
-        results = [piece for replica in replicas for piece in replica.results]
+        results = [piece for run in runs for piece in run.results]
         if not one_row_each(results):
             remedy = "Return one row per sample."
             raise InvalidInput("an output tensor does not have one row per sample", where="model", remedy=remedy)

@@ -12,7 +12,6 @@ from graphpipe.model.stage_program import StageProgram, ValueSpec
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.rank_placement import ReplicaSlot
 from graphpipe.run.stage.edge_values import check_outputs
-from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
 from graphpipe.run.step.gather_outputs import Piece
@@ -24,48 +23,59 @@ Computed = tuple[NamedTensors, Any]
 
 @dataclass(slots=True, kw_only=True)
 class InferenceReplica:
-    """A replica (see `stage.replica`) that only does forwards."""
+    """A replica (see `worker.replica`) that only does forwards."""
 
     slot: ReplicaSlot
+    """Which replica of which stage it is."""
     stage_name: str
+    """The name of its stage."""
     program: StageProgram
+    """Computes the stage."""
     device: torch.device
-    received: ReceiveBuffers
+    """Where it computes."""
     parameters: tuple[nn.Parameter, ...] = ()
+    """Parameters whose gradients are reduced: none."""
+
+
+@dataclass(slots=True)
+class InferenceReplicaRun:
+    """A replica in one window of requests."""
+
+    replica: InferenceReplica
+    """The replica that computes."""
+    received: ReceiveBuffers
+    """The values that have arrived, or will."""
     outgoing: dict[int, NamedTensors] = field(default_factory=dict[int, NamedTensors])
+    """Values that the last task has to send, by edge."""
     outgoing_task: StageTask | None = None
+    """The last task."""
     failures: dict[int, str] = field(default_factory=dict[int, str])
     """Why samples of this window failed here, by sample."""
     results: list[Piece] = field(default_factory=list[Piece])
     """The model's outputs of this window. Rows of failed samples hold other samples' outputs."""
 
-    def begin(self) -> None:
-        """Discard the state of the last window."""
-        self.received.by_task.clear()
-        self.outgoing, self.outgoing_task = {}, None
-        self.failures, self.results = {}, []
-
-    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
+    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch) -> None:
         """Compute these samples of a window, and keep what the stage sends."""
-        values = batch.input_rows(self.program.model_inputs, rows, self.device)
+        replica = self.replica
+        values = batch.input_rows(replica.program.model_inputs, rows, replica.device)
         for by_name in self.received.take(task).values():
             values |= by_name
         computed = self._compute(values, rows)
-        sends = self.program.sends
+        sends = replica.program.sends
         if computed is None:
-            self.outgoing = {edge: _zeros(each, rows, self.device) for edge, each in sends.items()}
+            self.outgoing = {edge: _zeros(specs, rows, replica.device) for edge, specs in sends.items()}
         else:
             outputs, result = computed
-            check_outputs(outputs, {edge: batch.specs[edge] for edge in sends}, len(rows), self.stage_name)
-            self.outgoing = {edge: {it.name: outputs[it.name] for it in each} for edge, each in sends.items()}
-            if self.program.is_output:
+            check_outputs(outputs, {edge: batch.specs[edge] for edge in sends}, len(rows), replica.stage_name)
+            self.outgoing = {edge: {spec.name: outputs[spec.name] for spec in specs} for edge, specs in sends.items()}
+            if replica.program.is_output:
                 self.results.append((rows, result))
         self.outgoing_task = task
 
     def _compute(self, values: Mapping[str, Tensor], rows: SampleRange) -> Computed | None:
         """Return the outputs, None if every sample fails."""
         try:
-            return self.program(values)
+            return self.replica.program(values)
         except (GraphPipeError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
@@ -79,14 +89,15 @@ class InferenceReplica:
         failing: dict[int, Exception] = {}
         for at in range(len(rows)):
             try:
-                self.program({name: value[at : at + 1] for name, value in values.items()})
+                self.replica.program({name: value[at : at + 1] for name, value in values.items()})
             except Exception as own:
                 failing[at] = own
         works = next((at for at in range(len(rows)) if at not in failing), None)
         if works is not None and failing:
-            index = torch.tensor([works if at in failing else at for at in range(len(rows))], device=self.device)
+            kept = [works if at in failing else at for at in range(len(rows))]
+            index = torch.tensor(kept, device=self.replica.device)
             try:
-                found = self.program({name: value.index_select(0, index) for name, value in values.items()})
+                found = self.replica.program({name: value.index_select(0, index) for name, value in values.items()})
             except Exception as again:
                 error = again
             else:
@@ -102,7 +113,7 @@ class InferenceReplica:
     def _note(self, rows: SampleRange, failing: Mapping[int, Exception]) -> None:
         for at, error in failing.items():
             text = " ".join(str(error).split())[:500]
-            self.failures[rows.start + at] = f"stage '{self.stage_name}': {type(error).__name__}: {text}"
+            self.failures[rows.start + at] = f"stage '{self.replica.stage_name}': {type(error).__name__}: {text}"
 
 
 def _zeros(specs: Sequence[ValueSpec], rows: SampleRange, device: torch.device) -> NamedTensors:

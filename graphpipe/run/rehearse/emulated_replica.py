@@ -13,19 +13,18 @@ from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.plans.tied_gradients import TiedGradients
 from graphpipe.run.comm.messages import RankMessages
-from graphpipe.run.comm.rank_placement import Placement, ReplicaSlot
+from graphpipe.run.comm.rank_placement import RankPlacement, ReplicaSlot
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.edge_values import EdgeSpecs
-from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
-from graphpipe.run.step.recorder import Recorder
-from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.replica_sync import ReplicaSync, StageReplicas
 from graphpipe.run.weights.sync_allreduce import AllReduce
 from graphpipe.run.weights.tied_parameters import TiedParameters
+from graphpipe.run.worker.recorder import Recorder
+from graphpipe.run.worker.worker import Worker
 from graphpipe.schedule import StageTask
 
 SecondsByTask = Mapping[tuple[int, int, str, int], float]
@@ -34,36 +33,46 @@ SecondsByTask = Mapping[tuple[int, int, str, int], float]
 
 @dataclass(slots=True, kw_only=True)
 class EmulatedReplica:
-    """A replica (see `worker.Replica`) without a model."""
+    """A replica (see `worker.replica`) without a model."""
 
     slot: ReplicaSlot
-    received: ReceiveBuffers
+    """Which replica of which stage it is."""
     receives: EdgeSpecs
+    """The values that it receives, by edge."""
     sends: EdgeSpecs
+    """The values that it sends, by edge."""
     parameters: Sequence[nn.Parameter]
+    """One vector with as many bytes as the parameters that replicas reduce."""
     seconds: SecondsByTask = field(default_factory=dict[tuple[int, int, str, int], float])
     """How long to sleep for each task of the step."""
-    outgoing: dict[int, NamedTensors] = field(default_factory=dict[int, NamedTensors])
-    outgoing_task: StageTask | None = None
     copies_wait: bool = True
     """Whether the device waits while it copies what it offloads."""
+
+
+@dataclass(slots=True)
+class EmulatedReplicaRun:
+    """An emulated replica in one step."""
+
+    replica: EmulatedReplica
+    """The replica that runs the tasks."""
+    received: ReceiveBuffers
+    """The values that have arrived, or will."""
+    outgoing: dict[int, NamedTensors] = field(default_factory=dict[int, NamedTensors])
+    """Values that the last task has to send, by edge."""
+    outgoing_task: StageTask | None = None
+    """The last task."""
     copied: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
     """When copies are done, by direction and micro-batch."""
 
-    def begin(self) -> None:
-        """Forget the last step."""
-        self.copied.clear()
-        self.received.by_task.clear()
-        self.outgoing, self.outgoing_task = {}, None
-
-    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
+    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch) -> None:
         """Sleep, then keep tensors of the right size for sending."""
+        replica = self.replica
         self.received.take(task)
         if task.kind == "B" and ("fetch", task.micro_batch) in self.copied:
             sleep(self.copied["fetch", task.micro_batch] - time.perf_counter())
         kind = "optimizer" if task.kind == "U" else task.kind
-        sleep(self.seconds[self.slot.device, self.slot.stage, kind, task.micro_batch])
-        edges = {"F": self.sends, "B": self.receives, "I": self.receives}.get(task.kind, {})
+        sleep(replica.seconds[replica.slot.device, replica.slot.stage, kind, task.micro_batch])
+        edges = {"F": replica.sends, "B": replica.receives, "I": replica.receives}.get(task.kind, {})
         self.outgoing = {edge: {spec.name: _rows(spec, len(rows)) for spec in specs} for edge, specs in edges.items()}
         self.outgoing_task = task
 
@@ -71,20 +80,20 @@ class EmulatedReplica:
         """Emulate a copy to the memory of the node, or back after all copies to it."""
         before = [end for (other, _), end in self.copied.items() if other in (kind, "evict")]
         start = max([time.perf_counter(), *before])
-        end = start + self.seconds[self.slot.device, self.slot.stage, kind, micro_batch]
+        replica = self.replica
+        end = start + replica.seconds[replica.slot.device, replica.slot.stage, kind, micro_batch]
         self.copied[kind, micro_batch] = end
-        if self.copies_wait:
+        if replica.copies_wait:
             sleep(end - time.perf_counter())
 
 
-def emulated_worker(plan: Plan, placement: Placement, world: World) -> Worker[EmulatedReplica]:
+def emulated_worker(plan: Plan, placement: RankPlacement, world: World) -> Worker[EmulatedReplica, EmulatedReplicaRun]:
     """Return a worker with emulated replicas, which need `seconds` before they run a step."""
     specs = emulated_specs(plan)
     replicas: dict[tuple[int, int], EmulatedReplica] = {}
     for slot in placement.slots(world.rank):
         replicas[slot.stage, slot.device] = EmulatedReplica(
             slot=slot,
-            received=ReceiveBuffers(world.device),
             receives={n: specs[n] for n, edge in enumerate(plan.edges) if edge.target == slot.stage},
             sends={n: specs[n] for n, edge in enumerate(plan.edges) if edge.source == slot.stage},
             parameters=_parameters(plan, slot.stage),
@@ -94,6 +103,7 @@ def emulated_worker(plan: Plan, placement: Placement, world: World) -> Worker[Em
         placement=placement,
         world=world,
         replicas=replicas,
+        new_run=lambda replica, _: EmulatedReplicaRun(replica, ReceiveBuffers(world.device)),
         syncs=_syncs(plan, placement, world, replicas),
         messages=RankMessages(world),
         streams=StageStreams.of(world.device, plan),
@@ -104,7 +114,7 @@ def emulated_worker(plan: Plan, placement: Placement, world: World) -> Worker[Em
 
 
 def _syncs(
-    plan: Plan, placement: Placement, world: World, replicas: Mapping[tuple[int, int], EmulatedReplica]
+    plan: Plan, placement: RankPlacement, world: World, replicas: Mapping[tuple[int, int], EmulatedReplica]
 ) -> dict[int, ReplicaSync]:
     modules: dict[int, list[nn.ParameterList]] = {}
     for (stage, _), replica in replicas.items():
@@ -186,7 +196,7 @@ def _vector(count: float) -> nn.Parameter:
     return vector
 
 
-def _tied_parameters(tied: TiedGradients, placement: Placement, rank: int) -> TiedParameters:
+def _tied_parameters(tied: TiedGradients, placement: RankPlacement, rank: int) -> TiedParameters:
     # One vector as large as all these parameters.
     ranks = sorted({rank for stage in tied.stages for rank in placement.ranks(stage)})
     vector = _vector(tied.bytes)

@@ -20,14 +20,15 @@ import torch.distributed as dist
 
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.rendezvous_store import loopback_interface
 from graphpipe.run.comm.world import join
 from graphpipe.run.rehearse.emulated_replica import SecondsByTask, emulated_specs, emulated_worker, sleep
 from graphpipe.run.stage.mini_batch import MiniBatch
-from graphpipe.run.stage.segment import Segment
 from graphpipe.run.step.build_worker import open_groups
-from graphpipe.run.step.recorder import assemble
+from graphpipe.run.worker.recorder import assemble
+from graphpipe.run.worker.step_batches import StepBatches
+from graphpipe.run.worker.step_run import run_step
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.lower import lower
 from graphpipe.trace import Trace
@@ -164,7 +165,7 @@ def _steps(job: RehearsalJob, rank: int, size: int) -> list[dict[str, Any]]:
     timeout = timedelta(seconds=job.timeout_seconds)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     world, plan = join("cpu", job.timeout_seconds), job.plan
-    placement = Placement.of(plan, size)
+    placement = RankPlacement.of(plan, size)
     open_groups(plan, placement, world)
     worker = emulated_worker(plan, placement, world)
     lowered = lower(plan, job.schedule)
@@ -176,7 +177,7 @@ def _steps(job: RehearsalJob, rank: int, size: int) -> list[dict[str, Any]]:
             replica.seconds = seconds
         worker.recorder.begin_at_once(MARGIN_SECONDS)
         batches = (_batch(plan, step * job.schedule.mini_batches + n) for n in range(job.schedule.mini_batches))
-        worker.run(lowered, Segment.of([*batches]), None)
+        run_step(worker, lowered, StepBatches.of([*batches]), None)
         for device in () if job.schedule.updates else devices:
             first = min(stage for stage, it in enumerate(plan.stages) if device in it.devices)
             with worker.recorder.span(device, "optimizer", first):

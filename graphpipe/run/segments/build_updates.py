@@ -7,18 +7,18 @@ from graphpipe.plans import Plan
 from graphpipe.run.segments.stage_update import StageUpdate
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.pipeline_options import PipelineOptions
-from graphpipe.run.step.worker import Worker
 from graphpipe.run.versions.averaged_weights import AveragedWeights
 from graphpipe.run.versions.directions import check_predictable, predict
 from graphpipe.run.versions.predicted_weights import Predict, PredictedWeights
 from graphpipe.run.versions.stage_weights import StageWeights
 from graphpipe.run.versions.stored_versions import StoredVersions
 from graphpipe.run.weights.weight_update import OptimizerFactory, OptimizerGroup, ScheduledOptimizer, WeightUpdate
+from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule.segments.planned_versions import delays
 
 
 def build_updates(
-    plan: Plan, worker: Worker[StageReplica], optimizer: OptimizerFactory | None, options: PipelineOptions
+    plan: Plan, worker: StageWorker, optimizer: OptimizerFactory | None, options: PipelineOptions
 ) -> tuple[WeightUpdate, dict[int, StageUpdate]]:
     """Return the optimizers of a rank, one per stage, and the updates of its stages, which its replicas then run.
 

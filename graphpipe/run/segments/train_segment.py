@@ -3,13 +3,13 @@
 prepare | forwards, backwards, reductions and updates, as the schedule mixes them | scalar sum | buffers of replicas
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 from graphpipe.plans import Plan
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
@@ -17,8 +17,7 @@ from graphpipe.run.segments.drained_state import DrainedState
 from graphpipe.run.segments.mini_batch_stream import MiniBatchStream
 from graphpipe.run.segments.stage_update import StageUpdate
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.segment import Segment
-from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import align_all_buffers
 from graphpipe.run.step.step_summary import (
@@ -28,8 +27,10 @@ from graphpipe.run.step.step_summary import (
     losses_and_first_bads,
     sum_up,
 )
-from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.weight_update import WeightUpdate
+from graphpipe.run.worker.step_batches import StepBatches
+from graphpipe.run.worker.step_run import run_step
+from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.segments.segment import build_segment
@@ -52,14 +53,14 @@ class SegmentSchedule(NamedTuple):
 
 
 def segment_schedules(
-    plan: Plan, gradient_edges: frozenset[int], placement: Placement
+    plan: Plan, gradient_edges: frozenset[int], placement: RankPlacement
 ) -> Callable[[int], SegmentSchedule]:
     """Return a function from a number of mini-batches to how to run them. It keeps what it returned last."""
     return lru_cache(maxsize=_KEPT)(partial(_segment_schedule, plan, gradient_edges, placement))
 
 
 def _segment_schedule(
-    plan: Plan, gradient_edges: frozenset[int], placement: Placement, mini_batches: int
+    plan: Plan, gradient_edges: frozenset[int], placement: RankPlacement, mini_batches: int
 ) -> SegmentSchedule:
     tasks = build_segment(plan, mini_batches)
     lowered = lower(plan, tasks, gradient_edges=gradient_edges)
@@ -75,7 +76,7 @@ class TrainSegment:
     schedules: Callable[[int], SegmentSchedule]
     """By mini-batches, from `segment_schedules`."""
     output_stage: int
-    worker: Worker[StageReplica]
+    worker: StageWorker
     batches: BatchPreparer
     sums: ScalarSum
     loss_fn: LossFunction
@@ -109,7 +110,7 @@ class TrainSegment:
         worker, schedule = self.worker, self.schedules(len(batches))
         worker.monitor.begin_step(step)
         batches.fit(self.batches.prepare(batches[0], count=len(batches)).specs)
-        segment = Segment.of(batches)
+        segment = StepBatches.of(batches)
         for update in self.stage_updates.values():
             update.after = partial(self._forget, batches)
         worker.messages.open(schedule.pairs)
@@ -138,26 +139,29 @@ class TrainSegment:
     def _state(self) -> DrainedState:
         return DrainedState.of([*self.worker.replicas.values()], self.update.optimizers)
 
-    def _compute(self, segment: Segment, schedule: SegmentSchedule) -> list[StepSummary]:
+    def _compute(self, segment: StepBatches, schedule: SegmentSchedule) -> list[StepSummary]:
         worker, count = self.worker, len(segment.mini_batches)
         for stage, update in self.stage_updates.items():
             update.begin({task: read for task, read in schedule.reads.items() if task.stage == stage}, count)
         self.sums.expect(count)
         with preserve_rng_state(worker.world.device):
-            worker.run(schedule.lowered, segment, self.loss_fn)
+            runs = run_step(worker, schedule.lowered, segment, self.loss_fn)
         for update in self.stage_updates.values():
             update.end()
-        own = [self._own_summaries(stage, count) for stage in self.stage_updates]
+        own = [self._own_summaries(stage, runs, count) for stage in self.stage_updates]
         by_mini_batch = [[each for replicas in own for each in replicas[number]] for number in range(count)]
         return sum_up(self.sums, self.plan, by_mini_batch, self.output_stage)
 
-    def _own_summaries(self, stage: int, count: int) -> list[list[ReplicaSummary]]:
+    def _own_summaries(
+        self, stage: int, runs: Mapping[tuple[int, int], StageReplicaRun], count: int
+    ) -> list[list[ReplicaSummary]]:
         # By mini-batch, of the replicas of a stage. The leader counts the gradients for all of them.
         update = self.stage_updates[stage]
         found: list[list[ReplicaSummary]] = [[] for _ in range(count)]
         norms = [float(norm) ** 2 for norm in update.norms]
         for number, replica in enumerate(update.replicas):
-            for mini_batch, (loss, bad) in enumerate(losses_and_first_bads(replica, count)):
+            run = runs[stage, replica.slot.device]
+            for mini_batch, (loss, bad) in enumerate(losses_and_first_bads(run, count)):
                 norm = 0.0 if number else norms[mini_batch]
                 found[mini_batch].append(ReplicaSummary(replica.slot, loss, bad, norm))
         return found

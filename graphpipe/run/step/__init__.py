@@ -1,6 +1,5 @@
 """One mini-batch on one rank.
 
-`train_step` is the order of a whole step: prepare the batch, run the schedule, sum up, update. `worker` runs the
-schedule inside it. `evaluation` is the same without training. `build_worker` sets a rank up, and `recorder` measures
-when everything happens.
+`train_step` is the order of a whole step: prepare the batch, run the schedule, sum up, update. `evaluation` is the same
+without training. `build_worker` sets a rank up.
 """

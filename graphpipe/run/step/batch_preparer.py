@@ -9,12 +9,11 @@ from graphpipe.plans import Plan
 from graphpipe.run.comm.batch_comparison import BatchComparison
 from graphpipe.run.faults.rank_status import ALL_PEERS
 from graphpipe.run.stage.mini_batch import MiniBatch, check_rows, fingerprint
-from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.build_worker import match_modes
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, ShapedPrograms, format_inputs
 from graphpipe.run.step.refit_replicas import refit_replicas
-from graphpipe.run.step.worker import Worker
+from graphpipe.run.worker.worker import StageWorker
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +22,7 @@ class BatchPreparer:
 
     plan: Plan
     shapes: ProgramsByShape
-    worker: Worker[StageReplica]
+    worker: StageWorker
     options: PipelineOptions
     neighbours: tuple[int, ...]
     """The ranks to compare with (see `batch_comparison.neighbours`)."""

@@ -8,36 +8,36 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan, Stage
 from graphpipe.run.comm.broadcast import broadcast_tensors, copy_modes, copy_state, state_tensors
 from graphpipe.run.comm.messages import RankMessages
-from graphpipe.run.comm.rank_placement import Placement, ReplicaSlot
+from graphpipe.run.comm.rank_placement import RankPlacement, ReplicaSlot
 from graphpipe.run.comm.resting import RestingMessages
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.rank_status import ALL_PEERS
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.offload import Neighbour, Offloading
-from graphpipe.run.stage.receive_buffers import ReceiveBuffers
 from graphpipe.run.stage.recompute import Recomputation, set_up_regions
 from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.run.step.pipeline_options import PipelineOptions
-from graphpipe.run.step.recorder import Recorder
-from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.build_sync import build_sync, holds_shards
 from graphpipe.run.weights.parameter_slices import own_slices
 from graphpipe.run.weights.replica_sync import ReplicaSync
 from graphpipe.run.weights.tied_parameters import TiedParameters, find_tied_parameters
+from graphpipe.run.worker.recorder import Recorder
+from graphpipe.run.worker.worker import StageWorker, Worker
 from graphpipe.schedule import LoweredSchedule, Schedule
 
 
 def build_worker(
     programs: Sequence[StageProgram],
-    placement: Placement,
+    placement: RankPlacement,
     world: World,
     monitor: StatusReporter,
     schedule: Schedule,
     lowered: LoweredSchedule,
     options: PipelineOptions,
     engines: Sequence[str],
-) -> Worker[StageReplica]:
+) -> StageWorker:
     """Return this rank's worker; every rank must call this. A rank's first replica of a stage is the user's module.
 
     Args:
@@ -67,6 +67,7 @@ def build_worker(
         placement=placement,
         world=world,
         replicas=replicas,
+        new_run=StageReplicaRun,
         syncs=syncs,
         messages=RankMessages(world, guests=resting),
         streams=streams,
@@ -82,7 +83,7 @@ def build_worker(
 def _replicas(
     programs: Mapping[int, Mapping[int, StageProgram]],
     syncs: Mapping[int, ReplicaSync],
-    placement: Placement,
+    placement: RankPlacement,
     world: World,
     monitor: StatusReporter,
     schedule: Schedule,
@@ -107,7 +108,6 @@ def _replicas(
             stage_name=stage.name,
             program=program,
             device=world.device,
-            received=ReceiveBuffers(world.device),
             monitor=monitor,
             parameters=tuple(program.module.parameters()),
             sync=syncs[slot.stage],
@@ -123,7 +123,7 @@ def _replicas(
 
 
 def _neighbour(
-    stage: Stage, slot: ReplicaSlot, placement: Placement, world: World, resting: RestingMessages
+    stage: Stage, slot: ReplicaSlot, placement: RankPlacement, world: World, resting: RestingMessages
 ) -> Neighbour | None:
     """Return where a replica rests what it offloads, if that is another device."""
     if (device := stage.neighbour(slot.device)) is None:
@@ -132,7 +132,7 @@ def _neighbour(
     return Neighbour(peer, None if peer == world.rank else resting, (slot.stage, slot.device))
 
 
-def _tied_parameters(worker: Worker[StageReplica]) -> list[TiedParameters]:
+def _tied_parameters(worker: StageWorker) -> list[TiedParameters]:
     held: dict[tuple[int, int], dict[str, nn.Parameter]] = {}
     for replica in worker.replicas.values():
         names = replica.program.parameter_names
@@ -143,7 +143,7 @@ def _tied_parameters(worker: Worker[StageReplica]) -> list[TiedParameters]:
 
 
 def _replicate_programs(
-    programs: Sequence[StageProgram], placement: Placement, world: World, engines: Sequence[str]
+    programs: Sequence[StageProgram], placement: RankPlacement, world: World, engines: Sequence[str]
 ) -> dict[int, dict[int, StageProgram]]:
     """Return the program of every replica here, by stage and device, all with the weights of replica 0.
 
@@ -166,7 +166,7 @@ def _replicate_programs(
     return hosted
 
 
-def match_modes(worker: Worker[StageReplica], programs: Sequence[StageProgram]) -> None:
+def match_modes(worker: StageWorker, programs: Sequence[StageProgram]) -> None:
     """Put every copy of a stage into the training or evaluation modes of the user's module."""
     for replica in worker.replicas.values():
         user = programs[replica.slot.stage].module
@@ -174,7 +174,7 @@ def match_modes(worker: Worker[StageReplica], programs: Sequence[StageProgram]) 
             copy_modes(user, replica.module)
 
 
-def align_buffers(worker: Worker[StageReplica], stage: int) -> None:
+def align_buffers(worker: StageWorker, stage: int) -> None:
     """Give all replicas of a stage the buffers of replica 0; those in the same process also get its parameters."""
     ranks = worker.placement.ranks(stage)
     held = worker.of_stage(stage)
@@ -187,7 +187,7 @@ def align_buffers(worker: Worker[StageReplica], stage: int) -> None:
         copy_state(module, follower.module)
 
 
-def align_all_buffers(worker: Worker[StageReplica]) -> None:
+def align_all_buffers(worker: StageWorker) -> None:
     """Do so for all stages with several replicas."""
     replicated = [number for number, stage in enumerate(worker.placement.plan.stages) if stage.degree > 1]
     if replicated:
@@ -196,7 +196,7 @@ def align_all_buffers(worker: Worker[StageReplica]) -> None:
         align_buffers(worker, stage)
 
 
-def open_groups(plan: Plan, placement: Placement, world: World) -> None:
+def open_groups(plan: Plan, placement: RankPlacement, world: World) -> None:
     """Open the groups that reduce gradients of a stage, or of tied parameters; every rank must call this."""
     for stage in range(len(plan.stages)):
         world.open_group(placement.ranks(stage))

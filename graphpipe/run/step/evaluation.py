@@ -1,6 +1,6 @@
 """Evaluation: forward only, in evaluation mode, for any number of samples."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -11,18 +11,19 @@ from torch import nn
 
 from graphpipe.model.split.module_stage import check_evaluates
 from graphpipe.plans import Plan
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
-from graphpipe.run.stage.segment import Segment
-from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.gather_outputs import gather_outputs
 from graphpipe.run.step.step_summary import summarise_step
-from graphpipe.run.step.worker import Worker
+from graphpipe.run.worker.step_batches import StepBatches
+from graphpipe.run.worker.step_run import run_step
+from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
 
@@ -49,7 +50,7 @@ class Evaluation:
     schedules: Callable[[int], ForwardSchedule]
     """By samples, from `forward_schedules`."""
     output_stage: int
-    worker: Worker[StageReplica]
+    worker: StageWorker
     batches: BatchPreparer
     sums: ScalarSum
     loss_fn: LossFunction
@@ -72,15 +73,14 @@ class Evaluation:
             if loss_fn is not None:
                 self.sums.expect()
             with preserve_rng_state(worker.world.device):
-                worker.run(forward.lowered, Segment.of((batch,)), loss_fn)
-            return self._results(with_loss=loss_fn is not None, gather=gather)
+                runs = run_step(worker, forward.lowered, StepBatches.of((batch,)), loss_fn)
+            return self._results([*runs.values()], with_loss=loss_fn is not None, gather=gather)
 
-    def _results(self, *, with_loss: bool, gather: bool) -> tuple[float | None, Any]:
-        replicas = [*self.worker.replicas.values()]
-        own = [piece for replica in replicas for piece in replica.results]
+    def _results(self, runs: Sequence[StageReplicaRun], *, with_loss: bool, gather: bool) -> tuple[float | None, Any]:
+        own = [piece for run in runs for piece in run.results]
         arrange = self.batches.shapes.first.programs[self.output_stage].arrange
         outputs = arrange(gather_outputs(self.worker.world, own)) if gather else None
-        loss = summarise_step(self.sums, self.plan, replicas, self.output_stage).loss if with_loss else None
+        loss = summarise_step(self.sums, self.plan, runs, self.output_stage).loss if with_loss else None
         return loss, outputs
 
 
@@ -93,12 +93,12 @@ def stretch(plan: Plan, samples: int) -> Plan:
     return replace(plan, stages=stages)
 
 
-def forward_schedules(plan: Plan, schedule: Schedule, placement: Placement) -> Callable[[int], ForwardSchedule]:
+def forward_schedules(plan: Plan, schedule: Schedule, placement: RankPlacement) -> Callable[[int], ForwardSchedule]:
     """Return a function from a number of samples to how they are evaluated. It keeps what it returned last."""
     return lru_cache(maxsize=_KEPT)(partial(_forward_schedule, plan, schedule, placement))
 
 
-def _forward_schedule(plan: Plan, schedule: Schedule, placement: Placement, samples: int) -> ForwardSchedule:
+def _forward_schedule(plan: Plan, schedule: Schedule, placement: RankPlacement, samples: int) -> ForwardSchedule:
     stretched = stretch(plan, samples)
     lowered = lower(stretched, schedule, batch_size=samples, forward_only=True)
     sizes = tuple(stage.micro_batch for stage in stretched.stages)

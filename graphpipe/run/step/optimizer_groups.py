@@ -4,17 +4,16 @@ from collections.abc import Collection
 
 import torch
 
-from graphpipe.run.stage.stage_replica import StageReplica
-from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.sharded_tensors import is_sharded
 from graphpipe.run.weights.tied_parameters import tied_parameter_ids
 from graphpipe.run.weights.weight_update import OptimizerGroup
+from graphpipe.run.worker.worker import StageWorker
 
 Key = tuple[tuple[int, ...], torch.dtype | None]
 """The ranks that share the parameters, empty if only this rank updates them; and the dtype, where it matters."""
 
 
-def optimizer_groups(worker: Worker[StageReplica], *, sharded: Collection[int]) -> list[OptimizerGroup]:
+def optimizer_groups(worker: StageWorker, *, sharded: Collection[int]) -> list[OptimizerGroup]:
     """Return the groups of a rank's trainable parameters, the same on all ranks that share a group.
 
     Args:

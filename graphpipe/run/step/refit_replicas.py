@@ -9,12 +9,12 @@ from graphpipe.plans import Plan
 from graphpipe.run.stage.recompute import Recomputation, set_up_regions
 from graphpipe.run.stage.stage_replica import Form, StageReplica
 from graphpipe.run.step.programs_by_shape import ShapedPrograms, format_inputs
-from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.check_sync import choices
 from graphpipe.run.weights.sharded_tensors import is_sharded
+from graphpipe.run.worker.worker import StageWorker
 
 
-def refit_replicas(worker: Worker[StageReplica], plan: Plan, first: ShapedPrograms, wanted: ShapedPrograms) -> None:
+def refit_replicas(worker: StageWorker, plan: Plan, first: ShapedPrograms, wanted: ShapedPrograms) -> None:
     """Give every replica the stage program for these shapes; its parameters, buffers and modes do not change.
 
     Args:

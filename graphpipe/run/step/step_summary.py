@@ -15,6 +15,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import ReplicaSlot
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.run.weights.sharded_tensors import local_parts
 
 _FEW = 2**18
@@ -62,16 +63,16 @@ class ReplicaSummary(NamedTuple):
 
 
 def summarise_step(
-    numbers: ScalarSum, plan: Plan, replicas: Sequence[StageReplica], output_stage: int, *, with_norms: bool = False
+    numbers: ScalarSum, plan: Plan, runs: Sequence[StageReplicaRun], output_stage: int, *, with_norms: bool = False
 ) -> StepSummary:
     """Sum up the step over all ranks; every rank must call this."""
     own = [
         ReplicaSummary(
-            replica.slot,
-            *losses_and_first_bads(replica, 1)[0],
-            total_norm(counted_gradients(plan, replica)) ** 2 if with_norms else 0.0,
+            run.replica.slot,
+            *losses_and_first_bads(run, 1)[0],
+            total_norm(counted_gradients(plan, run.replica)) ** 2 if with_norms else 0.0,
         )
-        for replica in replicas
+        for run in runs
     ]
     return sum_up(numbers, plan, [own], output_stage)[0]
 
@@ -160,23 +161,23 @@ def norm_of(gradients: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms(gradients)))
 
 
-def losses_and_first_bads(replica: StageReplica, mini_batches: int) -> list[tuple[float, float]]:
+def losses_and_first_bads(run: StageReplicaRun, mini_batches: int) -> list[tuple[float, float]]:
     """Return, by mini-batch, the part of its loss that a replica has computed, and the first bad micro-batch.
 
     The micro-batch is counted from the start of the mini-batch, and infinity if all were finite. A GPU is waited for
     only once.
 
     Args:
-        replica: after a step, or after a segment.
+        run: of a replica, after a step or a segment.
         mini_batches: of the segment.
     """
-    losses = [loss for loss, _ in replica.losses]
-    seen = [(number, one) for number, sums in replica.sums.items() for one in sums]
+    losses = [loss for loss, _ in run.losses]
+    seen = [(number, one) for number, sums in run.sums.items() for one in sums]
     found, firsts = [0.0] * mini_batches, [math.inf] * mini_batches
     if losses or seen:
-        each = max(len(losses), len(replica.sums)) // mini_batches
+        each = max(len(losses), len(run.sums)) // mini_batches
         values: list[float] = torch.stack([*losses, *(one for _, one in seen)]).tolist()
-        for position, (value, (_, share)) in enumerate(zip(values, replica.losses, strict=False)):
+        for position, (value, (_, share)) in enumerate(zip(values, run.losses, strict=False)):
             found[position // each] += value * share
         for (number, _), value in zip(seen, values[len(losses) :], strict=True):
             if not math.isfinite(value):

@@ -11,13 +11,13 @@ from graphpipe.run.device.precision import LossScale
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
-from graphpipe.run.stage.segment import Segment
-from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import align_all_buffers
 from graphpipe.run.step.step_summary import StepSummary, check_finite, summarise_step
-from graphpipe.run.step.worker import Worker
 from graphpipe.run.weights.weight_update import WeightUpdate
+from graphpipe.run.worker.step_batches import StepBatches
+from graphpipe.run.worker.step_run import run_step
+from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule
 
 
@@ -28,7 +28,7 @@ class TrainStep:
     plan: Plan
     lowered: LoweredSchedule
     output_stage: int
-    worker: Worker[StageReplica]
+    worker: StageWorker
     batches: BatchPreparer
     sums: ScalarSum
     loss_fn: LossFunction
@@ -74,12 +74,11 @@ class TrainStep:
         self.update.clear()
         self.sums.expect()
         with preserve_rng_state(worker.world.device):
-            worker.run(self.lowered, Segment.of((batch,)), self.loss_fn)
+            runs = run_step(worker, self.lowered, StepBatches.of((batch,)), self.loss_fn)
         if self.loss_scale is not None:
             self.update.scale_gradients(1 / self.loss_scale.factor)
         with_norms = self.update.clip_norm is not None or self.check_finite or self.loss_scale is not None
-        replicas = [*worker.replicas.values()]
-        return summarise_step(self.sums, self.plan, replicas, self.output_stage, with_norms=with_norms)
+        return summarise_step(self.sums, self.plan, [*runs.values()], self.output_stage, with_norms=with_norms)
 
     def _update(self, summary: StepSummary, *, overflown: bool) -> None:
         worker = self.worker

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.run.weights.registry import find_sync
 from graphpipe.run.weights.replica_sync import ReplicaSync, StageReplicas
@@ -17,7 +17,7 @@ def build_sync(
     stage: int,
     program: StageProgram,
     replicas: Sequence[StageProgram],
-    placement: Placement,
+    placement: RankPlacement,
     world: World,
 ) -> ReplicaSync:
     """Return the synchronisation of a stage. The ranks that host the stage must call this in the same order.
@@ -47,18 +47,18 @@ def build_sync(
     return AllReduce(found)
 
 
-def holds_shards(name: str, placement: Placement, stage: int, program: StageProgram) -> bool:
+def holds_shards(name: str, placement: RankPlacement, stage: int, program: StageProgram) -> bool:
     """True if the parameters of a stage become shards, so its replica must be a copy of the user's module."""
     return find_sync(name).traits.shards_parameters and trains_on_several_ranks(placement, stage, program)
 
 
-def trains_on_several_ranks(placement: Placement, stage: int, program: StageProgram) -> bool:
+def trains_on_several_ranks(placement: RankPlacement, stage: int, program: StageProgram) -> bool:
     """True for a stage with trainable parameters and replicas on different ranks."""
     spread = len(set(placement.ranks(stage))) > 1
     return spread and any(parameter.requires_grad for parameter in _own(placement, stage, program))
 
 
-def _own(placement: Placement, stage: int, program: StageProgram) -> tuple[nn.Parameter, ...]:
+def _own(placement: RankPlacement, stage: int, program: StageProgram) -> tuple[nn.Parameter, ...]:
     # Tied parameters are left out, because their gradients are summed over the replicas of all stages that share them.
     tied, names = placement.plan.tied_parameters(stage), program.parameter_names
     return tuple(each for local, each in program.module.named_parameters() if names[local] not in tied)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.weights.registry import REPLICA_SYNCS, find_sync
 from graphpipe.run.weights.replica_sync import SyncTraits
 from graphpipe.schedule import LoweredSchedule
@@ -33,7 +33,7 @@ def check_sync(name: str, *, shard_optimizer: bool, section: str = "") -> None:
 
 
 def check_schedule(
-    names: Sequence[str], plan: Plan, split: Collection[int], placement: Placement, lowered: LoweredSchedule
+    names: Sequence[str], plan: Plan, split: Collection[int], placement: RankPlacement, lowered: LoweredSchedule
 ) -> None:
     """Check that synchronisations work under a plan's schedule.
 

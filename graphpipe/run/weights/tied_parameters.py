@@ -9,7 +9,7 @@ from torch import nn
 from graphpipe.plans import Plan
 from graphpipe.plans.tied_gradients import TiedGradients
 from graphpipe.run.comm.broadcast import broadcast_tensors
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.run.weights.gradient_sum import sum_between_ranks, sum_copies
 
@@ -59,7 +59,7 @@ ReplicaParameters = Mapping[tuple[int, int], Mapping[str, nn.Parameter]]
 
 
 def find_tied_parameters(
-    plan: Plan, placement: Placement, parameters: ReplicaParameters, leaders: Collection[tuple[int, int]]
+    plan: Plan, placement: RankPlacement, parameters: ReplicaParameters, leaders: Collection[tuple[int, int]]
 ) -> list[TiedParameters]:
     """Return the tied parameters on this rank, one value for each of `Plan.tied_gradients`.
 
@@ -75,7 +75,7 @@ def find_tied_parameters(
 def _of(
     tied: TiedGradients,
     plan: Plan,
-    placement: Placement,
+    placement: RankPlacement,
     parameters: ReplicaParameters,
     leaders: Collection[tuple[int, int]],
 ) -> TiedParameters:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.plans import Plan
-from graphpipe.run.comm.rank_placement import Placement, RankLayout, ReplicaLayout, layout
+from graphpipe.run.comm.rank_placement import RankLayout, RankPlacement, ReplicaLayout, layout
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.memory_usage import available_bytes
 from graphpipe.units import format_bytes
@@ -35,7 +35,7 @@ def readiness(world: World, plan: Plan) -> tuple[Readiness, ...]:
     """Return the readiness of every rank. Every rank calls this."""
     own = {"place": _place(world.device), "available_bytes": available_bytes(world.device)}
     of_ranks = world.exchange(own)
-    placement = Placement.of(plan, world.size)
+    placement = RankPlacement.of(plan, world.size)
     ready: list[Readiness] = []
     for hosted, rank in zip(layout(placement), of_ranks, strict=True):
         peaks = plan.prediction.peak_bytes if plan.prediction else None

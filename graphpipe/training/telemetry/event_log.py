@@ -12,7 +12,7 @@ from typing import Any, TextIO, cast, get_args
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.files.json_lines import remove_partial_line
-from graphpipe.run.step.recorder import CurrentWork
+from graphpipe.run.worker.recorder import CurrentWork
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.telemetry.event import VERSION, Event, EventLine, FailureEvent
 

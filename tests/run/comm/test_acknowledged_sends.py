@@ -9,7 +9,7 @@ from run_plans import plan_of
 from run_ranks import run_ranks, values
 from run_scenarios import chain_of_two, messages_kept
 
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.schedule import Action, Compute, Send, StageTask
 from graphpipe.schedule.acknowledged_sends import find_acknowledged_sends
 from graphpipe.schedule.lower import lower
@@ -19,7 +19,7 @@ from graphpipe.schedule.schedulers.registry import build_schedule
 def test_acknowledged_sends_of_a_chain_are_those_derived_by_hand() -> None:
     # Rank 0: F0 F1 B0 F2 B1 B2. Rank 1: F0 B0 F1 B1 F2 B2.
     plan = chain_of_two(micro_batch=BATCH // 3)
-    lowered, placement = lower(plan, build_schedule(plan)), Placement.of(plan, 2)
+    lowered, placement = lower(plan, build_schedule(plan)), RankPlacement.of(plan, 2)
     first, second = (
         {place: [(each.direction, each.source_task.micro_batch) for each in sent] for place, sent in found.items()}
         for found in (find_acknowledged_sends(lowered, placement.rank_of, rank) for rank in range(2))
@@ -34,7 +34,7 @@ def test_acknowledged_sends_of_a_chain_are_those_derived_by_hand() -> None:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_the_peer_received_the_message_before_it_sent_the_acknowledging_one(cut: str, name: str) -> None:
     plan = plan_of(fan(), fan_batch()[0], STAGES[cut], BATCH, name)
-    lowered, placement = lower(plan, build_schedule(plan)), Placement.of(plan, len(plan.used_devices))
+    lowered, placement = lower(plan, build_schedule(plan)), RankPlacement.of(plan, len(plan.used_devices))
     known = 0
     for rank in range(placement.size):
         for (device, task), transfers in find_acknowledged_sends(lowered, placement.rank_of, rank).items():
@@ -66,7 +66,7 @@ def test_the_number_of_kept_messages_does_not_grow_with_the_number_sent(tmp_path
 
 def test_every_message_is_released_once() -> None:
     plan = replace(chain_of_two(micro_batch=1), schedule="1f1b")
-    lowered, placement = lower(plan, build_schedule(plan)), Placement.of(plan, 2)
+    lowered, placement = lower(plan, build_schedule(plan)), RankPlacement.of(plan, 2)
     for rank in range(2):
         gone = [each for sent in find_acknowledged_sends(lowered, placement.rank_of, rank).values() for each in sent]
         assert len(gone) == len(set(gone))

@@ -15,7 +15,7 @@ from run_models import STAGES
 from run_ranks import run_ranks, values
 from run_scenarios import train
 
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs, disjoint_rounds
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
@@ -124,10 +124,10 @@ def test_a_chain_needs_two_rounds() -> None:
 def test_pairs_are_those_that_the_schedule_sends_between() -> None:
     parts = [Part(micro_batch=4, degree=2), Part(micro_batch=4, degree=4), Part(micro_batch=4)]
     plan = make_plan(parts)
-    placement = Placement.of(plan, 7)
+    placement = RankPlacement.of(plan, 7)
     expected = {(0, 2), (0, 3), (1, 4), (1, 5), (2, 6), (3, 6), (4, 6), (5, 6)}
     assert communicating_pairs(lower(plan, build_schedule(plan)), placement) == expected
-    assert not communicating_pairs(lower(plan, build_schedule(plan)), Placement.of(plan, 1))
+    assert not communicating_pairs(lower(plan, build_schedule(plan)), RankPlacement.of(plan, 1))
 
 
 def test_ranks_make_first_contact_in_one_order(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from graphpipe.run import Pipeline
 from graphpipe.run.stage.edge_values import edge_specs
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors
-from graphpipe.run.stage.stage_replica import StageReplica
+from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.schedule import StageTask
 from graphpipe.schedule.schedule import Kind
 
@@ -52,7 +52,7 @@ class Stages:
     recompute: tuple[Recompute, Recompute]
     offload: tuple[str, ...] = ()
     plan: Plan = field(init=False)
-    replicas: list[StageReplica] = field(init=False)
+    runs: list[StageReplicaRun] = field(init=False)
     batch: MiniBatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,22 +67,22 @@ class Stages:
         costs = estimate(graph, cluster)
         self.plan = hand_plan(graph, costs, cluster, batch_size=BATCH, stages=stages, schedule="gpipe")
         replicas = Pipeline(self.plan, self.model.module, self.model.loss_fn)._worker.replicas
-        self.replicas = [replicas[at, at] for at in range(2)]
+        self.runs = [StageReplicaRun(replicas[at, at], self.model.loss_fn) for at in range(2)]
         inputs, targets = self.model.batch(torch.Generator().manual_seed(0), BATCH)
         self.batch = MiniBatch(
             inputs=inputs, targets=targets, size=BATCH, micro_batches=(MICRO, MICRO), key=(0, 0), training=True,
-            specs=edge_specs([each.program for each in self.replicas]), check_finite=False,
+            specs=edge_specs([run.replica.program for run in self.runs]), check_finite=False,
         )  # fmt: skip
 
     def do(self, kind: Kind, stage: int, index: int, given: dict[int, NamedTensors]) -> dict[int, NamedTensors]:
         """Run a task on copies of the given values, and return copies of the values that it sends."""
-        task, replica = StageTask(kind, stage, index), self.replicas[stage]
-        specs = replica.program.receives if kind == "F" else replica.program.sends
+        task, run = StageTask(kind, stage, index), self.runs[stage]
+        specs = run.replica.program.receives if kind == "F" else run.replica.program.sends
         for edge, values in given.items():
-            for name, buffer in replica.received.buffers(task, edge, specs[edge], MICRO).items():
+            for name, buffer in run.received.buffers(task, edge, specs[edge], MICRO).items():
                 buffer.copy_(values[name])
-        replica.do(task, self.rows(index), self.batch, self.model.loss_fn)
-        sent, replica.outgoing = replica.outgoing, {}
+        run.do(task, self.rows(index), self.batch)
+        sent, run.outgoing = run.outgoing, {}
         return {edge: {name: torch.clone(value) for name, value in values.items()} for edge, values in sent.items()}
 
     def rows(self, index: int) -> SampleRange:
@@ -117,9 +117,9 @@ def test_offloaded_bytes_are_as_predicted(name: str) -> None:
     for index in range(2):
         with LiveBytes() as live:
             sent = stages.do("F", 0, index, {})
-            replica = stages.replicas[0]
-            replica.move("evict", index)
-            offloaded = replica.micro_batches[index].offloaded
+            run = stages.runs[0]
+            run.move("evict", index)
+            offloaded = run.micro_batches[index].offloaded
             assert offloaded is not None
             away = sum(each.count for each in offloaded.away)
             kept = live.bytes - size(sent) - away

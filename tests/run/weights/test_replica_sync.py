@@ -26,7 +26,7 @@ from run_short_memory import BATCH, large_layer, samples, train_plainly, train_p
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from graphpipe.run.comm.rank_placement import Placement
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.weights.check_sync import check_schedule
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.lower import lower
@@ -201,9 +201,9 @@ def test_options_that_exclude_each_other_are_refused(options: dict[str, Any], me
 def test_ddp_is_refused_where_its_sums_would_wait_for_ever() -> None:
     plan, text = crossed()
     lowered = lower(plan, Schedule.parse(text))
-    placement = Placement.of(plan, 3)
+    placement = RankPlacement.of(plan, 3)
     with pytest.raises(InvalidInput, match=r"devices 'd1', 'd2' would wait .* forever: engine 'ddp' reduces inside"):
         check_schedule(("ddp",) * len(plan.stages), plan, (), placement, lowered)
     for engine in ("allreduce", "fsdp2"):
         check_schedule((engine,) * len(plan.stages), plan, (), placement, lowered)
-    check_schedule(("ddp",) * len(plan.stages), plan, (), Placement.of(plan, 1), lowered)
+    check_schedule(("ddp",) * len(plan.stages), plan, (), RankPlacement.of(plan, 1), lowered)

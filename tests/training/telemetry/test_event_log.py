@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.step.recorder import CurrentWork
+from graphpipe.run.worker.recorder import CurrentWork
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.telemetry.event import EndEvent, EventLine, FailureEvent, StepEvent
 from graphpipe.training.telemetry.event_log import failure_event, open_event_log, read_events, read_new_events

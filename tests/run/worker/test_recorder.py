@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from graphpipe.run.comm.world import World
-from graphpipe.run.step.recorder import CurrentWork, Recorder
+from graphpipe.run.worker.recorder import CurrentWork, Recorder
 
 
 def recorder(*, on: bool) -> Recorder:

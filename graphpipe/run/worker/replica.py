@@ -1,4 +1,4 @@
-"""What the worker needs of a replica of a stage, which computes or emulates computing."""
+"""What a worker needs of a replica of a stage, which computes or emulates computing, and of its run of one step."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -7,21 +7,13 @@ from torch import nn
 
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.rank_placement import ReplicaSlot
-from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
 from graphpipe.schedule import StageTask
 
 
 class Replica(Protocol):
-    """A replica of a stage, as the worker uses it. It computes, or emulates computing."""
-
-    received: ReceiveBuffers
-    """The values that it has received."""
-    outgoing: dict[int, NamedTensors]
-    """The values that its last task sends, by edge."""
-    outgoing_task: StageTask | None
-    """Its last task."""
+    """A replica of a stage, as the worker uses it between steps."""
 
     @property
     def slot(self) -> ReplicaSlot:
@@ -33,11 +25,26 @@ class Replica(Protocol):
         """Parameters whose gradients are reduced, in the same order in every replica of a stage."""
         ...
 
-    def begin(self) -> None:
-        """Discard the state of the last step."""
+
+class ReplicaRun(Protocol):
+    """A replica in one step, as the worker uses it. It computes, or emulates computing."""
+
+    @property
+    def received(self) -> ReceiveBuffers:
+        """The values that it has received."""
         ...
 
-    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch, loss_fn: LossFunction | None) -> None:
+    @property
+    def outgoing(self) -> dict[int, NamedTensors]:
+        """The values that its last task sends, by edge."""
+        ...
+
+    @property
+    def outgoing_task(self) -> StageTask | None:
+        """Its last task."""
+        ...
+
+    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch) -> None:
         """Run a task for these samples of a mini-batch."""
         ...
 

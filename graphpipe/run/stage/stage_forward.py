@@ -1,0 +1,67 @@
+"""The forward of a micro-batch on a stage replica: inputs, random numbers, precision, checks and the loss."""
+
+from dataclasses import dataclass
+
+import torch
+
+from graphpipe.model.autocast import autocast_context
+from graphpipe.plans.sharding import SampleRange
+from graphpipe.run.device.rng import seed
+from graphpipe.run.stage.edge_values import check_outputs, check_result, enter
+from graphpipe.run.stage.loss import LossFunction, mean_loss
+from graphpipe.run.stage.micro_batch import Computed
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.receive_buffers import NamedTensors
+from graphpipe.run.stage.stage_replica import StageReplica
+
+
+@dataclass(frozen=True, slots=True)
+class StageForward:
+    """One forward, which can be computed again. It does not refer to the run, which refers to it."""
+
+    replica: StageReplica
+    """Computes the forward."""
+    received: dict[int, NamedTensors]
+    """The values from other stages, by edge."""
+    rows: SampleRange
+    """The samples, by their positions in the mini-batch."""
+    batch: MiniBatch
+    """The mini-batch of the samples."""
+    loss_fn: LossFunction | None
+    """The loss function of the step; None computes no loss."""
+    seed: int
+    """The seed of the forward's random numbers, which depend only on the task."""
+
+    def compute(self) -> Computed:
+        """Compute the outputs of the stage, the model's output and the loss."""
+        replica = self.replica
+        values = self.batch.input_rows(replica.program.model_inputs, self.rows, replica.device)
+        for by_name in self.received.values():
+            values |= {name: enter(value) for name, value in by_name.items()}
+        if replica.recomputation is not None and not torch.is_grad_enabled():
+            # The stage may write into its inputs, and the backward needs them again.
+            values = {name: value.clone() for name, value in values.items()}
+        seed(replica.device, self.seed)
+        if replica.precision == "fp32":
+            return self._run(values)
+        with autocast_context(replica.precision, replica.device):
+            return self._run(values)
+
+    def _run(self, values: NamedTensors) -> Computed:
+        replica, batch, loss = self.replica, self.batch, None
+        program, monitor = replica.program, replica.monitor
+        outputs, result = program(values)
+        if monitor.injector.armed:
+            outputs = {name: monitor.corrupt("forward", value) for name, value in outputs.items()}
+        if program.sends:
+            specs = {edge: batch.specs[edge] for edge in program.sends}
+            check_outputs(outputs, specs, len(self.rows), replica.stage_name)
+            # One copy for all consumers, and the graph keeps this one. A send would keep another for each of them.
+            outputs = {name: value.contiguous() for name, value in outputs.items()}
+        if batch.training and program.output_dtypes:
+            check_result(result, program.output_dtypes, replica.stage_name)
+        if program.is_output and self.loss_fn is not None:
+            loss = mean_loss(self.loss_fn, result, batch.target_rows(self.rows, replica.device))
+            if monitor.injector.armed:
+                loss = monitor.corrupt("forward", loss)
+        return Computed(outputs, result, loss)
