@@ -18,10 +18,10 @@ from bench.engines import adamw
 from bench.record import save
 from bench.tables import markdown
 from graphpipe.cluster.device import Device, DeviceType, Link
+from graphpipe.devices.registry import kind_of
 from graphpipe.model.zoo import gpt, mmt
 from graphpipe.model.zoo.zoo_model import ZooModel
 from graphpipe.profiler.effort import Effort
-from graphpipe.run.device.memory_usage import peak_bytes
 from graphpipe.trace.compare import compare
 
 TARGET = 0.10
@@ -157,7 +157,7 @@ def train(
             pipeline.step(inputs, targets)
             _settle(device)
             seconds.append(time.perf_counter() - start)
-        peak = peak_bytes(device) if device.type == "cuda" else None
+        peak = kind_of(device).peak_bytes(device) if not kind_of(device).on_host else None
         return seconds[warmup:], pipeline.trace(), peak
 
 

@@ -35,6 +35,7 @@ def test_the_table_has_every_kind() -> None:
         "panel",
         "export format",
         "backend",
+        "kind of device",
     }
     assert {row[0].strip() for row in ROWS} == kinds
 

@@ -31,6 +31,7 @@ ROOMS = (
     ),
     *("graph", "graph/splits", "cluster", "trace", "costs", "plans", "zoo_graphs"),
     *("schedule", "schedule/list_scheduling", "schedule/schedulers", "schedule/segments", "schedule/gradient_tasks"),
+    "devices",
     *(
         "model",
         "model/capture",
@@ -65,8 +66,19 @@ ROOMS = (
     *("cli", "__main__"),
 )
 """From the lowest up. The files of a room itself stand where the room is named."""
-TORCH_ROOMS = ("model", "profiler", "run", "launch", "link_profile", "training", "inference", "doctor", "cli")
-"""Where torch may be imported: what stands above `model`, apart from the simulator and the planners."""
+TORCH_ROOMS = (
+    "devices",
+    "model",
+    "profiler",
+    "run",
+    "launch",
+    "link_profile",
+    "training",
+    "inference",
+    "doctor",
+    "cli",
+)
+"""Where torch may be imported: what stands above `devices`, apart from the simulator and the planners."""
 PUBLIC = "graphpipe"
 """The public names: may come from every room, and no room imports them from there."""
 

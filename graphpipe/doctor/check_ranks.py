@@ -1,7 +1,6 @@
 """Checks that ranks can communicate, and that they run the same versions on the same kind of device."""
 
 import json
-import platform
 import socket
 import tempfile
 import time
@@ -9,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch.cuda import nccl
 
+from graphpipe.devices.registry import all_device_kinds, kind_of
 from graphpipe.doctor import Finding
 from graphpipe.errors import GraphPipeError
 from graphpipe.files.json_body import from_body, to_body
@@ -65,14 +64,12 @@ def check_ranks(world: World) -> list[Finding]:
 
 def environment(device: torch.device) -> dict[str, str]:
     """Return the versions that must be the same on all ranks, and the host and device of this rank."""
-    gpu = device.type == "cuda"
-    return {
-        "host": socket.gethostname(),
-        "device": torch.cuda.get_device_name(device) if gpu else platform.machine(),
-        **versions([PACKAGE, "torch", "numpy", "safetensors"]),
-        "cuda": str(torch.version.cuda),
-        "nccl": ".".join(map(str, nccl.version())) if gpu else "none",
-    }
+    own = kind_of(device)
+    found = {"host": socket.gethostname(), "device": own.describe(device)}
+    found |= versions([PACKAGE, "torch", "numpy", "safetensors"])
+    for kind in all_device_kinds().values():
+        found |= kind.versions(used=kind is own)
+    return found
 
 
 def differences(environments: Sequence[Environment]) -> list[Finding]:

@@ -3,9 +3,9 @@
 import re
 
 import torch
-import torch.distributed as dist
-from torch.cuda import nccl
 
+from graphpipe.devices.device_kind import DeviceKind
+from graphpipe.devices.registry import all_device_kinds
 from graphpipe.doctor import Finding
 from graphpipe.units import format_bytes
 
@@ -13,8 +13,8 @@ OLDEST = (2, 11)
 
 
 def check_torch() -> list[Finding]:
-    """Check the version of torch, its communication backends, and every GPU."""
-    return [check_version(torch.__version__), *_backends(), *_gpus()]
+    """Check the version of torch, its communication backends, and every accelerator."""
+    return [check_version(torch.__version__), *_backends(), *_accelerators()]
 
 
 def check_version(version: str) -> Finding:
@@ -29,47 +29,48 @@ def check_version(version: str) -> Finding:
 
 def _backends() -> list[Finding]:
     found: list[Finding] = []
-    gloo = dist.is_available() and dist.is_gloo_available()
-    if gloo:
-        found.append(Finding(name="gloo", status="fine", what="available"))
-    else:
-        remedy = "Ranks on CPUs cannot communicate: install a torch that was built with distributed support."
-        found.append(Finding(name="gloo", status="problem", what="torch was built without it", remedy=remedy))
-    if torch.cuda.is_available():
-        if dist.is_available() and dist.is_nccl_available():
-            version = ".".join(map(str, nccl.version()))
-            found.append(Finding(name="nccl", status="fine", what=version))
+    for kind in all_device_kinds().values():
+        if not kind.count():
+            continue
+        if kind.backend_available():
+            version = kind.versions(used=True).get(kind.backend, "available")
+            found.append(Finding(name=kind.backend, status="fine", what=version))
         else:
-            remedy = "Ranks on GPUs cannot communicate: install a CUDA build of torch for Linux."
-            found.append(Finding(name="nccl", status="problem", what="torch was built without it", remedy=remedy))
+            remedy = f"Ranks on {kind.name} devices cannot communicate: install a torch that was built with it."
+            what = "torch was built without it"
+            found.append(Finding(name=kind.backend, status="problem", what=what, remedy=remedy))
     return found
 
 
-def _gpus() -> list[Finding]:
-    if not torch.cuda.is_available():
-        if torch.version.cuda is None:
-            return [Finding(name="GPUs", status="fine", what="none: this torch is for CPUs")]
-        what = f"none can be used, although torch is built for CUDA {torch.version.cuda}"
-        remedy = "If there are GPUs, look at nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES."
-        return [Finding(name="GPUs", status="warning", what=what, remedy=remedy)]
-    return [_gpu(number) for number in range(torch.cuda.device_count())]
+def _accelerators() -> list[Finding]:
+    kinds = [kind for kind in all_device_kinds().values() if not kind.on_host]
+    if usable := [kind for kind in kinds if kind.count()]:
+        return [_accelerator(kind, number) for kind in usable for number in range(kind.count())]
+    built_for = [kind for kind in kinds if kind.built_for()]
+    if not built_for:
+        return [Finding(name="GPUs", status="fine", what="none: this torch is for CPUs")]
+    names = " and ".join(kind.built_for() for kind in built_for)
+    what = f"none can be used, although torch is built for {names}"
+    remedy = f"If there are GPUs, look at {built_for[0].where_to_look}."
+    return [Finding(name="GPUs", status="warning", what=what, remedy=remedy)]
 
 
-def _gpu(number: int) -> Finding:
-    name, device = torch.cuda.get_device_name(number), torch.device("cuda", number)
+def _accelerator(kind: DeviceKind, number: int) -> Finding:
+    device = torch.device(kind.name, number)
+    model, name = kind.describe(device), f"GPU {number}"
     try:
         ones = torch.ones(256, 256, device=device)
         total = float((ones @ ones).sum())
-        free, memory = torch.cuda.mem_get_info(device)
-    except RuntimeError as error:
+        free, memory = kind.available_bytes(device), kind.total_bytes(device)
+    except (RuntimeError, AssertionError) as error:  # The latter if torch was not built for it.
         first = next(iter(str(error).splitlines()), "")
-        remedy = "Look at nvidia-smi: another program may hold it, or this torch is not built for it."
-        return Finding(name=f"GPU {number}", status="problem", what=f"{name} does not compute: {first}", remedy=remedy)
+        remedy = f"Look at {kind.where_to_look}: another program may hold it, or this torch is not built for it."
+        return Finding(name=name, status="problem", what=f"{model} does not compute: {first}", remedy=remedy)
     if total != 256.0**3:
-        remedy = "Do not train on it: replace it, or leave it out with CUDA_VISIBLE_DEVICES."
-        return Finding(name=f"GPU {number}", status="problem", what=f"{name} computes wrong sums", remedy=remedy)
-    what = f"{name}, {format_bytes(free)} of {format_bytes(memory)} free"
+        remedy = f"Do not train on it: replace it, or leave it out with {kind.visible_variable}."
+        return Finding(name=name, status="problem", what=f"{model} computes wrong sums", remedy=remedy)
+    what = f"{model}, {format_bytes(free)} of {format_bytes(memory)} free"
     if free < 0.5 * memory:
         remedy = "Another program holds the rest: plans count on all of it."
-        return Finding(name=f"GPU {number}", status="warning", what=what, remedy=remedy)
-    return Finding(name=f"GPU {number}", status="fine", what=what)
+        return Finding(name=name, status="warning", what=what, remedy=remedy)
+    return Finding(name=name, status="fine", what=what)

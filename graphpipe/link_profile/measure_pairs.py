@@ -69,8 +69,7 @@ class _Exchange:
         first()
         second()
         self.drain()
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
+        self.world.kind.synchronize(self.world.device)
 
 
 def measure_pairs(world: World, pairs: Sequence[Pair]) -> list[Link]:
@@ -124,7 +123,7 @@ def _one_way_seconds(world: World, pair: Pair) -> tuple[float, float, float]:
 
 def _works(world: World, pairs: Sequence[Pair]) -> dict[Pair, tuple[float, float]]:
     """Return the work per message and per byte for pairs that have no rank in common, while all of them compute."""
-    if world.device.type == "cuda":  # The device does not send messages itself.
+    if not world.kind.on_host:  # The device does not send messages itself.
         return dict.fromkeys(pairs, (0.0, 0.0))
     own = next((pair for pair in pairs if world.rank in pair), None)
     of_ranks = world.exchange([_work(world, own, size) for size in (SMALL_BYTES, MIDDLE_BYTES)])

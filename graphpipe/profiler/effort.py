@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import fmean, median
 
-import torch
+from graphpipe.devices.device_kind import DeviceKind
+from graphpipe.devices.registry import usable_accelerator
 
 _SPIKE = 2.0
 """Multiple of the median beyond which a measurement counts as this much."""
@@ -62,9 +64,15 @@ class Effort:
 
     def now(self) -> float:
         """Return the time, after waiting until an accelerator (if there is one) has finished its work."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if (kind := _accelerator()) is not None:
+            kind.synchronize()
         return self.clock()
+
+
+@cache
+def _accelerator() -> DeviceKind | None:
+    # Looked up once, because finding it would count as a part of the shortest operators.
+    return usable_accelerator()
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Temporaries
+from graphpipe.devices.registry import kind_of
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured, capture_nodes
@@ -214,15 +215,19 @@ def _cores(cluster: Cluster) -> int:
 
 def _copies(cluster: Cluster, threads: int, parameters: Sequence[Tensor]) -> int:
     # A copy of this process has neither torch's threads nor the accelerator.
-    if cluster.cores_per_node is None or threads > 1 or any(each.device.type != "cpu" for each in parameters):
+    if cluster.cores_per_node is None or threads > 1 or _on_accelerator(parameters):
         return 0
     return min(_ranks(cluster), MOST_PROCESSES_PER_CORE * _cores(cluster)) - 1
+
+
+def _on_accelerator(parameters: Sequence[Tensor]) -> bool:
+    return not all(kind_of(parameter.device).on_host for parameter in parameters)
 
 
 def _effort(parameters: Sequence[Tensor], threads: int) -> Effort:
     # The processor time of one thread does not include waiting for other processes. Several threads, or an accelerator,
     # can only be timed by the wall clock.
-    if any(parameter.device.type != "cpu" for parameter in parameters):
+    if _on_accelerator(parameters):
         return Effort()
     evicting = torch.zeros(_EVICTING_BYTES, dtype=torch.uint8)
     return Effort(

@@ -16,7 +16,7 @@ from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.warm_up_pairs import communicating_pairs
 from graphpipe.run.comm.world import World
-from graphpipe.run.device.precision import check_planned_precision, initial_scale
+from graphpipe.run.device.precision import check_planned_precision, check_precision_of_device, initial_scale
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.segments.build_updates import build_updates
 from graphpipe.run.segments.check_policy import check_policy
@@ -91,6 +91,7 @@ def build_parts(
     placement = RankPlacement.of(plan, world.size)
     shake_hands(world, plan, placement, _settings(specs, options))
     check_planned_precision(plan, options.precision)
+    check_precision_of_device(world.device, options.precision)
     check_host_memory(world, placement)
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
     ranks = neighbours(plan, placement, lowered, world.rank)

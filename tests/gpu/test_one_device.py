@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from bench import gpu
+from graphpipe.devices.cuda import CudaClock, CudaStream
 from graphpipe.profiler.effort import Effort
 from graphpipe.run import Pipeline
-from graphpipe.run.device.device_clock import CudaClock
-from graphpipe.run.device.stream import CudaStream
 
 NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GPU = "cuda:0"

@@ -9,13 +9,13 @@ from run_chain import INTERLEAVED, chain_pipeline, train_chain
 from run_ranks import run_ranks
 from torch import nn
 
+from graphpipe.devices.cpu import HostStream
 from graphpipe.errors import Infeasible, OutOfMemory
 from graphpipe.plans.device_memory import host_bytes
 from graphpipe.run import check_host_memory
 from graphpipe.run.check_host_memory import HostShare, check_shares
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.device.stage_streams import HostStreams
-from graphpipe.run.device.stream import HostStream
 from graphpipe.run.stage.offload import OffloadedTensors, Offloading
 
 OFFLOAD = {1: ("b",), 2: ("c",)}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
+from graphpipe.devices.registry import usable_accelerator
 from graphpipe.model.backends.backend import Backend, Region
 
 
@@ -19,7 +20,7 @@ def compile_inductor(module: fx.GraphModule, arguments: Sequence[Tensor]) -> Reg
 
 def _missing() -> str:
     compiler = os.environ.get("CXX", "g++")
-    if torch.cuda.is_available() or shutil.which(compiler):
+    if usable_accelerator() is not None or shutil.which(compiler):
         return ""
     return f"the C++ compiler {compiler} is not installed"
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
-
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput
 from graphpipe.run.comm.world import World
 
@@ -102,8 +100,7 @@ def _signs_of_life(world: World) -> Generator[None]:
 
     def send_signs() -> None:
         try:
-            if world.device.type == "cuda":
-                torch.cuda.set_device(world.device)
+            world.kind.select(world.device)
             while not over.wait(world.timeout.total_seconds() / _WITHIN_LIMIT):
                 world.exchange(_WORKING)
         except Exception as error:

@@ -7,10 +7,10 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from graphpipe.devices.device_kind import Mark
 from graphpipe.run.comm.batch_comparison import BatchComparison
 from graphpipe.run.comm.warm_up_pairs import Pair, disjoint_rounds, warm_up
 from graphpipe.run.comm.world import World
-from graphpipe.run.device.stream import Mark
 from graphpipe.schedule import Hold, Return, Transfer
 
 

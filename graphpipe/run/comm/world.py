@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from graphpipe.devices.cpu import CPU
+from graphpipe.devices.device_kind import DeviceKind
+from graphpipe.devices.registry import all_device_kinds, default_kind, kind_of
 from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
 from graphpipe.run.comm.host_address import bind_gloo_to_route_of
 from graphpipe.run.comm.p2p_groups import P2PGroups
@@ -43,14 +46,19 @@ class World:
     """The contexts that `waiting_for` returns, by rank."""
 
     @property
+    def kind(self) -> DeviceKind:
+        """The kind of the device."""
+        return kind_of(self.device)
+
+    @property
     def backend(self) -> str:
-        """NCCL between GPUs, gloo between CPUs."""
-        return "nccl" if self.device.type == "cuda" else "gloo"
+        """The backend of messages: NCCL between GPUs, gloo between CPUs."""
+        return self.kind.backend
 
     @property
     def in_order(self) -> bool:
         """Whether messages do not have tags. NCCL matches messages only by their order on both ranks."""
-        return self.backend == "nccl"
+        return self.kind.matches_by_order
 
     @property
     def p2p(self) -> P2PGroups:
@@ -164,7 +172,7 @@ def join(device: torch.device | str | None, timeout_seconds: float) -> World:
     """Join the world that torchrun's environment describes, or that the caller has initialised.
 
     Args:
-        device: where to compute; None is `cuda:LOCAL_RANK` if CUDA is available, else the CPU.
+        device: where to compute; None is the accelerator with the number LOCAL_RANK, such as `cuda:0`, or else the CPU.
         timeout_seconds: how long to wait for a peer that neither answers nor dies.
 
     Raises:
@@ -178,7 +186,7 @@ def join(device: torch.device | str | None, timeout_seconds: float) -> World:
     if size == 1:
         return World(rank=0, size=1, device=place, timeout=timeout)
     if not ready:
-        _initialise("nccl" if place.type == "cuda" else "gloo", size, timeout)
+        _initialise(kind_of(place).backend, size, timeout)
     world = World(rank=dist.get_rank(), size=size, device=place, timeout=timeout, initialised_here=not ready)
     everyone = world.everyone = _new_group(list(range(size)), timeout, world.backend)
     up, down = (everyone if world.in_order else _new_group(list(range(size)), timeout, world.backend) for _ in range(2))
@@ -194,18 +202,21 @@ def _new_group(ranks: list[int], timeout: timedelta, backend: str) -> dist.Proce
 def _choose_device(device: torch.device | str | None) -> torch.device:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     try:
-        place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+        place = torch.device(device if device is not None else default_kind().name)
     except RuntimeError:
-        raise InvalidInput(f"'{device}' is no device", remedy="Write cpu, cuda or cuda:0.") from None
-    if place.type != "cuda":
+        *names, last = sorted(all_device_kinds())
+        remedy = f"Write {', '.join([*names, last])} or {last}:0."
+        raise InvalidInput(f"'{device}' is no device", remedy=remedy) from None
+    kind = all_device_kinds().get(place.type, CPU)
+    if kind.on_host:
         return place
-    place = place if ":" in str(place) else torch.device("cuda", local)
-    if place.index >= torch.cuda.device_count():
+    place = place if ":" in str(place) else torch.device(kind.name, local)
+    if place.index >= kind.count():
         raise InvalidInput(
-            f"this rank would compute on {place}, the machine has {torch.cuda.device_count()} CUDA devices",
+            f"this rank would compute on {place}, the machine has {kind.count()} {kind.name.upper()} devices",
             remedy="Start fewer processes per machine, or pass device='cpu'.",
         )
-    torch.cuda.set_device(place)
+    kind.select(place)
     return place
 
 

@@ -11,8 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from pydantic import ConfigDict, Field
 
+from graphpipe.devices.registry import kind_of
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import Count
 from graphpipe.graph import Precision
@@ -64,6 +66,18 @@ def check_planned_precision(plan: Plan, precision: Precision, *, where: str = "p
         what = f"is {precision}, but the plan counts the memory and messages of {planned}"
         remedy = f"Set it to {planned}, or capture the model and plan again with precision {precision}."
         raise InvalidInput(what, where=where, remedy=remedy)
+
+
+def check_precision_of_device(device: torch.device, precision: Precision) -> None:
+    """Check that a device can compute forwards of this precision.
+
+    Raises:
+        InvalidInput: it cannot; the error names those that it can.
+    """
+    kind = kind_of(device)
+    if precision not in kind.precisions:
+        what = f"is {precision}, which {kind.name} devices cannot compute"
+        raise InvalidInput(what, where="precision", remedy=f"Choose {' or '.join(kind.precisions)}.")
 
 
 def initial_scale(name: str) -> LossScale | None:

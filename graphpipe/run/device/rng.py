@@ -9,18 +9,21 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from graphpipe.devices.registry import kind_of
+
 
 @contextmanager
 def preserve_rng_state(device: torch.device) -> Generator[None]:
     """Restore torch's generators at the end of the block; used once per step, because it costs more than `seed`."""
     cpu = torch.default_generator.get_state()
-    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    kind = kind_of(device)
+    own = kind.random_state(device)
     try:
         yield
     finally:
         torch.default_generator.set_state(cpu)
         if own is not None:
-            torch.cuda.set_rng_state(own, device)
+            kind.set_random_state(device, own)
 
 
 def derive_seed(*key: int) -> int:
@@ -33,8 +36,7 @@ def seed(device: torch.device, number: int) -> None:
     """Seed torch's generators of the CPU and of `device`."""
     # Not torch.manual_seed, which formats a stack trace where there is no GPU.
     torch.default_generator.manual_seed(number)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(number)
+    kind_of(device).seed(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,16 @@ class RngState:
     """The state of torch's generators of the CPU and of one device."""
 
     device: torch.device
+    """The device."""
     cpu: Tensor
+    """The state of the CPU's generator."""
     own: Tensor | None
-    """The state of the device's generator, if it is a GPU."""
+    """The state of the device's generator; None if that is the CPU's."""
 
     @staticmethod
     def now(device: torch.device) -> "RngState":
         """Return the current state."""
-        own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return RngState(device, torch.get_rng_state(), own)
+        return RngState(device, torch.get_rng_state(), kind_of(device).random_state(device))
 
     def moved(self) -> bool:
         """Whether numbers have been drawn since then."""
@@ -61,8 +64,8 @@ class RngState:
     @contextmanager
     def restored(self) -> Generator[None]:
         """Set the generators to this state for the block, and restore them afterwards."""
-        with torch.random.fork_rng(devices=[] if self.own is None else [self.device]):
-            torch.set_rng_state(self.cpu)
+        with preserve_rng_state(self.device):
+            torch.default_generator.set_state(self.cpu)
             if self.own is not None:
-                torch.cuda.set_rng_state(self.own, self.device)
+                kind_of(self.device).set_random_state(self.device, self.own)
             yield

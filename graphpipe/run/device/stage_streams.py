@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from graphpipe.devices.device_kind import Stream
+from graphpipe.devices.registry import kind_of
 from graphpipe.plans import Plan
-from graphpipe.run.device.stream import Stream, current_stream, new_stream
 
 Direction = Literal["forward", "backward"]
 
@@ -48,7 +49,7 @@ class StageStreams:
     main: Stream = field(init=False)
 
     def __post_init__(self) -> None:
-        self.main = current_stream(self.device)
+        self.main = kind_of(self.device).current_stream(self.device)
 
     @staticmethod
     def of(device: torch.device, plan: Plan) -> "StageStreams":
@@ -82,7 +83,7 @@ class StageStreams:
     @contextmanager
     def forked(self) -> Generator[None]:
         """Let all streams wait for earlier operations, and later operations wait for all streams, even on an error."""
-        self.main = current_stream(self.device)
+        self.main = kind_of(self.device).current_stream(self.device)
         before = self.main.mark()
         for stream in self._all:
             stream.wait(before)
@@ -123,7 +124,7 @@ class StageStreams:
             self.main.wait(stream.mark())
 
     def _new(self) -> Stream:
-        stream = new_stream(self.device)
+        stream = kind_of(self.device).new_stream(self.device)
         stream.wait(self.main.mark())
         return stream
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from graphpipe.devices.cpu import CPU
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import RankPlacement
@@ -163,8 +164,8 @@ def _steps(job: RehearsalJob, rank: int, size: int) -> list[dict[str, Any]]:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     store = dist.FileStore(f"{job.folder}/rendezvous", size)
     timeout = timedelta(seconds=job.timeout_seconds)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    world, plan = join("cpu", job.timeout_seconds), job.plan
+    dist.init_process_group(CPU.backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    world, plan = join(CPU.name, job.timeout_seconds), job.plan
     placement = RankPlacement.of(plan, size)
     open_groups(plan, placement, world)
     worker = emulated_worker(plan, placement, world)

@@ -19,12 +19,13 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from graphpipe.devices.device_kind import Mark, Stream
+from graphpipe.devices.registry import kind_of
 from graphpipe.errors import OutOfMemory
 from graphpipe.model.saved_tensors import SavedTensor
 from graphpipe.run.comm.messages import PendingMessage
 from graphpipe.run.comm.resting import ReplicaKey, RestingMessages
 from graphpipe.run.device.stage_streams import HostStreams
-from graphpipe.run.device.stream import Mark, Stream
 from graphpipe.run.stage.tensor_tree import leaves
 from graphpipe.units import format_bytes
 
@@ -204,7 +205,7 @@ class OffloadedTensors:
         if self.owner.neighbour is not None:
             return torch.empty(count, dtype=torch.uint8, device=self.owner.device)
         try:
-            return torch.empty(count, dtype=torch.uint8, pin_memory=self.owner.device.type == "cuda")
+            return kind_of(self.owner.device).host_buffer(count)
         except RuntimeError as error:
             raise OutOfMemory(
                 f"the node lacks {format_bytes(count)} that micro-batch {self.micro_batch} offloads: {error}",

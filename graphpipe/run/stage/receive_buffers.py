@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from graphpipe.devices.device_kind import Mark, Stream
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.run.comm.messages import PendingMessage, Reader
-from graphpipe.run.device.stream import Mark, Stream
 from graphpipe.schedule import StageTask
 
 NamedTensors = dict[str, Tensor]

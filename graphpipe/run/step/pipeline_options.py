@@ -46,7 +46,7 @@ class PipelineOptions:
     seed: int = 0
     """With step, stage, micro-batch and replica it determines all random numbers, wherever a stage runs."""
     device: torch.device | str | None = None
-    """Where this rank computes. None is `cuda:LOCAL_RANK` if CUDA is available, else the CPU."""
+    """Where this rank computes. None is the accelerator with the number LOCAL_RANK (`cuda:0`), or else the CPU."""
     check_finite: bool = True
     """Check every stage's outputs, and its gradients before the update, for NaN and infinity, so that the error names
     the first stage and micro-batch. If False, a step is refused only if its loss is not finite."""

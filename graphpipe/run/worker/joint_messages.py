@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from graphpipe.devices.device_kind import Mark, Stream
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.messages import PendingMessage
-from graphpipe.run.device.stream import Mark, Stream
 from graphpipe.run.stage.edge_values import EdgeSpecs
 from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
 from graphpipe.schedule import StageTask, Transfer

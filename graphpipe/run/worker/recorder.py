@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch.profiler import record_function
 
+from graphpipe.devices.device_kind import DeviceClock, Moment
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.model.torch_private import profiling
 from graphpipe.plans import Plan
 from graphpipe.run.comm.world import World
-from graphpipe.run.device.device_clock import DeviceClock, Moment, clock_of
-from graphpipe.run.device.memory_usage import peak_bytes
 from graphpipe.trace import SPAN_WORDS, MemorySample, Span, SpanKind, Trace
 
 
@@ -52,7 +50,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.not_recorded = NotRecorded(self)
-        self.clock = clock_of(self.world.device)
+        self.clock = self.world.kind.clock(self.world.device)
 
     def begin(self) -> None:
         """Discard the last step, and start the clock at the same time as all other ranks."""
@@ -75,8 +73,7 @@ class Recorder:
         self.spans.clear()
         self.noted.clear()
         self.memory.clear()
-        if self.world.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.world.device)
+        self.world.kind.reset_peak(self.world.device)
 
     def end(self, devices: tuple[int, ...]) -> None:
         """Stop the clock, and record the peak memory if this rank has only one device."""
@@ -87,7 +84,7 @@ class Recorder:
             self.spans += [recording.span() for recording in self.noted]
             self.noted.clear()
             if len(devices) == 1:
-                held = peak_bytes(self.world.device)
+                held = self.world.kind.peak_bytes(self.world.device)
                 self.memory.append(MemorySample(device=devices[0], seconds=self.step_seconds, bytes=held))
 
     def span(

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import cast
 
+from graphpipe.devices.device_kind import Stream
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.device.stage_streams import StageStreams
-from graphpipe.run.device.stream import Stream
 from graphpipe.run.worker.recorder import CurrentWork
 from graphpipe.run.worker.step_batches import StepBatches
 from graphpipe.schedule import Action, Compute, LoweredSchedule, StageTask, Transfer

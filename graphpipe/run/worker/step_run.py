@@ -9,8 +9,8 @@ from typing import Generic
 
 from torch import Tensor
 
+from graphpipe.devices.cpu import HostStream
 from graphpipe.model.torch_private import profiling
-from graphpipe.run.device.stream import HostStream
 from graphpipe.run.faults.rank_status import ALL_PEERS
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.worker.joint_messages import hand_on

@@ -10,7 +10,7 @@ from typing import Generic
 
 from torch import Tensor
 
-from graphpipe.run.device.stream import Stream
+from graphpipe.devices.device_kind import Stream
 from graphpipe.run.stage.edge_values import check_message
 from graphpipe.run.stage.receive_buffers import NamedTensors
 from graphpipe.run.worker.joint_messages import HeldGradients, all_values, copy_left_out, sent_values, size_of

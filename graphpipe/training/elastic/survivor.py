@@ -157,7 +157,7 @@ class Survivor:
             The buffers of this rank's stages, to be updated after each step.
         """
         self.kept = None
-        regrouping = self.regrouping if pipeline.world.backend == "gloo" else None
+        regrouping = self.regrouping if pipeline.world.kind.outlives_peers else None
         if regrouping is None:
             yield BufferCopies([])
             return

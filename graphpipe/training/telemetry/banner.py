@@ -10,11 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from graphpipe.devices.registry import kind_of
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import RankLayout, RankPlacement, ReplicaLayout, layout
 from graphpipe.run.comm.world import World
-from graphpipe.run.device.memory_usage import available_bytes
 from graphpipe.units import format_bytes
 
 
@@ -33,7 +33,7 @@ class Readiness:
 
 def readiness(world: World, plan: Plan) -> tuple[Readiness, ...]:
     """Return the readiness of every rank. Every rank calls this."""
-    own = {"place": _place(world.device), "available_bytes": available_bytes(world.device)}
+    own = {"place": _place(world.device), "available_bytes": world.kind.available_bytes(world.device)}
     of_ranks = world.exchange(own)
     placement = RankPlacement.of(plan, world.size)
     ready: list[Readiness] = []
@@ -63,7 +63,7 @@ def shortages(ready: Sequence[Readiness]) -> list[str]:
 
 def _place(device: torch.device) -> str:
     host = socket.gethostname()
-    return f"{host} {device}" if device.type == "cuda" else host
+    return f"{host} {device}" if not kind_of(device).on_host else host
 
 
 WIDTH = 160

@@ -13,7 +13,6 @@ import torch
 
 from graphpipe.files.json_body import to_body
 from graphpipe.run.comm.rank_placement import RankLayout
-from graphpipe.run.device.memory_usage import held_bytes, peak_bytes
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.run_folder.metrics_log import StepMetrics, open_metrics_log
@@ -66,7 +65,7 @@ class Telemetry:
     def start(self) -> None:
         """Report that training begins."""
         pipeline, layout = self.pipeline, self.layout
-        if pipeline.world.device.type == "cpu":
+        if pipeline.world.kind.on_host:
             self.watch = SlowRankWatch(predicted_seconds=predicted_compute_seconds(pipeline.plan, layout))
         self.drained, self.computed_seconds = self.done, pipeline.monitor.status.computing_seconds
         self.events.write(
@@ -122,7 +121,8 @@ class Telemetry:
 
     def _memory(self) -> MemoryEvent:
         device = self.pipeline.world.device
-        event = MemoryEvent(step=self.done, held_bytes=held_bytes(device), peak_bytes=peak_bytes(device))
+        kind = self.pipeline.world.kind
+        event = MemoryEvent(step=self.done, held_bytes=kind.held_bytes(device), peak_bytes=kind.peak_bytes(device))
         self.events.write(event)
         return event
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import profile, schedule
 
+from graphpipe.devices.registry import default_kind
 from graphpipe.training.run_folder.run_folder import RunFolder
 
 SKIPPED = 1
@@ -41,7 +41,7 @@ def torch_profile(folder: RunFolder, rank: int, wanted: int, left: int) -> Gener
         ready.export_chrome_trace(str(path))
 
     with profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])],
+        activities=default_kind().activities,
         schedule=schedule(wait=min(SKIPPED, left - recorded - warmup), warmup=warmup, active=recorded, repeat=1),
         on_trace_ready=save,
     ) as profiler:

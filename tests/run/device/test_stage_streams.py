@@ -10,16 +10,16 @@ from run_models import fan_batch
 from run_scenarios import build
 from run_streams import Race, StreamRecorder
 
+from graphpipe.devices.cpu import HostStream
+from graphpipe.devices.registry import kind_of
 from graphpipe.run.device import stage_streams
-from graphpipe.run.device.stream import CudaStream, HostStream, current_stream, new_stream
 from graphpipe.run.pipeline import Pipeline
 
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> StreamRecorder:
     found = StreamRecorder(getattr(request, "param", ""))
-    monkeypatch.setattr(stage_streams, "new_stream", found.new_stream)
-    monkeypatch.setattr(stage_streams, "current_stream", found.current_stream)
+    monkeypatch.setattr(stage_streams, "kind_of", lambda _: found)
     return found
 
 
@@ -77,8 +77,6 @@ def train(pipeline: Pipeline) -> None:
 
 def test_a_cpu_has_one_stream_that_runs_operations_at_once() -> None:
     cpu = torch.device("cpu")
-    assert isinstance(new_stream(cpu), HostStream)
-    assert new_stream(cpu) is current_stream(cpu)
-    base = type(new_stream(cpu)).__base__
-    assert base is not None
-    assert issubclass(CudaStream, base)
+    kind = kind_of(cpu)
+    assert isinstance(kind.new_stream(cpu), HostStream)
+    assert kind.new_stream(cpu) is kind.current_stream(cpu)

@@ -13,12 +13,12 @@ from run_ranks import run_ranks, values
 from torch import Tensor, nn
 
 from graphpipe.costs import Recompute
+from graphpipe.devices.device_kind import Stream
 from graphpipe.errors import InvalidInput
 from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.run.comm.resting import RestingMessages
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import HostStreams
-from graphpipe.run.device.stream import Stream
 from graphpipe.run.stage.offload import Offloading
 
 TOGETHER = [(["a", "b", "c"], [0], 2), (["d"], [1], 2)]

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graphpipe.run.device.stream import Mark, Stream
+from graphpipe.devices.device_kind import Mark, Stream
 
 
 class Race(AssertionError):
@@ -46,13 +46,13 @@ class StreamRecorder(TorchDispatchMode):
         self.operations = 0
 
     def new_stream(self, device: torch.device) -> Stream:
-        """Stand in for `stream.new_stream`."""
+        """Stand in for `DeviceKind.new_stream`."""
         del device
         self.streams.append(RecordedStream(f"stream {len(self.streams)}", self))
         return self.streams[-1]
 
     def current_stream(self, device: torch.device) -> Stream:
-        """Stand in for `stream.current_stream`."""
+        """Stand in for `DeviceKind.current_stream`."""
         del device
         return self.inside
 

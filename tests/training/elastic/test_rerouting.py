@@ -14,6 +14,7 @@ from run_plans import plan_of
 from torch import nn
 
 from graphpipe.costs import estimate
+from graphpipe.devices.cpu import CPU
 from graphpipe.errors import Infeasible, PeerLost
 from graphpipe.model.torch_private import own_buffers
 from graphpipe.planning.hand_plan import under_policy
@@ -126,7 +127,7 @@ def test_a_rank_keeps_its_state_unless_a_loss_comes_within_an_update(phase: str,
         programs=[SimpleNamespace(module=module)], hosted=[0], optimizers=[scheduled], loss_scale=scale
     )
     pipeline: Any = SimpleNamespace(
-        world=SimpleNamespace(backend="gloo"),
+        world=SimpleNamespace(kind=CPU),
         state=state,
         steps=done,
         monitor=SimpleNamespace(last_status=SimpleNamespace(phase=phase)),

@@ -4,9 +4,9 @@ import pytest
 from run_models import STAGES
 from run_scenarios import build
 
+from graphpipe.devices.cpu import CPU
 from graphpipe.run.comm.rank_placement import RankLayout, ReplicaLayout
 from graphpipe.run.comm.world import join
-from graphpipe.run.device.memory_usage import available_bytes
 from graphpipe.training.telemetry.banner import Readiness, readiness, shortages, show_banner
 
 
@@ -46,4 +46,4 @@ def test_one_rank_hosts_every_stage() -> None:
     assert len(ready.layout.replicas) == sum(len(devices) for _, devices, _ in STAGES["mixed"])
     assert pipeline.plan.prediction is None
     assert ready.predicted_bytes is None
-    assert ready.available_bytes == pytest.approx(available_bytes(join("cpu", 1.0).device), rel=0.2)
+    assert ready.available_bytes == pytest.approx(CPU.available_bytes(join("cpu", 1.0).device), rel=0.2)
