@@ -187,20 +187,20 @@ class Pipeline:
 
         By stage name: `split`, or `whole: ` and why the stage's operations cannot be split; empty before a step.
         """
-        found = {leader.stage_name: leader.whole for leader in self._worker.leaders()}
-        return {name: f"whole: {why}" if why else "split" for name, why in found.items() if why is not None}
+        reasons = {leader.stage_name: leader.whole for leader in self._worker.leaders()}
+        return {name: f"whole: {why}" if why else "split" for name, why in reasons.items() if why is not None}
 
     def gradients(self) -> dict[str, Tensor | None]:
         """Return the last step's gradients (after clipping) of this rank's parameters, by their names in the model.
 
         If the engine shards parameters, all ranks must call this, because it gathers whole gradients.
         """
-        found = {
+        gradients = {
             leader.program.parameter_names[name]: parameter.grad
             for leader in self._worker.leaders()
             for name, parameter in leader.module.named_parameters()
         }
-        return {name: None if each is None else sharded_tensors.whole(each) for name, each in found.items()}
+        return {name: None if each is None else sharded_tensors.whole(each) for name, each in gradients.items()}
 
     @property
     def loss_scale(self) -> float:
@@ -322,10 +322,10 @@ class Pipeline:
         self, inputs: Inputs, targets: Any, step: int, like: MiniBatch | None, *, training: bool = True
     ) -> MiniBatch:
         batches = self._parts.batches
-        found = batches.check(inputs, targets, step=step, training=training, loss_factor=self.loss_scale)
+        batch = batches.check(inputs, targets, step=step, training=training, loss_factor=self.loss_scale)
         if like is not None:
-            check_alike(found, like)
-        return found
+            check_alike(batch, like)
+        return batch
 
     def _abandon(self, error: BaseException) -> None:
         # Any reference to a connection keeps it open, and the peers waiting: those of messages and of torch's frames.

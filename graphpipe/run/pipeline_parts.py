@@ -47,12 +47,12 @@ class PipelineParts:
     """The parts of a pipeline on one rank."""
 
     programs: tuple[StageProgram, ...]
-    """By stage, for the inputs that the plan was made with."""
+    """The program of each stage, for the inputs that the plan was made with."""
     worker: StageWorker
     batches: BatchPreparer
     sums: ScalarSum
     training: TrainStep | TrainSegment
-    """A step at a time, or a segment at a time if the plan's weight policy does not flush."""
+    """Trains a step at a time, or a segment at a time if the plan's weight policy does not flush."""
     evaluation: Evaluation
 
 

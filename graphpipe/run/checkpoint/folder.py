@@ -78,10 +78,10 @@ def newest_resumable(folder: Path) -> Path:
         InvalidInput: there is no checkpoint.
         CheckpointCorrupt: every checkpoint is damaged.
     """
-    found = newest_valid(folder, verify_resumable)
-    for damaged in found.newer_damaged:
+    checkpoint = newest_valid(folder, verify_resumable)
+    for damaged in checkpoint.newer_damaged:
         _rename_damaged(damaged)
-    return found.path
+    return checkpoint.path
 
 
 def part_folder(folder: Path, step: int) -> Path:

@@ -49,11 +49,11 @@ def with_types_of(current: Any, saved: Any) -> Any:
         return [with_types_of(own, each) for own, each in pairs]
     if isinstance(current, dict) and isinstance(saved, dict):
         by_text = {str(key): (key, each) for key, each in cast("dict[Any, Any]", current).items()}
-        found: dict[Any, Any] = {}
+        items: dict[Any, Any] = {}
         for text, each in cast("dict[str, Any]", saved).items():
             key, own = by_text.get(text, (text, None))
-            found[key] = with_types_of(own, each)
-        return Counter(found) if isinstance(current, Counter) else found
+            items[key] = with_types_of(own, each)
+        return Counter(items) if isinstance(current, Counter) else items
     return saved
 
 

@@ -46,7 +46,7 @@ class TensorEntry:
 
     file: str
     dtype: str
-    """In torch's words: `float32`."""
+    """The dtype in torch's words, such as `float32`."""
     shape: tuple[int, ...]
 
 
@@ -87,9 +87,9 @@ class Manifest:
             CheckpointCorrupt: it is missing or damaged, or names files outside its folder.
         """
         regular_file_size(path)
-        found = read_checkpoint_document(_HashedManifest, "checkpoint", path)
-        manifest = found.contents
-        if fingerprint(manifest) != found.sha256:
+        document = read_checkpoint_document(_HashedManifest, "checkpoint", path)
+        manifest = document.contents
+        if fingerprint(manifest) != document.sha256:
             raise CheckpointCorrupt("is not what was written: its hash differs", where=str(path))
         for name in manifest.files:
             if _FILE_NAME.fullmatch(name) is None:
@@ -133,9 +133,9 @@ def regular_file_size(path: Path) -> int:
         CheckpointCorrupt: it is missing, or not a regular file.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
         raise CheckpointCorrupt(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise CheckpointCorrupt("is a link, or something else that is not a regular file", where=str(path))
-    return found.st_size
+    return status.st_size

@@ -33,7 +33,7 @@ class ParameterState:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     group: Count
-    """Number of its parameter group."""
+    """Number of the parameter group that it belongs to."""
     plain: dict[str, Any]
     """Values that are not tensors."""
     slots: tuple[str, ...]
@@ -144,8 +144,8 @@ def restore_optimizer_state(
         first += len(members)
     zero1.load(optimizer, {"state": state, "param_groups": groups})
     if scheduler is not None:
-        found = _regrouped_schedule([(origin.scheduler, group) for origin, group in sources])
-        scheduler.load_state_dict(with_types_of(scheduler.state_dict(), found or {}))
+        state_of_schedule = _regrouped_schedule([(origin.scheduler, group) for origin, group in sources])
+        scheduler.load_state_dict(with_types_of(scheduler.state_dict(), state_of_schedule or {}))
 
 
 def read_optimizer_states(checkpoint: Path, manifest: Manifest) -> Sequence[OptimizerState]:

@@ -19,14 +19,14 @@ Form = tuple[str, tuple[int, ...]]
 
 def whole_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
     """Return the forms of whole parameters, given those of parameters and slices by name."""
-    found: dict[str, Form] = {}
+    whole: dict[str, Form] = {}
     for name, (dtype, shape) in forms.items():
         piece = ParameterSlice.parse(name)
         if piece is not None:
-            length = max(piece.stop, found[piece.parameter][1][piece.dimension] if piece.parameter in found else 0)
+            length = max(piece.stop, whole[piece.parameter][1][piece.dimension] if piece.parameter in whole else 0)
             shape = (*shape[: piece.dimension], length, *shape[piece.dimension + 1 :])
-        found[parameter_of(name)] = dtype, shape
-    return found
+        whole[parameter_of(name)] = dtype, shape
+    return whole
 
 
 def sources(saved: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
@@ -34,8 +34,8 @@ def sources(saved: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
     known: dict[str, list[str]] = {}
     for name in saved:
         known.setdefault(parameter_of(name), []).append(name)
-    found = {name: known.get(parameter_of(name), []) for name in names}
-    return {name: [name] if name in each else each for name, each in found.items()}
+    names_saved = {name: known.get(parameter_of(name), []) for name in names}
+    return {name: [name] if name in each else each for name, each in names_saved.items()}
 
 
 def read_parameters(checkpoint: Path, entries: Mapping[str, TensorEntry], names: Iterable[str]) -> dict[str, Tensor]:
@@ -50,8 +50,8 @@ def read_parameters(checkpoint: Path, entries: Mapping[str, TensorEntry], names:
         CheckpointCorrupt: a file is damaged, or a slice is missing.
     """
     needed = sources(entries, names)
-    found = read_tensors(checkpoint, {each: entries[each] for saved in needed.values() for each in saved})
-    return {name: _recut(checkpoint, name, {each: found[each] for each in saved}) for name, saved in needed.items()}
+    tensors = read_tensors(checkpoint, {each: entries[each] for saved in needed.values() for each in saved})
+    return {name: _recut(checkpoint, name, {each: tensors[each] for each in saved}) for name, saved in needed.items()}
 
 
 def read_slots(checkpoint: Path, manifest: Manifest, slots: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
@@ -71,11 +71,11 @@ def read_slots(checkpoint: Path, manifest: Manifest, slots: Mapping[str, Sequenc
     """
     needed = sources(manifest.tensors, slots)
     wanted = {slot_name(each, key) for name, keys in slots.items() for each in needed[name] for key in keys}
-    found = read_tensors(checkpoint, {name: manifest.slots[name] for name in wanted})
+    saved_tensors = read_tensors(checkpoint, {name: manifest.slots[name] for name in wanted})
     tensors: dict[str, Tensor] = {}
     for name, keys in slots.items():
         for key in keys:
-            pieces = {each: found[slot_name(each, key)] for each in needed[name]}
+            pieces = {each: saved_tensors[slot_name(each, key)] for each in needed[name]}
             first = next(iter(pieces.values()))
             if name in pieces or first.numel() == 1:
                 tensors[slot_name(name, key)] = first

@@ -61,16 +61,16 @@ def read_tensors(checkpoint: Path, entries: Mapping[str, TensorEntry]) -> dict[s
     by_file: defaultdict[str, list[str]] = defaultdict(list)
     for name, entry in entries.items():
         by_file[entry.file].append(name)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file, names in by_file.items():
         try:
             with safe_open(checkpoint / file, framework="pt") as reader:
-                found |= {name: reader.get_tensor(name) for name in names}
+                tensors |= {name: reader.get_tensor(name) for name in names}
         except (SafetensorError, OSError) as error:
             raise CheckpointCorrupt(f"cannot be read: {error}", where=str(checkpoint / file)) from None
         for name in sorted(names):  # The same one is named every time.
-            _check(found[name], entries[name], f"{checkpoint / file}, tensor '{name}'")
-    return found
+            _check(tensors[name], entries[name], f"{checkpoint / file}, tensor '{name}'")
+    return tensors
 
 
 def _check(tensor: Tensor, entry: TensorEntry, where: str) -> None:

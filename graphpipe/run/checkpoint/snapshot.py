@@ -21,12 +21,12 @@ class Snapshot:
     """Copies of everything that one rank saves. Later steps do not change them."""
 
     tensors: Mapping[str, Tensor]
-    """Of the model, by name."""
+    """Tensors of the model, by name."""
     optimizers: tuple[OptimizerState, ...]
     slots: Mapping[str, Tensor]
     """Tensors of the optimizers' state, by `parameter:slot`."""
     common: "CommonState | None"
-    """None except on rank 0."""
+    """What belongs to no stage; None except on rank 0."""
     trained: frozenset[str] = frozenset()
     """The names of tensors that optimizers change."""
 

@@ -19,12 +19,12 @@ class DataPosition:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     epoch: Count = 0
-    """From 0."""
+    """Number of the epoch, from 0."""
     batch: Count = 0
     """Mini-batches of this epoch that are done."""
     random: RandomState | None = None
     """The random generators at the start of the epoch: to resume, its mini-batches are drawn again up to this position.
-    None: the generators are not restored."""
+    If it is None, the generators are not restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +34,12 @@ class TrainingState:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     step: Count
-    """Steps done."""
+    """Number of steps done."""
     seed: int
     batch_size: int
     position: DataPosition
     loss_scale: LossScale | None = None
-    """None: gradients are not scaled."""
+    """The factor of the loss; None if gradients are not scaled."""
 
     @staticmethod
     def load(path: Path) -> "TrainingState":

@@ -47,11 +47,11 @@ def _verify_file(path: Path, wanted: FileEntry) -> None:
     if (size := regular_file_size(path)) != wanted.bytes:
         raise CheckpointCorrupt(f"holds {size} bytes, the manifest says {wanted.bytes}", where=str(path))
     try:
-        found = FileEntry.of(path)
+        entry = FileEntry.of(path)
     except OSError as error:
         raise CheckpointCorrupt(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if found.sha256 != wanted.sha256:
+    if entry.sha256 != wanted.sha256:
         raise CheckpointCorrupt(
-            f"is not what was written: SHA-256 {found.sha256[:12]}, the manifest says {wanted.sha256[:12]}",
+            f"is not what was written: SHA-256 {entry.sha256[:12]}, the manifest says {wanted.sha256[:12]}",
             where=str(path),
         )

@@ -67,16 +67,16 @@ class BatchComparison:
         Raises:
             PeerLost, PeerStalled: a peer is gone.
         """
-        found = BatchComparison(world=world, own=_encoded(text).to(world.device))
+        comparison = BatchComparison(world=world, own=_encoded(text).to(world.device))
         if world.size > 1 and not world.in_order:
             for peer in peers:
-                found.ask(peer)
+                comparison.ask(peer)
         elif world.size > 1:
-            texts = [torch.empty_like(found.own) for _ in range(world.size)]
+            texts = [torch.empty_like(comparison.own) for _ in range(world.size)]
             with world.waiting_for(None):
-                dist.all_gather(texts, found.own, group=world.everyone)
-            found.given = dict(enumerate(texts))
-        return found
+                dist.all_gather(texts, comparison.own, group=world.everyone)
+            comparison.given = dict(enumerate(texts))
+        return comparison
 
     def ask(self, peer: int) -> None:
         """Start to exchange messages with a peer."""

@@ -30,7 +30,8 @@ class PendingMessage:
     readers: list["Reader"] = field(default_factory=list["Reader"])
     """Other tasks of the device that read the same value, until they have their copies."""
     arrived: Callable[[Mark], None] = _ignore
-    """Is told after which point of a stream the message is there, if a task that needs a copy waited for it first."""
+    """Called with the point of a stream after which the message is there, if a task that needs a copy waited for it
+    first."""
 
     def wait(self) -> None:
         """Wait until the message is sent or received.
@@ -49,9 +50,9 @@ class Reader:
     """A task that needs a copy of a message for another one, because the value is sent to a device once."""
 
     rows: Tensor
-    """Where the copy goes."""
+    """The tensor that the copy goes to."""
     ready: Callable[[Mark], None]
-    """Is told after which point of a stream the copy is there."""
+    """Called with the point of a stream after which the copy is there."""
 
 
 class GuestMessages(Protocol):
@@ -80,7 +81,7 @@ class RankMessages:
 
     world: World
     sending: dict[int, list[PendingMessage]] = field(default_factory=dict[int, list[PendingMessage]])
-    """A message per value, by `id(transfer)`, because hashing a transfer takes longer."""
+    """The messages that are on their way, one per value, by `id(transfer)`, because hashing a transfer takes longer."""
     comparison: BatchComparison | None = None
     """The comparison of this step; None once it has ended."""
     guests: GuestMessages | None = None

@@ -22,9 +22,9 @@ class P2PGroups:
 
     rank: int
     up: dist.ProcessGroup
-    """For messages to a higher rank."""
+    """The group for messages to a higher rank."""
     down: dist.ProcessGroup
-    """For messages to a lower rank."""
+    """The group for messages to a lower rank."""
 
     def send(self, tensor: Tensor, target: int, tag: int = 0) -> dist.Work:
         """Start to send; the tensor must not change until the send completes."""

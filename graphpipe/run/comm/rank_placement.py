@@ -25,7 +25,7 @@ class RankPlacement:
     plan: Plan
     size: int
     rank_of: dict[int, int]
-    """Rank by device."""
+    """The rank of each device."""
 
     @staticmethod
     def of(plan: Plan, size: int) -> "RankPlacement":
@@ -84,7 +84,7 @@ class ReplicaLayout:
     replica: int
     degree: int
     micro_batch: int
-    """Samples over all replicas."""
+    """Samples of one micro-batch over all replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class Reachability:
     """This host's socket, and the addresses of the other hosts' sockets. Empty if all ranks are on one machine."""
 
     address: str = ""
-    """By which this host reaches the others."""
+    """The address by which this host reaches the others."""
     listener: socket.socket | None = None
     hosts: dict[Place, str] = field(default_factory=dict[Place, str])
     """The names of the other hosts, by the place where they listen."""

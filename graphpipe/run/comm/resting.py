@@ -124,9 +124,9 @@ class RestingMessages:
             each.clear()
 
     def _numbers(self, count: int, peer: int) -> list[int]:
-        found = torch.zeros(count, dtype=torch.int64, device=self.world.device)
-        self._receive(found, peer).wait()
-        return [int(number) for number in found.tolist()]
+        numbers = torch.zeros(count, dtype=torch.int64, device=self.world.device)
+        self._receive(numbers, peer).wait()
+        return [int(number) for number in numbers.tolist()]
 
     def _empty(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.world.device)

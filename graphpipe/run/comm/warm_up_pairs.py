@@ -32,15 +32,15 @@ def disjoint_rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
     Each pair is put into the first round that has room for it. If a rank has at most d partners, there are at most
     2 d - 1 rounds, because each rank of a pair is in at most d - 1 other rounds.
     """
-    found: list[list[Pair]] = []
+    rounds: list[list[Pair]] = []
     for pair in sorted(pairs):
-        free = (one for one in found if not {*pair} & {*chain(*one)})
+        free = (one for one in rounds if not {*pair} & {*chain(*one)})
         there = next(free, None)
         if there is None:
-            found.append([pair])
+            rounds.append([pair])
         else:
             there.append(pair)
-    return found
+    return rounds
 
 
 def warm_up(world: World, pairs: Sequence[Pair]) -> None:

@@ -31,7 +31,7 @@ class World:
     rank: int
     size: int
     device: torch.device
-    """Where this rank computes."""
+    """The device where this rank computes."""
     timeout: timedelta
     everyone: dist.ProcessGroup | None = None
     """The group of all ranks; None for a single rank."""
@@ -145,11 +145,11 @@ class World:
         if ranks is None:
             return translate_loss("another rank", self.reach.verdict)
         if isinstance(ranks, int):
-            found = self.waits.get(ranks)
-            if found is None:
-                found = translate_loss(f"rank {ranks}", lambda: self.about(ranks) + self.reach.verdict())
-                self.waits[ranks] = found
-            return found
+            waiting = self.waits.get(ranks)
+            if waiting is None:
+                waiting = translate_loss(f"rank {ranks}", lambda: self.about(ranks) + self.reach.verdict())
+                self.waits[ranks] = waiting
+            return waiting
         return translate_loss(f"one of ranks {sorted(set(ranks))}", self.reach.verdict)
 
     @contextmanager

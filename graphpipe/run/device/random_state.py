@@ -24,7 +24,7 @@ class RandomState:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     torch: str
-    """Hexadecimal bytes."""
+    """The state of torch's generator, as hexadecimal bytes."""
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[str, str, Annotated[int, Field(ge=0, le=_WORDS)], int, float]
     """Kind of generator, hexadecimal bytes, position, whether a Gaussian number is stored, and that number."""

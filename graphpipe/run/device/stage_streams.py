@@ -40,12 +40,14 @@ class StageStreams:
 
     device: torch.device
     sharing: dict[int, int]
-    """By stage: the first of the stages that share its stream, because their gradients add up in the same tensors."""
+    """The first of the stages that share a stream, by stage, because their gradients add up in the same tensors. A
+    stage that shares none is left out."""
     stages: dict[tuple[int, int], Stream] = field(default_factory=dict[tuple[int, int], Stream])
-    """By stage and device; for stages that share a stream, by the first of them and `_EVERYWHERE`."""
+    """The streams of tasks, by stage and device. Stages that share a stream have it under the first of them and
+    `_EVERYWHERE`."""
     edges: dict[tuple[int, Direction], Stream] = field(default_factory=dict[tuple[int, Direction], Stream])
     hosts: dict[int, HostStreams] = field(default_factory=dict[int, HostStreams])
-    """By device."""
+    """The streams of copies to and from the host, by device."""
     main: Stream = field(init=False)
 
     def __post_init__(self) -> None:

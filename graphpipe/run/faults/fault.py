@@ -31,10 +31,10 @@ class Fault:
     kind: str
     rank: int
     step: int
-    """From 1, as in metrics.jsonl."""
+    """Number of the step, from 1, as in metrics.jsonl."""
     phase: str
     seconds: float = 1.0
-    """How long a `slow` lasts."""
+    """How long a fault of the kind `slow` lasts."""
 
     def __str__(self) -> str:
         """Return the text that `parse_fault` reads."""

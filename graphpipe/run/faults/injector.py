@@ -64,7 +64,7 @@ class Injector:
     armed: list[Fault] = field(default_factory=list[Fault])
     device: torch.device
     log: Path | None = None
-    """The file in which faults are recorded before they strike. None: they are not recorded."""
+    """The file in which faults are recorded before they strike. If it is None, they are not recorded."""
 
     @staticmethod
     def of(faults: Iterable[Fault], rank: int, device: torch.device, log: Path | None = None) -> "Injector":

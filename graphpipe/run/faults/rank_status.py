@@ -58,14 +58,14 @@ class RankStatus:
     host: str
     pid: int
     seconds: float
-    """Of `time.monotonic`, which the processes of a machine share, and which nobody sets back."""
+    """The time of `time.monotonic`, which the processes of a machine share, and which nobody sets back."""
     step: int
-    """From 1."""
+    """Number of the step, from 1."""
     phase: str
     stage: str
-    """Empty if the phase does not belong to a stage."""
+    """Name of the stage; empty if the phase does not belong to one."""
     micro_batch: int
-    """-1 if the phase does not belong to a micro-batch."""
+    """Number of the micro-batch; -1 if the phase does not belong to one."""
     peer: int
     """The rank it waited for, or `NO_PEER` or `ALL_PEERS`."""
     error: str = ""
@@ -130,8 +130,8 @@ def read_status(folder: str | Path, rank: int) -> RankStatus | None:
 
 def read_statuses(folder: Path) -> list[RankStatus]:
     """Return the last status of every rank that has written one."""
-    found = [_read(path) for path in folder.glob("status-*")]
-    return [status for status in found if status is not None]
+    statuses = [_read(path) for path in folder.glob("status-*")]
+    return [status for status in statuses if status is not None]
 
 
 def _status_file(folder: Path, rank: int) -> Path:

@@ -32,10 +32,10 @@ class FailureReports:
             PeerLost, PeerStalled: a rank is gone.
         """
         if self.world.rank == self.root:
-            found = dict(own)
+            failures = dict(own)
             for member in self.members:
-                found = self._receive(member) | found
-            return found
+                failures = self._receive(member) | failures
+            return failures
         if self.world.rank in self.members:
             self._send(own)
         return {}

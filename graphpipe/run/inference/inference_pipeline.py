@@ -161,8 +161,8 @@ class InferencePipeline:
     def _answer(self, request: Request) -> Answer | None:
         if not self.answers:
             return None
-        found = request.answer()
-        return found if found.outputs is None else replace(found, outputs=self._arrange(found.outputs))
+        answer = request.answer()
+        return answer if answer.outputs is None else replace(answer, outputs=self._arrange(answer.outputs))
 
     def _take(self, queue: RequestQueue, batch: Inputs | Refused) -> None:
         if isinstance(batch, Refused):

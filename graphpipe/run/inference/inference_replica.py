@@ -97,12 +97,12 @@ class InferenceReplicaRun:
             kept = [works if at in failing else at for at in range(len(rows))]
             index = torch.tensor(kept, device=self.replica.device)
             try:
-                found = self.replica.program({name: value.index_select(0, index) for name, value in values.items()})
+                computed = self.replica.program({name: value.index_select(0, index) for name, value in values.items()})
             except Exception as again:
                 error = again
             else:
                 self._note(rows, failing)
-                return found
+                return computed
         self._note(rows, {at: failing.get(at, error) for at in range(len(rows))})
         return None
 

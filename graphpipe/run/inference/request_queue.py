@@ -21,7 +21,7 @@ class FailedSample:
     """A sample without an answer."""
 
     sample: int
-    """Its position in the request."""
+    """Position of the sample in the request."""
     reason: str
     """The stage that failed and its error, or what is wrong with the request."""
 
@@ -33,7 +33,7 @@ class Answer:
     outputs: Any
     """A tensor, or a tree of tensors, with one row per sample. None if every sample failed."""
     samples: int
-    """Of the request. A request that could not be read counts as one."""
+    """Number of samples of the request. A request that could not be read counts as one."""
     failed: tuple[FailedSample, ...] = ()
     """The samples that failed. Their rows of the outputs mean nothing."""
 
@@ -50,14 +50,14 @@ class Request:
     """A request, and what is known of its answer."""
 
     inputs: Mapping[str, Tensor]
-    """Empty if the request cannot be used."""
+    """The inputs by name; empty if the request cannot be used."""
     size: int
     failed: list[FailedSample] = field(default_factory=list[FailedSample])
     pieces: list[Piece] = field(default_factory=list[Piece])
     taken: int = 0
-    """Samples that are in a window, or answered."""
+    """Number of samples that are in a window, or answered."""
     left: int = 0
-    """Samples without an answer."""
+    """Number of samples without an answer."""
 
     def answer(self) -> Answer:
         """Return the answer, once no sample is left."""
@@ -120,9 +120,9 @@ class RequestQueue:
         for request, rows in parts:
             here = SampleRange(at, at + len(rows))
             shift = rows.start - at
-            for found, tree in results:
-                if len(both := found & here):
-                    first, stop = both.start - found.start, both.stop - found.start
+            for samples, tree in results:
+                if len(both := samples & here):
+                    first, stop = both.start - samples.start, both.stop - samples.start
                     cut = map_tensors(tree, lambda each, first=first, stop=stop: each[first:stop].clone())
                     request.pieces.append((SampleRange(both.start + shift, both.stop + shift), cut))
             request.failed += [

@@ -28,7 +28,8 @@ from graphpipe.run.worker.worker import Worker
 from graphpipe.schedule import StageTask
 
 SecondsByTask = Mapping[tuple[int, int, str, int], float]
-"""Seconds of tasks, by device, stage, kind and micro-batch. Of the optimizer: -1, or the mini-batch of a segment."""
+"""Seconds of tasks, by device, stage, kind and micro-batch. An optimizer has the micro-batch -1, or the number of the
+mini-batch in a segment."""
 
 
 @dataclass(slots=True, kw_only=True)

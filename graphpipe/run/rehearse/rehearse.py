@@ -48,7 +48,7 @@ class RehearsalJob:
     plan: Plan
     schedule: Schedule
     seconds: tuple[SecondsByTask, ...]
-    """Of the steps, which take them in turn."""
+    """The seconds of tasks, one mapping for each step. Steps take them in turn."""
     steps: int
     timeout_seconds: float
     folder: str

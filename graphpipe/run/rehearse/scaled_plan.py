@@ -67,14 +67,14 @@ def smallest_feasible_scale(predicted: Trace) -> float:
 
 def changes(plan: Plan, limits: Limits) -> list[str]:
     """Return a sentence for each quantity that the limits cut."""
-    found: list[str] = []
+    sentences: list[str] = []
     cut = [1 for edge, new in zip(plan.edges, _cut_edges(plan, limits.most_bytes), strict=True) if edge != new]
     if cut:
-        found.append(f"messages on {len(cut)} of {len(plan.edges)} edges are cut to {limits.most_bytes:,.0f} bytes")
+        sentences.append(f"messages on {len(cut)} of {len(plan.edges)} edges are cut to {limits.most_bytes:,.0f} bytes")
     most = max(_gradient_bytes(plan))
     if most > limits.most_bytes:
-        found.append(f"reduced gradients are cut to 1/{most / limits.most_bytes:,.0f} of their bytes")
-    return found
+        sentences.append(f"reduced gradients are cut to 1/{most / limits.most_bytes:,.0f} of their bytes")
+    return sentences
 
 
 def _gradient_bytes(plan: Plan) -> list[float]:

@@ -17,9 +17,9 @@ class DrainedState:
     """Copies of weights, buffers and optimizer state, in the memory of the host."""
 
     tensors: list[tuple[Tensor, Tensor]]
-    """Each with its copy."""
+    """Weights and buffers, each with its copy."""
     optimizers: list[tuple[ScheduledOptimizer, dict[str, Any], dict[str, Any] | None]]
-    """Each with the state of the optimizer and of its learning-rate schedule."""
+    """The optimizers, each with its state and that of its learning-rate schedule."""
 
     @staticmethod
     def of(replicas: Sequence[StageReplica], optimizers: Sequence[ScheduledOptimizer]) -> "DrainedState":

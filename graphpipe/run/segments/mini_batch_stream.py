@@ -54,10 +54,10 @@ class MiniBatchStream:
     @staticmethod
     def checked(given: Sequence[Item], check: "Check[Item]") -> "MiniBatchStream":
         """Return the stream of the given mini-batches, all of which are checked now."""
-        found: list[MiniBatch] = []
+        batches: list[MiniBatch] = []
         for number, each in enumerate(given):
-            found.append(check(each, number, found[0] if found else None, False))
-        return MiniBatchStream(len(found), lambda number, _: found[number])
+            batches.append(check(each, number, batches[0] if batches else None, False))
+        return MiniBatchStream(len(batches), lambda number, _: batches[number])
 
     def __len__(self) -> int:
         """Return the number of mini-batches of the segment."""

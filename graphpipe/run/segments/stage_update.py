@@ -26,19 +26,19 @@ class StageUpdate:
     plan: Plan
     replicas: Sequence[StageReplica]
     weights: Sequence[StageWeights]
-    """Of each replica."""
+    """The weights of each replica."""
     optimizer: ScheduledOptimizer | None
-    """None if nothing is trained."""
+    """The optimizer of the leader; None if nothing is trained."""
     with_norms: bool
-    """Record the norm of the gradients, to find those that are not finite."""
+    """Whether the norm of the gradients is recorded, to find those that are not finite."""
     mini_batches: int = 0
-    """Of the segment."""
+    """Number of mini-batches of the segment."""
     done: int = 0
-    """Updates since the segment began."""
+    """Number of updates since the segment began."""
     after: Callable[[], None] = _nothing
-    """Called after every update."""
+    """A function that is called after every update."""
     norms: list[Tensor | float] = field(default_factory=list[Tensor | float])
-    """By mini-batch: the 2-norm of the gradients that the leader counts. A GPU may still compute it."""
+    """The 2-norm of the gradients that the leader counts, by mini-batch. A GPU may still compute it."""
 
     def begin(self, reads: Mapping[StageTask, WeightRead], mini_batches: int) -> None:
         """Begin a segment.

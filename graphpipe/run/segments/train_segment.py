@@ -74,7 +74,7 @@ class TrainSegment:
 
     plan: Plan
     schedules: Callable[[int], SegmentSchedule]
-    """By mini-batches, from `segment_schedules`."""
+    """Returns the schedule of a segment of so many mini-batches (see `segment_schedules`)."""
     output_stage: int
     worker: StageWorker
     batches: BatchPreparer
@@ -83,11 +83,11 @@ class TrainSegment:
     update: WeightUpdate
     """The optimizers of all stages here."""
     stage_updates: dict[int, StageUpdate]
-    """By stage."""
+    """The update of each stage on this rank."""
     rolls_back: bool
-    """Keep a copy of the state before each segment."""
+    """Whether a copy of the state is kept before each segment."""
     loss_scale: None = None
-    """Losses are not scaled."""
+    """None, because losses are not scaled."""
 
     @property
     def loss_factor(self) -> float:
@@ -157,14 +157,14 @@ class TrainSegment:
     ) -> list[list[ReplicaSummary]]:
         # By mini-batch, of the replicas of a stage. The leader counts the gradients for all of them.
         update = self.stage_updates[stage]
-        found: list[list[ReplicaSummary]] = [[] for _ in range(count)]
+        summaries: list[list[ReplicaSummary]] = [[] for _ in range(count)]
         norms = [float(norm) ** 2 for norm in update.norms]
         for number, replica in enumerate(update.replicas):
             run = runs[stage, replica.slot.device]
             for mini_batch, (loss, bad) in enumerate(losses_and_first_bads(run, count)):
                 norm = 0.0 if number else norms[mini_batch]
-                found[mini_batch].append(ReplicaSummary(replica.slot, loss, bad, norm))
-        return found
+                summaries[mini_batch].append(ReplicaSummary(replica.slot, loss, bad, norm))
+        return summaries
 
     def _end(self, before: DrainedState | None) -> None:
         for update in self.stage_updates.values():

@@ -24,9 +24,9 @@ class Computed(NamedTuple):
 
     outputs: NamedTensors
     result: Any
-    """The model's output. None except at the output stage."""
+    """The model's output; None except at the output stage."""
     loss: Tensor | None
-    """Mean over the samples of the micro-batch on this replica."""
+    """The mean loss over the samples of the micro-batch on this replica."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,16 +36,16 @@ class MicroBatch:
     received: dict[int, NamedTensors]
     """Received values, by edge. The values that need a gradient are leaves."""
     share: float
-    """Its share of the mini-batch's samples. Losses of replicas and micro-batches are summed with this weight."""
+    """Share of the mini-batch's samples. Losses of replicas and micro-batches are summed with this weight."""
     scale: float
-    """Gradients are multiplied by this factor."""
+    """The factor by which gradients are multiplied."""
     compute: Callable[[], Computed]
     recomputation: Recomputation | None
-    """If given, the forward does not record a graph, and the backward runs the forward again."""
+    """Runs the forward again in the backward; None if the forward records a graph."""
     saved_tensors: ReleasableTensors | None
-    """If given, the backward is split into two halves."""
+    """The saved tensors of a backward that is split into two halves; None if it is not split."""
     offloaded: OffloadedTensors | None = None
-    """If given, what the stage offloads; its backward is not split."""
+    """What the stage offloads; None if it offloads nothing. Its backward is not split."""
     _computed: Computed | None = None
     _has_loss: bool = False
     """Whether the loss was computed here, so that gradients begin here."""

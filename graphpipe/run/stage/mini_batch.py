@@ -21,19 +21,19 @@ class MiniBatch:
     inputs: Mapping[str, Tensor]
     targets: Any
     size: int
-    """Samples in the inputs and in the targets."""
+    """Number of samples in the inputs and in the targets."""
     micro_batches: tuple[int, ...]
-    """By stage: samples of one micro-batch."""
+    """Samples of one micro-batch, by stage."""
     key: tuple[int, ...]
     """The seed and the step, from which random numbers are derived together with the task."""
     training: bool
-    """False for an evaluation, which does not keep anything for a backward."""
+    """Whether something is kept for a backward; False for an evaluation."""
     specs: EdgeSpecs
     """The values on every stage edge, for inputs of these shapes."""
     check_finite: bool
     """Whether every stage checks its outputs for NaN and infinity."""
     loss_scale: float = 1.0
-    """The loss is multiplied by this factor for the backward."""
+    """The factor by which the loss is multiplied for the backward."""
     keeps_outputs: bool = False
     """Whether an evaluation keeps the model's outputs."""
 
@@ -54,8 +54,8 @@ class MiniBatch:
 
 
 def _cut(tensor: Tensor, rows: SampleRange, device: torch.device) -> Tensor:
-    found = tensor.narrow(0, rows.start, len(rows))
-    return found if found.device == device else found.to(device, non_blocking=True)
+    part = tensor.narrow(0, rows.start, len(rows))
+    return part if part.device == device else part.to(device, non_blocking=True)
 
 
 def fingerprint(batch: MiniBatch) -> str:

@@ -176,7 +176,7 @@ class OffloadedTensors:
         self.arrival = back.mark()
 
     def _copy_out(self, storages: list[list[SavedTensor]], out: Stream) -> list[_Away]:
-        found: list[_Away] = []
+        copies: list[_Away] = []
         sources: list[Tensor] = []
         neighbour = self.owner.neighbour
         for each in storages:
@@ -188,13 +188,13 @@ class OffloadedTensors:
             if neighbour is None or neighbour.messages is None:
                 host = self.host_buffer(storage.nbytes())
                 host.copy_(sources[-1], non_blocking=True)
-            found.append(_Away(storage.nbytes(), host, views))
+            copies.append(_Away(storage.nbytes(), host, views))
             for saved, _ in tensors:
                 saved.tensor = None
         out.hold(sources)
         if neighbour is not None and neighbour.messages is not None:
             neighbour.messages.evict(neighbour.replica, self.micro_batch, sources, neighbour.rank)
-        return found
+        return copies
 
     def host_buffer(self, count: int) -> Tensor:
         """Return bytes in the memory of the node, or of the device if its neighbour is in this rank.

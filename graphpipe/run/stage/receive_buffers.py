@@ -51,13 +51,13 @@ class ReceiveBuffers:
             rows: samples of the task.
             zero: begin with zeros, because some messages may leave the values out.
         """
-        found = self.by_task.setdefault(task, TaskBuffers()).edges.setdefault(edge, {})
+        known = self.by_task.setdefault(task, TaskBuffers()).edges.setdefault(edge, {})
         make = torch.zeros if zero else torch.empty
         wanted: NamedTensors = {}
         for spec in specs:
-            if spec.name not in found:
-                found[spec.name] = make((rows, *spec.sample_shape), dtype=spec.dtype, device=self.device)
-            wanted[spec.name] = found[spec.name]
+            if spec.name not in known:
+                known[spec.name] = make((rows, *spec.sample_shape), dtype=spec.dtype, device=self.device)
+            wanted[spec.name] = known[spec.name]
         return wanted
 
     def expect(self, task: StageTask, message: PendingMessage) -> None:
@@ -76,13 +76,13 @@ class ReceiveBuffers:
 
     def waiting(self, task: StageTask) -> list[PendingMessage]:
         """Return the messages `task` still has to wait for."""
-        found = self.by_task.get(task)
-        return found.messages if found else []
+        buffers = self.by_task.get(task)
+        return buffers.messages if buffers else []
 
     def copied(self, task: StageTask) -> list[PendingMessage]:
         """Return the messages for other tasks of which `task` gets copies."""
-        found = self.by_task.get(task)
-        return found.copied if found else []
+        buffers = self.by_task.get(task)
+        return buffers.copied if buffers else []
 
     def note(self, task: StageTask, mark: Mark) -> None:
         """Record that a value for `task` is ready at this point of another stream."""
@@ -90,14 +90,14 @@ class ReceiveBuffers:
 
     def enter(self, task: StageTask, stream: Stream) -> None:
         """Make the stream of `task` wait for values from stages of this rank, and keep all buffers until it is done."""
-        found = self.by_task.get(task)
-        if found is not None:
-            for mark in found.marks:
+        buffers = self.by_task.get(task)
+        if buffers is not None:
+            for mark in buffers.marks:
                 stream.wait(mark)
-            for values in found.edges.values():
+            for values in buffers.edges.values():
                 stream.hold(values.values())
 
     def take(self, task: StageTask) -> dict[int, NamedTensors]:
         """Remove and return the values received for `task`, by edge in ascending order."""
-        found = self.by_task.pop(task, None) if self.by_task else None
-        return dict(sorted(found.edges.items())) if found else {}
+        buffers = self.by_task.pop(task, None) if self.by_task else None
+        return dict(sorted(buffers.edges.items())) if buffers else {}

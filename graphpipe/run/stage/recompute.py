@@ -75,7 +75,7 @@ class RegionRecomputation:
     recomputation: Recomputation
     device: torch.device
     hold: Callable[[Iterable[Tensor]], None] | None = None
-    """Told what the region keeps, so that it is not offloaded."""
+    """Called with what the region keeps, so that it is not offloaded."""
 
     def __call__(self, inner: nn.Module, args: tuple[Any, ...]) -> Any:
         """Compute with a graph that computes the region again when its saved tensors are read."""
@@ -109,17 +109,17 @@ def set_up_regions(program: StageProgram, stage: Stage, device: torch.device, of
     Raises:
         InvalidInput: the regions of the stage program are not those of the plan's stage.
     """
-    found = {region.name: region for region in recompute_regions(program.module)}
+    regions = {region.name: region for region in recompute_regions(program.module)}
     wanted = () if isinstance(stage.recompute, str) else stage.recompute
-    if {*wanted, *stage.offload} != found.keys():
+    if {*wanted, *stage.offload} != regions.keys():
         raise InvalidInput(
             f"is to recompute or offload {_listed((*wanted, *stage.offload))}, the regions of its program are "
-            f"{_listed(found)}",
+            f"{_listed(regions)}",
             where=f"stage '{stage.name}'",
             remedy="Give the pipeline the model: it makes the programs with the plan's regions.",
         )
     hold = None if offloading is None else offloading.hold
-    for name, region in found.items():
+    for name, region in regions.items():
         if name in stage.offload:
             assert offloading is not None
             region.keeper = offloading.compute
@@ -136,11 +136,11 @@ class DroppedTensors:
     """The saved tensors of a region (a `SavedTensorHandler`), dropped when saved, computed again when read."""
 
     name: str
-    """The region's name, for errors."""
+    """Name of the region, for errors."""
     compute_again: Callable[[], None] | None = None
-    """Computes the region again. None until it is set, and after it was called."""
+    """Computes the region again; None until it is set, and after it was called."""
     dropped: list[ref[SavedTensor]] = field(default_factory=list[ref[SavedTensor]])
-    """In the order of saving. Each reference dies when its operation is done."""
+    """The dropped tensors in the order of saving. Each reference dies when its operation is done."""
 
     def on_save(self, saved: SavedTensor) -> None:
         """Drop a tensor."""
@@ -155,16 +155,16 @@ class DroppedTensors:
     def _restore(self) -> None:
         compute_again, self.compute_again = self.compute_again, None
         assert compute_again is not None, "a region is computed again only once"
-        found = _TakenTensors()
-        with torch.enable_grad(), handle_saved_tensors(found):
+        taken = _TakenTensors()
+        with torch.enable_grad(), handle_saved_tensors(taken):
             compute_again()
-        if len(found.tensors) != len(self.dropped):
+        if len(taken.tensors) != len(self.dropped):
             raise InvalidInput(
-                f"its operations saved {len(self.dropped)} tensors, and {len(found.tensors)} when computed again",
+                f"its operations saved {len(self.dropped)} tensors, and {len(taken.tensors)} when computed again",
                 where=f"recompute '{self.name}'",
                 remedy="A forward that differs from call to call cannot be recomputed: leave it out.",
             )
-        for dropped, tensor in zip(self.dropped, found.tensors, strict=True):
+        for dropped, tensor in zip(self.dropped, taken.tensors, strict=True):
             if (saved := dropped()) is not None:
                 saved.tensor = tensor
 

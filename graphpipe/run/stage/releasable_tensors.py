@@ -38,7 +38,7 @@ class ReleasableTensors:
     saved: int = 0
     """Number of tensors saved."""
     mistaken: bool = False
-    """A tensor was read after its release, or after the point where only the trial kept it."""
+    """Whether a tensor was read after its release, or after the point where only the trial kept it."""
     _reads: WeakKeyDictionary[SavedTensor, _Reads] = field(default_factory=_new_reads)
 
     def on_save(self, saved: SavedTensor) -> None:

@@ -21,7 +21,7 @@ class RepeatedOperation:
 
     arrivals: Edges
     gradients: tuple[Tensor, ...]
-    """Gradients that have arrived, one for each of `arrivals`."""
+    """The gradients that have arrived, in the order of the edges where they did."""
     parameter_edges: Edges
 
 
@@ -35,7 +35,7 @@ class WeightHalf:
     roots: list[GradientEdge] = field(default_factory=list[GradientEdge])
     """Where gradients enter the parts of the graph that lead only to parameters."""
     gradients: list[Tensor] = field(default_factory=list[Tensor])
-    """One for each of `roots`."""
+    """The gradients of the roots, in their order."""
     saved_tensors: ReleasableTensors | None = None
     """The tensors that its operations read."""
 
@@ -44,8 +44,8 @@ class WeightHalf:
         while self.repeated:
             operation = self.repeated.pop()
             edges = operation.parameter_edges
-            found = _gradients(operation.arrivals, operation.gradients, edges, again=False)
-            for edge, gradient in zip(edges, found, strict=True):
+            gradients = _gradients(operation.arrivals, operation.gradients, edges, again=False)
+            for edge, gradient in zip(edges, gradients, strict=True):
                 if gradient is not None:
                     self.roots.append(edge)
                     self.gradients.append(gradient)
@@ -88,10 +88,10 @@ def input_half(
     if inside:
         needed = [*dict.fromkeys(edge for node in leaving for edge in arrivals[node])]
         places = [edges[n] for n in inside], [gradients[n] for n in inside]
-        found = _gradients(*places, [*leaves, *needed], again=True)
-        for leaf, gradient in zip(received, found, strict=False):
+        computed = _gradients(*places, [*leaves, *needed], again=True)
+        for leaf, gradient in zip(received, computed, strict=False):
             leaf.grad = gradient
-        arrived = dict(zip(needed, found[len(leaves) :], strict=True))
+        arrived = dict(zip(needed, computed[len(leaves) :], strict=True))
         saved.release_unless_read_by(leaving.keys())
     return WeightHalf(
         repeated=_repeated(leaving, arrivals, arrived),
@@ -104,14 +104,14 @@ def input_half(
 def _repeated(
     leaving: dict[Node, Edges], arrivals: dict[Node, Edges], arrived: dict[GradientEdge, Tensor | None]
 ) -> list[RepeatedOperation]:
-    found: list[RepeatedOperation] = []
+    operations: list[RepeatedOperation] = []
     for node, edges in leaving.items():
         there = {edge: gradient for edge in arrivals[node] if (gradient := arrived[edge]) is not None}
         if there:
-            found.append(
+            operations.append(
                 RepeatedOperation(arrivals=tuple(there), gradients=tuple(there.values()), parameter_edges=edges)
             )
-    return found
+    return operations
 
 
 def _gradients(

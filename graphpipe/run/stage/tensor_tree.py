@@ -14,9 +14,9 @@ from graphpipe.model.torch_private import TreeSpec, flatten_unless, unflatten
 
 def leaves(tree: object) -> list[Tensor]:
     """Return the tensors of a tree, in order, without its other values."""
-    found: list[Tensor] = []
-    map_tensors(tree, found.append)
-    return found
+    tensors: list[Tensor] = []
+    map_tensors(tree, tensors.append)
+    return tensors
 
 
 def map_tensors(tree: object, change: Callable[[Tensor], Any]) -> Any:

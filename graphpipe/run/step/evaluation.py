@@ -36,7 +36,7 @@ class ForwardSchedule:
     """How to evaluate some number of samples."""
 
     micro_batches: tuple[int, ...]
-    """By stage."""
+    """Samples of one micro-batch, by stage."""
     lowered: LoweredSchedule
     pairs: frozenset[Pair]
     """The pairs of ranks that exchange messages."""
@@ -48,7 +48,7 @@ class Evaluation:
 
     plan: Plan
     schedules: Callable[[int], ForwardSchedule]
-    """By samples, from `forward_schedules`."""
+    """Returns how to evaluate so many samples (see `forward_schedules`)."""
     output_stage: int
     worker: StageWorker
     batches: BatchPreparer

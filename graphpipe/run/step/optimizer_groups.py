@@ -22,7 +22,7 @@ def optimizer_groups(worker: StageWorker, *, sharded: Collection[int]) -> list[O
             takes parameters of one dtype. Tied parameters are updated, with their whole state, on every rank that has
             them.
     """
-    found: dict[Key, OptimizerGroup] = {}
+    groups: dict[Key, OptimizerGroup] = {}
     shared, seen = tied_parameter_ids(worker.tied_parameters), set[int]()
     for leader in worker.leaders():
         ranks = worker.placement.ranks(leader.slot.stage)
@@ -36,7 +36,7 @@ def optimizer_groups(worker: StageWorker, *, sharded: Collection[int]) -> list[O
                 key = (ranks, None)
             elif spread and id(parameter) not in shared:
                 key = (ranks, parameter.dtype)
-            if key not in found:
-                found[key] = OptimizerGroup(parameters=[], process_group=worker.world.group(ranks) if key[1] else None)
-            found[key].parameters.append(parameter)
-    return [*found.values()]
+            if key not in groups:
+                groups[key] = OptimizerGroup(parameters=[], process_group=worker.world.group(ranks) if key[1] else None)
+            groups[key].parameters.append(parameter)
+    return [*groups.values()]

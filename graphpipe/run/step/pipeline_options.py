@@ -39,8 +39,8 @@ class PipelineOptions:
     captured: Captured | None = None
     """The model as it was captured for the plan, if at hand. None captures the model again, which takes seconds."""
     precision: Precision = "fp32"
-    """Of forwards and losses: `fp32`, or `bf16` or `fp16` by autocast. Weights and gradients keep their dtype. With
-    `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""
+    """Precision of forwards and losses: `fp32`, or `bf16` or `fp16` by autocast. Weights and gradients keep their
+    dtype. With `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""
     clip_norm: float | None = None
     """The largest 2-norm of the whole model's gradients; larger gradients are scaled down to it. None clips nothing."""
     seed: int = 0
@@ -53,9 +53,9 @@ class PipelineOptions:
     weights: WeightPolicy | None = None
     """Which weights a micro-batch sees, if that is not what the plan says: `flush`, `stash`, `vertical-sync`,
     `double-buffer`, `moving-average` or `predict`. The plan's stages then get the samples in flight and the versions
-    that this policy needs (`Pipeline.plan` has them). None: the plan's own policy."""
+    that this policy needs (`Pipeline.plan` has them). None keeps the plan's own policy."""
     predictor: Predictor = ""
-    """Of the policy `predict`, if `weights` is given: `pipeoptim`, `spectrain` or `xpipe`."""
+    """Predictor of the policy `predict`, if `weights` is given: `pipeoptim`, `spectrain` or `xpipe`."""
     rollback: bool = True
     """Keep a copy of weights and optimizer state, in the host's memory, while a segment runs, so that a segment which
     fails changes nothing. If False, such a segment closes the pipeline. It concerns only plans whose weight policy does
@@ -93,9 +93,9 @@ class PipelineOptions:
         """
         if self.weights is None or (self.weights, self.predictor) == (plan.weights, plan.predictor):
             return plan
-        found = with_policy(plan, self.weights, self.predictor)
-        verify(found)
-        return found
+        planned = with_policy(plan, self.weights, self.predictor)
+        verify(planned)
+        return planned
 
     def _check_weights(self) -> None:
         check_policy_names("flush" if self.weights is None else self.weights, self.predictor)

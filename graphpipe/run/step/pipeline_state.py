@@ -16,17 +16,18 @@ class PipelineState:
     """The training state of one rank. Modules and optimizers are the live objects, not copies."""
 
     rank: int
-    """This rank. Rank 0 also saves what belongs to no stage."""
+    """Number of this rank. Rank 0 also saves what belongs to no stage."""
     steps: int
-    """Steps done."""
+    """Number of steps done."""
     seed: int
     plan: Plan
     loss_scale: LossScale | None
-    """None if gradients are not scaled."""
+    """The factor of the loss; None if gradients are not scaled."""
     model: nn.Module | None
     """The user's module; None if the pipeline was built from stage programs."""
     programs: tuple[StageProgram, ...]
-    """Of all stages. Those of stages on other ranks have the right names and shapes, but not the current values."""
+    """The programs of all stages. Those of stages on other ranks have the right names and shapes, but not the current
+    values."""
     hosted: tuple[int, ...]
     """The stages with a replica on this rank, ascending."""
     saved: tuple[int, ...]

@@ -30,7 +30,7 @@ class ShapedPrograms:
 
     inputs: Inputs
     programs: tuple[StageProgram, ...]
-    """By stage."""
+    """The program of each stage."""
     specs: EdgeSpecs
 
 
@@ -50,7 +50,7 @@ class ProgramsByShape:
     """
 
     first: ShapedPrograms
-    """For the inputs that the plan was made with."""
+    """The split for the inputs that the plan was made with."""
 
     def __init__(
         self,
@@ -83,17 +83,17 @@ class ProgramsByShape:
         Raises:
             InvalidInput: the model cannot be captured with these inputs, or its graph differs for them.
         """
-        found = self.known(batch)
-        if found is None:
-            found = self._known[_key(batch)] = self._make(describe(batch))
-        return found
+        shaped = self.known(batch)
+        if shaped is None:
+            shaped = self._known[_key(batch)] = self._make(describe(batch))
+        return shaped
 
     def _make(self, inputs: Inputs) -> ShapedPrograms:
         if self._model is None:  # their outputs are checked before they are sent
             return ShapedPrograms(inputs=inputs, programs=self.first.programs, specs=self.first.specs)
         if self._groups is None:
-            found = self._captured or capture_for(self._model, self._plan.graph)
-            self._groups = operator_nodes(split_like(found, self._plan.graph))
+            captured = self._captured or capture_for(self._model, self._plan.graph)
+            self._groups = operator_nodes(split_like(captured, self._plan.graph))
         programs = split_for_shapes(self._model, self._plan, self._groups, inputs, self._submodules)
         return self._fit(inputs, programs)
 

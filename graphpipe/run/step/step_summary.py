@@ -27,11 +27,11 @@ class StepSummary:
     """The results of one step, the same on every rank."""
 
     loss: float
-    """Mean over the mini-batch."""
+    """The mean loss over the mini-batch."""
     first_bad: tuple[int | None, ...]
-    """Per stage: the first micro-batch with an output that was NaN or infinite."""
+    """The first micro-batch with an output that was NaN or infinite, by stage; None where all were finite."""
     squared_norms: tuple[float, ...]
-    """Per stage: the squared 2-norm of its gradients; 0 unless asked for; NaN or infinite if any of them is."""
+    """The squared 2-norm of the gradients of each stage; 0 unless asked for; NaN or infinite if any of them is."""
 
     @property
     def overflown(self) -> bool:
@@ -59,7 +59,7 @@ class ReplicaSummary(NamedTuple):
     first_bad: float
     """Its first micro-batch with an output that was NaN or infinite; infinity if all were finite."""
     squared_norm: float = 0.0
-    """Of its gradients, or of the shards that it counts."""
+    """The squared 2-norm of its gradients, or of the shards that it counts."""
 
 
 def summarise_step(
@@ -173,17 +173,17 @@ def losses_and_first_bads(run: StageReplicaRun, mini_batches: int) -> list[tuple
     """
     losses = [loss for loss, _ in run.losses]
     seen = [(number, one) for number, sums in run.sums.items() for one in sums]
-    found, firsts = [0.0] * mini_batches, [math.inf] * mini_batches
+    mini_batch_losses, firsts = [0.0] * mini_batches, [math.inf] * mini_batches
     if losses or seen:
         each = max(len(losses), len(run.sums)) // mini_batches
         values: list[float] = torch.stack([*losses, *(one for _, one in seen)]).tolist()
         for position, (value, (_, share)) in enumerate(zip(values, run.losses, strict=False)):
-            found[position // each] += value * share
+            mini_batch_losses[position // each] += value * share
         for (number, _), value in zip(seen, values[len(losses) :], strict=True):
             if not math.isfinite(value):
                 mini_batch, inside = divmod(number, each)
                 firsts[mini_batch] = min(firsts[mini_batch], inside)
-    return [*zip(found, firsts, strict=True)]
+    return [*zip(mini_batch_losses, firsts, strict=True)]
 
 
 def check_finite(

@@ -34,7 +34,7 @@ class TrainStep:
     loss_fn: LossFunction
     update: WeightUpdate
     check_finite: bool
-    """Check gradients as well as the loss."""
+    """Whether gradients are checked as well as the loss."""
     loss_scale: LossScale | None
     """The factor of the next step's loss; None if the loss is not scaled."""
 

@@ -60,11 +60,11 @@ def predict(optimizer: Optimizer, parameters: Sequence[nn.Parameter], horizon: i
     """
     direction_of = DIRECTIONS[type(optimizer)]
     groups = {id(each): group for group in optimizer.param_groups for each in group["params"]}
-    found: list[Tensor] = []
+    predicted: list[Tensor] = []
     for parameter in parameters:
         group = groups[id(parameter)]
         state = cast("Mapping[str, Any]", optimizer.state.get(parameter, {}))
         direction = direction_of(group, state)
         weights = parameter.detach()
-        found.append(weights.clone() if direction is None else weights - direction.mul_(group["lr"] * horizon))
-    return found
+        predicted.append(weights.clone() if direction is None else weights - direction.mul_(group["lr"] * horizon))
+    return predicted

@@ -33,7 +33,7 @@ def build_sync(
     Raises:
         InvalidInput: the synchronisation cannot hold the stage's parameters.
     """
-    found = StageReplicas(
+    replicas = StageReplicas(
         world=world,
         ranks=placement.ranks(stage),
         stage=placement.plan.stages[stage].name,
@@ -42,9 +42,9 @@ def build_sync(
         parameters=tuple(_own(placement, stage, replica) for replica in replicas),
     )
     sync = find_sync(name)
-    if trains_on_several_ranks(placement, stage, program) or (sync.traits.local_replicas and not found.spread):
-        return sync(found)
-    return AllReduce(found)
+    if trains_on_several_ranks(placement, stage, program) or (sync.traits.local_replicas and not replicas.spread):
+        return sync(replicas)
+    return AllReduce(replicas)
 
 
 def holds_shards(name: str, placement: RankPlacement, stage: int, program: StageProgram) -> bool:

@@ -36,11 +36,11 @@ def cut(whole: Tensor, piece: ParameterSlice) -> Tensor:
 
 def join(pieces: Mapping[str, Tensor]) -> Tensor | None:
     """Return the whole of a tensor from its slices by name; None if something is missing or there twice."""
-    found = sorted(((ParameterSlice.parse(name), tensor) for name, tensor in pieces.items()), key=_start)
-    slices = [piece for piece, _ in found if piece is not None]
-    if len({piece.dimension for piece in slices}) != 1 or len(slices) < len(found) or not follow_on(slices):
+    parts = sorted(((ParameterSlice.parse(name), tensor) for name, tensor in pieces.items()), key=_start)
+    slices = [piece for piece, _ in parts if piece is not None]
+    if len({piece.dimension for piece in slices}) != 1 or len(slices) < len(parts) or not follow_on(slices):
         return None
-    return torch.cat([tensor for _, tensor in found], dim=slices[0].dimension)
+    return torch.cat([tensor for _, tensor in parts], dim=slices[0].dimension)
 
 
 def follow_on(slices: Sequence[ParameterSlice]) -> bool:

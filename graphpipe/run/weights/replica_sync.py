@@ -43,7 +43,7 @@ class StageReplicas:
 
     world: World
     ranks: tuple[int, ...]
-    """Rank of each replica."""
+    """The rank of each replica."""
     stage: str
     """Name of the stage, for errors."""
     original: nn.Module

@@ -16,7 +16,7 @@ class StageSyncs:
     """The synchronisation of every stage, and the stages whose replicas shard only the optimizer's state (ZeRO-1)."""
 
     names: tuple[str, ...]
-    """By stage."""
+    """The name of each stage's synchronisation."""
     zero1: frozenset[int]
 
     @staticmethod

@@ -113,10 +113,10 @@ class _Holder(nn.Module):
 
 
 def _check_dtypes(parameters: Iterable[nn.Parameter], stage: str) -> None:
-    found = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters if parameter.requires_grad}
-    if len(found) > 1:
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters if parameter.requires_grad}
+    if len(dtypes) > 1:
         raise InvalidInput(
-            f"its trainable parameters are of {len(found)} dtypes: {', '.join(sorted(found))}",
+            f"its trainable parameters are of {len(dtypes)} dtypes: {', '.join(sorted(dtypes))}",
             where=f"stage '{stage}'",
             remedy="Give the stage's parameters one dtype, or choose an engine that does not shard them.",
         )

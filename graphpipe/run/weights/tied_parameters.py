@@ -21,7 +21,7 @@ class TiedParameters:
     name: str
     """Name of the first stage that has them, for errors."""
     copies: tuple[tuple[nn.Parameter, ...], ...]
-    """By parameter: each copy on this rank, once. Stages that run the user's own module use the same copy."""
+    """The copies of each parameter on this rank, each once. Stages that run the user's own module use the same copy."""
     updated: frozenset[int]
     """Ids of the copies that this rank's optimizer changes. The other copies get their values."""
     ranks: tuple[int, ...]
@@ -55,7 +55,7 @@ class TiedParameters:
 
 
 ReplicaParameters = Mapping[tuple[int, int], Mapping[str, nn.Parameter]]
-"""By replica on a rank (stage and number): its parameters, by name in the model."""
+"""The parameters of the replicas on a rank, by stage and number of the replica, then by name in the model."""
 
 
 def find_tied_parameters(

@@ -24,7 +24,7 @@ class OptimizerGroup:
 
     parameters: list[nn.Parameter]
     process_group: dist.ProcessGroup | None = None
-    """If given, its ranks shard the optimizer's state."""
+    """The ranks that shard the optimizer's state; None if it is not sharded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class HeldGradients:
     held: dict[tuple[int, int, SampleRange, str], list[HeldGradient]] = field(
         default_factory=dict[tuple[int, int, SampleRange, str], list[HeldGradient]]
     )
-    """By the edge that carries the sum, the device, the samples and the value."""
+    """The gradients, by the edge that carries the sum, the device, the samples and the value."""
 
     def hold(self, transfer: Transfer, gradients: NamedTensors, specs: EdgeSpecs, stream: Stream) -> None:
         """Keep the gradients of the values that a transfer leaves out.

@@ -23,7 +23,7 @@ class CurrentWork(NamedTuple):
     kind: SpanKind
     stage: int
     micro_batch: int
-    """-1 if it concerns the whole mini-batch."""
+    """Number of the micro-batch; -1 if the work concerns the whole mini-batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Recorder:
     world: World
     on: bool
     spans: list[Span] = field(default_factory=list[Span])
-    """Filled at the end of the step."""
+    """The spans of the step, from its end on."""
     memory: list[MemorySample] = field(default_factory=list[MemorySample])
     clock: DeviceClock = field(init=False)
     began: Moment = None
@@ -41,7 +41,7 @@ class Recorder:
     """The recordings of this step. They become spans once the seconds of their moments are known."""
     step_seconds: float = 0.0
     mini_batches: int = 1
-    """Of the last step or segment."""
+    """Number of mini-batches of the last step or segment."""
     stages: tuple[str, ...] = ()
     """The names of the stages. If empty, torch's profiler shows their numbers."""
     doing: CurrentWork | None = None
