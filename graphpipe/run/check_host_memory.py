@@ -32,7 +32,7 @@ def check_host_memory(world: World, placement: RankPlacement) -> None:
     """
     if any(stage.offload and not stage.offload_to for stage in placement.plan.stages):
         own = {"host": socket.gethostname(), "available_bytes": available_host_bytes()}
-        check_shares(placement, [HostShare(**each) for each in world.exchange(own)])
+        check_shares(placement, [HostShare(**share) for share in world.exchange(own)])
 
 
 def check_shares(placement: RankPlacement, ranks: Sequence[HostShare]) -> None:

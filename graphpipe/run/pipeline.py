@@ -200,7 +200,9 @@ class Pipeline:
             for leader in self._worker.leaders()
             for name, parameter in leader.module.named_parameters()
         }
-        return {name: None if each is None else sharded_tensors.whole(each) for name, each in gradients.items()}
+        return {
+            name: None if gradient is None else sharded_tensors.whole(gradient) for name, gradient in gradients.items()
+        }
 
     @property
     def loss_scale(self) -> float:

@@ -37,7 +37,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, valid or damaged, newest first."""
     names = [(match, path) for path in folder.glob("step-*") if (match := _CHECKPOINT_NAME.fullmatch(path.name))]
     # Of one step, the checkpoint without `.replaced` comes first.
-    ranked = sorted(names, key=lambda each: (-int(each[0][1]), each[0][2] is not None))
+    ranked = sorted(names, key=lambda named: (-int(named[0][1]), named[0][2] is not None))
     return [path for _, path in ranked]
 
 

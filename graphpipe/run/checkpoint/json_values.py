@@ -23,9 +23,9 @@ def to_json_value(value: object, where: str) -> Any:
         return value.item()
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, object]", value).items()
-        return {str(key): to_json_value(each, f"{where}, {key}") for key, each in items}
+        return {str(key): to_json_value(item, f"{where}, {key}") for key, item in items}
     if isinstance(value, list | tuple):
-        return [to_json_value(each, where) for each in cast("list[object]", value)]
+        return [to_json_value(item, where) for item in cast("list[object]", value)]
     raise InvalidInput(
         f"{value!r:.40} cannot be saved in a checkpoint", where=where, remedy="Choose another optimizer."
     )
@@ -43,16 +43,16 @@ def with_types_of(current: Any, saved: Any) -> Any:
         return torch.full_like(current, saved)
     if isinstance(current, tuple):
         pairs = zip(cast("tuple[Any, ...]", current), cast("list[Any]", saved), strict=True)
-        return tuple(with_types_of(own, each) for own, each in pairs)
+        return tuple(with_types_of(own, item) for own, item in pairs)
     if isinstance(current, list) and isinstance(saved, list) and len(cast("list[Any]", current)) == len(saved):
         pairs = zip(cast("list[Any]", current), cast("list[Any]", saved), strict=True)
-        return [with_types_of(own, each) for own, each in pairs]
+        return [with_types_of(own, item) for own, item in pairs]
     if isinstance(current, dict) and isinstance(saved, dict):
-        by_text = {str(key): (key, each) for key, each in cast("dict[Any, Any]", current).items()}
+        by_text = {str(key): (key, item) for key, item in cast("dict[Any, Any]", current).items()}
         items: dict[Any, Any] = {}
-        for text, each in cast("dict[str, Any]", saved).items():
+        for text, item in cast("dict[str, Any]", saved).items():
             key, own = by_text.get(text, (text, None))
-            items[key] = with_types_of(own, each)
+            items[key] = with_types_of(own, item)
         return Counter(items) if isinstance(current, Counter) else items
     return saved
 

@@ -71,8 +71,8 @@ class ModelTensors:
         Raises:
             InvalidInput: names the first tensor that is missing on one side, or that differs in shape or dtype.
         """
-        own = whole_forms({name: (dtype_name(each), tuple(each.shape)) for name, each in self.whole.items()})
-        saved = whole_forms({name: (each.dtype, each.shape) for name, each in manifest.tensors.items()})
+        own = whole_forms({name: (dtype_name(tensor), tuple(tensor.shape)) for name, tensor in self.whole.items()})
+        saved = whole_forms({name: (tensor.dtype, tensor.shape) for name, tensor in manifest.tensors.items()})
         for name, form in own.items():
             if name not in saved:
                 raise _other_model(f"it has no '{name}', which this model has", where)
@@ -86,7 +86,7 @@ class ModelTensors:
 
 def state_tensors(module: nn.Module) -> Named:
     """Return the tensors of a module's state_dict: the tensors themselves, without `extra state` of other types."""
-    return {name: each for name, each in module.state_dict(keep_vars=True).items() if isinstance(each, Tensor)}
+    return {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 
 def fill_tensors(targets: list[Named], values: Mapping[str, Tensor]) -> None:
@@ -100,7 +100,7 @@ def fill_tensors(targets: list[Named], values: Mapping[str, Tensor]) -> None:
 def _of_stage(program: StageProgram, persistent: Named | None) -> Named:
     # If the user's module is not known, the stage's own state_dict decides which buffers are persistent.
     kept = program.module.state_dict(keep_vars=True)
-    names: Named = {program.parameter_names[local]: each for local, each in program.module.named_parameters()}
+    names: Named = {program.parameter_names[local]: parameter for local, parameter in program.module.named_parameters()}
     for local, buffer in program.module.named_buffers():
         name = program.buffer_names[local]
         if name in persistent if persistent is not None else local in kept:

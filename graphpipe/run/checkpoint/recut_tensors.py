@@ -34,8 +34,8 @@ def sources(saved: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
     known: dict[str, list[str]] = {}
     for name in saved:
         known.setdefault(parameter_of(name), []).append(name)
-    names_saved = {name: known.get(parameter_of(name), []) for name in names}
-    return {name: [name] if name in each else each for name, each in names_saved.items()}
+    saved_of = {name: known.get(parameter_of(name), []) for name in names}
+    return {name: [name] if name in saved_names else saved_names for name, saved_names in saved_of.items()}
 
 
 def read_parameters(checkpoint: Path, entries: Mapping[str, TensorEntry], names: Iterable[str]) -> dict[str, Tensor]:
@@ -50,8 +50,13 @@ def read_parameters(checkpoint: Path, entries: Mapping[str, TensorEntry], names:
         CheckpointCorrupt: a file is damaged, or a slice is missing.
     """
     needed = sources(entries, names)
-    tensors = read_tensors(checkpoint, {each: entries[each] for saved in needed.values() for each in saved})
-    return {name: _recut(checkpoint, name, {each: tensors[each] for each in saved}) for name, saved in needed.items()}
+    tensors = read_tensors(
+        checkpoint, {saved_name: entries[saved_name] for saved in needed.values() for saved_name in saved}
+    )
+    return {
+        name: _recut(checkpoint, name, {saved_name: tensors[saved_name] for saved_name in saved})
+        for name, saved in needed.items()
+    }
 
 
 def read_slots(checkpoint: Path, manifest: Manifest, slots: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
@@ -70,16 +75,16 @@ def read_slots(checkpoint: Path, manifest: Manifest, slots: Mapping[str, Sequenc
         InvalidInput: a tensor of another shape would have to be cut or joined.
     """
     needed = sources(manifest.tensors, slots)
-    wanted = {slot_name(each, key) for name, keys in slots.items() for each in needed[name] for key in keys}
+    wanted = {slot_name(saved, key) for name, keys in slots.items() for saved in needed[name] for key in keys}
     saved_tensors = read_tensors(checkpoint, {name: manifest.slots[name] for name in wanted})
     tensors: dict[str, Tensor] = {}
     for name, keys in slots.items():
         for key in keys:
-            pieces = {each: saved_tensors[slot_name(each, key)] for each in needed[name]}
+            pieces = {saved: saved_tensors[slot_name(saved, key)] for saved in needed[name]}
             first = next(iter(pieces.values()))
             if name in pieces or first.numel() == 1:
                 tensors[slot_name(name, key)] = first
-            elif any(each.shape != manifest.tensors[of].shape for of, each in pieces.items()):
+            elif any(piece.shape != manifest.tensors[of].shape for of, piece in pieces.items()):
                 raise InvalidInput(
                     f"'{key}' of parameter '{parameter_of(name)}' was saved for {', '.join(pieces)}, and cannot be "
                     f"converted for {name}, because it does not have the shape of the parameter",
@@ -98,9 +103,9 @@ def with_states_of(saved: Sequence[OptimizerState], names: Iterable[str]) -> Seq
     """
     known = {name: number for number, state in enumerate(saved) for name in state.parameters}
     added: list[dict[str, str]] = [{} for _ in saved]
-    for name, each in sources(known, names).items():
-        if each and each != [name]:
-            added[known[each[0]]][name] = each[0]
+    for name, saved_names in sources(known, names).items():
+        if saved_names and saved_names != [name]:
+            added[known[saved_names[0]]][name] = saved_names[0]
     return [
         replace(state, parameters=state.parameters | {name: state.parameters[of] for name, of in new.items()})
         for state, new in zip(saved, added, strict=True)

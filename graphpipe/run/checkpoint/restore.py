@@ -39,7 +39,7 @@ def _restore_rank(state: PipelineState, checkpoint: Path) -> TrainingState:
     model = ModelTensors.of(state)
     model.check_fits(manifest, str(checkpoint))
     targets = model.loaded_by(state)
-    values = read_parameters(checkpoint, manifest.tensors, {name for each in targets for name in each})
+    values = read_parameters(checkpoint, manifest.tensors, {name for tensors in targets for name in tensors})
     _restore_optimizers(state, checkpoint, manifest)
     fill_tensors(targets, values)
     return training
@@ -54,7 +54,7 @@ def _restore_optimizers(state: PipelineState, checkpoint: Path, manifest: Manife
         local = zero1.local_optimizer(scheduled.optimizer)
         own = [names[id(parameter)] for group in local.param_groups for parameter in group["params"]]
         kept = {name: saved_state_of(saved, name, type(local).__name__).parameters[name] for name in own}
-        tensors = read_slots(checkpoint, manifest, {name: each.slots for name, each in kept.items()})
+        tensors = read_slots(checkpoint, manifest, {name: parameter.slots for name, parameter in kept.items()})
         with _naming_state_files(checkpoint):
             restore_optimizer_state(scheduled.optimizer, scheduled.scheduler, names, saved, tensors)
 

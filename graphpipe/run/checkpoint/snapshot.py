@@ -85,7 +85,11 @@ def _optimizers(
     for scheduled in state.optimizers:
         optimizer, slots = extract_optimizer_state(scheduled.optimizer, scheduled.scheduler, state.parameter_names)
         is_sharded = zero1.local_optimizer(scheduled.optimizer) is not scheduled.optimizer
-        kept = {name: each for name, each in optimizer.parameters.items() if is_sharded or name in saved}
+        kept = {
+            name: state_of_parameter
+            for name, state_of_parameter in optimizer.parameters.items()
+            if is_sharded or name in saved
+        }
         # To assemble shards is a collective call: all ranks go through the names in the same order.
         whole = {name: sharded_tensors.whole(slots[name]) for name in sorted(slots)}
         tensors |= {name: tensor for name, tensor in whole.items() if name.rpartition(":")[0] in kept}

@@ -26,7 +26,7 @@ def own_address(host: str) -> str:
 def interface_of(address: str) -> str:
     """Return the name of the interface with this address, or an empty string."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == address for each in addresses):
+        if any(known.address.partition("%")[0] == address for known in addresses):
             return name
     return ""
 

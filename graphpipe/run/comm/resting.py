@@ -120,8 +120,8 @@ class RestingMessages:
 
     def forget(self) -> None:
         """Drop all messages and sizes."""
-        for each in (self.sizes, self.leaving, self.guests, self.returning):
-            each.clear()
+        for kept in (self.sizes, self.leaving, self.guests, self.returning):
+            kept.clear()
 
     def _numbers(self, count: int, peer: int) -> list[int]:
         numbers = torch.zeros(count, dtype=torch.int64, device=self.world.device)

@@ -107,12 +107,12 @@ class StageStreams:
             device: of the replica.
             used: by device: weights and gradients that the tasks and the update read. Their memory may be freed.
         """
-        own, others = self.stage(stage, device), {each: self.stage(stage, each) for each in used}
+        own, others = self.stage(stage, device), {other: self.stage(stage, other) for other in used}
         own.wait(self.main.mark())
-        for each, stream in others.items():
+        for other, stream in others.items():
             own.wait(stream.mark())
-            own.hold(used[each])
-            stream.hold(used[each])
+            own.hold(used[other])
+            stream.hold(used[other])
         with own.entered():
             yield
         done = own.mark()

@@ -47,7 +47,7 @@ class FailureReports:
             messages.append(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.world.device))
         self.wait()
         with self.world.waiting_for(self.root):
-            self.sending = [(self.world.p2p.send(each, self.root, _TAG), each) for each in messages]
+            self.sending = [(self.world.p2p.send(message, self.root, _TAG), message) for message in messages]
 
     def _receive(self, member: int) -> dict[int, str]:
         length = torch.zeros(1, dtype=torch.int64, device=self.world.device)

@@ -61,7 +61,7 @@ class Request:
 
     def answer(self) -> Answer:
         """Return the answer, once no sample is left."""
-        failed = tuple(sorted(self.failed, key=lambda each: each.sample))
+        failed = tuple(sorted(self.failed, key=lambda failure: failure.sample))
         return Answer(outputs=self._joined() if self.pieces else None, samples=self.size, failed=failed)
 
     def _joined(self) -> Any:
@@ -71,7 +71,7 @@ class Request:
         for rows, tree in (*pieces, (SampleRange(self.size, self.size), None)):
             if rows.start > at:
                 gap = rows.start - at
-                blank = map_tensors(pieces[0][1], lambda each, gap=gap: each.new_zeros((gap, *each.shape[1:])))
+                blank = map_tensors(pieces[0][1], lambda tensor, gap=gap: tensor.new_zeros((gap, *tensor.shape[1:])))
                 whole.append((SampleRange(at, rows.start), blank))
             if tree is not None:
                 whole.append((rows, tree))
@@ -123,7 +123,7 @@ class RequestQueue:
             for samples, tree in results:
                 if len(both := samples & here):
                     first, stop = both.start - samples.start, both.stop - samples.start
-                    cut = map_tensors(tree, lambda each, first=first, stop=stop: each[first:stop].clone())
+                    cut = map_tensors(tree, lambda tensor, first=first, stop=stop: tensor[first:stop].clone())
                     request.pieces.append((SampleRange(both.start + shift, both.stop + shift), cut))
             request.failed += [
                 FailedSample(sample=sample + shift, reason=failures[sample])

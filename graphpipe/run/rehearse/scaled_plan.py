@@ -42,7 +42,7 @@ def scaled_plan(plan: Plan, limits: Limits, link: Link) -> Plan:
     """
     shrink = min(1.0, limits.most_bytes / max(1.0, *_gradient_bytes(plan)))
     ops = tuple(replace(op, parameter_bytes=op.parameter_bytes * shrink) for op in plan.graph.ops)
-    shared = tuple(replace(each, bytes=each.bytes * shrink) for each in plan.graph.shared)
+    shared = tuple(replace(parameter, bytes=parameter.bytes * shrink) for parameter in plan.graph.shared)
     graph = replace(plan.graph, ops=ops, shared=shared)
     cluster: Cluster = replace(
         plan.cluster, intra_node=link, inter_node=link, pair_links=(), overlap=True, cores_per_node=None
@@ -78,7 +78,7 @@ def changes(plan: Plan, limits: Limits) -> list[str]:
 
 
 def _gradient_bytes(plan: Plan) -> list[float]:
-    exchanged = [each.bytes for each in plan.tied_gradients]
+    exchanged = [tied.bytes for tied in plan.tied_gradients]
     return [plan.reduced_bytes(stage) for stage in range(len(plan.stages))] + exchanged
 
 

@@ -36,7 +36,7 @@ def build_updates(
     updates: dict[int, StageUpdate] = {}
     for leader in worker.leaders():
         stage, scheduled = leader.slot.stage, None
-        trained = [each for each in leader.parameters if each.requires_grad]
+        trained = [parameter for parameter in leader.parameters if parameter.requires_grad]
         if trained:
             groups.append(OptimizerGroup(parameters=trained))
         if trained and optimizer is not None:
@@ -69,8 +69,8 @@ def _weights(
 
 
 def _predictor(leader: StageReplica, scheduled: ScheduledOptimizer | None) -> Predict:
-    trained = [each for each in leader.parameters if each.requires_grad]
+    trained = [parameter for parameter in leader.parameters if parameter.requires_grad]
     if scheduled is None:
-        return lambda horizon: [each.detach().clone() for each in trained]
+        return lambda horizon: [parameter.detach().clone() for parameter in trained]
     check_predictable(scheduled.optimizer)
     return partial(predict, scheduled.optimizer, trained)

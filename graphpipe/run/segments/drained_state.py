@@ -24,17 +24,17 @@ class DrainedState:
     @staticmethod
     def of(replicas: Sequence[StageReplica], optimizers: Sequence[ScheduledOptimizer]) -> "DrainedState":
         """Copy the state of replicas and optimizers."""
-        held = [each for it in replicas for each in (*it.module.parameters(), *it.module.buffers())]
-        distinct = {id(each): each for each in held}.values()
+        held = [tensor for it in replicas for tensor in (*it.module.parameters(), *it.module.buffers())]
+        distinct = {id(tensor): tensor for tensor in held}.values()
         return DrainedState(
-            tensors=[(each, _copy(each)) for each in distinct],
+            tensors=[(tensor, _copy(tensor)) for tensor in distinct],
             optimizers=[
                 (
-                    each,
-                    _copied(each.optimizer.state_dict()),
-                    None if each.scheduler is None else copy.deepcopy(each.scheduler.state_dict()),
+                    scheduled,
+                    _copied(scheduled.optimizer.state_dict()),
+                    None if scheduled.scheduler is None else copy.deepcopy(scheduled.scheduler.state_dict()),
                 )
-                for each in optimizers
+                for scheduled in optimizers
             ],
         )
 

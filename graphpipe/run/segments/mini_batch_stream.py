@@ -55,8 +55,8 @@ class MiniBatchStream:
     def checked(given: Sequence[Item], check: "Check[Item]") -> "MiniBatchStream":
         """Return the stream of the given mini-batches, all of which are checked now."""
         batches: list[MiniBatch] = []
-        for number, each in enumerate(given):
-            batches.append(check(each, number, batches[0] if batches else None, False))
+        for number, item in enumerate(given):
+            batches.append(check(item, number, batches[0] if batches else None, False))
         return MiniBatchStream(len(batches), lambda number, _: batches[number])
 
     def __len__(self) -> int:
@@ -72,11 +72,11 @@ class MiniBatchStream:
     def fit(self, specs: EdgeSpecs) -> None:
         """Set the values that cross the edges, for all mini-batches."""
         self._first = replace(self._first, specs=specs)
-        self._held = {number: replace(each, specs=specs) for number, each in self._held.items()}
+        self._held = {number: replace(batch, specs=specs) for number, batch in self._held.items()}
 
     def forget_before(self, number: int) -> None:
         """Forget the mini-batches before this one."""
-        for old in [each for each in self._held if each < number]:
+        for old in [held for held in self._held if held < number]:
             del self._held[old]
 
     def finish(self) -> None:

@@ -149,7 +149,7 @@ class TrainSegment:
         for update in self.stage_updates.values():
             update.end()
         own = [self._own_summaries(stage, runs, count) for stage in self.stage_updates]
-        by_mini_batch = [[each for replicas in own for each in replicas[number]] for number in range(count)]
+        by_mini_batch = [[summary for replicas in own for summary in replicas[number]] for number in range(count)]
         return sum_up(self.sums, self.plan, by_mini_batch, self.output_stage)
 
     def _own_summaries(

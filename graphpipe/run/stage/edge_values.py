@@ -25,7 +25,9 @@ def gradient_edges(specs: EdgeSpecs) -> frozenset[int]:
 
     They include the edges without values, which only order the stages of a sequential pipeline, and their backwards.
     """
-    return frozenset(edge for edge, values in specs.items() if not values or any(each.requires_grad for each in values))
+    return frozenset(
+        edge for edge, values in specs.items() if not values or any(value.requires_grad for value in values)
+    )
 
 
 def check_outputs(outputs: Mapping[str, Tensor], specs: EdgeSpecs, rows: int, stage: str) -> None:

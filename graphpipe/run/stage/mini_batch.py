@@ -77,7 +77,7 @@ def check_rows(inputs: Mapping[str, Tensor], targets: object) -> int:
         raise InvalidInput("the mini-batch has no inputs", where="inputs")
     given = leaves(targets)
     size = first.shape[0] if (first := next(iter(inputs.values()))).ndim else 0
-    if size and all(each.ndim and each.shape[0] == size for each in (*inputs.values(), *given)):
+    if size and all(tensor.ndim and tensor.shape[0] == size for tensor in (*inputs.values(), *given)):
         return size
     _refuse_rows(inputs, given)
 

@@ -168,19 +168,19 @@ class OffloadedTensors:
         if self.owner.last is not None:
             back.wait(self.owner.last)
         with back.entered():
-            arrived = [torch.empty(each.count, dtype=torch.uint8, device=self.owner.device) for each in away]
+            arrived = [torch.empty(storage.count, dtype=torch.uint8, device=self.owner.device) for storage in away]
             if (neighbour := self.owner.neighbour) is not None and neighbour.messages is not None:
                 self.arriving = neighbour.messages.fetch(neighbour.replica, arrived, neighbour.rank)
-            for each, buffer in zip(away, arrived, strict=True):
-                self._copy_back(each, buffer)
+            for storage, buffer in zip(away, arrived, strict=True):
+                self._copy_back(storage, buffer)
         self.arrival = back.mark()
 
     def _copy_out(self, storages: list[list[SavedTensor]], out: Stream) -> list[_Away]:
         copies: list[_Away] = []
         sources: list[Tensor] = []
         neighbour = self.owner.neighbour
-        for each in storages:
-            tensors = [(saved, saved.tensor) for saved in each if saved.tensor is not None]
+        for saved_tensors in storages:
+            tensors = [(saved, saved.tensor) for saved in saved_tensors if saved.tensor is not None]
             storage = tensors[0][1].untyped_storage()
             sources.append(torch.empty(0, dtype=torch.uint8, device=self.owner.device).set_(storage))
             views = [(ref(saved), int(it.storage_offset()), it.size(), it.stride(), it.dtype) for saved, it in tensors]
@@ -213,18 +213,18 @@ class OffloadedTensors:
                 remedy="Offload less, or run fewer ranks on the node.",
             ) from error
 
-    def _copy_back(self, each: _Away, arrived: Tensor) -> None:
-        if each.host is not None:
-            arrived.copy_(each.host, non_blocking=True)
+    def _copy_back(self, storage: _Away, arrived: Tensor) -> None:
+        if storage.host is not None:
+            arrived.copy_(storage.host, non_blocking=True)
         self.owner.computing.hold([arrived])
-        for view, offset, size, stride, dtype in each.views:
+        for view, offset, size, stride, dtype in storage.views:
             if (saved := view()) is not None:
                 tensor = torch.empty(0, dtype=dtype, device=self.owner.device)
                 saved.tensor = tensor.set_(arrived.untyped_storage(), offset, size, stride)
 
 
 def _alive(references: Iterable[ref[SavedTensor]]) -> list[SavedTensor]:
-    return [saved for each in references if (saved := each()) is not None]
+    return [saved for reference in references if (saved := reference()) is not None]
 
 
 def _is_plain(tensor: Tensor) -> bool:

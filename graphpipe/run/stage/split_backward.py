@@ -87,8 +87,8 @@ def input_half(
     arrived: dict[GradientEdge, Tensor | None] = {}
     if inside:
         needed = [*dict.fromkeys(edge for node in leaving for edge in arrivals[node])]
-        places = [edges[n] for n in inside], [gradients[n] for n in inside]
-        computed = _gradients(*places, [*leaves, *needed], again=True)
+        inner_edges, inner_gradients = [edges[n] for n in inside], [gradients[n] for n in inside]
+        computed = _gradients(inner_edges, inner_gradients, [*leaves, *needed], again=True)
         for leaf, gradient in zip(received, computed, strict=False):
             leaf.grad = gradient
         arrived = dict(zip(needed, computed[len(leaves) :], strict=True))

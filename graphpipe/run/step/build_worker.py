@@ -75,8 +75,8 @@ def build_worker(
         monitor=monitor,
     )
     worker.tied_parameters = _tied_parameters(worker)
-    for each in worker.tied_parameters:
-        each.align(world)
+    for tied in worker.tied_parameters:
+        tied.align(world)
     return worker
 
 

@@ -70,7 +70,10 @@ class ProgramsByShape:
         else:
             programs = tuple(model)
             self.first = ShapedPrograms(inputs=plan.graph.inputs, programs=programs, specs=edge_specs(programs))
-        key = tuple((each.name, each.sample_shape, getattr(torch, each.dtype)) for each in plan.graph.inputs)
+        key = tuple(
+            (model_input.name, model_input.sample_shape, getattr(torch, model_input.dtype))
+            for model_input in plan.graph.inputs
+        )
         self._known: dict[_Key, ShapedPrograms] = {key: self.first}
 
     def known(self, batch: Mapping[str, Tensor]) -> ShapedPrograms | None:
@@ -101,7 +104,9 @@ class ProgramsByShape:
         specs = edge_specs(programs)
         if self._precision in DTYPES:
             specs, dtypes = autocast_specs(programs, inputs, self._device, DTYPES[self._precision])
-            programs = tuple(replace(each, output_dtypes=dtypes) if each.is_output else each for each in programs)
+            programs = tuple(
+                replace(program, output_dtypes=dtypes) if program.is_output else program for program in programs
+            )
         return ShapedPrograms(inputs=inputs, programs=programs, specs=specs)
 
 
@@ -112,4 +117,4 @@ def _key(batch: Mapping[str, Tensor]) -> _Key:
 
 def format_inputs(inputs: Inputs) -> str:
     """Return inputs as text for messages, without their first dimension (samples)."""
-    return ", ".join(f"{each.name} {each.dtype}{[*each.sample_shape]}" for each in inputs)
+    return ", ".join(f"{model_input.name} {model_input.dtype}{[*model_input.sample_shape]}" for model_input in inputs)

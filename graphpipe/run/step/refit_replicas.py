@@ -50,9 +50,9 @@ def _form(plan: Plan, replica: StageReplica, first: ShapedPrograms, wanted: Shap
 
 def _check_glue(own: nn.Module, module: nn.Module, stage: str, wanted: ShapedPrograms) -> None:
     # FSDP gathers weights into the user's modules, but not into a module that runs the glue for other shapes.
-    known = {id(each) for each in own.modules()}
-    glue = [each for each in module.modules() if id(each) not in known]
-    for parameter in (parameter for each in glue for parameter in each.parameters(recurse=False)):
+    known = {id(submodule) for submodule in own.modules()}
+    glue = [submodule for submodule in module.modules() if id(submodule) not in known]
+    for parameter in (parameter for submodule in glue for parameter in submodule.parameters(recurse=False)):
         if is_sharded(parameter):
             raise InvalidInput(
                 f"the inputs are {format_inputs(wanted.inputs)}, not those the plan was made with, "

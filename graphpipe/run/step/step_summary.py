@@ -113,11 +113,11 @@ class _Places:
     def write(self, own: Sequence[ReplicaSummary]) -> list[float]:
         degree, in_all = self.degrees[self.output_stage], sum(self.degrees)
         given = [0.0] * (degree + 2 * in_all)
-        for each in own:
-            place = degree + sum(self.degrees[: each.slot.stage]) + each.slot.replica
-            given[place], given[in_all + place] = each.squared_norm, each.first_bad
-            if each.slot.stage == self.output_stage:
-                given[each.slot.replica] = each.loss
+        for replica in own:
+            place = degree + sum(self.degrees[: replica.slot.stage]) + replica.slot.replica
+            given[place], given[in_all + place] = replica.squared_norm, replica.first_bad
+            if replica.slot.stage == self.output_stage:
+                given[replica.slot.replica] = replica.loss
         return given
 
     def read(self, sums: list[float]) -> StepSummary:
@@ -138,12 +138,13 @@ def counted_gradients(plan: Plan, replica: StageReplica) -> list[Tensor]:
     Tied parameters count with the first stage that has them.
     """
     stage = replica.slot.stage
-    elsewhere = {name for each in plan.tied_gradients if stage in each.stages[1:] for name in each.parameters}
+    elsewhere = {name for tied in plan.tied_gradients if stage in tied.stages[1:] for name in tied.parameters}
     parameters = replica.parameters
     if elsewhere:
         names = replica.program.parameter_names
-        parameters = [each for local, each in replica.module.named_parameters() if names[local] not in elsewhere]
-    gradients = [each.grad for each in parameters if each.grad is not None]
+        named = replica.module.named_parameters()
+        parameters = [parameter for local, parameter in named if names[local] not in elsewhere]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return local_parts(gradients, whole=replica.slot.replica == 0)
 
 
@@ -155,8 +156,8 @@ def total_norm(gradients: list[Tensor]) -> float:
 def norm_of(gradients: list[Tensor]) -> Tensor:
     """Return the same for at least one gradient, as a 0-d tensor, without waiting for a GPU."""
     # The rows of an index that occurs twice are summed first, as an optimizer does.
-    gradients = [each.coalesce().values() if each.is_sparse else each for each in gradients]
-    if sum([each.numel() for each in gradients]) <= _FEW:
+    gradients = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    if sum([gradient.numel() for gradient in gradients]) <= _FEW:
         return torch.linalg.vector_norm(flat_vector(gradients))
     return torch.linalg.vector_norm(torch.stack(norms(gradients)))
 
@@ -175,13 +176,13 @@ def losses_and_first_bads(run: StageReplicaRun, mini_batches: int) -> list[tuple
     seen = [(number, one) for number, sums in run.sums.items() for one in sums]
     mini_batch_losses, firsts = [0.0] * mini_batches, [math.inf] * mini_batches
     if losses or seen:
-        each = max(len(losses), len(run.sums)) // mini_batches
+        micro_batches = max(len(losses), len(run.sums)) // mini_batches
         values: list[float] = torch.stack([*losses, *(one for _, one in seen)]).tolist()
         for position, (value, (_, share)) in enumerate(zip(values, run.losses, strict=False)):
-            mini_batch_losses[position // each] += value * share
+            mini_batch_losses[position // micro_batches] += value * share
         for (number, _), value in zip(seen, values[len(losses) :], strict=True):
             if not math.isfinite(value):
-                mini_batch, inside = divmod(number, each)
+                mini_batch, inside = divmod(number, micro_batches)
                 firsts[mini_batch] = min(firsts[mini_batch], inside)
     return [*zip(mini_batch_losses, firsts, strict=True)]
 

@@ -82,7 +82,7 @@ class AveragedWeights(StageWeights):
             return
         self._newest = None
         if not self._average:
-            self._average = [torch.zeros_like(each) for each in before]
+            self._average = [torch.zeros_like(weight) for weight in before]
         count = min(self.newest, self._delay)
         with torch.no_grad():
             for average, old, parameter in zip(self._average, before, self.parameters, strict=True):
@@ -94,4 +94,4 @@ class AveragedWeights(StageWeights):
         self._average = []
 
     def _copies(self) -> list[Tensor]:
-        return [each.detach().clone() for each in self.parameters]
+        return [parameter.detach().clone() for parameter in self.parameters]

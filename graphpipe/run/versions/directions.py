@@ -38,7 +38,7 @@ def check_predictable(optimizer: Optimizer) -> None:
     """
     kind = type(optimizer)
     if kind not in DIRECTIONS:
-        known = ", ".join(each.__name__ for each in DIRECTIONS)
+        known = ", ".join(optimizer_class.__name__ for optimizer_class in DIRECTIONS)
         raise InvalidInput(
             f"the weight policy 'predict' cannot predict the updates of {kind.__name__}, only those of {known}",
             where="optimizer",
@@ -59,7 +59,7 @@ def predict(optimizer: Optimizer, parameters: Sequence[nn.Parameter], horizon: i
         horizon: updates to predict, at least 1.
     """
     direction_of = DIRECTIONS[type(optimizer)]
-    groups = {id(each): group for group in optimizer.param_groups for each in group["params"]}
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     predicted: list[Tensor] = []
     for parameter in parameters:
         group = groups[id(parameter)]

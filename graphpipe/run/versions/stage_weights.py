@@ -24,7 +24,7 @@ class StageWeights(ABC):
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = [each for each in parameters if each.requires_grad]
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.newest = 0
         """Updates since the segment began."""
         self.left: Counter[WeightRead] = Counter()
@@ -74,4 +74,4 @@ class StageWeights(ABC):
 
 def memory_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """Return the present memory of parameters. It stays with the returned tensors if a parameter gets other memory."""
-    return [each.data for each in parameters]
+    return [parameter.data for parameter in parameters]

@@ -71,7 +71,7 @@ class StoredVersions(StageWeights):
     def release(self) -> None:
         """Give the parameters memory of their own, if the newest version will be read after the update."""
         if self.left[WeightRead(self.newest)] > 0:
-            self._put([each.clone() for each in self._versions[self.newest]])
+            self._put([weight.clone() for weight in self._versions[self.newest]])
         else:
             del self._versions[self.newest]
 

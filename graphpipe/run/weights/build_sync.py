@@ -33,7 +33,7 @@ def build_sync(
     Raises:
         InvalidInput: the synchronisation cannot hold the stage's parameters.
     """
-    replicas = StageReplicas(
+    stage_replicas = StageReplicas(
         world=world,
         ranks=placement.ranks(stage),
         stage=placement.plan.stages[stage].name,
@@ -42,9 +42,9 @@ def build_sync(
         parameters=tuple(_own(placement, stage, replica) for replica in replicas),
     )
     sync = find_sync(name)
-    if trains_on_several_ranks(placement, stage, program) or (sync.traits.local_replicas and not replicas.spread):
-        return sync(replicas)
-    return AllReduce(replicas)
+    if trains_on_several_ranks(placement, stage, program) or (sync.traits.local_replicas and not stage_replicas.spread):
+        return sync(stage_replicas)
+    return AllReduce(stage_replicas)
 
 
 def holds_shards(name: str, placement: RankPlacement, stage: int, program: StageProgram) -> bool:
@@ -61,4 +61,4 @@ def trains_on_several_ranks(placement: RankPlacement, stage: int, program: Stage
 def _own(placement: RankPlacement, stage: int, program: StageProgram) -> tuple[nn.Parameter, ...]:
     # Tied parameters are left out, because their gradients are summed over the replicas of all stages that share them.
     tied, names = placement.plan.tied_parameters(stage), program.parameter_names
-    return tuple(each for local, each in program.module.named_parameters() if names[local] not in tied)
+    return tuple(parameter for local, parameter in program.module.named_parameters() if names[local] not in tied)

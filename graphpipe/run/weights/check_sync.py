@@ -60,7 +60,11 @@ def check_schedule(
 def _check_whole_backwards(name: str, plan: Plan, split: list[int]) -> None:
     if split:
         stage = plan.stages[split[0]]
-        whole = [each.name for each in all_schedulers().values() if not each.splits_backward and not each.uses_bursts]
+        whole = [
+            scheduler.name
+            for scheduler in all_schedulers().values()
+            if not scheduler.splits_backward and not scheduler.uses_bursts
+        ]
         raise InvalidInput(
             f"schedule {plan.schedule} splits the backward of stage '{stage.name}', which has {stage.degree} replicas, "
             f"and engine '{name}' needs whole backwards",

@@ -45,7 +45,7 @@ def local_parts(tensors: Iterable[Tensor], *, whole: bool) -> list[Tensor]:
         tensors: sharded or not.
         whole: include the tensors that are not sharded.
     """
-    return [own(each) for each in tensors if whole or is_sharded(each)]
+    return [own(tensor) for tensor in tensors if whole or is_sharded(tensor)]
 
 
 def in_shards(value: Tensor, like: Tensor) -> Tensor:

@@ -77,8 +77,12 @@ class Fsdp2(ReplicaSync):
     def _fill_gaps(self) -> None:
         # FSDP reduces the parameters that have a gradient, which must be the same ones on all ranks.
         world, ranks = self.replicas.world, self.replicas.ranks
-        trainable = [each for each in self._module.parameters() if each.requires_grad and each not in self._whole]
-        present = torch.tensor([float(each.grad is not None) for each in trainable], device=world.device)
+        trainable = [
+            parameter
+            for parameter in self._module.parameters()
+            if parameter.requires_grad and parameter not in self._whole
+        ]
+        present = torch.tensor([float(parameter.grad is not None) for parameter in trainable], device=world.device)
         world.sum(present, ranks)
         for parameter, count in zip(trainable, present.tolist(), strict=True):
             if count and parameter.grad is None:

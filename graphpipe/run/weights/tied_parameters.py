@@ -69,7 +69,7 @@ def find_tied_parameters(
         parameters: the parameters of this rank's replicas.
         leaders: the replicas whose parameters this rank's optimizer changes.
     """
-    return [_of(each, plan, placement, parameters, leaders) for each in plan.tied_gradients]
+    return [_of(tied, plan, placement, parameters, leaders) for tied in plan.tied_gradients]
 
 
 def _of(
@@ -87,7 +87,7 @@ def _of(
     ranks = sorted({rank for stage in tied.stages for rank in placement.ranks(stage)})
     return TiedParameters(
         name=plan.stages[tied.stages[0]].name,
-        copies=tuple(tuple({id(copy): copy for copy in each}.values()) for each in copies),
+        copies=tuple(tuple({id(copy): copy for copy in parameter_copies}.values()) for parameter_copies in copies),
         updated=frozenset(map(id, updated)),
         ranks=tuple(ranks) if replicas else (),
         source=placement.ranks(tied.stages[0])[0],
@@ -96,4 +96,4 @@ def _of(
 
 def tied_parameter_ids(shared: Sequence[TiedParameters]) -> frozenset[int]:
     """Return the ids of all tied parameters, whose gradients are not summed within one stage only."""
-    return frozenset(id(copy) for each in shared for copies in each.copies for copy in copies)
+    return frozenset(id(copy) for tied in shared for copies in tied.copies for copy in copies)

@@ -71,7 +71,7 @@ class WeightUpdate:
         """Build optimizer and schedule for each group of a rank's trainable parameters."""
         optimizers: list[ScheduledOptimizer] = []
         if optimizer is not None:
-            optimizers = [ScheduledOptimizer.of(each, optimizer, scheduler) for each in groups]
+            optimizers = [ScheduledOptimizer.of(group, optimizer, scheduler) for group in groups]
         return WeightUpdate(groups=groups, optimizers=optimizers, clip_norm=clip_norm)
 
     @property

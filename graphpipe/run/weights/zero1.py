@@ -30,7 +30,7 @@ def shard_optimizer_state(optimizer: Optimizer, group: dist.ProcessGroup) -> "Ze
         own.param_groups, own.state = groups, defaultdict(dict)
         return own
 
-    groups = [dict(each) for each in optimizer.param_groups]
+    groups = [dict(options) for options in optimizer.param_groups]
     return ZeroRedundancyOptimizer(groups, cast("type[Optimizer]", part), process_group=group)
 
 

@@ -55,7 +55,7 @@ class HeldGradients:
     def add_to(self, transfer: Transfer, name: str, rows: Tensor, stream: Stream) -> Tensor:
         """Return the gradient that a transfer sends: its own, and what was held for it in ascending order of edges."""
         others = self.held.pop((transfer.edge, transfer.source_device, transfer.samples, name), ())
-        for other in sorted(others, key=lambda each: each.edge):
+        for other in sorted(others, key=lambda gradient: gradient.edge):
             stream.wait(other.ready)
             stream.hold([other.rows])
             rows = rows + other.rows
