@@ -150,7 +150,7 @@ def _around(owner: Any, name: str, phase: str) -> None:
 def _watch_calls() -> None:
     """Put the phases that are not in the user's module around the calls of this rank."""
     from graphpipe.run.checkpoint import checkpoints
-    from graphpipe.run.comm.p2p_groups import P2PGroups
+    from graphpipe.run.comm.world import P2PGroups
     from graphpipe.run.weights import sync_allreduce
 
     _around(P2PGroups, "send", "send")

@@ -18,8 +18,7 @@ from graphpipe.run.comm.world import World, join
 from graphpipe.run.device.precision import LossScale
 from graphpipe.run.faults.out_of_memory import reporting_out_of_memory
 from graphpipe.run.faults.status_reporter import StatusReporter
-from graphpipe.run.pipeline_parts import build_parts
-from graphpipe.run.pipeline_warnings import warn_of_idle_ranks, warn_of_whole_backwards
+from graphpipe.run.pipeline_parts import build_parts, warn_of_idle_ranks, warn_of_whole_backwards
 from graphpipe.run.segments.mini_batch_stream import MiniBatchStream, taken_from
 from graphpipe.run.segments.train_segment import TrainSegment
 from graphpipe.run.stage.loss import LossFunction

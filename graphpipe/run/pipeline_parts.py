@@ -40,6 +40,7 @@ from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.verify_lowered import verify_lowered
+from graphpipe.user_frames import warn_user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,3 +191,27 @@ def _worker(
     worker = build_worker(programs, placement, world, monitor, tasks, lowered, options, syncs.names)
     worker.messages.open(communicating_pairs(lowered, placement))
     return worker
+
+
+def warn_of_idle_ranks(placement: RankPlacement, size: int) -> None:
+    """Warn of ranks without a stage, of `size` ranks."""
+    if idle := placement.idle:
+        numbers = ", ".join(map(str, idle))
+        warn_user(
+            f"rank{'s' * (len(idle) > 1)} {numbers} of {size} only wait{'s' * (len(idle) == 1)} for the "
+            f"others: the plan uses {len(placement.plan.used_devices)} devices"
+        )
+
+
+def warn_of_whole_backwards(backwards: Mapping[str, str]) -> None:
+    """Warn of backwards that the plan splits and the runtime does whole.
+
+    Args:
+        backwards: how each was done, by stage.
+    """
+    for name, how in backwards.items():
+        if how != "split":  # then the prediction is of another schedule
+            warn_user(
+                f"the plan splits the backward of stage '{name}', which was done {how}. "
+                "gp.choose_backwards(plan, model) finds such stages beforehand, and predicts with them"
+            )

@@ -23,7 +23,7 @@ Computed = tuple[NamedTensors, Any]
 
 @dataclass(slots=True, kw_only=True)
 class InferenceReplica:
-    """A replica (see `worker.replica`) that only does forwards."""
+    """A replica (see `worker.worker`) that only does forwards."""
 
     slot: ReplicaSlot
     """Which replica of which stage it is."""

@@ -34,7 +34,7 @@ mini-batch in a segment."""
 
 @dataclass(slots=True, kw_only=True)
 class EmulatedReplica:
-    """A replica (see `worker.replica`) without a model."""
+    """A replica (see `worker.worker`) without a model."""
 
     slot: ReplicaSlot
     """Which replica of which stage it is."""

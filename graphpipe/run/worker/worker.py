@@ -2,26 +2,71 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
+from torch import nn
+
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.messages import RankMessages
-from graphpipe.run.comm.rank_placement import RankPlacement
+from graphpipe.run.comm.rank_placement import RankPlacement, ReplicaSlot
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.run.weights.replica_sync import ReplicaSync
 from graphpipe.run.weights.tied_parameters import TiedParameters
 from graphpipe.run.worker.recorder import Recorder
-from graphpipe.run.worker.replica import Replica, ReplicaRun
 from graphpipe.run.worker.resolved_schedule import ResolvedSchedule, resolve_schedule
 from graphpipe.run.worker.step_batches import StepBatches
-from graphpipe.schedule import LoweredSchedule
+from graphpipe.schedule import LoweredSchedule, StageTask
 
 _KEPT = 4
 """Schedules that are kept ready to run."""
+
+
+class Replica(Protocol):
+    """A replica of a stage, as the worker uses it between steps."""
+
+    @property
+    def slot(self) -> ReplicaSlot:
+        """Which replica of which stage it is."""
+        ...
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Parameters whose gradients are reduced, in the same order in every replica of a stage."""
+        ...
+
+
+class ReplicaRun(Protocol):
+    """A replica in one step, as the worker uses it. It computes, or emulates computing."""
+
+    @property
+    def received(self) -> ReceiveBuffers:
+        """The values that it has received."""
+        ...
+
+    @property
+    def outgoing(self) -> dict[int, NamedTensors]:
+        """The values that its last task sends, by edge."""
+        ...
+
+    @property
+    def outgoing_task(self) -> StageTask | None:
+        """Its last task."""
+        ...
+
+    def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch) -> None:
+        """Run a task for these samples of a mini-batch."""
+        ...
+
+    def move(self, kind: Literal["evict", "fetch"], micro_batch: int) -> None:
+        """Start to copy what the stage offloads of a micro-batch to the memory of the node, or back."""
+        ...
 
 
 AnyReplica = TypeVar("AnyReplica", bound=Replica)

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.run.comm.messages import PendingMessage, RankMessages
-from graphpipe.run.comm.p2p_groups import P2PGroups
 from graphpipe.run.comm.warm_up_pairs import disjoint_rounds, warm_up
-from graphpipe.run.comm.world import World, join
+from graphpipe.run.comm.world import P2PGroups, World, join
 
 
 def train(cut: str, options: dict[str, Any], blocking: bool) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from graphpipe.run.comm.p2p_groups import P2PGroups
-from graphpipe.run.comm.world import join
+from graphpipe.run.comm.world import P2PGroups, join
 
 MESSAGES = 3
 
