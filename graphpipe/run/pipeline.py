@@ -332,7 +332,7 @@ class Pipeline:
         # Any reference to a connection keeps it open, and the peers waiting: those of messages and of torch's frames.
         if isinstance(error, PeerLost) and error.__cause__ is not None:
             clear_frames(error.__cause__.__traceback__)
-        self._worker.messages.forget()
+        self._worker.forget()
         self._parts.sums.forget()
         self.world.close()
         self._open = False

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -11,7 +10,7 @@ from graphpipe.devices.device_kind import Mark
 from graphpipe.run.comm.batch_comparison import BatchComparison
 from graphpipe.run.comm.warm_up_pairs import Pair, disjoint_rounds, warm_up
 from graphpipe.run.comm.world import World
-from graphpipe.schedule import Hold, Return, Transfer
+from graphpipe.schedule import Transfer
 
 
 def _ignore(mark: Mark) -> None:
@@ -55,22 +54,6 @@ class Reader:
     """Called with the point of a stream after which the copy is there."""
 
 
-class GuestMessages(Protocol):
-    """The messages with what stages rest on other ranks (see `resting`)."""
-
-    def take_part(self, action: Hold | Return, peer: int) -> None:
-        """Receive what a stage on another rank offloads to this one, or send it back."""
-        ...
-
-    def drain(self) -> None:
-        """Wait until everything is sent."""
-        ...
-
-    def forget(self) -> None:
-        """Drop everything."""
-        ...
-
-
 @dataclass(slots=True)
 class RankMessages:
     """The point-to-point messages of one rank.
@@ -84,8 +67,6 @@ class RankMessages:
     """The messages that are on their way, one per value, by `id(transfer)`, because hashing a transfer takes longer."""
     comparison: BatchComparison | None = None
     """The comparison of this step; None once it has ended."""
-    guests: GuestMessages | None = None
-    """None: nothing rests on other ranks."""
     warm: set[Pair] = field(default_factory=set[Pair])
     """The pairs of ranks, of the whole world, that have communicated."""
 
@@ -123,13 +104,6 @@ class RankMessages:
         for messages in self.sending.values():
             self._end(messages)
         self.sending.clear()
-        if self.guests is not None:
-            self.guests.drain()
-
-    def rest(self, action: Hold | Return, peer: int) -> None:
-        """Receive what a stage on rank `peer` offloads, or send it back. Inside a rank there is nothing to do."""
-        if self.guests is not None and peer != self.world.rank:
-            self.guests.take_part(action, peer)
 
     @staticmethod
     def _end(messages: Iterable[PendingMessage]) -> None:
@@ -140,8 +114,6 @@ class RankMessages:
         """Drop all messages, because a handle keeps its connection open."""
         self.sending.clear()
         self.comparison = None
-        if self.guests is not None:
-            self.guests.forget()
 
     def finish_comparison(self) -> None:
         """Wait until this step's comparison has ended, before the first message of the step.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,8 +106,12 @@ class InferenceReplicaRun:
         self._note(rows, {at: failing.get(at, error) for at in range(len(rows))})
         return None
 
-    def move(self, kind: Literal["evict", "fetch"], micro_batch: int) -> None:
+    def offload(self, micro_batch: int) -> None:
         """Not called: nothing waits for a backward."""
+        raise AssertionError("inference offloads nothing")
+
+    def fetch(self, micro_batch: int) -> None:
+        """Not called either."""
         raise AssertionError("inference offloads nothing")
 
     def _note(self, rows: SampleRange, failing: Mapping[int, Exception]) -> None:

@@ -63,7 +63,7 @@ class EmulatedReplicaRun:
     outgoing_task: StageTask | None = None
     """The last task."""
     copied: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
-    """When copies are done, by direction and micro-batch."""
+    """When copies are done, by kind of their span and micro-batch."""
 
     def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch) -> None:
         """Sleep, then keep tensors of the right size for sending."""
@@ -77,8 +77,15 @@ class EmulatedReplicaRun:
         self.outgoing = {edge: {spec.name: _rows(spec, len(rows)) for spec in specs} for edge, specs in edges.items()}
         self.outgoing_task = task
 
-    def move(self, kind: Literal["evict", "fetch"], micro_batch: int) -> None:
-        """Emulate a copy to the memory of the node, or back after all copies to it."""
+    def offload(self, micro_batch: int) -> None:
+        """Emulate a copy to the memory of the node, or to a neighbour."""
+        self._copy("evict", micro_batch)
+
+    def fetch(self, micro_batch: int) -> None:
+        """Emulate a copy back, after all copies out."""
+        self._copy("fetch", micro_batch)
+
+    def _copy(self, kind: Literal["evict", "fetch"], micro_batch: int) -> None:
         before = [end for (other, _), end in self.copied.items() if other in (kind, "evict")]
         start = max([time.perf_counter(), *before])
         replica = self.replica

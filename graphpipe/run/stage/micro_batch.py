@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,12 +123,14 @@ class MicroBatch:
         with handle_saved_tensors(handler):
             return self.compute()
 
-    def move(self, kind: Literal["evict", "fetch"]) -> None:
-        """Start to copy what the stage offloads to the memory of the node, or back."""
+    def offload(self) -> None:
+        """Start to copy what the stage offloads to the memory of the node, or to a neighbour."""
         assert self.offloaded is not None, "a stage that offloads handles its saved tensors"
         assert self._computed is not None, "what was not computed cannot be copied"
-        if kind == "fetch":
-            self.offloaded.fetch()
-            return
         received = [value for by_name in self.received.values() for value in by_name.values()]
-        self.offloaded.evict([*self._computed.outputs.values(), *received])
+        self.offloaded.offload([*self._computed.outputs.values(), *received])
+
+    def fetch(self) -> None:
+        """Start to copy it back."""
+        assert self.offloaded is not None, "a stage that offloads handles its saved tensors"
+        self.offloaded.fetch()

@@ -1,14 +1,14 @@
-"""Offloading: what some operators of a stage save rests elsewhere between forward and backward.
+"""Offloading: what some operators of a stage save is elsewhere between forward and backward.
 
     forward   F: compute, and note what the offloaded operators save
-    evict     copy it to the memory of the node, or send it to a neighbour, and free it
+    offload   copy it to the memory of the node, or send it to a neighbour, and free it
     fetch     copy it back, while the task before the backward runs
     backward  B: reads it
 
 What leaves are whole storages that an offloaded operator made and that only offloaded operators save. Outputs of the
 stage, what it received, weights, and what a recomputed region keeps stay, because they would not be freed.
 On a GPU the copies go through pinned memory on two streams of their own. On a CPU they are plain copies. To a neighbour
-they are messages (`comm.resting`), and in the same rank copies on the device.
+they are messages (`comm.offload_messages`), and in the same rank copies on the device.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from graphpipe.devices.registry import kind_of
 from graphpipe.errors import OutOfMemory
 from graphpipe.model.saved_tensors import SavedTensor
 from graphpipe.run.comm.messages import PendingMessage
-from graphpipe.run.comm.resting import ReplicaKey, RestingMessages
+from graphpipe.run.comm.offload_messages import OffloadMessages, ReplicaKey
 from graphpipe.run.device.stage_streams import HostStreams
 from graphpipe.run.stage.tensor_tree import leaves
 from graphpipe.units import format_bytes
@@ -32,11 +32,11 @@ from graphpipe.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """The device, in place of the node, where a replica rests what it offloads."""
+    """The device to which a replica offloads, in place of the memory of the node."""
 
     rank: int
-    messages: RestingMessages | None
-    """To its rank; None if that is this rank, whose devices share one memory."""
+    messages: OffloadMessages | None
+    """The messages to its rank; None if that is this rank, whose devices share one memory."""
     replica: ReplicaKey
     """The stage and device that offloads."""
 
@@ -50,9 +50,9 @@ class Offloading:
     copying: HostStreams
     computing: Stream
     neighbour: Neighbour | None = None
-    """None: it rests in the memory of the node."""
+    """Where it goes; None is the memory of the node."""
     current: "OffloadedTensors | None" = None
-    """Of the micro-batch whose forward runs; None while nothing is to be offloaded."""
+    """The tensors of the micro-batch whose forward runs; None while nothing is to be offloaded."""
     previous: Mark | None = None
     """The end of the last copy out that has to be over before the next forward."""
     last: Mark | None = None
@@ -80,11 +80,11 @@ class Offloading:
 
 
 @dataclass(slots=True)
-class _Away:
+class _OffloadedStorage:
     # One storage elsewhere, and the saved tensors in it with their offset, size, stride and dtype.
     count: int
     host: Tensor | None
-    """Where its bytes are; None: a neighbour has them."""
+    """Where its bytes are; None if a neighbour on another rank has them."""
     views: list[tuple[ref[SavedTensor], int, torch.Size, tuple[int, ...], torch.dtype]]
 
 
@@ -104,12 +104,12 @@ class OffloadedTensors:
     leaving: list[ref[SavedTensor]] = field(default_factory=list[ref[SavedTensor]])
     staying: list[ref[SavedTensor]] = field(default_factory=list[ref[SavedTensor]])
     held: list[Tensor] = field(default_factory=list[Tensor])
-    """What recomputed regions keep."""
-    away: list[_Away] = field(default_factory=list[_Away])
+    """The tensors that recomputed regions keep."""
+    storages: list[_OffloadedStorage] = field(default_factory=list[_OffloadedStorage])
     arrival: Mark | None = None
     """The end of the copy back, until the backward has waited for it. The task before the backward does not wait."""
     arriving: list[PendingMessage] = field(default_factory=list[PendingMessage])
-    """The messages of a neighbour, until then."""
+    """The messages of a neighbour, until the backward has waited for them."""
 
     def compute(self, inner: nn.Module, args: tuple[Any, ...]) -> Any:
         """Call an offloaded operator."""
@@ -139,7 +139,7 @@ class OffloadedTensors:
             self.owner.computing.wait(self.arrival)
             self.arrival = None
 
-    def evict(self, held: Iterable[Tensor]) -> None:
+    def offload(self, held: Iterable[Tensor]) -> None:
         """Start to copy what may leave to the memory of the node, and free it.
 
         Args:
@@ -158,25 +158,25 @@ class OffloadedTensors:
         out = self.owner.copying.out
         out.wait(self.owner.computing.mark())
         with out.entered():
-            self.away = self._copy_out([*views.values()], out)
+            self.storages = self._copy_out([*views.values()], out)
         self.owner.previous, self.owner.last = self.owner.last, out.mark()
         self.leaving, self.staying, self.held = [], [], []
 
     def fetch(self) -> None:
         """Start to copy back what was copied out."""
-        back, away, self.away = self.owner.copying.back, self.away, []
+        back, storages, self.storages = self.owner.copying.back, self.storages, []
         if self.owner.last is not None:
             back.wait(self.owner.last)
         with back.entered():
-            arrived = [torch.empty(storage.count, dtype=torch.uint8, device=self.owner.device) for storage in away]
+            arrived = [torch.empty(storage.count, dtype=torch.uint8, device=self.owner.device) for storage in storages]
             if (neighbour := self.owner.neighbour) is not None and neighbour.messages is not None:
                 self.arriving = neighbour.messages.fetch(neighbour.replica, arrived, neighbour.rank)
-            for storage, buffer in zip(away, arrived, strict=True):
+            for storage, buffer in zip(storages, arrived, strict=True):
                 self._copy_back(storage, buffer)
         self.arrival = back.mark()
 
-    def _copy_out(self, storages: list[list[SavedTensor]], out: Stream) -> list[_Away]:
-        copies: list[_Away] = []
+    def _copy_out(self, storages: list[list[SavedTensor]], out: Stream) -> list[_OffloadedStorage]:
+        copies: list[_OffloadedStorage] = []
         sources: list[Tensor] = []
         neighbour = self.owner.neighbour
         for saved_tensors in storages:
@@ -188,12 +188,12 @@ class OffloadedTensors:
             if neighbour is None or neighbour.messages is None:
                 host = self.host_buffer(storage.nbytes())
                 host.copy_(sources[-1], non_blocking=True)
-            copies.append(_Away(storage.nbytes(), host, views))
+            copies.append(_OffloadedStorage(storage.nbytes(), host, views))
             for saved, _ in tensors:
                 saved.tensor = None
         out.hold(sources)
         if neighbour is not None and neighbour.messages is not None:
-            neighbour.messages.evict(neighbour.replica, self.micro_batch, sources, neighbour.rank)
+            neighbour.messages.offload(neighbour.replica, self.micro_batch, sources, neighbour.rank)
         return copies
 
     def host_buffer(self, count: int) -> Tensor:
@@ -213,7 +213,7 @@ class OffloadedTensors:
                 remedy="Offload less, or run fewer ranks on the node.",
             ) from error
 
-    def _copy_back(self, storage: _Away, arrived: Tensor) -> None:
+    def _copy_back(self, storage: _OffloadedStorage, arrived: Tensor) -> None:
         if storage.host is not None:
             arrived.copy_(storage.host, non_blocking=True)
         self.owner.computing.hold([arrived])

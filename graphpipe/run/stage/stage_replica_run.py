@@ -1,7 +1,7 @@
 """One step of a stage replica: runs the tasks of its micro-batches, and keeps the state between them."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -65,9 +65,13 @@ class StageReplicaRun:
                 self._do(task, rows, batch)
         self.outgoing_task = task
 
-    def move(self, kind: Literal["evict", "fetch"], micro_batch: int) -> None:
-        """Start to copy what the stage offloads of a micro-batch to the memory of the node, or back."""
-        self.micro_batches[micro_batch].move(kind)
+    def offload(self, micro_batch: int) -> None:
+        """Start to copy what the stage offloads of a micro-batch to the memory of the node, or to a neighbour."""
+        self.micro_batches[micro_batch].offload()
+
+    def fetch(self, micro_batch: int) -> None:
+        """Start to copy it back."""
+        self.micro_batches[micro_batch].fetch()
 
     def _do(self, task: StageTask, rows: SampleRange, batch: MiniBatch) -> None:
         match task.kind:

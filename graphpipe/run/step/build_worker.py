@@ -8,8 +8,8 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan, Stage
 from graphpipe.run.comm.broadcast import broadcast_tensors, copy_modes, copy_state, state_tensors
 from graphpipe.run.comm.messages import RankMessages
+from graphpipe.run.comm.offload_messages import OffloadMessages
 from graphpipe.run.comm.rank_placement import RankPlacement, ReplicaSlot
-from graphpipe.run.comm.resting import RestingMessages
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.rank_status import ALL_PEERS
@@ -61,15 +61,16 @@ def build_worker(
         for stage, by_device in hosted.items()
     }
     streams = StageStreams.of(world.device, plan)
-    resting = RestingMessages(world)
-    replicas = _replicas(hosted, syncs, placement, world, monitor, schedule, lowered, options, streams, resting)
+    offloads = OffloadMessages(world)
+    replicas = _replicas(hosted, syncs, placement, world, monitor, schedule, lowered, options, streams, offloads)
     worker = Worker(
         placement=placement,
         world=world,
         replicas=replicas,
         new_run=StageReplicaRun,
         syncs=syncs,
-        messages=RankMessages(world, guests=resting),
+        messages=RankMessages(world),
+        offloads=offloads,
         streams=streams,
         recorder=Recorder(world=world, on=options.record, stages=tuple(stage.name for stage in plan.stages)),
         monitor=monitor,
@@ -90,7 +91,7 @@ def _replicas(
     lowered: LoweredSchedule,
     options: PipelineOptions,
     streams: StageStreams,
-    resting: RestingMessages,
+    offloads: OffloadMessages,
 ) -> dict[tuple[int, int], StageReplica]:
     """Return the replicas of this rank, by stage and device."""
     plan, lasts = placement.plan, lowered.last_backwards()
@@ -100,7 +101,7 @@ def _replicas(
         offloading = None
         if stage.offload:
             copying, computing = streams.host(slot.device), streams.stage(slot.stage, slot.device)
-            neighbour = _neighbour(plan.stages[slot.stage], slot, placement, world, resting)
+            neighbour = _neighbour(plan.stages[slot.stage], slot, placement, world, offloads)
             offloading = Offloading(stage.name, world.device, copying, computing, neighbour)
         set_up_regions(program, stage, world.device, offloading)
         replicas[slot.stage, slot.device] = StageReplica(
@@ -123,13 +124,13 @@ def _replicas(
 
 
 def _neighbour(
-    stage: Stage, slot: ReplicaSlot, placement: RankPlacement, world: World, resting: RestingMessages
+    stage: Stage, slot: ReplicaSlot, placement: RankPlacement, world: World, offloads: OffloadMessages
 ) -> Neighbour | None:
-    """Return where a replica rests what it offloads, if that is another device."""
+    """Return where a replica offloads to, if that is another device."""
     if (device := stage.neighbour(slot.device)) is None:
         return None
     peer = placement.rank_of[device]
-    return Neighbour(peer, None if peer == world.rank else resting, (slot.stage, slot.device))
+    return Neighbour(peer, None if peer == world.rank else offloads, (slot.stage, slot.device))
 
 
 def _tied_parameters(worker: StageWorker) -> list[TiedParameters]:

@@ -78,7 +78,7 @@ def run_step(
     for sync in worker.syncs.values():
         sync.end()
     worker.monitor.enter("summary", peer=ALL_PEERS)
-    worker.messages.drain()
+    worker.drain()
     return runs
 
 
@@ -130,13 +130,17 @@ class StepRun(Generic[AnyReplica, AnyRun]):
                 self._join_streams({*worker.placement.plan.tied_gradients[number].stages})
                 with worker.recorder.span(device, "reduce", first):
                     worker.tied_parameters[number].sum_gradients(worker.world)
-            case Evict(stage, micro_batch) | Fetch(stage, micro_batch):
-                kind = "evict" if isinstance(action, Evict) else "fetch"
-                with worker.recorder.span(device, kind, stage, micro_batch):
-                    self.runs[stage, device].move(kind, micro_batch)
+            case Evict(stage, micro_batch):
+                with worker.recorder.span(device, "evict", stage, micro_batch):
+                    self.runs[stage, device].offload(micro_batch)
+            case Fetch(stage, micro_batch):
+                with worker.recorder.span(device, "fetch", stage, micro_batch):
+                    self.runs[stage, device].fetch(micro_batch)
             case Hold() | Return():
-                with worker.streams.host(device).out.entered():
-                    worker.messages.rest(action, worker.placement.rank_of[action.source_device])
+                peer = worker.placement.rank_of[action.source_device]
+                if worker.offloads is not None and peer != worker.world.rank:
+                    with worker.streams.host(device).out.entered():
+                        worker.offloads.take_part(action, peer)
             case Compute():
                 raise AssertionError("tasks were resolved")
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from torch import nn
 
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.messages import RankMessages
+from graphpipe.run.comm.offload_messages import OffloadMessages
 from graphpipe.run.comm.rank_placement import RankPlacement, ReplicaSlot
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import StageStreams
@@ -64,8 +65,12 @@ class ReplicaRun(Protocol):
         """Run a task for these samples of a mini-batch."""
         ...
 
-    def move(self, kind: Literal["evict", "fetch"], micro_batch: int) -> None:
-        """Start to copy what the stage offloads of a micro-batch to the memory of the node, or back."""
+    def offload(self, micro_batch: int) -> None:
+        """Start to copy what the stage offloads of a micro-batch to the memory of the node, or to a neighbour."""
+        ...
+
+    def fetch(self, micro_batch: int) -> None:
+        """Start to copy it back."""
         ...
 
 
@@ -89,6 +94,8 @@ class Worker(Generic[AnyReplica, AnyRun]):
     """The synchronisation of replicas, by stage that this rank hosts."""
     messages: RankMessages
     """The messages of this rank to and from others."""
+    offloads: OffloadMessages | None = None
+    """The messages with what stages offload to other ranks; None if nothing is offloaded, or only in emulation."""
     streams: StageStreams
     """The streams of stages and edges."""
     recorder: Recorder
@@ -109,6 +116,18 @@ class Worker(Generic[AnyReplica, AnyRun]):
             while len(self.resolved) > _KEPT:
                 del self.resolved[next(iter(self.resolved))]
         return resolved
+
+    def drain(self) -> None:
+        """Wait until every message is sent."""
+        self.messages.drain()
+        if self.offloads is not None:
+            self.offloads.drain()
+
+    def forget(self) -> None:
+        """Drop all messages, because a handle keeps its connection open."""
+        self.messages.forget()
+        if self.offloads is not None:
+            self.offloads.forget()
 
     def of_stage(self, stage: int) -> list[AnyReplica]:
         """Return the replicas of a stage on this rank, in replica order."""

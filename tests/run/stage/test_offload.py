@@ -16,7 +16,7 @@ from graphpipe.costs import Recompute
 from graphpipe.devices.device_kind import Stream
 from graphpipe.errors import InvalidInput
 from graphpipe.model.saved_tensors import handle_saved_tensors
-from graphpipe.run.comm.resting import RestingMessages
+from graphpipe.run.comm.offload_messages import OffloadMessages
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.stage_streams import HostStreams
 from graphpipe.run.stage.offload import Offloading
@@ -86,7 +86,7 @@ def test_only_the_backward_waits_for_the_copy_back() -> None:
     offloaded = owner.begin(0, layer)
     with handle_saved_tensors(offloaded):
         loss = owner.compute(layer, (torch.randn(2, 4),)).sum()
-    offloaded.evict([])
+    offloaded.offload([])
     offloaded.fetch()
     assert log == ["out waits for computing", "back waits for out"]
     loss.backward()
@@ -104,16 +104,16 @@ def test_two_ranks_train_like_one_in_bf16(tmp_path: Path) -> None:
 
 
 def train_on_neighbours() -> dict[str, Any]:
-    """Train two stages that rest on each other's device, and note how many tensors this rank held for the other."""
+    """Train two stages that offload to each other, and note how many tensors this rank stored for the other."""
     held: list[int] = []
-    give_back = RestingMessages.give_back
+    send_back = OffloadMessages.send_back
 
-    def noted(self: RestingMessages, replica: tuple[int, int], micro_batch: int, peer: int) -> None:
-        held.append(len(self.guests[replica, micro_batch]))
-        give_back(self, replica, micro_batch, peer)
+    def noted(self: OffloadMessages, replica: tuple[int, int], micro_batch: int, peer: int) -> None:
+        held.append(len(self.stored[replica, micro_batch]))
+        send_back(self, replica, micro_batch, peer)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RestingMessages, "give_back", noted)
+        patch.setattr(OffloadMessages, "send_back", noted)
         found = train_chain(INTERLEAVED, "1f1b", {0: ("a",)}, offload={1: ("b",), 2: ("c",)}, offload_to=NEIGHBOURS)
     return found | {"held": held}
 
@@ -130,8 +130,8 @@ def test_neighbours_that_hold_for_each_other_train_like_one_that_keeps(tmp_path:
 
 def test_a_neighbour_is_not_sent_other_sizes_in_one_step() -> None:
     # Nothing is sent here: the sizes of an earlier micro-batch are known already.
-    messages = RestingMessages(cast("World", None), sizes={(0, 0): (8,)})
+    messages = OffloadMessages(cast("World", None), sizes={(0, 0): (8,)})
     with pytest.raises(
         InvalidInput, match=r"micro-batch 2 saves 4 B in 1 tensors .*, another one of the step 8 B in 1"
     ):
-        messages.evict((0, 0), 2, [torch.zeros(4, dtype=torch.uint8)], peer=1)
+        messages.offload((0, 0), 2, [torch.zeros(4, dtype=torch.uint8)], peer=1)

@@ -118,10 +118,10 @@ def test_offloaded_bytes_are_as_predicted(name: str) -> None:
         with LiveBytes() as live:
             sent = stages.do("F", 0, index, {})
             run = stages.runs[0]
-            run.move("evict", index)
+            run.offload(index)
             offloaded = run.micro_batches[index].offloaded
             assert offloaded is not None
-            away = sum(each.count for each in offloaded.away)
+            away = sum(each.count for each in offloaded.storages)
             kept = live.bytes - size(sent) - away
         memory = stages.memory(0)
         assert away == pytest.approx(memory.offloaded * MICRO, rel=0.1)

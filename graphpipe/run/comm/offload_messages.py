@@ -27,28 +27,28 @@ ReplicaKey = tuple[int, int]
 
 
 @dataclass(slots=True)
-class RestingMessages:
-    """The messages of one rank with what rests elsewhere."""
+class OffloadMessages:
+    """The messages of one rank with what stages offload to other ranks."""
 
     world: World
     sizes: dict[ReplicaKey, tuple[int, ...]] = field(default_factory=dict[ReplicaKey, tuple[int, ...]])
-    """Of the tensors of one micro-batch, in bytes."""
-    leaving: dict[ReplicaKey, list[PendingMessage]] = field(default_factory=dict[ReplicaKey, list[PendingMessage]])
-    """The messages of this rank's last eviction, which hold their tensors."""
-    guests: dict[tuple[ReplicaKey, int], list[PendingMessage]] = field(
+    """The bytes of the tensors of one micro-batch, by replica."""
+    sending: dict[ReplicaKey, list[PendingMessage]] = field(default_factory=dict[ReplicaKey, list[PendingMessage]])
+    """The messages of the last micro-batch that a replica of this rank has offloaded, which hold their tensors."""
+    stored: dict[tuple[ReplicaKey, int], list[PendingMessage]] = field(
         default_factory=dict[tuple[ReplicaKey, int], list[PendingMessage]]
     )
-    """What rests here, by replica and micro-batch."""
-    returning: dict[ReplicaKey, list[PendingMessage]] = field(default_factory=dict[ReplicaKey, list[PendingMessage]])
-    """The messages of the last return."""
+    """What replicas of other ranks have offloaded to this one, by replica and micro-batch."""
+    sending_back: dict[ReplicaKey, list[PendingMessage]] = field(default_factory=dict[ReplicaKey, list[PendingMessage]])
+    """The messages of the last micro-batch that a replica of another rank has fetched."""
 
-    def evict(self, replica: ReplicaKey, micro_batch: int, tensors: Sequence[Tensor], peer: int) -> None:
+    def offload(self, replica: ReplicaKey, micro_batch: int, tensors: Sequence[Tensor], peer: int) -> None:
         """Start to send what a micro-batch of a replica of this rank offloads.
 
         Args:
             replica: stage and device.
             micro_batch: of the step.
-            tensors: bytes. They are held until the next eviction or fetch of the replica.
+            tensors: bytes. They are held until the replica offloads or fetches again.
             peer: the neighbour's rank.
 
         Raises:
@@ -57,26 +57,26 @@ class RestingMessages:
         sizes = tuple(tensor.numel() for tensor in tensors)
         if (known := self.sizes.setdefault(replica, sizes)) != sizes:
             raise InvalidInput(
-                f"micro-batch {micro_batch} saves {format_bytes(sum(sizes))} in {len(sizes)} tensors that are to rest "
-                f"on a neighbour, another one of the step {format_bytes(sum(known))} in {len(known)}",
+                f"micro-batch {micro_batch} saves {format_bytes(sum(sizes))} in {len(sizes)} tensors, which are "
+                f"offloaded to a neighbour, another one of the step {format_bytes(sum(known))} in {len(known)}",
                 where=f"stage {replica[0]}, offload_to",
                 remedy="Leave offload_to out: the memory of the node takes any sizes.",
             )
         header: list[PendingMessage] = []
-        if replica not in self.leaving:
+        if replica not in self.sending:
             for values in ([len(sizes)], [*sizes]):
                 header.append(self._send(torch.tensor(values, device=self.world.device), peer))
         self.end(replica)
-        self.leaving[replica] = [*header, *(self._send(tensor, peer) for tensor in tensors)]
+        self.sending[replica] = [*header, *(self._send(tensor, peer) for tensor in tensors)]
         if self.world.in_order:  # NCCL: only the current stream waits.
             self.end(replica)
 
     def end(self, replica: ReplicaKey) -> None:
-        """Wait until the last eviction of a replica has ended, and free its tensors."""
-        for message in self.leaving.get(replica, ()):
+        """Wait until what a replica has offloaded last is sent, and free its tensors."""
+        for message in self.sending.get(replica, ()):
             message.wait()
-        if replica in self.leaving:
-            self.leaving[replica] = []
+        if replica in self.sending:
+            self.sending[replica] = []
 
     def fetch(self, replica: ReplicaKey, tensors: Sequence[Tensor], peer: int) -> list[PendingMessage]:
         """Start to receive what the neighbour has of a micro-batch, in the order in which it was sent."""
@@ -85,10 +85,10 @@ class RestingMessages:
 
     def take_part(self, action: Hold | Return, peer: int) -> None:
         """Receive what a stage on rank `peer` offloads to this one, or send it back."""
-        do = self.hold if isinstance(action, Hold) else self.give_back
+        do = self.receive if isinstance(action, Hold) else self.send_back
         do((action.stage, action.source_device), action.micro_batch, peer)
 
-    def hold(self, replica: ReplicaKey, micro_batch: int, peer: int) -> None:
+    def receive(self, replica: ReplicaKey, micro_batch: int, peer: int) -> None:
         """Start to receive what a replica of another rank offloads to this one.
 
         Args:
@@ -100,27 +100,27 @@ class RestingMessages:
             (count,) = self._numbers(1, peer)
             self.sizes[replica] = tuple(self._numbers(count, peer))
         buffers = [self._empty(size) for size in self.sizes[replica]]
-        self.guests[replica, micro_batch] = [self._receive(buffer, peer) for buffer in buffers]
+        self.stored[replica, micro_batch] = [self._receive(buffer, peer) for buffer in buffers]
 
-    def give_back(self, replica: ReplicaKey, micro_batch: int, peer: int) -> None:
+    def send_back(self, replica: ReplicaKey, micro_batch: int, peer: int) -> None:
         """Start to send it back."""
-        for message in self.returning.pop(replica, ()):
+        for message in self.sending_back.pop(replica, ()):
             message.wait()
-        guests = self.guests.pop((replica, micro_batch))
-        for message in guests:
+        messages = self.stored.pop((replica, micro_batch))
+        for message in messages:
             message.wait()
-        self.returning[replica] = [self._send(message.rows, peer) for message in guests]
+        self.sending_back[replica] = [self._send(message.rows, peer) for message in messages]
 
     def drain(self) -> None:
         """Wait until everything is sent, and forget the sizes."""
-        for messages in (*self.leaving.values(), *self.returning.values()):
+        for messages in (*self.sending.values(), *self.sending_back.values()):
             for message in messages:
                 message.wait()
         self.forget()
 
     def forget(self) -> None:
         """Drop all messages and sizes."""
-        for kept in (self.sizes, self.leaving, self.guests, self.returning):
+        for kept in (self.sizes, self.sending, self.stored, self.sending_back):
             kept.clear()
 
     def _numbers(self, count: int, peer: int) -> list[int]:
