@@ -302,9 +302,10 @@ class Pipeline:
             publish_slices(self._model, self._parts.programs)
 
     def _of_segment(self, given: tuple[Inputs, Any], number: int, first: MiniBatch | None, running: bool) -> MiniBatch:
+        inputs, targets = given
         if running:  # The other ranks do not listen for errors. They find a lost peer.
-            return self._checked(*given, self.steps + number, first)
-        return self._batch(*given, training=True, step=self.steps + number, like=first)
+            return self._checked(inputs, targets, self.steps + number, first)
+        return self._batch(inputs, targets, training=True, step=self.steps + number, like=first)
 
     def _batch(
         self, inputs: Inputs, targets: Any, *, training: bool, step: int | None = None, like: MiniBatch | None = None

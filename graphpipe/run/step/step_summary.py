@@ -66,14 +66,11 @@ def summarise_step(
     numbers: ScalarSum, plan: Plan, runs: Sequence[StageReplicaRun], output_stage: int, *, with_norms: bool = False
 ) -> StepSummary:
     """Sum up the step over all ranks; every rank must call this."""
-    own = [
-        ReplicaSummary(
-            run.replica.slot,
-            *losses_and_first_bads(run, 1)[0],
-            total_norm(counted_gradients(plan, run.replica)) ** 2 if with_norms else 0.0,
-        )
-        for run in runs
-    ]
+    own: list[ReplicaSummary] = []
+    for run in runs:
+        ((loss, first_bad),) = losses_and_first_bads(run, 1)
+        squared_norm = total_norm(counted_gradients(plan, run.replica)) ** 2 if with_norms else 0.0
+        own.append(ReplicaSummary(run.replica.slot, loss, first_bad, squared_norm))
     return sum_up(numbers, plan, [own], output_stage)[0]
 
 
