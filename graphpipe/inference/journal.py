@@ -12,22 +12,22 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 from safetensors.torch import load, save
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.lock import acquire
-from graphpipe.inference.named_outputs import named_outputs
 from graphpipe.run.checkpoint.safetensors_files import cpu_copies
 from graphpipe.run.comm.collective_calls import unusable_file
 from graphpipe.run.inference.request_queue import Answer, FailedSample
+from graphpipe.run.stage.tensor_tree import leaves
 
 _LENGTH = struct.Struct("<Q")
 
@@ -160,3 +160,33 @@ def _records(path: Path, title: str) -> Iterator[tuple[int, int]]:
                 file.seek(at)
     except OSError as error:
         raise unusable_file(error) from None
+
+
+WHOLE = "output"
+"""The name of the output of a model that returns one tensor."""
+
+
+def named_outputs(tree: object) -> dict[str, Tensor]:
+    """Return the tensors of a model's output by name: `output`, or the keys and positions that lead to each.
+
+    tensor -> output        (a, b) -> output.0, output.1        {"logits": a, "states": [b]} -> logits, states.0
+    """
+    if isinstance(tree, Tensor):
+        return {WHOLE: tree}
+    found: dict[str, Tensor] = {}
+    _collect(tree, "", found)
+    return found
+
+
+def _collect(tree: object, name: str, found: dict[str, Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        found[name] = tree
+    elif isinstance(tree, Mapping):
+        for key, value in cast("Mapping[Any, object]", tree).items():
+            _collect(value, f"{name}.{key}" if name else str(key), found)
+    elif isinstance(tree, tuple | list):
+        for position, value in enumerate(cast("Iterable[object]", tree)):
+            _collect(value, f"{name or WHOLE}.{position}", found)
+    else:  # a container that is registered with PyTorch
+        for position, leaf in enumerate(leaves(tree)):
+            found[f"{name or WHOLE}.{position}"] = leaf

@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 
 from graphpipe.errors import InvalidInput
 from graphpipe.inference.answer_files import FAILED, check_ending, write_answers
-from graphpipe.inference.journal import Journal, count_answers, read_answers, title_of
-from graphpipe.inference.named_outputs import named_outputs
+from graphpipe.inference.journal import Journal, count_answers, named_outputs, read_answers, title_of
 from graphpipe.run.inference.request_queue import Answer, FailedSample
 
 TITLE = title_of("model", "data")
