@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,7 +18,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
-from graphpipe.launch.await_ranks import waiting_for_ranks
 from graphpipe.launch.exit_order import recording_exits
 from graphpipe.launch.first_failure import RankFailed, first_failure
 from graphpipe.launch.hung_ranks import MARGIN_SECONDS, HungRanks
@@ -27,8 +27,9 @@ from graphpipe.launch.parent_watch import hold_launcher_lock
 from graphpipe.launch.rank_processes import SHUTDOWN_SECONDS
 from graphpipe.launch.run_regrouping import Regroup, run_regrouping
 from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
-from graphpipe.run.faults.rank_status import STATUS_FOLDER
+from graphpipe.run.faults.rank_status import STATUS_FOLDER, read_statuses
 from graphpipe.user_frames import warn_user
+from graphpipe.waiting import waiting
 
 _AGENT = "torch.distributed.elastic"
 _AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -187,3 +188,31 @@ def _silenced_agent() -> Generator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+LOOK_SECONDS = 0.05
+
+
+@contextmanager
+def waiting_for_ranks(folder: Path, count: int) -> Generator[None]:
+    """Show what happens until a rank has written its first status, or the block ends.
+
+    Args:
+        folder: where the ranks write their statuses.
+        count: number of ranks.
+    """
+    ended = threading.Event()
+
+    def show() -> None:
+        with waiting(f"starting {count} processes"):
+            while not read_statuses(folder) and not ended.wait(LOOK_SECONDS):
+                pass
+
+    # A new thread begins with an empty context, which does not have the display.
+    thread = threading.Thread(target=copy_context().run, args=(show,), daemon=True, name="graphpipe-await-ranks")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

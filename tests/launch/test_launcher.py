@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,9 +19,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.launch.first_failure import first_failure
-from graphpipe.launch.launcher import check_port, launch
+from graphpipe.launch.launcher import check_port, launch, waiting_for_ranks
 from graphpipe.launch.local_rendezvous import LocalRendezvous
 from graphpipe.run.faults.rank_status import STATUS_FOLDER, StatusWriter
+from graphpipe.waiting import Advance, shown_by
 
 RANKS = Path(__file__).parents[1] / "support" / "ranks"
 WAITING = """
@@ -204,3 +207,34 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     assert "death signal" not in output
     assert len(ranks) == 2
     assert still_running(ranks, 0) == []
+
+
+def test_the_display_of_a_start_ends_with_the_first_status_or_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def display(what: str) -> Generator[Advance]:
+        seen.append(what)
+        yield lambda _: None
+        seen.append("ended")
+
+    monkeypatch.setenv(STATUS_FOLDER, str(tmp_path))
+    with shown_by(display), waiting_for_ranks(tmp_path, 4):
+        wait_until(lambda: seen == ["starting 4 processes"])
+        StatusWriter(0, ["s0"])
+        wait_until(lambda: seen[1:] == ["ended"])
+    seen.clear()
+    (tmp_path / "empty").mkdir()
+    with shown_by(display), waiting_for_ranks(tmp_path / "empty", 2):
+        wait_until(lambda: bool(seen))
+        assert "ended" not in seen
+    assert seen[-1] == "ended"
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
