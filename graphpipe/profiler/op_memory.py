@@ -1,15 +1,17 @@
 """Temporary memory of operators: bytes that are live only while a forward or backward runs."""
 
+import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from graphpipe.costs import Curve, Temporaries
-from graphpipe.profiler.live_bytes import LiveBytes
+from graphpipe.model.torch_private import DispatchMode, flatten, memory_key
 from graphpipe.profiler.op_runs import OpRun
 
 
@@ -91,3 +93,43 @@ def _line(first: tuple[int, int], last: tuple[int, int]) -> tuple[float, float]:
     # A part could be negative only because allocations are padded.
     slope = max(0.0, (last[1] - first[1]) / (last[0] - first[0]))
     return max(0.0, round(last[1] - slope * last[0], 3)), slope
+
+
+@final
+class LiveBytes(DispatchMode):
+    """While entered, counts the memory that operations allocate; memory that is freed later is always subtracted.
+
+    Tensors that share memory count once. Scratch memory inside a kernel does not count.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        """Live now."""
+        self.peak = 0
+        """The most live bytes since `forget_peak`."""
+        self._counted = weakref.WeakSet[torch.UntypedStorage]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count what it allocates."""
+        given = {memory_key(tensor) for tensor in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if storage not in self._counted and memory_key(tensor) not in given:
+                self._counted.add(storage)
+                self.bytes += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self.peak = max(self.peak, self.bytes)
+        return result
+
+    def forget_peak(self) -> None:
+        """Start a new peak at the bytes that are live now."""
+        self.peak = self.bytes
+
+    def _free(self, count: int) -> None:
+        self.bytes -= count
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]

@@ -11,8 +11,7 @@ from graphpipe.costs import Curve
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.inputs import name_inputs
 from graphpipe.profiler.effort import Effort
-from graphpipe.profiler.live_bytes import LiveBytes
-from graphpipe.profiler.op_memory import temporaries
+from graphpipe.profiler.op_memory import LiveBytes, temporaries
 from graphpipe.profiler.op_runs import OpRun
 from graphpipe.profiler.profile import profile
 

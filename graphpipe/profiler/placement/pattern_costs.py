@@ -1,10 +1,13 @@
 """The costs of patterns on backends, measured when the dynamic programme asks for them."""
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.backends.backend import Backend
@@ -16,7 +19,6 @@ from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.submodules import Submodules
 from graphpipe.model.torch_private import flatten
 from graphpipe.planners.placement.frontier_program import Pattern
-from graphpipe.profiler.placement.pattern_key import pattern_key
 from graphpipe.profiler.placement.timing import steady_seconds
 from graphpipe.profiler.placement.timing_cache import TimingCache
 
@@ -52,7 +54,7 @@ class PatternCosts:
 
     def _seconds(self, backend: Backend, program: ModuleStage) -> float | None:
         arguments = [self.values[name] for name in program.arguments]
-        key = pattern_key(backend.name, program.module, arguments)
+        key = _pattern_key(backend.name, program.module, arguments)
         if key not in self.cache:
             self.measured += 1
             try:
@@ -92,3 +94,44 @@ def check_outputs(backend: Backend, found: object, expected: object) -> None:
             worst = float((ours - theirs).abs().max())
             what = f"an output differs by {worst:g} from eager's, more than {backend.relative_tolerance:g} of {scale:g}"
             raise InvalidInput(what, where=f"backend '{backend.name}'", remedy="Place the model without it.")
+
+
+def _pattern_key(backend: str, module: fx.GraphModule, arguments: Sequence[Tensor]) -> str:
+    """Return a digest of a backend, a region, and the shapes and types of its arguments on this machine.
+
+    It does not depend on the names of operators, so equal layers of a model have one key.
+    The nodes count by their kind, function and attributes, submodules by their class, attributes and parameters.
+    """
+    number = {node: position for position, node in enumerate(module.graph.nodes)}
+
+    def index(node: fx.Node) -> Any:
+        return f"%{number[node]}"
+
+    lines = [
+        f"{node.op} {_target(module, node)} {fx.map_arg(node.args, index)} {fx.map_arg(node.kwargs, index)}"
+        for node in number
+    ]
+    lines += [_form(each) for each in arguments]
+    lines += [backend, torch.__version__, platform.processor(), platform.machine(), str(torch.get_num_threads())]
+    return sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _target(module: fx.GraphModule, node: fx.Node) -> str:
+    if node.op == "call_module":
+        return _describe(module.get_submodule(str(node.target)))
+    if node.op == "get_attr":
+        found = getattr(module, str(node.target))
+        return _form(found) if isinstance(found, Tensor) else repr(found)
+    if node.op == "call_function":
+        return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+    return str(node.target) if node.op == "call_method" else ""
+
+
+def _describe(module: nn.Module) -> str:
+    kinds = [f"{type(each).__module__}.{type(each).__qualname__}" for each in module.modules()]
+    tensors = [_form(each) for each in (*module.parameters(), *module.buffers())]
+    return " ".join([repr(module), *kinds, *tensors])
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.dtype}{[*tensor.shape]}{[*tensor.stride()]}"

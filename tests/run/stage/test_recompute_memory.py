@@ -15,7 +15,7 @@ from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.profiler.live_bytes import LiveBytes
+from graphpipe.profiler.op_memory import LiveBytes
 from graphpipe.run import Pipeline
 from graphpipe.run.stage.edge_values import edge_specs
 from graphpipe.run.stage.mini_batch import MiniBatch
