@@ -1,21 +1,27 @@
 """Simulate a plan: return its predicted trace."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from graphpipe.plans import Plan
-from graphpipe.schedule import LoweredSchedule, Schedule
+from graphpipe.schedule import LoweredSchedule, Reduce, ReduceTied, Schedule, Transfer
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.verify import verify
-from graphpipe.simulator.activities import Activities, SimulatedWork
+from graphpipe.simulator.activities import (
+    Activities,
+    HostCopy,
+    MessageHandling,
+    OptimizerStep,
+    SimulatedWork,
+    WeightGather,
+)
 from graphpipe.simulator.drawn_steps import DrawnSteps
 from graphpipe.simulator.engine import Activity, Interval, run, run_shared
 from graphpipe.simulator.memory import memory_over_time
-from graphpipe.simulator.spans import spans_of
 from graphpipe.simulator.step_loads import StepLoads
-from graphpipe.trace import Trace
+from graphpipe.trace import Span, SpanKind, Trace
 
 Happened = list[tuple[SimulatedWork, Interval]]
 """Every activity of a step with its interval."""
@@ -81,7 +87,7 @@ def _length(happened: Happened) -> float:
 
 def _trace(plan: Plan, lowered: LoweredSchedule, happened: Happened) -> Trace:
     cluster = plan.cluster
-    spans = [span for what, when in happened for span in spans_of(plan, what, when)]
+    spans = [span for what, when in happened for span in _spans_of(plan, what, when)]
     spans.sort(key=lambda span: (span.device, span.start_seconds, span.end_seconds))
     return Trace(
         source="simulated",
@@ -141,3 +147,54 @@ def _intervals(plan: Plan, activities: Sequence[Activity]) -> Sequence[Interval]
     if cluster.cores_per_node is None:
         return run(activities)
     return run_shared(activities, {device.node: cluster.cores_per_node for device in cluster.devices})
+
+
+_Record = tuple[int, SpanKind, int, int, int, float]
+"""Device, kind, stage, micro-batch, peer, bytes."""
+
+
+def _spans_of(plan: Plan, what: SimulatedWork, when: Interval) -> list[Span]:
+    """Return a span for each device involved: two for a transfer, one per replica for a reduction."""
+    return [
+        Span(
+            device=device,
+            kind=kind,
+            stage=stage,
+            micro_batch=micro_batch,
+            start_seconds=when.start,
+            end_seconds=when.end,
+            peer=peer,
+            bytes=count,
+        )
+        for device, kind, stage, micro_batch, peer, count in _records(plan, what)
+    ]
+
+
+def _records(plan: Plan, what: SimulatedWork) -> list[_Record]:
+    if isinstance(what, Transfer):
+        count = what.bytes(plan)
+        source, target = what.source_task, what.target_task
+        return [
+            (what.source_device, "send", source.stage, source.micro_batch, what.target_device, count),
+            (what.target_device, "receive", target.stage, target.micro_batch, what.source_device, count),
+        ]
+    if isinstance(what, Reduce):
+        return [(device, "reduce", what.stage, -1, -1, 0.0) for device in plan.stages[what.stage].devices]
+    if isinstance(what, ReduceTied):
+        tied = plan.tied_gradients[what.tied_gradients]
+        return [(device, "reduce", _first(plan, device, tied.stages), -1, -1, 0.0) for device in tied.devices]
+    if isinstance(what, OptimizerStep):
+        return [(what.device, "optimizer", _first(plan, what.device, range(len(plan.stages))), -1, -1, 0.0)]
+    if isinstance(what, HostCopy):
+        peer = -1 if what.neighbour is None else what.neighbour
+        return [(what.device, what.kind, what.stage, what.micro_batch, peer, what.bytes)]
+    if isinstance(what, MessageHandling | WeightGather):
+        return []
+    device, task = what
+    if task.kind == "U":
+        return [(device, "optimizer", task.stage, task.micro_batch, -1, 0.0)]
+    return [(device, task.kind, task.stage, task.micro_batch, -1, 0.0)]
+
+
+def _first(plan: Plan, device: int, stages: Iterable[int]) -> int:
+    return next(stage for stage in stages if device in plan.stages[stage].devices)

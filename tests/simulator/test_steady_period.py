@@ -15,9 +15,8 @@ from graphpipe.plans.stage import WeightPolicy
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator import predict, step_seconds
-from graphpipe.simulator.segment_times import timed_tasks
 from graphpipe.simulator.simulate import simulate
-from graphpipe.simulator.steady_period import steady_state
+from graphpipe.simulator.steady_period import steady_state, timed_tasks
 
 POLICIES: tuple[WeightPolicy, ...] = ("stash", "vertical-sync", "double-buffer")
 
