@@ -30,14 +30,14 @@ class SplitBranch:
     source: str | None
     """The operator that computes the input; None for an input of the model."""
     model_input: str | None = None
-    """The input of the model that it is."""
+    """The input of the model that the branch is, if no operator computes it."""
     start: int
     stop: int
-    """Exclusive."""
+    """The column, feature or row after the last one of the part."""
     bytes_per_sample: float
-    """Of the input."""
+    """Bytes per sample of the branch's input."""
     value: str = ""
-    """Its name, if the source sends several values."""
+    """The name of the value, if the source sends several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class OpSplit:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     op: str
-    """The operator. By inputs, it computes the concatenation too."""
+    """The operator that is split. By inputs, it computes the concatenation too."""
     by: Literal["inputs", "outputs", "rows"] = "inputs"
     kind: Literal["Linear", "Embedding", "EmbeddingBag"] = "Linear"
     layer: str
@@ -59,17 +59,17 @@ class OpSplit:
     is_called: bool
     """Whether the model calls the layer itself, or else the submodule that it is a child of."""
     weight: str
-    """Fully qualified name; (outputs, inputs) of a linear layer, (rows, outputs) of an embedding."""
+    """Fully qualified name of the weight: (outputs, inputs) of a linear layer, (rows, outputs) of an embedding."""
     weight_bytes: float
     bias: str | None
     bias_bytes: float
     flops_per_sample: float
-    """Of the layer."""
+    """Floating-point operations of the layer."""
     output_bytes_per_sample: float
-    """Of the layer."""
+    """Bytes that the layer returns."""
     branches: tuple[SplitBranch, ...]
-    """Of every part, in order. By outputs or rows, a graph lists one branch with all of them, until `into` divides it.
-    """
+    """Branches of all parts, in order. By outputs or rows, a graph lists one branch with all of them, until `into`
+    divides it."""
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 from graphpipe.graph.op_split import OpSplit
 
 Precision = Literal["fp32", "bf16", "fp16"]
-"""Of forwards: the dtypes of the model, or those of torch's autocast to bfloat16 or float16."""
+"""The dtypes of forwards: those of the model, or of torch's autocast to bfloat16 or float16."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
@@ -60,7 +60,7 @@ class Op:
     model_inputs: tuple[str, ...] = ()
     """Names of the model inputs this operator reads (every rank has them)."""
     trainable: bool = True
-    """False if every parameter is frozen. Ignored for operators without parameters."""
+    """Whether a parameter is trained. It is ignored for operators without parameters."""
     whole_batch: bool = False
     """Whether the operator needs the whole mini-batch at once (contrastive losses)."""
     without_gradient: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class EdgeValue:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
-    """Unique among the values of its operator."""
+    """The name of the value, unique among the values of its operator."""
     bytes_per_sample: float
 
 
@@ -101,8 +101,8 @@ class Edge:
     target: str
     bytes_per_sample: float = 0.0
     values: tuple[EdgeValue, ...] = ()
-    """What `target` reads, if `source` sends several values. If this is empty, all readers of `source` read the same
-    output, and a stage that reads it several times needs the largest of their bytes."""
+    """The values that `target` reads, if `source` sends several. If this is empty, all readers of `source` read the
+    same output, and a stage that reads it several times needs the largest of their bytes."""
 
     @property
     def reads(self) -> tuple[Read, ...]:
@@ -121,10 +121,10 @@ class Shared:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
-    """As in `Op.parameters`."""
+    """Fully qualified name of the parameter, as in `Op.parameters`."""
     bytes: float
     trainable: bool = True
-    """If true, the stages that hold the parameter sum its gradient."""
+    """Whether the stages that hold the parameter sum its gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +135,9 @@ class Input:
 
     name: str
     sample_shape: tuple[int, ...]
-    """Shape without the first dimension."""
+    """Shape of a sample: that of the tensor without its first dimension."""
     dtype: str
-    """As torch prints it, without `torch.`: float32, int64."""
+    """The type of the elements, as torch prints it without `torch.`: float32, int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,5 +165,5 @@ class Origin:
     modes_differ: bool = False
     """Whether the forward computes other values in evaluation than in training."""
     precision: Precision | None = None
-    """Of the forwards whose bytes the graph counts. None, as in files of earlier versions: the dtypes of the model are
-    counted, and a run may have any precision."""
+    """The precision of the forwards whose bytes the graph counts. None, as in files of earlier versions: the dtypes of
+    the model are counted, and a run may have any precision."""

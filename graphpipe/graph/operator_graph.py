@@ -37,7 +37,7 @@ class Graph:
     inputs: tuple[Input, ...] = ()
     """The inputs of the model; empty for an imported graph."""
     origin: Origin | None = None
-    """None for a graph without a module (imported, or written by hand)."""
+    """How the graph was captured; None for a graph without a module (imported, or written by hand)."""
     shared: tuple[Shared, ...] = ()
     """Parameters of more than one operator. All operators of an unlisted one must be in the same stage."""
 

@@ -11,11 +11,11 @@ class ParameterSlice:
     """The entries `start` to `stop` of one dimension of a parameter, and everything of its other dimensions."""
 
     parameter: str
-    """Fully qualified, as in the user's module."""
+    """Fully qualified name of the parameter, as in the user's module."""
     dimension: int
     start: int
     stop: int
-    """Exclusive."""
+    """The position after the last one of the slice."""
 
     @property
     def name(self) -> str:

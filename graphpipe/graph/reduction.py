@@ -24,9 +24,9 @@ class Network:
     def __init__(self, graph: Graph) -> None:
         self._rank = graph.index
         self.after: list[dict[int, Branches]] = []
-        """By vertex: the branches on its out-edges, by target."""
+        """The branches on the out-edges of each vertex, by target."""
         self.before: list[dict[int, Branches]] = []
-        """By vertex: the branches on its in-edges, by source (the same objects as in `after`)."""
+        """The branches on the in-edges of each vertex, by source (the same objects as in `after`)."""
         self.source, self.sink = self.new_vertex(), self.new_vertex()
         ends = {op.name: (self.new_vertex(), self.new_vertex()) for op in graph.ops}
         for name, (enter, leave) in ends.items():

@@ -6,9 +6,9 @@ from graphpipe.graph.op_split import OpSplit
 from graphpipe.graph.operator import Op, Work
 
 _KERNELS = {"Embedding": 1, "EmbeddingBag": 2}
-"""Of a look-up. A bag also lists where its samples begin."""
+"""Kernel launches of a look-up. A bag also lists where its samples begin."""
 _BAG_BYTES = 32.0
-"""That a bag writes for every sample besides its result: where it begins, and how long it is. It keeps most of it."""
+"""Bytes that a bag writes for every sample besides its result: where it begins, and its length. It keeps most."""
 _KEPT_BAG_BYTES = 24.0
 
 
