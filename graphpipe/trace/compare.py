@@ -16,7 +16,7 @@ class Difference:
     stage: int
     kind: SpanKind
     count: int
-    """Spans in the measured trace."""
+    """Number of spans in the measured trace."""
     predicted_seconds: float
     measured_seconds: float
 
@@ -33,7 +33,8 @@ class Comparison:
     predicted_step_seconds: float
     measured_step_seconds: float
     differences: tuple[Difference, ...]
-    """Largest absolute `total_seconds` first. A kind of work that only one trace recorded is left out."""
+    """The differences by kind of work, the largest absolute `total_seconds` first. A kind that only one trace recorded
+    is left out."""
 
     @property
     def step_error(self) -> float:

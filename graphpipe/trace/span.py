@@ -36,11 +36,12 @@ class Span:
     kind: SpanKind
     stage: int
     micro_batch: int
-    """-1 for the whole mini-batch (reduce, optimizer). In a segment, an optimizer step has its mini-batch's number."""
+    """Number of the micro-batch; -1 for the whole mini-batch (reduce, optimizer). In a segment, an optimizer step has
+    its mini-batch's number."""
     start_seconds: float
     end_seconds: float
     peer: int = -1
-    """The other device of a transfer, or the neighbour of a copy. -1: the memory of the node."""
+    """The other device of a transfer, or the neighbour of a copy; -1 for a copy to or from the memory of the node."""
     bytes: float = 0.0
     """Bytes of a transfer."""
 

@@ -26,7 +26,7 @@ class Trace:
     used_devices: tuple[int, ...]
     step_seconds: float
     spans: tuple[Span, ...]
-    """By device, then start."""
+    """All spans, ordered by device, then by start."""
     memory: tuple[MemorySample, ...] = ()
     slowdown: float = 1.0
     """How many times longer a rehearsal took than the plan says, so that the machine could keep its times. All seconds
