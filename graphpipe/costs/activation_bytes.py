@@ -20,7 +20,7 @@ class ActivationBytes:
 
     each: OpBytes
     samples: float = inf
-    """Of one micro-batch on one device: they share what each forward keeps once (see `OpBytes.saved_of`)."""
+    """Samples of one micro-batch on one device: they share what each forward keeps once (see `OpBytes.saved_of`)."""
 
     def saved(self, ops: Iterable[str], recompute: Recompute = "none", offload: tuple[str, ...] = ()) -> float:
         """Return what the operators of a stage keep per sample in flight on its device, besides what it received.
@@ -146,7 +146,7 @@ class ActivationBytes:
 
     @cached_property
     def _reads(self) -> dict[str, list[Read]]:
-        """By operator: what it reads."""
+        """What each operator reads."""
         found: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
         for read in self.each.graph.reads:
             found[read.target].append(read)
@@ -154,7 +154,7 @@ class ActivationBytes:
 
     @cached_property
     def _reads_of(self) -> dict[str, list[Read]]:
-        """By operator: what others read of it."""
+        """What others read of each operator."""
         found: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
         for read in self.each.graph.reads:
             found[read.source].append(read)

@@ -19,9 +19,9 @@ class _Need:
     """Which gradients an operator computes."""
 
     input_gradient: bool
-    """Some operator upstream has trainable parameters."""
+    """Whether an operator upstream has trainable parameters."""
     weight_gradient: bool
-    """The operator itself has trainable parameters."""
+    """Whether the operator itself has trainable parameters."""
 
 
 def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: float = 4.0) -> CostTable:

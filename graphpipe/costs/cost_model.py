@@ -37,7 +37,7 @@ class CostModel:
     table: CostTable
     cluster: Cluster
     trains: bool = True
-    """False for inference: no operator has a gradient or optimizer state, or saves anything for a backward."""
+    """Whether operators train. For inference, none has a gradient or optimizer state, or saves anything."""
 
     @staticmethod
     def of(graph: Graph, table: CostTable, cluster: Cluster, *, trains: bool = True) -> "CostModel":

@@ -30,18 +30,18 @@ class CostTable:
     graph_fingerprint: str
     rows: tuple[OpCost, ...]
     state_bytes_per_parameter_byte: float = 4.0
-    """Parameters, gradients and optimizer state, in units of the parameters (AdamW in fp32: 4)."""
+    """Bytes of parameters, gradients and optimizer state, in units of the parameters (AdamW in fp32: 4)."""
     optimizer_seconds_per_parameter_byte: float = 0.0
-    """Time of the optimizer step."""
+    """Seconds that the optimizer step takes per byte of the parameters."""
     task_overhead_seconds: float = 0.0
-    """Overhead of the runtime per task on this machine."""
+    """Seconds that the runtime adds to every task on this machine."""
     kept_for_weight_gradient: float = 1.0
     """If the backward is split, the share of a sample's activations that is kept from the end of the input gradient to
     the end of the weight gradient. 1 is the safe value and frees nothing early. Inputs must be kept, attention scores
     need not."""
     loads: tuple[SampleLoad, ...] = ()
-    """Of operators whose costs depend on the sample: n samples cost as much as n times their mean load. Every sample is
-    a load of 1 for the other operators."""
+    """The loads of operators whose costs depend on the sample: n samples cost as much as n times their mean load. Every
+    sample is a load of 1 for the other operators."""
 
     def __post_init__(self) -> None:
         for field in (

@@ -33,7 +33,7 @@ class OpBytes:
     device_types: tuple[str, ...]
     """The types of the cluster's devices, in order of their names."""
     trains: bool
-    """False for inference: no parameter has a gradient, and no operator saves anything for a backward."""
+    """Whether operators train. For inference, a parameter does not have a gradient, and an operator saves nothing."""
 
     def positions(self, ops: Iterable[str]) -> NDArray[np.intp]:
         """Return the positions of the operators in `graph.ops`."""

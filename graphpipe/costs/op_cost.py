@@ -33,7 +33,7 @@ class Curves:
     """Many curves, to be evaluated at once."""
 
     fixed: NDArray[np.float64]
-    """By curve and line. Shorter curves have lines that are 0, which no value is below."""
+    """Values at 0 samples, by curve and line. Shorter curves have lines that are 0, which no value is below."""
     slopes: NDArray[np.float64]
 
     @staticmethod
@@ -56,12 +56,12 @@ class Temporaries:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     forward: Curve
-    """Peak of the forward beyond what remains at its end, which is the outputs and what the backward reads."""
+    """Peak bytes of the forward beyond what remains at its end, which is the outputs and what the backward reads."""
     backward: Curve
-    """Peak of the backward beyond what was held at its start: gradients of values, and gradients of parameters before
-    they are accumulated. What the backward frees meanwhile is subtracted. Gradients that arrive do not count."""
+    """Peak bytes of the backward beyond what was held at its start: gradients of values, and gradients of parameters
+    before they are accumulated. What the backward frees meanwhile is subtracted. Gradients that arrive do not count."""
     loss_bytes_per_sample: float = 0.0
-    """What the loss function keeps for the backward, if the operator computes the model's result."""
+    """Bytes that the loss function keeps for the backward, if the operator computes the model's result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +76,11 @@ class OpCost:
     input_gradient: Curve
     weight_gradient: Curve
     source: Literal["analytic", "profiled", "imported"]
-    """Analytic: computed from FLOPs and bytes. Profiled: measured here. Imported: came with the graph."""
+    """Origin of the costs. Analytic: from FLOPs and bytes. Profiled: measured. Imported: came with the graph."""
     error: float | None = None
-    """Profiled only: largest relative error of the fitted curve on its measurements (0.05 is 5 %)."""
+    """Largest relative error of a profiled curve on its measurements (0.05 is 5 %)."""
     temporaries: Temporaries | None = None
-    """Profiled only: what is held while the operator runs; None if it was not measured."""
+    """Bytes that a profiled operator holds only while it runs; None if they were not measured."""
 
     def check(self) -> None:
         """Check that no cost is negative or infinite.

@@ -32,11 +32,11 @@ class SampleLoad:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
-    """As it was declared: a submodule, an operator, a pattern or an input of the model."""
+    """The name that the load was declared with: a submodule, an operator, a pattern or an input of the model."""
     ops: tuple[str, ...]
     """Operators whose costs grow with the load."""
     loads: tuple[float, ...]
-    """Ascending."""
+    """The loads that samples have, ascending."""
     shares: tuple[float, ...]
     """The share of the samples that have each load. They sum to 1."""
 

@@ -24,19 +24,19 @@ class StageMemory(Generic[Bytes]):
     """
 
     state: Bytes
-    """Parameters, gradients and optimizer state on the fullest replica."""
+    """Bytes of parameters, gradients and optimizer state on the fullest replica."""
     saved: Bytes
-    """Per sample in flight: what the operators keep for the backward pass."""
+    """Bytes that the operators keep for the backward pass, per sample in flight."""
     received: Bytes | float = 0.0
-    """Per sample in flight: what other stages sent."""
+    """Bytes that other stages sent, per sample in flight."""
     offloaded: float = 0.0
-    """Per sample in flight: what rests in the memory of the node between forward and backward."""
+    """Bytes that are offloaded between forward and backward, per sample in flight."""
     moving: float = 0.0
-    """The most of it that the device holds: that of the micro-batch whose task runs, and of one that comes or goes."""
+    """The most offloaded bytes on the device: of the micro-batch whose task runs, and of one that is copied."""
     recomputed: Bytes | float = 0.0
-    """What a backward recomputes, for the samples of one micro-batch."""
+    """Bytes that a backward recomputes, for the samples of one micro-batch."""
     temporary: Bytes | float = 0.0
-    """The most that one operator holds while it runs; 0 if costs were not profiled."""
+    """The most bytes that one operator holds while it runs; 0 if costs were not profiled."""
 
     @staticmethod
     def summed(

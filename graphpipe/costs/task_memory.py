@@ -14,9 +14,9 @@ class TaskMemory:
 
     forward: float = 0.0
     first_backward: float = 0.0
-    """The first backward of a mini-batch. It allocates the parameters' gradients, which are counted separately."""
+    """Bytes of a mini-batch's first backward, without the parameters' gradients that it allocates."""
     backward: float = 0.0
-    """Later backwards, which add to these gradients."""
+    """Bytes of later backwards, which add to these gradients."""
 
     @staticmethod
     def of(
@@ -82,13 +82,13 @@ class _Activations:
     """
 
     kept: Mapping[str, float]
-    """What the operator's backward finds and frees. What was offloaded has come back."""
+    """Bytes that the operator's backward finds and frees. What was offloaded has been fetched."""
     repeated: Mapping[str, float]
-    """What the operator's region holds at that time besides: what it and earlier operators of the region save."""
+    """Bytes that the operator's region holds at that time besides: what it and earlier operators of the region save."""
     dropped: Mapping[str, float]
-    """What the forward of a recomputed operator saves and does not keep."""
+    """Bytes that the forward of a recomputed operator saves and does not keep."""
     largest_region: float
-    """The most that a region saves."""
+    """The most bytes that a region saves."""
 
     @staticmethod
     def of(
