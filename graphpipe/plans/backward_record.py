@@ -24,9 +24,9 @@ class CutValue:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     op: str
-    """The operator that computes it."""
+    """The operator that computes the value."""
     readers: tuple[str, ...]
-    """The other operators that read it."""
+    """The other operators that read the value."""
     at: At
 
 

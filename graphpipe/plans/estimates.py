@@ -111,13 +111,13 @@ class TaskBounds(NamedTuple):
     """The seconds of one micro-batch at a stage."""
 
     forward: float
-    """On the fastest device, as for the other two tasks."""
+    """Seconds of a forward on the fastest device, which the next two fields also count on."""
     backward: float
     input_gradient: float
     both: float
-    """Forward and backward on the slowest device."""
+    """Seconds of forward and backward on the slowest device."""
     both_without_weights: float
-    """The same without the gradients of the weights."""
+    """Seconds of forward and backward on the slowest device, without the gradients of the weights."""
 
 
 def task_bounds(plan: Plan, number: int) -> TaskBounds:

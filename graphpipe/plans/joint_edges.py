@@ -19,9 +19,9 @@ class JointEdges:
     """By position in `Plan.edges`: the earlier edges that carry values of this edge. Empty for most plans."""
 
     outputs: Mapping[int, tuple[int, ...]]
-    """The other edge brings the value to the devices, and the target takes it from there."""
+    """The edges that bring values to the devices, where the target takes them."""
     gradients: Mapping[int, tuple[int, ...]]
-    """The gradient of the value is added to that of the other edge on the devices, and goes back with it."""
+    """The edges to whose gradients the devices add those of this edge, so that they go back together."""
 
     def without(self, edge: int, *, backward: bool) -> tuple[int, ...]:
         """Return the edges whose values the messages of an edge leave out."""

@@ -40,18 +40,19 @@ class Plan:
     costs: CostTable
     batch_size: int
     stages: tuple[Stage, ...]
-    """In topological order."""
+    """The stages, in topological order."""
     edges: tuple[StageEdge, ...]
     schedule: str = "1f1b"
     weights: WeightPolicy = "flush"
-    """`flush`: the pipeline drains after every mini-batch. Otherwise, the next mini-batch follows at once."""
+    """Which weights tasks use. `flush`: the pipeline drains after every mini-batch. Otherwise, the next follows at
+    once."""
     predictor: Predictor = ""
-    """Of the policy `predict`."""
+    """What predicts the weights under the policy `predict`."""
     planner: str = "hand"
     search_seconds: float = 0.0
     prediction: Prediction | None = None
     trains: bool = True
-    """False for inference: only forwards, and no gradients, optimizer state or saved tensors in any figure."""
+    """Whether it trains. If not, figures leave out backwards, gradients, optimizer state and saved tensors."""
 
     @cached_property
     def cost_model(self) -> CostModel:

@@ -12,13 +12,13 @@ class Prediction:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     step_seconds: float
-    """Of one mini-batch that starts with an empty pipeline and drains it."""
+    """Seconds of one mini-batch that starts with an empty pipeline and drains it."""
     bubble_fraction: float
     """Share of device time, over the devices in use, spent neither computing nor updating weights."""
     peak_bytes: tuple[float, ...]
-    """One per device of the cluster; 0 for an unused device."""
+    """The most bytes in use on each device of the cluster; 0 for an unused device."""
     steady_seconds: float | None = None
-    """Without a flush: seconds from one mini-batch to the next in the long run. The bubble and the peak are then those
+    """Seconds from one mini-batch to the next in the long run, without a flush. The bubble and the peak are then those
     of the steady state. None: the pipeline drains after every mini-batch."""
 
     @property

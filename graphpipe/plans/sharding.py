@@ -17,7 +17,7 @@ class CommonSamples:
     """Which replicas of two stages have samples in common."""
 
     pairs: tuple[tuple[int, int, int], ...]
-    """A replica of either stage, and a position in `pieces`. Pairs with equal pieces have equal positions."""
+    """Pairs of a replica of either stage, with a position in `pieces`. Pairs with equal pieces have equal positions."""
     pieces: tuple[Pieces, ...]
 
 

@@ -40,7 +40,7 @@ class BackendRegion:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     backend: str
-    """A name in `graphpipe.model.backends.registry`."""
+    """The name of a backend in `graphpipe.model.backends.registry`."""
     ops: tuple[str, ...]
 
 
@@ -53,25 +53,25 @@ class Stage:
     name: str
     ops: tuple[str, ...]
     devices: tuple[int, ...]
-    """Positions in the cluster's devices. More than one means data parallelism."""
+    """Positions in the cluster's devices. With more than one, the stage is data-parallel."""
     micro_batch: int
     """Samples of one micro-batch over all replicas. Each replica computes micro_batch / degree of them."""
     in_flight: int
     """Largest number of samples, over all replicas, whose forward has started and whose backward has not ended. Without
-    training: that have left one stage and not begun at the next, on every edge of the stage."""
+    training: of samples that have left one stage and not begun at the next, on every edge of the stage."""
     burst: int = 1
-    """k of kFkB: micro-batches forwarded, then backwarded, in a row."""
+    """Micro-batches that are forwarded, then backwarded, in a row: the k of kFkB."""
     recompute: Recompute = "none"
-    """`full`: a sample in flight keeps only what the stage received. Names of operators or submodules: it keeps their
-    inputs, not what they saved. What is not kept is recomputed for the backward."""
+    """What the backward recomputes. `full`: a sample in flight keeps only what the stage received. Names of operators
+    or submodules: it keeps their inputs, not what they saved."""
     offload: tuple[str, ...] = ()
-    """Names of operators or submodules. What they make and only they save goes to the memory of the node after the
-    forward, and comes back one task before the backward."""
+    """Names of operators or submodules. What they make and only they save is offloaded to the memory of the node after
+    the forward, and fetched one task before the backward."""
     offload_to: tuple[int, ...] = ()
-    """For each of `devices`, the neighbour (a position in the cluster's devices) in whose memory this rests instead.
-    Empty: it rests in the memory of the node."""
+    """For each of `devices`, the neighbour (a position in the cluster's devices) to whose memory it offloads. Empty: to
+    the memory of the node."""
     backward: Literal["auto", "whole"] = "auto"
-    """`whole`: never split into two halves. `auto`: split if the schedule splits backwards."""
+    """Whether the backward may be split into two halves. `whole`: never. `auto`: if the schedule splits backwards."""
     state: State = "whole"
     """What the replicas shard. `whole`: nothing. `optimizer`: the optimizer's state (ZeRO-1). `all`: between steps also
     weights and gradients (FSDP2)."""
@@ -131,12 +131,12 @@ class PlanFields(Protocol):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """In topological order."""
+        """The stages, in topological order."""
         ...
 
     @property
     def edges(self) -> tuple[StageEdge, ...]:
-        """Between stages."""
+        """The edges between stages."""
         ...
 
     @property
@@ -151,5 +151,5 @@ class PlanFields(Protocol):
 
     @property
     def trains(self) -> bool:
-        """False for inference."""
+        """Whether the plan trains, or else is for inference."""
         ...

@@ -16,7 +16,7 @@ class TiedGradients:
     """
 
     stages: tuple[int, ...]
-    """Ascending. The copy of the first stage is saved and counts in the gradient norm."""
+    """Positions of the stages, ascending. The copy of the first stage is saved and counts in the gradient norm."""
     devices: tuple[int, ...]
     """The devices of all these stages, each once, ascending."""
     parameters: tuple[str, ...]
