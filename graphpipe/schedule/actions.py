@@ -66,7 +66,7 @@ class Reduce:
 
     stage: int
     mini_batch: int = 0
-    """Of the segment."""
+    """Number of the mini-batch in its segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ReduceTied:
     tied_gradients: int
     """Position in `Plan.tied_gradients`."""
     mini_batch: int = 0
-    """Of the segment."""
+    """Number of the mini-batch in its segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,12 @@ class LoweredSchedule:
 
     devices: tuple[tuple[Action, ...], ...]
     order: tuple[tuple[int, Action], ...]
-    """The total order, as (device, action)."""
+    """All actions in their total order, as (device, action)."""
     batch_size: int
     """Samples of the mini-batch, or of all mini-batches of a segment."""
     awaited: Mapping[tuple[int, StageTask], Sequence[Transfer]] = field(default_factory=dict[Any, Any], hash=False)
-    """Of an evaluation, by device and task: the device's transfers that must have arrived before the task. Each is
-    received earlier in the total order, so waiting for it cannot deadlock."""
+    """Transfers to a device that must have arrived before a task of an evaluation, by device and task. Each is received
+    earlier in the total order, so waiting for it cannot deadlock."""
 
     def last_backwards(self) -> dict[tuple[int, int], StageTask]:
         """Return the last backward, or weight half of a backward, by stage and device."""

@@ -21,7 +21,8 @@ class StageTask:
     kind: Kind
     stage: int
     micro_batch: int
-    """Counted on through the mini-batches of a segment. Of an update: the mini-batch's number in the segment."""
+    """Number of the micro-batch, counted on through the mini-batches of a segment. An update has its mini-batch's
+    number in the segment."""
 
     def __str__(self) -> str:
         """Return the text form: `F2.5` is stage 2's forward of micro-batch 5, `U2.0` its update after mini-batch 0."""

@@ -16,25 +16,25 @@ class Scheduler:
     build: Callable[[Plan], Schedule]
     """Returns the schedule of a plan. Raises `InvalidInput` if a stage's `in_flight` samples are too few for it."""
     splits_backward: bool = False
-    """Some backwards come in two halves: first the gradients of inputs, later those of weights."""
+    """Whether some backwards come in two halves: first the gradients of inputs, later those of weights."""
     in_flight: Callable[[Plan], tuple[int, ...]] | None = None
     """Returns the samples in flight of every stage, given a plan with those that 1F1B needs. None: the same."""
     uses_spare_memory: bool = False
-    """More samples in flight than 1F1B needs can shorten the step: whoever chooses it raises `in_flight` as far as
-    the memory of the devices allows."""
+    """Whether more samples in flight than 1F1B needs can shorten the step: whoever chooses it raises `in_flight` as far
+    as the memory of the devices allows."""
     uses_bursts: bool = False
-    """Reads each stage's `burst`. Only stages written by hand and mixed micro-batch sizes set bursts, so that users
-    cannot ask for it by name."""
+    """Whether it reads each stage's `burst`. Only stages written by hand and mixed micro-batch sizes set bursts, so
+    that users cannot ask for it by name."""
     tried_by_auto: bool = False
-    """`auto` simulates it and takes it where it makes the step shortest."""
+    """Whether `auto` simulates it and takes it where it makes the step shortest."""
     considers: frozenset[str] = frozenset()
     """Names of schedules that it compares itself, and returns where they are better: `auto` need not try them too."""
     endless: bool = False
-    """Its order can go on across mini-batches without a flush: 1F1B's, with bursts or a split backward if it declares
-    them. Plans with another weight policy than `flush` need such a schedule."""
+    """Whether its order can go on across mini-batches without a flush: 1F1B's, with bursts or a split backward if it
+    declares them. Plans with another weight policy than `flush` need such a schedule."""
     trains: bool = True
-    """False: it has only forwards, for plans that do not train. Such a plan cannot have another schedule."""
+    """Whether it has backwards. One with only forwards is for plans that do not train, and these need such a one."""
     flushes: bool = True
-    """The pipeline drains at the end of every mini-batch, and all stages update their weights then."""
+    """Whether the pipeline drains at the end of every mini-batch, and all stages update their weights then."""
     weight_versions: int = 1
     """The most versions of its weights that a stage keeps at a time."""

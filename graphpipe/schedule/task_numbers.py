@@ -168,11 +168,11 @@ class Passage(NamedTuple):
     edge: int
     backward: bool
     kind: int
-    """Position in `CommonSamples.pieces` of the two stages."""
+    """Position of the samples in `CommonSamples.pieces` of the two stages."""
 
 
 Channels = dict[tuple[int, int], list[Passage]]
-"""By source and target device, which may be the same."""
+"""What passes from a source to a target device, which may be the same."""
 
 
 def channels_of(plan: Plan, batch_size: int) -> Channels:

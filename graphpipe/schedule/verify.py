@@ -144,9 +144,9 @@ class _Progress:
 
     plan: Plan
     samples: int
-    """Of all mini-batches."""
+    """Samples of all mini-batches."""
     done: dict[str, list[list[int]]]
-    """By kind, stage and replica."""
+    """Number of forwards and backwards, by kind, stage and replica."""
 
     def may_start(self, task: StageTask, device: int) -> bool:
         """Return whether all samples that the task reads have been computed."""

@@ -35,15 +35,15 @@ class LayerTasks:
 
     model: CostModel
     micro_batch: int
-    """Samples."""
+    """Samples of a micro-batch."""
     micro_batches: int
-    """In a mini-batch, after which the weights are updated."""
+    """Number of micro-batches in a mini-batch, after which the weights are updated."""
     layers: tuple[tuple[str, ...], ...]
     """The operators of each layer, in topological order."""
     tasks: tuple[LayerTask, ...]
-    """In topological order. A layer without weights has no W. It has no I if nothing before it needs gradients."""
+    """The tasks in topological order. A layer has a W if it has weights, and an I if something before it is trained."""
     reads: Mapping[tuple[LayerTask, LayerTask], float]
-    """By producer and reader: bytes per micro-batch."""
+    """Bytes per micro-batch, by producer and reader."""
 
     @staticmethod
     def of(model: CostModel, layers: Sequence[tuple[str, ...]], micro_batch: int, batch_size: int) -> "LayerTasks":

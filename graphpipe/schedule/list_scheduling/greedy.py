@@ -22,13 +22,13 @@ class Rule:
     caps: tuple[int, ...]
     """The most micro-batches in flight at each stage, at most its room."""
     alternate: bool = True
-    """After a backward, do a forward if its input has arrived, even if a weight gradient must first make room."""
+    """Whether a forward follows a backward if its input is there, even if a weight gradient must first make room."""
     forward_wait_share: float = 0.0
-    """A forward waits for a gradient that will arrive within this share of the forward's seconds."""
+    """The share of a forward's seconds that it waits for a gradient to arrive."""
     weight_wait_share: float = 0.25
-    """A weight gradient waits for a message that will arrive within this share of its own seconds..."""
+    """The share of a weight gradient's seconds that it waits for a message to arrive."""
     balance: bool = False
-    """... unless waiting would make its stage the one that has idled most."""
+    """Whether a weight gradient does not wait if its stage would become the one that has idled most."""
 
 
 def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSchedule:

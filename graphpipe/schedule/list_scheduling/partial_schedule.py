@@ -40,22 +40,22 @@ class StageProgress:
     inputs: ExpectedMessages
     returns: ExpectedMessages
     kinds: list[Kind] = field(default_factory=list[Kind])
-    """The kinds of its tasks, in order."""
+    """The kinds of the stage's tasks, in order."""
     forwards: int = 0
     backwards: int = 0
-    """Whole backwards and input halves."""
+    """Number of whole backwards and input halves."""
     weights: int = 0
-    """Whole backwards and weight halves."""
+    """Number of whole backwards and weight halves."""
     begun: float = inf
-    """When its first task starts."""
+    """When the stage's first task starts."""
     ended: float = 0.0
-    """When its last task so far ends..."""
+    """When the stage's last task so far ends."""
     free: float = 0.0
-    """... and when the last one so far of any stage on its devices does."""
+    """When the last task so far of any stage on the same devices ends."""
     last: Direction = "F"
-    """The direction of its latest message."""
+    """The direction of the stage's latest message."""
     idle: float = 0.0
-    """Seconds without a task since its first one."""
+    """Seconds that the stage was without a task since its first one."""
     forward_at: float = inf
     """When the next forward has all its messages. Infinite if that is unknown, or no forward is left."""
     backward_at: float = inf
@@ -81,11 +81,11 @@ class PartialSchedule:
     """The stage of each task, as a position in `PlanWork.stages`."""
     progress: list[StageProgress] = field(init=False)
     _neighbours: list[list[StageProgress]] = field(init=False)
-    """By stage: the other stages on its devices."""
+    """The other stages on the devices of each stage."""
     _outputs: list["_Mail"] = field(init=False)
-    """By stage: what its forwards send..."""
+    """What the forwards of each stage send."""
     _gradients: list["_Mail"] = field(init=False)
-    """... and what its backwards send."""
+    """What the backwards of each stage send."""
     _channels: list[float] = field(init=False)
     """When the last message of each channel arrives."""
 

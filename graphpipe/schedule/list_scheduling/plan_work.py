@@ -13,9 +13,9 @@ class PlanWork:
     """The work of a plan. Stages that do the same at the same times are listed once."""
 
     stages: tuple[StageWork, ...]
-    """In topological order."""
+    """The work of stages, in topological order."""
     work_of: tuple[int, ...]
-    """For each stage of the plan, its position in `stages`."""
+    """The position in `stages` of each stage of the plan."""
     devices: tuple[int, ...]
     """One device of each group that hosts the same stages, for the stages that are listed."""
 

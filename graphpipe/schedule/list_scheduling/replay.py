@@ -29,9 +29,9 @@ def replay(works: PlanWork, schedule: Schedule) -> PartialSchedule | None:
 class _Replay:
     partial: PartialSchedule
     lines: Sequence[Sequence[StageTask]]
-    """The tasks of each of `PlanWork.devices`..."""
+    """The tasks of each of `PlanWork.devices`."""
     at: list[int]
-    """... and how many of them are done."""
+    """How many tasks of each device are done."""
 
     def advance(self, place: int) -> set[int] | None:
         """Add a device's next task. Return the devices that may now continue, or None if the task has to wait."""

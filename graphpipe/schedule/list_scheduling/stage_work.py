@@ -10,17 +10,17 @@ from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.schedule.schedule import Kind
 
 Portions = tuple[tuple[tuple[int, float], ...], ...]
-"""For each micro-batch of a sender: the receiver's micro-batches that need samples of it, each with the seconds of the
-transfer between the slowest pair of replicas."""
+"""Micro-batches of the receiver that need samples of each micro-batch of a sender, with the seconds of the transfer
+between the slowest pair of replicas."""
 
 
 class MessageRoute(NamedTuple):
     """Where a stage's tasks send their results along one edge."""
 
     to: int
-    """Position in `PlanWork.stages`."""
+    """Position of the receiver in `PlanWork.stages`."""
     channel: int
-    """Messages of one channel are sent one after the other."""
+    """Number of the channel. Messages of one channel are sent one after the other."""
     portions: Portions
 
 
@@ -39,9 +39,9 @@ class StageWork:
     """Share of a micro-batch's activations that stays in memory from its input gradient to its weight gradient."""
     seconds: Mapping[Kind, float] = field(hash=False)
     sum_seconds: float
-    """Seconds after its last task: all-reduce and exchange of shared gradients..."""
+    """Seconds of all-reduce and exchange of shared gradients after the stage's last task."""
     optimizer_seconds: float
-    """... and then the optimizer."""
+    """Seconds that the optimizer takes after these sums."""
     places: tuple[int, ...] = ()
     """Positions in `PlanWork.devices`."""
     outputs: tuple[MessageRoute, ...] = ()
@@ -49,9 +49,9 @@ class StageWork:
     gradients: tuple[MessageRoute, ...] = ()
     """What each backward sends."""
     inputs: tuple[int, ...] = ()
-    """How many messages each forward waits for..."""
+    """How many messages each forward waits for."""
     returns: tuple[int, ...] = ()
-    """... and each backward."""
+    """How many messages each backward waits for."""
 
     @property
     def split(self) -> bool:

@@ -9,7 +9,7 @@ from graphpipe.plans import Plan
 from graphpipe.schedule.schedule import Schedule, StageTask
 
 Reads = Mapping[StageTask, tuple[int, int]]
-"""By task: the version that it reads, and by how many updates it is predicted ahead."""
+"""The version that each task reads, and by how many updates it is predicted ahead."""
 
 
 def verify_versions(plan: Plan, schedule: Schedule, reads: Reads) -> None:
@@ -47,9 +47,9 @@ class _History:
     each: int
     """Micro-batches of a mini-batch."""
     steps: Sequence[tuple[StageTask, int]]
-    """The tasks except updates in order, each with the updates before it."""
+    """The tasks except updates in order, each with the number of updates before it."""
     made_before: Mapping[tuple[bool, int], int]
-    """Updates before a forward (True) or before the (input half of the) backward of a micro-batch."""
+    """Number of updates before a forward (True) or before the (input half of the) backward of a micro-batch."""
 
 
 def _history(plan: Plan, schedule: Schedule, stage: int) -> _History:

@@ -31,15 +31,15 @@ class WeightRead(NamedTuple):
     """Which weights a task reads."""
 
     version: int
-    """Updates of the stage in the segment that made them."""
+    """Number of the stage's updates in the segment that made the weights."""
     ahead: int = 0
-    """Updates by which they are predicted ahead of that version (the horizon); 0: they are not predicted. Under XPipe
-    a prediction is made once, by the first forward that reads it, and kept for the others with the same values.
+    """Updates by which the weights are predicted ahead of that version (the horizon); 0: they are not predicted. Under
+    XPipe a prediction is made once, by the first forward that reads it, and kept for the others with the same values.
     Negative: they are reconstructed, so many updates before that version."""
 
 
 WeightReads = Mapping[StageTask, WeightRead]
-"""By task: forwards, whole backwards, input gradients and weight gradients."""
+"""Reads of every task but updates: forwards, whole backwards, input gradients and weight gradients."""
 
 
 def weight_reads(plan: Plan, schedule: Schedule) -> WeightReads:
@@ -67,7 +67,7 @@ def weight_reads(plan: Plan, schedule: Schedule) -> WeightReads:
 class _Rule:
     plan: Plan
     newest: Mapping[StageTask, int]
-    """By task: the updates of its stage before it in its device's list."""
+    """Number of updates of a task's stage before the task, in its device's list."""
     mini_batches: int
 
     def read(self, task: StageTask) -> WeightRead:
