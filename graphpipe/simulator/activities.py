@@ -59,12 +59,12 @@ class Activities:
 
     plan: Plan
     loads: StepLoads | None = None
-    """Of the samples of the mini-batch; None: every sample has the expected loads."""
+    """Loads of the samples of the mini-batch; None: every sample has the expected loads."""
     found: list[Activity] = field(default_factory=list[Activity])
     what: list[SimulatedWork] = field(default_factory=list[SimulatedWork])
     """The meaning of each activity in `found`."""
     _seconds: dict[tuple[int, int, int], TaskSeconds] = field(default_factory=dict[tuple[int, int, int], TaskSeconds])
-    """By stage, device and micro-batch (0 for all, if they are alike)."""
+    """Seconds of tasks, by stage, device and micro-batch (0 for all, if they are alike)."""
     _last: dict[int, int] = field(default_factory=dict[int, int])
     """The last activity that occupied each device."""
     _last_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -72,7 +72,7 @@ class Activities:
     _channels: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """The last transfer from one device to another."""
     _exchanged: set[int] = field(default_factory=set[int])
-    """The transfers that go at the same time as one against them."""
+    """The transfers that go at the same time as another one in the opposite direction."""
     _reduced: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """The reductions that involve each device."""
     _received: dict[tuple[int, StageTask], list[int]] = field(default_factory=dict[tuple[int, StageTask], list[int]])
@@ -82,7 +82,7 @@ class Activities:
     _awaited: Mapping[tuple[int, StageTask], Sequence[Transfer]] = field(
         default_factory=dict[tuple[int, StageTask], Sequence[Transfer]]
     )
-    """Without training: the transfers of a device that must have arrived before a task of it."""
+    """The transfers of a device that must have arrived before a task of it, without training."""
     _sent: dict[Transfer, int] = field(default_factory=dict[Transfer, int])
     """The transfers that tasks may wait for in this way."""
     _outputs: dict[tuple[int, int, SampleRange], int] = field(default_factory=dict[tuple[int, int, SampleRange], int])

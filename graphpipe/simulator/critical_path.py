@@ -75,7 +75,7 @@ def step_end(plan: Plan, schedule: Schedule, times: LineTimes) -> float:
 
 
 LastTasks = Mapping[tuple[int, int], int]
-"""By device and stage: the position of the stage's last task among the tasks of the device."""
+"""The position of a stage's last task among the tasks of a device, by device and stage."""
 
 
 def _last_tasks(plan: Plan, schedule: Schedule) -> LastTasks:

@@ -27,7 +27,7 @@ class DrawnSteps:
     plan: Plan
     activities: Activities
     seconds: Array
-    """[activities, steps]."""
+    """Seconds of every activity in every step: [activities, steps]."""
 
     @staticmethod
     def of(plan: Plan, lowered: LoweredSchedule) -> "DrawnSteps":
@@ -40,7 +40,7 @@ class DrawnSteps:
 
     @cached_property
     def step_seconds(self) -> list[float]:
-        """Of every step."""
+        """Seconds of every step."""
         if self.plan.cluster.cores_per_node is None:
             return ends_of_steps(self.activities.found, self.seconds).max(axis=0).tolist()
         cores = {device.node: self.plan.cluster.cores_per_node for device in self.plan.cluster.devices}
@@ -49,7 +49,7 @@ class DrawnSteps:
 
     @property
     def mean_seconds(self) -> float:
-        """Of a step."""
+        """Mean seconds of a step."""
         return sum(self.step_seconds) / len(self.step_seconds)
 
     @property

@@ -20,7 +20,7 @@ class Moment(NamedTuple):
     """A point in the step of one device."""
 
     task: StageTask | None
-    """None: the whole step."""
+    """The task that the moment is during; None: the whole step."""
     side: Literal["start", "end"]
 
 
@@ -37,13 +37,13 @@ class Buffers:
     device: int
     acknowledged: AcknowledgedSends
     kept: Mapping[int, float]
-    """By stage whose backward is split: the share of the received values that is kept for the second half."""
+    """Share of received values kept for the second half of the backward, by stage whose backward is split."""
     changes: Changes = field(default_factory=Changes)
     _now: Moment = _BEGINNING
     _there: set[tuple[StageTask, int]] = field(default_factory=set[tuple[StageTask, int]])
     """The task and edge of every buffer."""
     _messages: dict[StageTask, list[int]] = field(default_factory=dict[StageTask, list[int]])
-    """By task: bytes of the messages for it whose receive has begun."""
+    """Bytes of the messages for each task whose receive has begun."""
     _sent: dict[Transfer, float] = field(default_factory=dict[Transfer, float])
     _held: dict[tuple[int, SampleRange], float] = field(default_factory=dict[tuple[int, SampleRange], float])
     """Bytes of gradients that wait for others, by the edge with which their sum goes, and samples."""

@@ -16,7 +16,7 @@ class Copy(NamedTuple):
     """A copy to the memory of a node, or back."""
 
     place: int
-    """Of its stage, among the stages of the device. Devices with equal times may host different stages."""
+    """Place of the stage among the stages of the device. Devices with equal times may host different stages."""
     seconds: float
 
 
@@ -24,11 +24,11 @@ class Moves(NamedTuple):
     """What a device copies at one of its tasks."""
 
     out: Copy | None = None
-    """Begins when the task ends."""
+    """The copy that begins when the task ends."""
     back: Copy | None = None
-    """Runs while the task does: it may begin when the task before has ended. The next task waits for it."""
+    """The copy beside the task, which may begin when the task before has ended. The next task waits for it."""
     forward_of: int = -1
-    """The place of a stage that offloads, if the task is its forward. It waits for all its copies but the last."""
+    """The place of a stage that offloads, if the task is its forward, which waits for all its copies but the last."""
 
 
 _NOTHING = Moves()
@@ -39,7 +39,7 @@ class CopyLanes:
     """Times the copies of one device, from task to task."""
 
     moves: Sequence[Moves]
-    """By position of the task."""
+    """The copies that begin with each task, by its position."""
     begins: list[float] = field(default_factory=list[float])
     """When each task began."""
     left: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
@@ -50,9 +50,9 @@ class CopyLanes:
     """When the lane out is free."""
     _back: float = 0.0
     _arrived: float = 0.0
-    """When the copy is back that the next task waits for."""
+    """When the copy that the next task waits for is back."""
     _last: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
-    """By place of a stage: the ends of its last two copies out."""
+    """The ends of the last two copies out of each stage, by its place."""
 
     @staticmethod
     def of(plan: Plan, tasks: Sequence[StageTask], copies: Mapping[int, Copy]) -> "CopyLanes":

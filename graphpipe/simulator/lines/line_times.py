@@ -36,9 +36,9 @@ class LineTimes:
     """The times of all lines. Lines with equal times share them."""
 
     ends: list[list[float]]
-    """Of each task by line, in the order of its schedule."""
+    """When each task ends, by line, in the order of its schedule."""
     copies: list[CopyLanes | None]
-    """By line: its copies. None where nothing is offloaded."""
+    """The copies of each line; None where nothing is offloaded."""
 
 
 def line_times(period: Period) -> LineTimes | None:
@@ -61,23 +61,23 @@ def line_times(period: Period) -> LineTimes | None:
 class _Clock:
     # By line.
     tasks: dict[Line, list[tuple[Moment, float]]]
-    """The moments and seconds of its tasks, in order."""
+    """The moments and seconds of each line's tasks, in order."""
     sends: dict[Line, list[list[_Sending]]]
     """What the tasks of a period send, by position."""
     missing: dict[Line, list[int]]
-    """By moment: how many messages the task still waits for."""
+    """How many messages each moment's task still waits for."""
     ready: dict[Line, list[float]]
-    """By moment: when the latest of the messages so far arrives."""
+    """When the latest message so far arrives for each moment."""
     ends: dict[Line, list[float]]
     begins: Sequence[float]
     channels: list[float]
-    """When each is free."""
+    """When each channel is free."""
     held: dict[Line, Moment]
     """The moment whose messages a line waits for."""
     sums: list[_Sum]
-    """Of a segment."""
+    """The sums of a segment."""
     copies: dict[Line, CopyLanes]
-    """Of the lines that offload."""
+    """The copies of the lines that offload."""
 
     @staticmethod
     def of(period: Period) -> "_Clock":

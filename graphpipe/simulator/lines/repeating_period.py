@@ -44,7 +44,7 @@ class Period:
 
     plan: Plan
     schedule: Schedule
-    """Of one mini-batch, or of a segment."""
+    """The schedule of one mini-batch, or of a segment."""
 
     @cached_property
     def is_segment(self) -> bool:
@@ -53,7 +53,7 @@ class Period:
 
     @cached_property
     def mini_batches(self) -> int:
-        """Of the schedule."""
+        """Number of mini-batches of the schedule."""
         return self.schedule.mini_batches if self.is_segment else 1
 
     @cached_property
@@ -213,7 +213,7 @@ class Period:
 class _Joint:
     # The messages of one channel, where some messages carry the values of others.
     order: dict[tuple[int, int], int]
-    """By edge and piece: which message of its task it is."""
+    """Which message of its task carries an edge and piece."""
     count: dict[int, int]
     """How many messages each task has sent."""
 

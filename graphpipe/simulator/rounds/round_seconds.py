@@ -31,9 +31,9 @@ class _Activities:
     rounds: Rounds
     activities: list[Activity] = field(default_factory=list[Activity])
     free: dict[int | tuple[int, int], int] = field(default_factory=dict[int | tuple[int, int], int])
-    """By device, or by sender and receiver: the last activity there."""
+    """The last activity of each device, or of each sender and receiver."""
     made: dict[tuple[LayerTask, int, int], int] = field(default_factory=dict[tuple[LayerTask, int, int], int])
-    """By task, micro-batch and device: what makes its result available there."""
+    """The activity that makes a result available, by task, micro-batch and device."""
 
     def add_round(self, number: int) -> None:
         """Add the tasks of a round, then the messages of their results."""
