@@ -21,7 +21,7 @@ class ComparedPlan:
     """
 
     name: str
-    """Short, because it stands before the name of each row."""
+    """A short name, because it stands before the name of each row."""
     subject: Subject
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class DevicePeak:
 
     plan: str
     name: str
-    """Of the stages."""
+    """The names of the device's stages."""
     bytes: float
     capacity: float
 

@@ -10,7 +10,7 @@ class DeviceGroup:
     """The replicas of a stage, or of several stages that share their devices."""
 
     name: str
-    """The names of its stages, and how many devices there are: `s0 × 2`."""
+    """The names of the group's stages, and how many devices there are: `s0 × 2`."""
     stages: tuple[int, ...]
     devices: tuple[int, ...]
 

@@ -30,11 +30,11 @@ class GroupShare:
     name: str
     computing: float
     warm_up: float
-    """Until its first task."""
+    """Seconds until the group's first task."""
     between: float
-    """Waiting between tasks, for messages and reductions too."""
+    """Seconds of waiting between tasks, for messages and reductions too."""
     drain: float
-    """After its last task."""
+    """Seconds after the group's last task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Explanation:
     """What a reader wants to know of a predicted step."""
 
     path: tuple[PathShare, ...]
-    """Most seconds first. They add up to the step."""
+    """The work on the critical path, most seconds first. It adds up to the step."""
     groups: tuple[GroupShare, ...]
     bottleneck: str
     """The stages of the devices that compute for the longest time."""

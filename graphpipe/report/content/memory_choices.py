@@ -11,28 +11,28 @@ from graphpipe.units import format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryChoice:
-    """Of one stage: what it does with the activations of a micro-batch on each device, in bytes and seconds."""
+    """What a stage does with the activations of a micro-batch on each device, in bytes and seconds."""
 
     stage: str
     kept_bytes: float
     recomputed_bytes: float
     recompute_seconds: float
-    """Added to each backward."""
+    """Seconds that recomputation adds to each backward."""
     offloaded_bytes: float
     copy_seconds: float
-    """Out and back. They run beside tasks if the device can copy meanwhile."""
+    """Seconds of the copies out and back. They run beside tasks if the device can copy meanwhile."""
     neighbours: tuple[str, ...] = ()
-    """The devices where it rests; empty: in the memory of the nodes."""
+    """The devices that it is offloaded to; empty: it is offloaded to the memory of the nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryChoices:
-    """Of all stages that recompute or offload."""
+    """The choices of all stages that recompute or offload."""
 
     stages: tuple[MemoryChoice, ...]
     step_seconds: float
     keeping_seconds: float
-    """A step of the same stages if they had the memory to keep everything."""
+    """Seconds of a step of the same stages if they had the memory to keep everything."""
 
 
 def memory_choices(plan: Plan) -> MemoryChoices | None:

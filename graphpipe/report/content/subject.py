@@ -26,7 +26,7 @@ class Subject:
     plan: Plan | None = None
     predicted: Trace | None = None
     measured: Trace | None = None
-    """From a run (measured) or from a rehearsal (emulated)."""
+    """The trace of a run (measured) or of a rehearsal (emulated)."""
     steps: "tuple[StepMetrics, ...]" = ()
     """The optimizer steps of a run."""
     planners: tuple[Outcome, ...] = ()

@@ -34,25 +34,25 @@ class Summary:
     bottleneck_gap_percent: float
     """By how many percent the slowest device's work exceeds a lower bound for these micro-batch sizes."""
     peak_bytes: tuple[float, ...]
-    """One per device of the cluster."""
+    """The most bytes in use on each device of the cluster."""
     unused_devices: tuple[str, ...]
     split_ops: tuple[str, ...]
     """Operators that the plan splits."""
     weights: WeightPolicy = "flush"
     predictor: Predictor = ""
     steady_seconds: float | None = None
-    """Without a flush: seconds from one mini-batch to the next in the long run. Then `samples_per_second`, the bubble
+    """Seconds from one mini-batch to the next in the long run, without a flush. Then `samples_per_second`, the bubble
     and the peak are those of the steady state, and `step_seconds` is the step of the same stages with a flush."""
     delay_updates: tuple[int, ...] = ()
-    """Without a flush, by stage: the most updates between the weights that a micro-batch reads and those that it
-    updates."""
+    """The most updates between the weights that a micro-batch reads and those that it updates, by stage, without a
+    flush."""
     versions: tuple[int, ...] = ()
-    """Without a flush, by stage: the most versions of its weights that each of its devices holds."""
+    """The most versions of its weights that each device of a stage holds, by stage, without a flush."""
     versions_bytes: float = 0.0
-    """The memory of all versions but the newest, on the device where they take most."""
+    """Bytes of all versions but the newest, on the device where they take most."""
     trains: bool = True
-    """False for inference: `samples_per_second` is then that of a full pipeline, and `step_seconds` the time from an
-    empty pipeline to the last answer of a mini-batch."""
+    """Whether the plan trains. For inference, `samples_per_second` is that of a full pipeline, and `step_seconds` the
+    time from an empty pipeline to the last answer of a mini-batch."""
 
     @property
     def mini_batch_seconds(self) -> float:
@@ -67,7 +67,7 @@ class Outcome:
     planner: str
     status: Literal["ok", "infeasible", "timeout", "failed"]
     summary: Summary | None = None
-    """None unless the status is `ok`."""
+    """The summary of the plan; None unless the status is `ok`."""
     reason: str = ""
     """Why there is no plan."""
     weights: WeightPolicy = "flush"

@@ -23,7 +23,7 @@ class Outlook:
     """A change, and the step with it."""
 
     change: str
-    """Completes "with ..."."""
+    """What is changed, as the end of a sentence: "with ..."."""
     step_seconds: float
     gain: float
     """More samples per second, as a share: 0.1 is 10 % more."""

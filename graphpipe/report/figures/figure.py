@@ -18,13 +18,13 @@ class Figure:
 
     figure: go.Figure
     height: int
-    """Pixels."""
+    """Height in pixels."""
     least_width: int = 0
-    """Pixels. On a narrower page the figure scrolls sideways inside its panel."""
+    """Least width in pixels. On a narrower page the figure scrolls sideways inside its panel."""
     most_width: int | None = None
-    """Pixels. On a wider page the figure is centred."""
+    """Largest width in pixels. On a wider page the figure is centred."""
     kind: str = "plain"
-    """`plain`, or `timeline`, which `page/assets/timeline.js` fills."""
+    """The kind of figure: `plain`, or `timeline`, which `page/assets/timeline.js` fills."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def script(self) -> str:

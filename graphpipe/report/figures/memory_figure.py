@@ -33,13 +33,13 @@ class StageBytes:
     gradients: float
     optimizer: float
     activations: float
-    """Tensors that its operators keep for the backward, for the samples that it holds at the same time."""
+    """Bytes that the stage's operators keep for the backward, for the samples that it holds at the same time."""
     buffers: float
-    """Tensors received from other stages, kept until the backward."""
+    """Bytes of tensors received from other stages, kept until the backward."""
     recomputed: float
-    """Tensors that a backward recomputes, of one micro-batch."""
+    """Bytes that a backward recomputes, of one micro-batch."""
     temporaries: float
-    """Memory that an operator needs only while it runs. 0 if the costs were not profiled."""
+    """Bytes that an operator needs only while it runs; 0 if the costs were not profiled."""
 
 
 def stage_bytes(plan: Plan, stage: int, predicted: Trace | None = None) -> StageBytes:

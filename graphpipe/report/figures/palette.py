@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from graphpipe.trace import SpanKind
 
 HUES = ("4e79a7", "f28e2b", "59a14f", "b07aa1", "76b7b2", "e15759", "edc948", "9c755f", "ff9da7", "8f8fbf")
-"""Of the first stages. More stages get computed hues, so that no colour repeats within a picture."""
+"""Hues of the first stages. More stages get computed hues, so that no colour repeats within a picture."""
 _GOLDEN = 0.61803398875
 _SHADES = {"F": 0.4, "B": -0.12, "I": 0.1, "W": -0.4}
 """How far each kind's hue is mixed with white (positive) or black (negative)."""
 _ODD_SHADES = {"F": 0.68, "B": -0.34, "I": 0.24, "W": -0.6}
-"""The same for every second mini-batch, if a picture shows several: further from the other kinds."""
+"""Shades of every second mini-batch, if a picture shows several: further from the other kinds."""
 _OTHERS = {
     "send": "8a929c",
     "receive": "a9b0b8",

@@ -34,7 +34,7 @@ _BUBBLE = "#f7d4d4"
 _LEGEND_COLUMNS = 5
 """More would be wider than the picture."""
 _LEGEND_POINTS = -26
-"""From the axis to the legend, below the label of the axis."""
+"""Distance from the axis to the legend, below the label of the axis."""
 
 
 def write_still(subject: Subject, path: str | FilePath) -> list[str]:

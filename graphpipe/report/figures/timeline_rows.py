@@ -30,9 +30,9 @@ class Row:
     device: str
     """A device, or a plan and its stages if several plans are compared."""
     source: str
-    """`predicted`, `rehearsed` or `measured`."""
+    """Where the times are from: `predicted`, `rehearsed` or `measured`."""
     transfers: bool
-    """True for the row of transfers, False for the row of tasks."""
+    """Whether the row has transfers, or else tasks."""
 
 
 @dataclass(slots=True)
@@ -41,18 +41,18 @@ class Columns:
 
     row: list[int] = field(default_factory=list[int])
     code: list[int] = field(default_factory=list[int])
-    """The number of its colour, from `palette.code`."""
+    """The number of the rectangle's colour, from `palette.code`."""
     odd: list[bool] = field(default_factory=list[bool])
-    """Whether its mini-batch has an odd number. Its colour is then from `palette.odd_colours`."""
+    """Whether the mini-batch has an odd number. The colour is then from `palette.odd_colours`."""
     version: list[int] = field(default_factory=list[int])
-    """Of the weights that a task reads, in a segment without flushes. -1: unknown, or it does not read any."""
+    """Version of the weights that a task reads, without flushes; -1 if it is unknown, or does not read any."""
     ahead: list[int] = field(default_factory=list[int])
-    """Updates by which they are predicted ahead. Negative: they are reconstructed, so many updates back."""
+    """Updates by which the weights are predicted ahead. Negative: they are reconstructed, so many updates back."""
     stage: list[int] = field(default_factory=list[int])
-    """-1 for an idle time."""
+    """Number of the stage; -1 for an idle time."""
     micro_batch: list[int] = field(default_factory=list[int])
     start: list[float] = field(default_factory=list[float])
-    """Seconds."""
+    """When the rectangle begins, in seconds."""
     end: list[float] = field(default_factory=list[float])
     first_sample: list[int] = field(default_factory=list[int])
     samples: list[int] = field(default_factory=list[int])
@@ -88,12 +88,12 @@ class DrawnStep:
     trace: Trace
     plan: Plan | None
     name: str = ""
-    """Of the plan, if several plans are compared."""
+    """The name of the plan, if several plans are compared."""
     first_stage: int = 0
-    """The number of its first stage in the picture, which may show several plans."""
+    """The number of the plan's first stage in the picture, which may show several plans."""
     first_device: int = 0
     reads: WeightReads = field(default_factory=dict[StageTask, WeightRead])
-    """Which weights its tasks read, if it does not flush."""
+    """Which weights the tasks read, if the plan does not flush."""
 
     def mini_batch(self, span: Span) -> int:
         """Return the mini-batch of a task. 0 if there is no plan that says how many micro-batches it has."""

@@ -16,7 +16,7 @@ class PageSection:
     """One section of the page."""
 
     name: str
-    """The id of its HTML element: letters and hyphens."""
+    """The id of the section's HTML element: letters and hyphens."""
     title: str
     body: str
     """The HTML below the title."""

@@ -11,7 +11,7 @@ class Panel:
     """One section of the page. The functions in `html_page` make its HTML: `figure`, `table`, `note`, `legend`."""
 
     name: str
-    """The id of its HTML element: letters and hyphens."""
+    """The id of the panel's HTML element: letters and hyphens."""
     title: str
     build: Callable[[Subject], str | None]
     """Returns the HTML below the title, or None if the subject has nothing to show here."""

@@ -25,11 +25,11 @@ class Column:
 
     heading: str
     right: bool = True
-    """Align to the right, as numbers are."""
+    """Whether cells are aligned to the right, as numbers are."""
     wraps: bool = False
-    """Text may be broken into lines at spaces."""
+    """Whether text may be broken into lines at spaces."""
     spare: int = 0
-    """The column with the highest number is left out first. A column with 0 always stays."""
+    """Order in which columns are left out: the one with the highest number first. A column with 0 always stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
