@@ -14,7 +14,7 @@ from graphpipe.exporters.stage_modules import layer, stage_modules
 from graphpipe.plans import Plan
 
 LANGUAGE = "language"
-"""Of the branch that every other one leads into."""
+"""Name of the branch that every other one leads into."""
 _BY_HAND = "Write the stages by hand (`graphpipe plan --stages`), or run this plan with `graphpipe train`."
 
 
@@ -25,7 +25,7 @@ class Branch:
     name: str
     chain: StageChain
     modules: tuple[tuple[str, ...], ...]
-    """By stage, the submodules that it holds."""
+    """The submodules that each stage holds."""
 
 
 def branches_of(plan: Plan) -> tuple[Branch, ...]:

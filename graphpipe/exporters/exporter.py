@@ -11,7 +11,7 @@ class Exported:
     """A plan as another tool reads it."""
 
     text: str
-    """The whole file."""
+    """The text of the whole file."""
     notes: tuple[str, ...] = ()
     """What the other tool does differently from the plan, or needs to be told: one sentence each."""
 
@@ -21,8 +21,8 @@ class Exporter:
     """A format. `graphpipe.exporters.registry` lists all of them by name."""
 
     name: str
-    """As `graphpipe export --format` takes it."""
+    """The name of the format, as `graphpipe export --format` takes it."""
     summary: str
     """What is written, as the end of a line of `--help`."""
     write: Callable[[Plan], Exported]
-    """Raises `InvalidInput` if the tool cannot run such a plan. The message names the edge or the stage."""
+    """Writes a plan. Raises `InvalidInput` if the tool cannot run it: the message names the edge or the stage."""

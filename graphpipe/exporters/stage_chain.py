@@ -31,7 +31,7 @@ class StageChain:
     """The devices of each pipeline rank. All groups have equally many."""
     placement: Literal["looped", "V"]
     micro_batch: int
-    """Samples over all replicas, in every stage."""
+    """Samples of a micro-batch over all replicas, in every stage."""
 
     @property
     def degree(self) -> int:
@@ -45,7 +45,7 @@ class StageChain:
 
     @property
     def stages_by_rank(self) -> tuple[tuple[int, ...], ...]:
-        """For each pipeline rank the places of its stages in the chain."""
+        """Places in the chain of each pipeline rank's stages."""
         ranks = _order(len(self.groups), len(self.stages), self.placement)
         return tuple(
             tuple(place for place, rank in enumerate(ranks) if rank == wanted) for wanted in range(len(self.groups))
