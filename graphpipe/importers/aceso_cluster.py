@@ -12,7 +12,7 @@ from graphpipe.importers.aceso_plan import AcesoPlan
 from graphpipe.importers.aceso_profile import OpProfile
 
 UNKNOWN_RATE = 1e12
-"""Where nothing was measured that a rate follows from. Only estimates of other operators would use it."""
+"""The rate where nothing was measured that it follows from. Only estimates of other operators would use it."""
 
 
 def run_cluster(

@@ -30,7 +30,7 @@ class Variant:
     degree: int
     profiles: Mapping[int, ModelProfiles]
     all_reduce: Mapping[float, float]
-    """Seconds by bytes; empty if they were not measured."""
+    """Seconds of an all-reduce by bytes; empty if they were not measured."""
 
     def row(self, op: RunOp, samples: int) -> OpProfile:
         """Return the profile of an operator for a profiled number of samples."""

@@ -26,13 +26,13 @@ class AcesoFiles:
 
     folder: Path
     plans: Mapping[str, Path]
-    """By name: the name of the file without `.json`."""
+    """Plans by the names of their files, without `.json`."""
     ops: Mapping[tuple[str, int, int], Mapping[int, Path]]
-    """Operator profiles by model, tensor-parallel degree and algorithm, then by samples."""
+    """Profiles of operators by model, tensor-parallel degree and algorithm, then by samples."""
     collectives: Mapping[tuple[str, str, int], Path]
-    """By model, kind (`all_reduce`) and devices."""
+    """Times of collectives by model, kind (`all_reduce`) and devices."""
     links: Mapping[str, Path]
-    """By name, see `LINKS`."""
+    """Measured links by name, see `LINKS`."""
     runs: Mapping[str, Mapping[tuple[int, int], Path]]
     """Measured steps by plan, then by stage and rank."""
 

@@ -16,12 +16,12 @@ class RunOp:
     """An operator of the model as it was run."""
 
     row: int
-    """Of the profile."""
+    """Position of the operator in the profile."""
     algorithm: int
-    """How its weights are split."""
+    """How the operator's weights are split."""
     layer: int | None
     profile: OpProfile
-    """Of one micro-batch of the nearest profiled size, in the tensor-parallel variant that was run."""
+    """Profile of one micro-batch of the nearest profiled size, in the tensor-parallel variant that was run."""
     profiled_samples: int
     stage: int
     recompute: bool

@@ -9,7 +9,7 @@ from graphpipe.files.json_document import read_json
 
 _PER_OP = ("model_parallel_size_of_each_op", "data_parallel_size_of_each_op", "recompute_ops", "algo_of_each_op")
 MOST_GPUS = 65_536
-"""As in a cluster file: a wrong number must not fill the memory."""
+"""The limit of a cluster file, because a wrong number must not fill the memory."""
 
 
 # The fields are spelled as in the file. Fields that an import does not need may be there too.

@@ -20,13 +20,13 @@ class OpProfile:
     name: str
     forward_seconds: float
     backward_seconds: float
-    """Both include the collectives of the group."""
+    """Seconds of the backward. Like the forward's, they include the collectives of the group."""
     input_bytes: float
     output_bytes: float
-    """Of everything that the next operator is given, with values that only pass through."""
+    """Bytes of everything that the next operator is given, with values that only pass through."""
     weight_bytes: float
     activation_bytes: float
-    """Allocated by the forward, and still there at its end."""
+    """Bytes that the forward allocates, and that are still there at its end."""
 
 
 def read_profile(path: Path) -> tuple[OpProfile, ...]:
@@ -61,7 +61,7 @@ class ModelProfiles:
     """The profiles of a model with one tensor-parallel degree and algorithm. All list the same operators."""
 
     rows: Mapping[int, tuple[OpProfile, ...]]
-    """By samples."""
+    """Profiles of the operators, by samples."""
 
     @staticmethod
     def read(paths: Mapping[int, Path]) -> "ModelProfiles":

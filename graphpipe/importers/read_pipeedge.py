@@ -28,7 +28,7 @@ class PipeEdgeProfile:
     graph: Graph
     """A chain of layers. PipeEdge's layers are quarters of a transformer block."""
     costs: CostTable
-    """Forward seconds, linear in the samples. Nothing else was measured."""
+    """Seconds of the forwards, linear in the samples. Nothing else was measured."""
     cluster: Cluster
 
 
