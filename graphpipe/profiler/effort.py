@@ -27,10 +27,10 @@ class Effort:
     """Measurements agree if the largest of their sums exceeds the smallest by at most this fraction of the smallest."""
     most: int = 50
     seconds: float = 0.03
-    """Per operator."""
+    """Seconds of measurement for each operator."""
     clock: Callable[[], float] = field(default=time.perf_counter)
     between: Callable[[], object] = field(default=lambda: None)
-    """Called before the forwards and before the backwards, to leave the caches as other work leaves them."""
+    """What is called before the forwards and before the backwards, to leave the caches as other work leaves them."""
 
     def sample(self, action: Callable[[], Sequence[float]]) -> tuple[float, ...]:
         """Return the mean of each figure that `action` returns. Nothing warms up: call `action` once before.

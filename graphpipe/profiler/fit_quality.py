@@ -16,11 +16,11 @@ class FitQuality:
 
     op: str
     error: float
-    """Of the curve at its worst number of samples, as a share of the measured seconds."""
+    """Error of the curve at its worst number of samples, as a share of the measured seconds."""
     share: float
-    """Of the operator in the seconds of all operators, at the largest number of samples."""
+    """Share of the operator in the seconds of all operators, at the largest number of samples."""
     samples: tuple[int, ...]
-    """At which the operators were measured, ascending."""
+    """Numbers of samples at which the operators were measured, ascending."""
 
     @property
     def sentence(self) -> str:

@@ -105,7 +105,7 @@ class LiveBytes(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
-        """Live now."""
+        """Bytes that are live now."""
         self.peak = 0
         """The most live bytes since `forget_peak`."""
         self._counted = weakref.WeakSet[torch.UntypedStorage]()

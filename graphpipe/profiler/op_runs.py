@@ -25,21 +25,21 @@ class OpRun:
 
     op: str
     call: Callable[[dict[str, Tensor]], Sequence[Tensor]]
-    """Takes the inputs by name, for any number of samples, and returns every output tensor of the operator."""
+    """Runs the operator. It takes the inputs by name, for any number of samples, and returns every output tensor."""
     inputs: Mapping[str, Tensor]
-    """At least as many samples as the largest batch that is measured."""
+    """The operator's inputs by name, with at least as many samples as the largest batch that is measured."""
     differentiable: frozenset[str] = frozenset()
     """Inputs that need a gradient in training."""
     parameters: tuple[Tensor, ...] = ()
-    """Those that need a gradient; it accumulates in them."""
+    """Parameters that need a gradient; it accumulates in them."""
     module: nn.Module | None = None
-    """What `call` calls."""
+    """The module that `call` calls."""
     signature: Hashable
-    """Operators with equal signatures run the same code on the same shapes, so one measurement serves all."""
+    """Key of the code and the shapes of the run: one measurement serves all operators with equal keys."""
     saved_bytes_per_sample: float = 0.0
-    """Saved for its backward."""
+    """Bytes per sample that the operator saves for its backward."""
     ends: bool = False
-    """Whether its output is the loss."""
+    """Whether the operator's output is the loss."""
 
     def enter(self, samples: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Return the inputs that need a gradient, and all inputs by name, both of `samples` samples.

@@ -36,7 +36,7 @@ class Times(NamedTuple):
 
     forward: float
     backward: float
-    """Both input and weight gradients."""
+    """Seconds of the backward: both input and weight gradients."""
     input_gradient: float
 
 

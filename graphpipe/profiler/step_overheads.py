@@ -20,7 +20,7 @@ class OptimizerCost:
 
     seconds_per_parameter_byte: float
     state_bytes_per_parameter_byte: float
-    """Parameters, gradients and optimizer state."""
+    """Bytes of parameters, gradients and optimizer state, in units of the parameters."""
 
 
 def profile_optimizer(

@@ -34,7 +34,7 @@ class PatternCosts:
     values: Values
     """Every value between operators, and the model's inputs, by name."""
     backends: Sequence[Backend]
-    """For patterns; `eager` runs only single operators, because a larger pattern is not faster on it."""
+    """The backends that run patterns. `eager` runs only single operators: a larger pattern is not faster on it."""
     cache: TimingCache
     clock: Callable[[], float]
     measured: int = 0

@@ -40,19 +40,19 @@ class PlaceOptions:
     """How to place."""
 
     backends: tuple[str, ...] = ()
-    """Names; empty: all that are installed. `eager` is always one of them."""
+    """Names of backends; empty: all that are installed. `eager` is always one of them."""
     longest: int = LONGEST
     rounds: int = 15
-    """Alternating runs of the candidates."""
+    """Number of alternating runs of the candidates."""
     generations: int = 4
-    """Of the evolutionary search."""
+    """Number of generations of the evolutionary search."""
     search_seconds: float = 120.0
-    """By the clock. After them, the evolutionary search for a stage and a backend does not begin another candidate."""
+    """Seconds after which the evolutionary search for a stage and a backend does not begin another candidate."""
     seed: int = 0
     cache: Path | None = None
     """The folder of measured patterns; None keeps nothing."""
     clock: Callable[[], float] = time.perf_counter
-    """In seconds. Processor time is not lengthened by other processes."""
+    """The clock, in seconds. Processor time is not lengthened by other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +61,15 @@ class StagePlacement:
 
     stage: str
     regions: Regions
-    """Empty if `eager` alone is fastest."""
+    """Regions that backends run; empty if `eager` alone is fastest."""
     chosen: str
     seconds: Mapping[str, float]
-    """Of a micro-batch, by candidate: each backend alone, `operators` (the dynamic programme), and for each backend for
-    whole graphs the evolutionary search."""
+    """Seconds of a micro-batch, by candidate: each backend alone, `operators` (the dynamic programme), and for each
+    backend for whole graphs the evolutionary search."""
     failed: Mapping[str, str]
-    """Why a backend alone could not run the whole stage."""
+    """The reason why a backend alone could not run the whole stage, by backend."""
     patterns: int
-    """That were measured, and not known already."""
+    """Number of patterns that were measured, and not known already."""
 
 
 def usable_backends(names: Sequence[str], tell: Callable[[str], None]) -> list[Backend]:
@@ -151,7 +151,7 @@ class _StageSearch:
     cache: TimingCache
     options: PlaceOptions
     regions: dict[BackendRegion, PlacedRegion] = field(default_factory=dict[BackendRegion, PlacedRegion])
-    """Compiled already: many genomes of the evolutionary search share them."""
+    """Regions that are compiled already: many genomes of the evolutionary search share them."""
 
     def found(self) -> StagePlacement:
         """Return the fastest candidate. The evolutionary search only counts if it gains."""

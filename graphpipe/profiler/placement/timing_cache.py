@@ -18,7 +18,7 @@ class TimingCache:
     """Seconds by key. A pattern that a backend cannot run has None."""
 
     folder: Path | None
-    """None: what is measured is not kept."""
+    """The folder of what was measured; None keeps nothing."""
     known: dict[str, float | None] = field(default_factory=dict[str, "float | None"])
 
     def __contains__(self, key: str) -> bool:
