@@ -22,9 +22,9 @@ class FailedRequest:
     """A sample that has no answer."""
 
     request: int
-    """From 0."""
+    """Number of the request, from 0."""
     sample: int
-    """Its position in the request; 0 if the request could not be read."""
+    """Position of the sample in the request; 0 if the request could not be read."""
     reason: str
 
 
@@ -36,15 +36,15 @@ class InferenceResult:
     """The file of answers."""
     requests: int
     samples: int
-    """With an answer or without."""
+    """Number of samples, with an answer or without."""
     failed: tuple[FailedRequest, ...]
     seconds: float
-    """From the first request to the last answer, without the start of the ranks."""
+    """Seconds from the first request to the last answer, without the start of the ranks."""
     samples_per_second: float
     samples_per_second_predicted: float
-    """Of a full pipeline, by the plan that ended the job."""
+    """Samples per second of a full pipeline, by the plan that ended the job."""
     devices: tuple[str, ...]
-    """In use by this plan."""
+    """Number of devices that this plan uses."""
 
 
 def infer(

@@ -20,23 +20,23 @@ class InferenceJob:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     model: str
-    """A zoo name, `package.module:function` or `file.py:function`."""
+    """The model: a zoo name, `package.module:function` or `file.py:function`."""
     data: str
     """A file of requests, or a function that returns them."""
     output: str
     """The file of answers; its ending names the format."""
     folder: str
-    """Where relative paths begin."""
+    """The folder where relative paths begin."""
     weights: str | None = None
     """A safetensors file, a checkpoint or the folder of a run. None: the weights that the model's function gives."""
     request_samples: int | None = None
-    """Samples of a request that is cut from a file of tensors. None: the plan's mini-batch."""
+    """Number of samples of a request that is cut from a file of tensors. None: the plan's mini-batch."""
     objective: InferenceObjective = "throughput"
-    """Of plans for the devices that are left after a loss."""
+    """The objective of plans for the devices that are left after a loss."""
     timeout_seconds: float = 300.0
-    """How long to wait for a rank that neither answers nor dies."""
+    """Seconds to wait for a rank that neither answers nor dies."""
     faults: tuple[str, ...] = ()
-    """To inject, as in `train.faults`. A step is a window of samples."""
+    """Faults to inject, as in `train.faults`. A step is a window of samples."""
 
     @property
     def output_path(self) -> Path:

@@ -37,12 +37,12 @@ class AnswerRecord:
     """The answer to a request, as the journal holds it."""
 
     outputs: dict[str, Tensor]
-    """By name; empty if every sample failed."""
+    """The outputs by name; empty if every sample failed."""
     samples: int
-    """Of the request. A request that could not be read counts as one."""
+    """Number of samples of the request. A request that could not be read counts as one."""
     failed: tuple[FailedSample, ...]
     seconds: float
-    """Since the answer before it, or since the requests of this start were begun."""
+    """Seconds since the answer before it, or since the requests of this start were begun."""
 
 
 class Journal:

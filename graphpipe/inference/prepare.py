@@ -30,7 +30,7 @@ class PlanSource:
 
     file: str | None = None
     cluster: str = ""
-    """The rest is of a plan that is made."""
+    """The cluster of a plan that is made. The fields below are of such a plan too."""
     batch_size: int = 0
     planner: str = DEFAULT
     costs: str | None = None

@@ -27,7 +27,7 @@ from graphpipe.training.task.user_function import call
 Rows = Callable[[int, int], Tensor]
 """Returns the rows from one sample to another."""
 Columns = dict[str, tuple[int, Rows]]
-"""Of the tensors of a file by name: number of rows, and how to read some."""
+"""Tensors of a file by name, each with its number of rows and a function that reads some."""
 _LINES = ".jsonl"
 
 
