@@ -29,13 +29,13 @@ class Glimpse:
     """What a process looks like from outside."""
 
     stopped: bool
-    """By SIGSTOP, not by a debugger."""
+    """Whether the process was stopped by SIGSTOP, not by a debugger."""
     done: bool
-    """Its work is done."""
+    """Whether the rank has done its work."""
     used_seconds: float
-    """Processor time of it and its children."""
+    """Processor time of the process and its children."""
     waits_for_disk: bool = False
-    """Of a slow file system, for example. It could not be killed either."""
+    """Whether the process waits for a disk, such as that of a slow file system. It could not be killed either."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class HungRanks:
     """The ranks of a launch, and when each of them last showed a sign of life."""
 
     folder: Path
-    """Of the notes of the ranks."""
+    """The folder where the ranks write their notes."""
     count: int
     """Number of processes that were started."""
     limit_seconds: float

@@ -18,7 +18,7 @@ from graphpipe.files.lock import acquire, release
 from graphpipe.run.faults.rank_status import STATUS_FOLDER
 
 _LOCK_FILE = "launcher"
-"""In the folder that `STATUS_FOLDER` names; it holds the launcher's process id."""
+"""A file in the folder that `STATUS_FOLDER` names; it holds the launcher's process id."""
 _PR_SET_PDEATHSIG = 1
 """Linux: the signal that a process gets when the thread that started it ends. The launcher's thread outlives its
 ranks."""

@@ -23,10 +23,10 @@ class RankProcesses:
     """The processes that were started, by their number, and the rank that each has now."""
 
     folder: Path
-    """For the files in which they record their errors."""
+    """The folder where the processes record their errors."""
     started: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict[int, "subprocess.Popen[bytes]"])
     ranks: dict[int, int] = field(default_factory=dict[int, int])
-    """By process. Those that were lost have no rank."""
+    """The rank of each process. A process that was lost does not have one."""
 
     def start(self, command: Sequence[str], count: int, port: int, environment: Mapping[str, str]) -> None:
         """Start the processes of `count` ranks, with the variables that torchrun would give them.

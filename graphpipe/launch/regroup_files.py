@@ -37,9 +37,9 @@ class Word:
     ranks: Mapping[int, int]
     """The rank of each process in the next generation. Empty: the ranks must end."""
     port: int = 0
-    """Where they meet."""
+    """The port where the ranks meet."""
     folder: str = ""
-    """Of the next generation."""
+    """The folder of the next generation."""
 
 
 @dataclass(frozen=True, slots=True)

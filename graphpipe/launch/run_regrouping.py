@@ -30,7 +30,7 @@ whether they go on without the ranks that failed."""
 SILENT_SECONDS = 2.0
 """How long ranks may wait for each other before one of them counts as hung."""
 LOOK_SECONDS = 0.2
-"""Between two looks at the processes."""
+"""Seconds between two looks at the processes."""
 LATE_SECONDS = 30.0
 """How long a rank may compute before it notices a loss."""
 IDLE_SECONDS = 5.0
