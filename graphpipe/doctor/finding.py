@@ -13,7 +13,8 @@ class Finding:
     name: str
     """What was checked."""
     status: Status
-    """With a `warning`, everything works but worse than it could. With a `problem`, something cannot work."""
+    """How well things work. With a `warning`, everything works but worse than it could. With a `problem`, something
+    cannot work."""
     what: str
     """The fact."""
     remedy: str = ""
