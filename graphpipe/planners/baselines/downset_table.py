@@ -26,7 +26,7 @@ class Reads:
     operators: Indices
     """The reading operators, grouped by value."""
     counts: Array
-    """Bytes per sample."""
+    """Bytes per sample of each reading operator's value."""
     firsts: Indices
     """Position of the first reader of each value."""
 
@@ -80,13 +80,13 @@ class DownsetTable:
     positions: Indices
     """Positions of the operators in the problem's graph."""
     reads: tuple[Reads, ...]
-    """By downset."""
+    """Values that each downset reads."""
     cut_bytes: Array
     """[downsets]: bytes per sample that the downset reads from outside."""
     saved_bytes: Array
-    """[downsets]: per sample."""
+    """[downsets]: bytes per sample that the downset saves."""
     saved_by_forward: Array
-    """[downsets]: per micro-batch (see `OpBytes.saved_of`)."""
+    """[downsets]: bytes that the downset saves per micro-batch (see `OpBytes.saved_of`)."""
     _stages: "list[Stages]" = field(default_factory=lambda: [])
 
     @staticmethod

@@ -64,7 +64,7 @@ class Downsets:
     """
 
     members: NDArray[np.bool_]
-    """[downsets, operators], by size, from the empty set to the whole."""
+    """[downsets, operators]: the members of each downset. They go by size, from the empty set to the whole."""
     _words: NDArray[np.uint64]
 
     @staticmethod

@@ -31,7 +31,7 @@ class StageCuts:
     """Position of the smaller downset that remains."""
     devices: Indices
     seconds: Array
-    """Of the stage, per sample."""
+    """Seconds of the stage, per sample."""
     weight: Counts
     """The stage's contribution to the count."""
     limit: Counts
@@ -68,7 +68,7 @@ class BottleneckSearch:
     """The search for the stages of the fastest bottleneck, over the cuts of every downset."""
 
     cuts: Sequence[StageCuts]
-    """Of every downset but the empty one, by position."""
+    """Cuts of every downset but the empty one, by position."""
     devices: int
 
     def solve(self) -> list[StageCut]:

@@ -38,7 +38,7 @@ class StageLoads:
     whole_batch_held: bool = False
     """Whether the schedule keeps the whole mini-batch in flight at every stage."""
     policies: tuple[Policy, ...] = ()
-    """What stages may recompute, the cheaper policy first; empty: the policy of the problem."""
+    """Policies of recomputation that stages may have, the cheaper one first; empty: the policy of the problem."""
 
     def bottleneck_search(self, ceiling: float = np.inf) -> BottleneckSearch:
         """Return the search over all cuts whose stage takes at most `ceiling` seconds per sample."""

@@ -22,14 +22,14 @@ class FirstStages:
     """The stages that can be split off downsets so that one downset remains. Of all arrays the shape is [stages]."""
 
     upper: NDArray[np.intp]
-    """Positions of the downsets they are split off, the largest first, and of equals ascending degrees."""
+    """Positions of the downsets that they are split off, the largest first, and of equals ascending degrees."""
     degree: NDArray[np.intp]
     block: Array
     """Seconds of one micro-batch, forward and backward."""
     transfer: Array
     """Seconds of one micro-batch's activations and gradients over the cut before the stage."""
     all_reduce: Array
-    """Seconds, once per step."""
+    """Seconds of the all-reduce, once per step."""
     limit: Counts
     """The most stages from this one to the end, itself included, at which it fits in memory."""
 
@@ -46,7 +46,7 @@ class StageSequence:
     fill: float
     """Seconds of one micro-batch through all stages and transfers."""
     block: float
-    """Of the slowest stage."""
+    """Seconds of one micro-batch at the slowest stage."""
     exposed: float
     """Seconds of all-reduce that the drain does not hide."""
 
@@ -66,7 +66,7 @@ class StepLatency:
     """One step of M micro-batches: (M - 1) block + fill + exposed seconds."""
 
     stages: Sequence[FirstStages]
-    """By the downset that remains, of all but the whole."""
+    """The first stages of each downset but the whole, by the downset that remains."""
     devices: int
     micro_batches: int
     memory: bool
@@ -74,7 +74,7 @@ class StepLatency:
     ranges: int = MOST_RANGES
     """Most ranges of limits to examine."""
     most_seconds: float = np.inf
-    """Of a step: longer ones are not wanted."""
+    """The most seconds of a step: longer ones are not wanted."""
 
     def shortest(self) -> list[StageCut]:
         """Return the stages of the shortest step, to a tolerance; empty if nothing fits, or if it is too long.

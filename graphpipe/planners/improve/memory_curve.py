@@ -17,7 +17,7 @@ class CurvePoint:
     """The fastest plan found in so much memory."""
 
     memory_bytes: float
-    """The most that a device needs."""
+    """The most bytes that a device needs."""
     step_seconds: float
     plan: Plan
 

@@ -17,7 +17,7 @@ _WINDOWS = (1.0, 0.5, 0.0)
 
 
 _Way = Literal["host", "nowhere", "neighbours"]
-"""Where stages may offload."""
+"""Where stages may offload to."""
 
 
 class _Rests(NamedTuple):

@@ -22,7 +22,7 @@ _MOST = 3.0
 _LESS = (1.7, 1.3)
 """What the following ones assume."""
 _LESS_IF_SERIAL = (1.7, 1.5, 1.3)
-"""The same for a serial graph, whose search is quick. With 1.5 too, gpt on 8 devices became up to 10 % faster."""
+"""What they assume for a serial graph, whose search is quick. With 1.5, gpt on 8 devices became up to 10 % faster."""
 
 Search = Callable[[Problem, Options], Plan]
 

@@ -26,7 +26,7 @@ from graphpipe.planners.problem.stage_costs import far_bandwidth, micro_batch_si
 
 _MOST_STATES = 2048
 _ROUNDS = 20
-"""Of bisection, which narrow the interval to a millionth."""
+"""Rounds of bisection, which narrow the interval to a millionth."""
 
 Used = tuple[int, ...]
 """Units of devices of each type."""
@@ -45,13 +45,13 @@ class _Team:
     """Devices of one type that may form a stage, with prefix sums of the operators' seconds and memory on them."""
 
     kind: int
-    """Position of the type."""
+    """Position of the team's device type."""
     units: int
     degree: int
     seconds: list[float]
-    """Of the first 0, 1, ... operators, per micro-batch."""
+    """Seconds of the first 0, 1, ... operators, per micro-batch."""
     memory: list[float]
-    """Of the first 0, 1, ... operators, as shares of a device's memory."""
+    """Memory of the first 0, 1, ... operators, as shares of a device's memory."""
 
     def reach(self, start: int, target: float) -> int:
         """Return the furthest end of a stage that starts at `start`, takes at most `target` seconds and fits."""

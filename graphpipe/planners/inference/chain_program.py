@@ -23,11 +23,11 @@ class ChainProblem:
     """The input of the dynamic programme, for L operators in order and K kinds of devices."""
 
     seconds: Sequence[Array]
-    """By kind, (L + 1) x (L + 1): the interval [i, j) on such a device; infinite where it does not fit in memory."""
+    """By kind, (L + 1) x (L + 1): seconds of [i, j) on such a device; infinite where it does not fit in memory."""
     messages: Array
-    """K x K x (L + 1): the seconds of the message at a cut, by the kinds of its sender and receiver."""
+    """Seconds of the message at a cut, by the kinds of its sender and receiver: K x K x (L + 1)."""
     counts: Sequence[int]
-    """Devices, by kind."""
+    """Number of devices of each kind."""
 
 
 def fewest_seconds(problem: ChainProblem, add: Callable[[Array, Array], Array]) -> tuple[float, list[Stage]] | None:

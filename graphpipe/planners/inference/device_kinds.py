@@ -16,7 +16,7 @@ class DeviceKinds:
 
     cluster: Cluster
     members: tuple[tuple[int, ...], ...]
-    """Positions in the cluster's devices, by kind."""
+    """Positions of each kind in the cluster's devices."""
 
     @staticmethod
     def alike(cluster: Cluster) -> "DeviceKinds":

@@ -25,13 +25,13 @@ class IntervalCosts:
     model: CostModel
     order: tuple[str, ...]
     weights: Array
-    """Parameters, each once."""
+    """Bytes of parameters, each once."""
     crossing: Array
-    """Per sample: what an interval receives and sends, or gives to the caller."""
+    """Bytes per sample that an interval receives and sends, or gives to the caller."""
     working: Array
-    """Per sample: the most that its operators' outputs take while a forward runs."""
+    """Most bytes per sample that its operators' outputs take while a forward runs."""
     cuts: Array
-    """Per sample: what later operators read of earlier ones, by the position of the cut (0 to L)."""
+    """Bytes per sample that later operators read of earlier ones, by the position of the cut (0 to L)."""
 
     @staticmethod
     def of(model: CostModel, order: tuple[str, ...]) -> "IntervalCosts":

@@ -74,7 +74,7 @@ class _Stages:
         self.ops: list[list[str]] = []
         self.device: list[int] = []
         self.before: list[set[int]] = []
-        """By stage: the stages that it reads from."""
+        """The stages that each stage reads from."""
         self._stage_of: dict[str, int] = {}
         self._open: dict[int, int] = {}
         """The last stage of each device."""

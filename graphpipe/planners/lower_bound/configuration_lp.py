@@ -37,9 +37,9 @@ class Packing:
     """
 
     copies: Array
-    """[positions]"""
+    """[positions]: number of operators that each position represents."""
     loads: tuple[tuple[int, tuple[ChainLoads, ...]], ...]
-    """Kind of device, and the chain loads that one device may combine; a kind may have several alternatives."""
+    """The chain loads that one device of a kind may combine; a kind may have several alternatives."""
     devices: Array
     """[kinds]: number of devices."""
 

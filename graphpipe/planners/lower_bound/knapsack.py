@@ -21,7 +21,7 @@ class ChainLoads:
     copies: int
     start: Indices
     stop: Indices
-    """Priced positions start to stop - 1."""
+    """End of the priced positions, which are start to stop - 1."""
     share: Array
     """Share of the operators that the device holds, 1 / degree."""
     seconds: Array
@@ -33,7 +33,7 @@ class GridLoads:
 
     loads: ChainLoads
     parts: Indices
-    """In ascending order."""
+    """Numbers of parts, in ascending order."""
     firsts: Indices
     """The first row of each number of parts."""
 

@@ -34,14 +34,14 @@ class OpMinima:
     degrees: tuple[int, ...]
     """Degrees that divide an allowed micro-batch size, which are all that the verifier allows."""
     seconds: dict[str, Array]
-    """[operators, degrees] for each device type; infinite if the operator cannot run there."""
+    """[operators, degrees] for each device type: least seconds; infinite if the operator cannot run there."""
     whole: dict[str, Array]
-    """[operators] for each device type, on one device with the whole mini-batch at once; infinite outside the
-    whole-batch tail."""
+    """[operators] for each device type: least seconds on one device with the whole mini-batch at once; infinite outside
+    the whole-batch tail."""
     state_bytes: Array
     """[operators, degrees]: weights, gradients and optimizer state, on the fullest device of a stage."""
     whole_state_bytes: Array
-    """[operators]: the same on one device."""
+    """[operators]: weights, gradients and optimizer state on one device."""
     saved_bytes: Array
     """[operators]: activations of one sample. A stage holds at least the largest of its operators for a micro-batch."""
     samples: Array

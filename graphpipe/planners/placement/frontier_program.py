@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from graphpipe.graph import Graph
 
 LAUNCH_SECONDS = 1e-5
-"""Added for every piece, as published: the time between two launches, which no measurement of one piece contains."""
+"""Seconds added for every piece, as published: the time between two launches, which measurements of pieces lack."""
 Pattern = tuple[str, ...]
 Cost = Callable[[Pattern], tuple[float, str] | None]
 """Returns the seconds of a pattern on its cheapest backend, and the backend; None if no backend runs it."""

@@ -72,7 +72,7 @@ class _Line:
     def __init__(self, *, size: int, degree: int, count: int, warm_up: int, seconds: tuple[float, float], free: float):
         self.size, self.slice, self.count, self.warm_up = size, size // degree, count, warm_up
         self.seconds = seconds
-        """Of a forward and of a backward."""
+        """Seconds of a forward and of a backward."""
         self.free = free
         """When the last task that is done ends."""
         self.forwards: list[float] = []

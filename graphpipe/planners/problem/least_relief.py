@@ -21,11 +21,11 @@ class LeastRelief:
     kept: float
     """Bytes of the operators that are not decided yet if all of them are kept."""
     copy_seconds: float
-    """Of the copies that free one byte; infinite if nothing may be offloaded."""
+    """Seconds of the copies that free one byte; infinite if nothing may be offloaded."""
     freed: Sequence[float]
     """Bytes that the cheapest recomputations free together: of none, of one, and so on. Each is cheaper than copies."""
     spent: Sequence[float]
-    """Their seconds."""
+    """Seconds of these recomputations."""
 
     @staticmethod
     def of(bytes_: Sequence[float], forward: Sequence[float], copy_seconds: float) -> "LeastRelief":

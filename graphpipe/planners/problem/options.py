@@ -31,31 +31,31 @@ class Options:
     """How candidates of one micro-batch size are ranked. `step`: by the time of a whole step. `bottleneck`: by the
     slowest stage's time per sample, the published objective; only micro-batch sizes are then compared by step time."""
     inference_objective: InferenceObjective = "throughput"
-    """The same for inference. `throughput`: by the busiest device or link. `latency`: by the last answer's time."""
+    """Ranking for inference. `throughput`: by the busiest device or link. `latency`: by the last answer's time."""
     evaluate: Callable[[Plan], float] = estimated_step_seconds
-    """Seconds of one step of a plan."""
+    """Returns the seconds of one step of a plan."""
     least: Callable[[Plan], float] = _nothing
-    """A lower bound of `evaluate` that is found quickly. It must not be larger through rounding either."""
+    """Returns a lower bound of `evaluate` quickly. It must not be larger through rounding either."""
     scheduled: Callable[[Sequence[Plan]], Plan] | None = None
     """Returns the best of a search's candidates, or one near it, under the caller's schedule or the best one. None:
     candidates keep their own schedule."""
     ranked: Callable[[Plan, float], float] = _unlimited
-    """About the seconds of a step under the caller's schedule, found quickly. Infinite if the plan does not run, or if
+    """Returns quickly about the seconds of a step under the caller's schedule. Infinite if the plan does not run, or if
     the step takes longer than the second argument."""
     stages_per_device: int = 1
     """The most stages that a device may host, except for stages of the whole-batch tail."""
     most_seconds: float = inf
-    """Of a step: slower plans are not wanted. The search then looks only for stages that are fast enough."""
+    """The most seconds of a step: slower plans are not wanted, so only fast enough stages are searched."""
     splits_backward: bool = False
     """Whether `scheduled` may split the backward. More stages then fill and drain faster."""
     micro_batch: int | None = None
     """The only micro-batch size to try; None tries all."""
     thorough: bool = True
-    """False: leave out the part of GraphPipe's search that takes longest and gains least, the shortest chains."""
+    """Whether to include the part of GraphPipe's search that takes longest and gains least, the shortest chains."""
     mixed_micro_batches: bool = False
-    """Allow each stage its own micro-batch size, with kFkB (GraphPipe, section 6)."""
+    """Whether each stage may have its own micro-batch size, with kFkB (GraphPipe, section 6)."""
     offload_to: OffloadTo = "host"
-    """Where searched stages rest what they offload. `neighbours`: also on other devices, where that is faster."""
+    """Where searched stages offload to. `neighbours`: also to other devices, where that is faster."""
     remembered: RememberedPlans = field(default_factory=RememberedPlans)
     """The plans of searches so far."""
 

@@ -61,13 +61,13 @@ class Problem:
     state: State = "whole"
     """What the replicas of all stages shard."""
     trains: bool = True
-    """False: plan for inference."""
+    """Whether to plan for training, or else for inference."""
     message_bandwidth: float | None = None
     """Bytes per second that a search assumes between stages. None: the first of the cluster's `LinkLevels`."""
     weights: WeightPolicy = "flush"
     """Which weights a micro-batch sees. It decides how many samples are in flight and how many versions are kept."""
     predictor: Predictor = ""
-    """Of the policy `predict`."""
+    """What predicts the weights under the policy `predict`."""
 
     def in_flight(
         self, micro_batches: Sequence[int], bursts: Sequence[int], successors: Sequence[Sequence[int]]

@@ -14,11 +14,12 @@ class Planner:
     """A planner: its function and its traits. `graphpipe.planners.registry` lists all of them by name."""
 
     name: str
-    """Callers choose the planner by this name; its plans carry it as `Plan.planner`."""
+    """The name by which callers choose the planner; its plans carry it as `Plan.planner`."""
     plan: Callable[[Problem, Options], Plan]
     """Returns the best plan found. Raises `Infeasible` if no plan fits in memory."""
     pipeline: Literal["graph", "chain"]
-    """`graph`: stages that do not feed each other run side by side. `chain`: every stage follows the one before it."""
+    """`graph` if stages that do not feed each other run side by side. `chain` if every stage follows the one before
+    it."""
     trains: bool = True
     """Whether it plans training."""
     infers: bool = False

@@ -31,7 +31,7 @@ _EXACT = 12
 _FEWEST = 16
 """Partial choices that are kept after each operator in any case."""
 _SHARE = 2
-"""The same of those that decide alike about the operators that later ones read."""
+"""Partial choices that are kept of those that decide alike about the operators that later ones read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,13 @@ class Relief:
     plan: Plan
     stage: Stage
     window_seconds: float
-    """Copies of a micro-batch take no time as far as they fit into this."""
+    """Seconds of a micro-batch's copies that cost no time."""
     offloads: bool = True
     """Whether operators may be offloaded."""
     most_offloaded: float = inf
-    """Bytes that have room where they rest."""
+    """The most bytes that may be offloaded."""
     most_seconds: float = inf
-    """Per micro-batch: decisions that take longer are not looked for."""
+    """The most seconds per micro-batch: decisions that take longer are not looked for."""
 
     def fitted(self, capacity_bytes: float) -> Stage | None:
         """Return the stage with the decisions of fewest seconds that need at most so many bytes; None if none does."""

@@ -20,14 +20,14 @@ class Choices:
     """Choices for the operators so far, in the order of their decisions. All other arrays have the shape [choices]."""
 
     decisions: Decisions
-    """[choices, operators]: 0 where the operator is not decided yet."""
+    """[choices, operators]: the decision for each operator; 0 where it is not decided yet."""
     seconds: Array
-    """Of recomputed forwards, and of copies beyond the window."""
+    """Seconds of recomputed forwards, and of copies beyond the window."""
     bytes: Array
     copied: Array
     """Seconds of copies within the window."""
     region: Array
-    """The largest recomputed operator, in bytes."""
+    """Bytes of the largest recomputed operator."""
     rests: Array
     """Bytes elsewhere, if there is only so much room for them; otherwise 0."""
 

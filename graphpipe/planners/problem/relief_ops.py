@@ -16,9 +16,9 @@ class _Reading:
     # A value that operators of the stage, or of other stages, read.
     bytes: float
     readers: tuple[int, ...]
-    """In the stage, by position."""
+    """Positions of the readers in the stage."""
     leaves: bool
-    """Whether another stage reads it."""
+    """Whether another stage reads the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,27 +26,27 @@ class StageOps:
     """The operators of a stage by position, in topological order."""
 
     samples: float
-    """Of a micro-batch on one device."""
+    """Samples of a micro-batch on one device."""
     in_flight: float
     window_seconds: float
-    """Copies of a micro-batch take no time as far as they fit into this."""
+    """Seconds of a micro-batch's copies that cost no time."""
     copy_seconds: float
-    """Of a byte, to the memory of the node or back."""
+    """Seconds to copy a byte to where it is offloaded, or back."""
     limited: bool
     """Whether there is only so much room for what is offloaded, so that it is counted."""
     forward: list[float]
     """Seconds that a recomputation takes."""
     saved: list[float]
-    """Per sample, as `OpBytes.saved_of` counts it."""
+    """Bytes that operators save per sample, as `OpBytes.saved_of` counts them."""
     outputs: list[float]
-    """The same without what each forward keeps once, which no other operator reads."""
+    """Bytes that operators save per sample, without what each forward keeps once, which no other operator reads."""
     ways: list[tuple[int, ...]]
     """The decisions that may pay, ascending."""
     values: list[list[_Reading]]
     open: list[list[int]]
-    """After each operator: those so far of which a reader is not decided yet."""
+    """The operators so far of which a reader is not decided yet, after each operator."""
     closed: list[list[int]]
-    """With each operator: those whose last reader, or which itself, it is."""
+    """The operators whose last reader, or which itself, each operator is."""
 
     @staticmethod
     def of(

@@ -20,7 +20,7 @@ class RememberedPlans:
     _roomier: dict[Hashable, list[Callable[[float], list[Plan]]]] = field(
         default_factory=dict[Hashable, list[Callable[[float], list[Plan]]]]
     )
-    """By problem."""
+    """The searches for plans of devices with more memory, by problem."""
     _held: list[object] = field(default_factory=list[object])
     """Objects whose identity is in a key, which no other object may take."""
 

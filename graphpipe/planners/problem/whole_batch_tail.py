@@ -25,9 +25,9 @@ class WholeBatchTail:
     """The whole-batch operators and all after them, which run once per mini-batch, and the graph before them."""
 
     before: Graph | None
-    """None if the tail is the whole graph."""
+    """The graph before the tail; None if the tail is the whole graph."""
     ops: tuple[str, ...]
-    """Empty if the model does not have a whole-batch operator."""
+    """The operators of the tail; empty if the model does not have a whole-batch operator."""
 
     @staticmethod
     def of(graph: Graph) -> "WholeBatchTail":

@@ -19,14 +19,14 @@ class WalkStep:
 
     before: Shares
     fits: Mask
-    """[degrees, devices + 1, settings, targets]: the open stage can close here."""
+    """Where the open stage can close: [degrees, devices + 1, settings, targets]."""
     closed: Mask
-    """[devices + 1, settings, targets]: everything before fits on m devices."""
+    """Where everything before fits on m devices: [devices + 1, settings, targets]."""
     riding: Shares | None = None
-    """Parallel: the loads with the whole block in the open stage."""
+    """The loads with the whole block in the open stage, if the block is parallel."""
     branches: tuple["Walk", ...] = ()
     merged: tuple[Shares, ...] = ()
-    """Parallel: the loads after merging 0, 1, ... branches."""
+    """The loads after merging 0, 1, ... branches, if the block is parallel."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class ClosedStage:
 
     ops: tuple[str, ...]
     units: int
-    """Devices, in units."""
+    """Number of units of devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,7 @@ class Backtrack:
 
     degrees: tuple[int, ...]
     reached: Sequence[Mask]
-    """By devices in use, of shape [degrees, devices in use + 1]: whether a stage of a degree may close behind m
-    devices."""
+    """Whether a stage of a degree may close behind m devices, by devices in use: [degrees, devices in use + 1]."""
     setting: int
     target: int
 

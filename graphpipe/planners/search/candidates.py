@@ -20,7 +20,7 @@ class Candidates:
     """The best estimates so far, by the objective, and the nearest miss if nothing fits in memory."""
 
     objective: Objective | Literal["split"]
-    """`split`: the step time under schedules that split the backward."""
+    """What the best candidate is ranked by. `split`: the step time under schedules that split the backward."""
     estimates: list[PartitionEstimate] = field(default_factory=list[PartitionEstimate])
     missed: float = np.inf
     """The best score of a partition that does not fit."""
@@ -83,15 +83,15 @@ class Ranking:
     estimator: PartitionEstimator
     found: Candidates
     split: Candidates | None = None
-    """The best if the schedule may split the backward, which makes more stages fill and drain faster."""
+    """The best candidates if the schedule may split the backward, which makes more stages fill and drain faster."""
     seen: dict[tuple[Part, ...], tuple[PartitionEstimate, bool]] = field(
         default_factory=dict[tuple[Part, ...], tuple[PartitionEstimate, bool]]
     )
     """Partitions already estimated, and whether they fit in memory; several forms and targets give the same one."""
     best_of_size: dict[int, float] = field(default_factory=dict[int, float])
-    """By micro-batch size, the best score of a partition that fits in memory."""
+    """The best score of a partition that fits in memory, by micro-batch size."""
     missed_of_size: dict[int, float] = field(default_factory=dict[int, float])
-    """The same of one that does not."""
+    """The best score of a partition that does not fit in memory, by micro-batch size."""
 
     def offer(self, parts: Sequence[Part]) -> tuple[PartitionEstimate, bool]:
         """Estimate a partition; return its estimate and whether it fits in memory."""

@@ -19,7 +19,7 @@ from graphpipe.plans.one_way_pairs import one_way_pairs
 
 Array = NDArray[np.float64]
 MessageSeconds = dict[tuple[int, int], float]
-"""Per sample, by the positions of both stages."""
+"""Seconds of messages per sample, by the positions of both stages."""
 _FORWARD_SHARE = 1 / 3
 """Approximate share of a stage's seconds, used only to rank candidates."""
 
@@ -31,14 +31,14 @@ class PartitionEstimate:
     parts: tuple[Part, ...]
     in_flight: tuple[int, ...]
     step_seconds: float
-    """In closed form, as `estimates.estimated_step_seconds`, on the slowest device type and links, or more
-    exactly for unsplit backwards (`PartitionEstimator.waiting`)."""
+    """Seconds of a step in closed form, as `estimates.estimated_step_seconds`, on the slowest device type and links, or
+    more exactly for unsplit backwards (`PartitionEstimator.waiting`)."""
     split_seconds: float
-    """The same if the schedule may split the backward. A stage then only waits for the first forward to arrive."""
+    """Seconds of a step if backwards may be split. A stage then only waits for the first forward to arrive."""
     bottleneck_seconds: float
     """Seconds of the slowest stage for the mini-batch, without waiting."""
     spare_bytes: tuple[float, ...]
-    """Per stage, the free memory of the smallest device; negative if memory is missing."""
+    """Free memory of the smallest device of each stage; negative if memory is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class PartitionEstimator:
     chain: bool = False
     """Whether stages that do not feed each other still follow each other."""
     waiting: bool = False
-    """For a schedule with unsplit backwards: count the time that stages wait for late messages, because 1F1B keeps few
-    samples in flight, and the updates after the last micro-batch. Other schedules can fill these times. For them the
-    updates are spread over the mini-batch."""
+    """Whether to count the time that stages wait for late messages, because 1F1B keeps few samples in flight, and the
+    updates after the last micro-batch, as for a schedule with unsplit backwards. Other schedules can fill these times.
+    For them the updates are spread over the mini-batch."""
     _each: dict[tuple[int, int], tuple[Array, Array]] = field(
         default_factory=dict[tuple[int, int], tuple[Array, Array]]
     )
-    """By micro-batch size and degree: the seconds of every operator, and the bytes per sample that it saves."""
+    """Seconds of every operator, and the bytes per sample that it saves, by micro-batch size and degree."""
     _updates: dict[int, float] = field(default_factory=dict[int, float])
     """Seconds of an update per byte, by degree."""
     _known: dict[Part, "_Load"] = field(default_factory=dict[Part, "_Load"])
@@ -215,10 +215,10 @@ class PartitionEstimator:
 
 class _Load(NamedTuple):
     seconds: float
-    """Per micro-batch, with a share of the update, without transfers."""
+    """Seconds per micro-batch, with a share of the update, without transfers."""
     update: float
     """Seconds of the all-reduce and the optimizer step, once per mini-batch."""
     memory: StageMemory[float]
-    """Without received tensors, which depend on the other parts, and with one version of the weights."""
+    """Bytes without received tensors, which depend on the other parts, and with one version of the weights."""
     weights: float
     """Bytes of a version, if there may be several."""

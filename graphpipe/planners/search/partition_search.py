@@ -27,7 +27,7 @@ from graphpipe.units import format_bytes
 
 Array = NDArray[np.float64]
 _Partitions = Mapping[int, list[Part]]
-"""By setting."""
+"""Partitions by setting."""
 _RELAXED = (1.06, 1.2, 1.5)
 """Multiples of the best target to try, because a slower bottleneck can allow a shallower pipeline."""
 _RELAXED_SETTINGS = 4
@@ -35,7 +35,7 @@ _MEMORY_ROUNDS = 5
 _SMALL_WALK = 2048
 """Settings times units of devices up to which one walk over many targets takes as long as over few."""
 FEW_DOWNSETS = 600
-"""Of a graph whose partitions are all searched; the time grows with their square."""
+"""The most downsets of a graph whose partitions are all searched; the time grows with their square."""
 _BETTER = 1.02
 """How many times as fast as the forms' partitions of a micro-batch size the best of all its partitions may be."""
 _INTERVALS = 4096
@@ -56,7 +56,7 @@ _HOPELESS = 1.1
 """How many times as slow as a candidate the fastest partition without enough memory may be. One of its micro-batch size
 that fits is hardly ever so much faster."""
 _PRECISION = {"step": 1.01, "bottleneck": 1.003}
-"""Of targets, by objective; lower for `step`, because the step time depends on more than the target."""
+"""The precision of targets, by objective; lower for `step`, because the step time depends on more than the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class PartitionSearch:
     planner: str
     rankings: tuple[Ranking, ...]
     most_seconds: float = np.inf
-    """Of a mini-batch at the slowest stage."""
+    """The most seconds of a mini-batch at the slowest stage."""
 
     def search_form(self, table: SettingTable, form: GraphForm) -> None:
         """Search partitions of one form of the graph under every setting of a table.

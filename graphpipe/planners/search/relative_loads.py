@@ -31,11 +31,11 @@ class RelativeLoads:
     memory: Array | None
     """[operators, settings, degrees]: share of a device's memory that one operator adds; None ignores memory."""
     classes: tuple[int, ...]
-    """Equal numbers for operators of equal loads."""
+    """Numbers that are equal for operators of equal loads."""
     cut_seconds_per_byte: Array
     """[settings, degrees]: seconds per micro-batch to send one byte per sample out of a stage."""
     overlap: bool
-    """True: a cut only needs to fit by itself; False: its time adds to the stages on both sides."""
+    """Whether a cut only needs to fit by itself. Otherwise its time adds to the stages on both sides."""
 
     @property
     def rows(self) -> int:

@@ -36,9 +36,9 @@ class SettingTable:
     sizes: NDArray[np.int64]
     """[settings]: micro-batch sizes."""
     seconds: Array
-    """[operators, settings, degrees]: see `RelativeLoads`."""
+    """Stage time of operators, see `RelativeLoads`: [operators, settings, degrees]."""
     cut_seconds_per_byte: Array
-    """[settings, degrees]."""
+    """Seconds to send a byte per sample out of a stage, see `RelativeLoads`: [settings, degrees]."""
 
     @staticmethod
     def of(problem: Problem, costs: CostModel, unit: int, sizes: list[int], ops: frozenset[str]) -> "SettingTable":

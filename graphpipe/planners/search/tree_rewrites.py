@@ -10,7 +10,7 @@ _HEAVY = 0.5
 """Share of the heaviest branch's work above which a branch counts as heavy."""
 
 _Reads = dict[str, dict[str, list[tuple[str, float]]]]
-"""By operator and by name of the value that it sends: its readers, with the bytes per sample."""
+"""Readers with their bytes per sample, by operator and name of the value that it sends."""
 
 
 def mirrored(tree: Series) -> Series:

@@ -40,9 +40,9 @@ class Fold:
     teams: int
     micro_batch: int
     turns: bool
-    """Every second round goes back over the teams: a V."""
+    """Whether every second round goes back over the teams: a V."""
     seconds: float
-    """About the seconds of a step."""
+    """Approximate seconds of a step."""
 
     def team(self, stage: int) -> int:
         """Return the team of a stage."""

@@ -21,7 +21,7 @@ from graphpipe.plans.plan import Plan
 _TASKS = 15_000
 """Most tasks in all plans that are ranked."""
 _FEWER_TASKS = 6_000
-"""The same where plans with fewer stages have been changed before."""
+"""Most tasks where plans with fewer stages have been changed before."""
 _TRIALS = 60
 _PASSES = 6
 _WORTH = 1.001

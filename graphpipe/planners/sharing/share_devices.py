@@ -63,7 +63,7 @@ def with_shared_devices(problem: Problem, plan: Plan, options: Options) -> Plan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shared:
     best: Plan
-    """So far, under its schedule."""
+    """The best plan so far, under its schedule."""
     start: Plan
     """The plan that ranks best, before it got its schedule."""
     seen: frozenset[tuple[Stage, ...]]

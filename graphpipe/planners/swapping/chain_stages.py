@@ -21,12 +21,12 @@ Array = NDArray[np.float64]
 
 
 class Price(NamedTuple):
-    """Of a stage, or of the worst of several; a smaller price is better."""
+    """The price of a stage, or of the worst of several; a smaller one is better."""
 
     short_bytes: float
-    """What the stage lacks, even if it recomputes everything; 0 if it fits."""
+    """Bytes that the stage lacks, even if it recomputes everything; 0 if it fits."""
     seconds: float
-    """Per micro-batch: computing, transfers beyond it, recomputation, copies beyond their window, and the update."""
+    """Seconds per micro-batch: computing, transfers and copies beyond what they overlap, recomputation, the update."""
 
 
 class PricedStage(NamedTuple):
@@ -48,7 +48,7 @@ class ChainStages:
     micro_batch: int
     degree: int
     count: int
-    """Of stages."""
+    """Number of stages."""
     _known: dict[tuple[int, int, int], PricedStage] = field(default_factory=dict[tuple[int, int, int], PricedStage])
 
     @staticmethod

@@ -31,13 +31,13 @@ class SwapOrRecompute:
     problem: Problem
     costs: CostModel
     samples: float
-    """Of a micro-batch on one device."""
+    """Samples of a micro-batch on one device."""
     forward: Array
-    """By operator of the problem's graph: seconds of its forward for these samples, on the slowest device type."""
+    """Seconds of each operator's forward for these samples, on the slowest type, in order of the graph."""
     host_bandwidth: float
     """Bytes per second between a device and the memory of its node, of the slowest type."""
     host_bytes: float
-    """What a device may use of the memory of its node."""
+    """Bytes that a device may use of the memory of its node."""
 
     @staticmethod
     def of(problem: Problem, costs: CostModel, samples: float) -> "SwapOrRecompute":
