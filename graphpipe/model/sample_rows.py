@@ -114,7 +114,7 @@ class OnePart(OneSample):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Its sizes, of which the first one depends on values."""
+        """Sizes, of which the first one depends on values."""
         return (self, *self.tensor.shape[1:])
 
     def reshape(self, *sizes: Any) -> "OnePart":

@@ -22,7 +22,7 @@ class SavedTensor:
     """What the graph refers to in place of a tensor; the graph owns it, and drops it when its operation is done."""
 
     tensor: Tensor | None
-    """None while the bytes are not here. A handler that drops them must bring them back in `on_read`."""
+    """The tensor; None while its bytes are not here. A handler that drops them must bring them back in `on_read`."""
 
 
 class SavedTensorHandler(Protocol):

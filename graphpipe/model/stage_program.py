@@ -14,12 +14,12 @@ class ValueSpec:
     """A tensor that crosses a stage edge; its first dimension is samples."""
 
     name: str
-    """Unique in the model, the same on every rank."""
+    """The name of the value: unique in the model, the same on every rank."""
     sample_shape: tuple[int, ...]
-    """Shape without the first dimension, for the example inputs."""
+    """Shape of a sample in the example inputs: that of the tensor without its first dimension."""
     dtype: torch.dtype
     requires_grad: bool
-    """True if the consumer sends a gradient back: it is floating point, and a trainable parameter is upstream."""
+    """Whether the consumer sends a gradient back: it is floating point, and a trainable parameter is upstream."""
 
     @property
     def bytes_per_sample(self) -> int:

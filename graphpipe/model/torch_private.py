@@ -24,7 +24,7 @@ DispatchMode = TorchDispatchMode
 Operator = OpOverload
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 CONVERSION = torch.ops.aten._to_copy.default
-"""To another dtype: what autocast calls."""
+"""The conversion to another dtype that autocast calls."""
 FLASH_ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 

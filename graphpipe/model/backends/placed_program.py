@@ -25,7 +25,7 @@ class PlacedRegion:
     samples: int
     compiled: Region | None = None
     refusal: InvalidInput | None = None
-    """Why the backend cannot compile it, once this is known."""
+    """Why the backend cannot compile the region, once this is known."""
 
     def run(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:
         """Compute the region, and compile it before its first run.
@@ -77,7 +77,7 @@ class PlacedProgram:
     """The same stage without backends."""
     regions: tuple[PlacedRegion, ...]
     module: nn.Module = field(init=False)
-    """Everything that the regions run."""
+    """A module of everything that the regions run."""
 
     def __post_init__(self) -> None:
         every = [self.whole.module, *(region.program.module for region in self.regions)]

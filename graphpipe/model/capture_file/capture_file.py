@@ -62,7 +62,7 @@ class _CaptureRecord:
     inputs: dict[str, str]
     """Names of the placeholders, by model input."""
     nodes: tuple[_NodeRecord, ...]
-    """In order of execution."""
+    """The nodes, in order of execution."""
     groups: dict[str, tuple[str, ...]]
     """Names of the nodes of every operator."""
     output_spec: str

@@ -31,7 +31,7 @@ class AttentionResidualsShape:
 
     blocks: int = 8
     layers: int = multiple_of("blocks", 16)
-    """Pairs of attention and feed-forward, in all blocks together."""
+    """Number of pairs of attention and feed-forward, in all blocks together."""
     sequence: int = 1024
     hidden: int = multiple_of("heads", 1024)
     heads: int = 16

@@ -24,12 +24,12 @@ class DensenetShape:
     """Sizes of the DenseNet."""
 
     block0: int = 6
-    """Layers of the first block."""
+    """Number of layers of the first block."""
     block1: int = 12
     block2: int = 24
     block3: int = 16
     growth: int = 32
-    """Channels that each layer adds."""
+    """Number of channels that each layer adds."""
     pixels: int = 224
     classes: int = 1000
 

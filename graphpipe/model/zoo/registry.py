@@ -37,7 +37,7 @@ class Entry(Generic[Shape]):
     """A model of the zoo: its builder, and its two shapes."""
 
     build: Callable[[Shape, str], ZooModel]
-    """(shape, device) -> model."""
+    """Returns the model of a shape on a device."""
     paper: Shape
     small: Shape
 

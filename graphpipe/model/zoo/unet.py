@@ -27,10 +27,10 @@ class UnetShape:
     """Sizes of the U-Net."""
 
     levels: int = 4
-    """Halvings of the image."""
+    """Number of halvings of the image."""
     pixels: int = 512
     channels: int = 64
-    """At the full resolution. Each halving doubles them."""
+    """Number of channels at the full resolution. Each halving doubles them."""
     classes: int = 2
 
 

@@ -29,7 +29,7 @@ class VisionLanguageShape:
     """Sizes of the vision-language model."""
 
     images: int = 1
-    """Per sample, with padding."""
+    """Number of images per sample, with padding."""
     pixels: int = multiple_of("patch", 224)
     patch: int = 14
     vision_layers: int = 24
@@ -38,7 +38,7 @@ class VisionLanguageShape:
     vision_feed_forward: int = 4096
     layers: int = 16
     sequence: int = 256
-    """Tokens of the text."""
+    """Number of tokens of the text."""
     hidden: int = multiple_of("heads", 2048)
     heads: int = 16
     feed_forward: int = 8192

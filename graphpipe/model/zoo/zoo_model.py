@@ -15,11 +15,11 @@ class ZooModel:
 
     module: nn.Module
     example_inputs: dict[str, Tensor]
-    """Two samples by model input name, on the module's device."""
+    """Inputs of two samples by model input name, on the module's device."""
     loss_fn: Callable[[Tensor, Tensor], Tensor]
-    """(output, targets) -> mean loss over the samples."""
+    """Returns the mean loss over the samples: (output, targets) -> loss."""
     batch: Callable[[Generator, int], Batch]
-    """(generator, samples) -> (inputs, targets): a synthetic task, on the CPU, that the model can learn."""
+    """Returns samples of a task that can be learned, on the CPU: (generator, samples) -> (inputs, targets)."""
 
 
 def assemble(
