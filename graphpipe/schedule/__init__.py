@@ -3,15 +3,15 @@
 from graphpipe.schedule.actions import (
     Action,
     Compute,
-    Evict,
     Fetch,
-    Hold,
     LoweredSchedule,
+    Offload,
     Receive,
+    ReceiveOffloaded,
     Reduce,
     ReduceTied,
-    Return,
     Send,
+    SendOffloaded,
     Transfer,
 )
 from graphpipe.schedule.schedule import Schedule, StageTask
@@ -19,16 +19,16 @@ from graphpipe.schedule.schedule import Schedule, StageTask
 __all__ = [
     "Action",
     "Compute",
-    "Evict",
     "Fetch",
-    "Hold",
     "LoweredSchedule",
+    "Offload",
     "Receive",
+    "ReceiveOffloaded",
     "Reduce",
     "ReduceTied",
-    "Return",
     "Schedule",
     "Send",
+    "SendOffloaded",
     "StageTask",
     "Transfer",
 ]

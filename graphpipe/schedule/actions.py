@@ -80,7 +80,7 @@ class ReduceTied:
 
 
 @dataclass(frozen=True, slots=True)
-class Evict:
+class Offload:
     """Start to copy what a stage offloads of a micro-batch to the memory of the node, or to a neighbour, right after
     its forward."""
 
@@ -90,15 +90,15 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Start to copy it back, right before the task that comes before the micro-batch's backward on this device."""
+    """Start to copy it back, right before the task that precedes the micro-batch's backward on this device."""
 
     stage: int
     micro_batch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """Start to receive what a stage on another device offloads to this one. It stands right after the `Evict`."""
+class ReceiveOffloaded:
+    """Start to receive what a stage on another device offloads to this one. It stands right after the `Offload`."""
 
     stage: int
     micro_batch: int
@@ -106,15 +106,15 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
-    """Start to send it back. It stands right after the `Fetch`."""
+class SendOffloaded:
+    """Start to send back what a stage on another device fetches. It stands right after the `Fetch`."""
 
     stage: int
     micro_batch: int
     source_device: int
 
 
-Action = Compute | Send | Receive | Reduce | ReduceTied | Evict | Fetch | Hold | Return
+Action = Compute | Send | Receive | Reduce | ReduceTied | Offload | Fetch | ReceiveOffloaded | SendOffloaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,15 @@ from graphpipe.plans import Plan
 from graphpipe.schedule.actions import (
     Action,
     Compute,
-    Evict,
     Fetch,
-    Hold,
     LoweredSchedule,
+    Offload,
     Receive,
+    ReceiveOffloaded,
     Reduce,
     ReduceTied,
-    Return,
     Send,
+    SendOffloaded,
     Transfer,
 )
 from graphpipe.schedule.schedule import StageTask
@@ -110,18 +110,18 @@ class _Queues:
                 return ("sum", stage), {*self.plan.stages[stage].devices}
             case ReduceTied(number):
                 return ("tied", number), {*self.plan.tied_gradients[number].devices}
-            case Evict(stage, at) | Fetch(stage, at):
+            case Offload(stage, at) | Fetch(stage, at):
                 neighbour = self.plan.stages[stage].neighbour(device)
-                return self._resting(isinstance(action, Evict), (stage, at, device), device, neighbour)
-            case Hold(stage, at, source) | Return(stage, at, source):
-                return self._resting(isinstance(action, Hold), (stage, at, source), device, source)
+                return self._copy(isinstance(action, Offload), (stage, at, device), device, neighbour)
+            case ReceiveOffloaded(stage, at, source) | SendOffloaded(stage, at, source):
+                return self._copy(isinstance(action, ReceiveOffloaded), (stage, at, source), device, source)
 
-    def _resting(
-        self, leaves: bool, what: tuple[int, int, int], device: int, other: int | None
+    def _copy(
+        self, offloads: bool, what: tuple[int, int, int], device: int, other: int | None
     ) -> tuple[Rendezvous, set[int]]:
         if other is None or not self.messages_wait:
             return ("local", device), {device}
-        return ("leaves" if leaves else "returns", what), {device, other}
+        return ("offload" if offloads else "fetch", what), {device, other}
 
 
 def _ends(transfer: Transfer, device: int) -> set[int]:

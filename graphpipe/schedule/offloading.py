@@ -1,18 +1,18 @@
 """When stages copy what they offload to the memory of their node, or to a neighbour, and back.
 
     task          F0   F1   F2   B0   F3   B1   B2   B3
-    to the node        0    1    2         3
-    and back                0         1    2    3
+    offload            0    1    2         3
+    fetch                   0         1    2    3
 
-A micro-batch leaves right after its forward, and returns while the task before its backward runs. If the backward comes
-directly after the forward, nothing is copied. A neighbour receives it when it leaves, and sends it when it returns.
+A micro-batch is offloaded right after its forward, and fetched while the task before its backward runs. If the backward
+comes directly after the forward, nothing is copied. A neighbour receives what is offloaded, and sends what is fetched.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from graphpipe.plans import Plan
-from graphpipe.schedule.actions import Action, Compute, Evict, Fetch, Hold, Return, Send
+from graphpipe.schedule.actions import Action, Compute, Fetch, Offload, ReceiveOffloaded, Send, SendOffloaded
 from graphpipe.schedule.schedule import StageTask
 
 
@@ -24,7 +24,7 @@ def with_copies(plan: Plan, order: Sequence[tuple[int, Action]]) -> list[tuple[i
     for device, action in order:
         if isinstance(action, Compute) and action.task.kind != "U":
             tasks.setdefault(device, []).append(action.task)
-    # What goes to a neighbour leaves after the messages of the forward, which other stages wait for.
+    # A neighbour gets it after the messages of the forward, which other stages wait for.
     last = {
         (device, action.transfer.source_task): at
         for at, (device, action) in enumerate(order)
@@ -37,11 +37,11 @@ def with_copies(plan: Plan, order: Sequence[tuple[int, Action]]) -> list[tuple[i
         for at in copied(plan, listed):
             previous, task = listed[at - 1], listed[at]
             what, neighbour = (task.stage, task.micro_batch), plan.stages[task.stage].neighbour(device)
-            out: list[tuple[int, Action]] = [(device, Evict(*what))]
+            out: list[tuple[int, Action]] = [(device, Offload(*what))]
             back: list[tuple[int, Action]] = [(device, Fetch(*what))]
             if neighbour is not None:
-                out.append((neighbour, Hold(*what, device)))
-                back.append((neighbour, Return(*what, device)))
+                out.append((neighbour, ReceiveOffloaded(*what, device)))
+                back.append((neighbour, SendOffloaded(*what, device)))
             if neighbour is not None and (sent := last.get((device, StageTask("F", *what)))) is not None:
                 later[sent + 1] = out  # The receive stands right after the send.
             else:

@@ -8,15 +8,15 @@ from graphpipe.plans.verify_memory import RELATIVE
 from graphpipe.schedule.actions import (
     Action,
     Compute,
-    Evict,
     Fetch,
-    Hold,
     LoweredSchedule,
+    Offload,
     Receive,
+    ReceiveOffloaded,
     Reduce,
     ReduceTied,
-    Return,
     Send,
+    SendOffloaded,
     Transfer,
 )
 from graphpipe.schedule.deadlock import find_deadlock
@@ -42,9 +42,9 @@ def verify_lowered(
        segment before its update.
     5. There is no deadlock, even if every message and every sum blocks all its devices until the last one takes part.
 
-    6. What a stage offloads of a micro-batch leaves right after the forward, and is asked for right before the task
-       that precedes the backward. A micro-batch without a task in between stays. Of what rests on a neighbour, the
-       neighbour lists both ends too, in the same order among all messages between the two devices.
+    6. A stage offloads a micro-batch right after the forward, and fetches it right before the task that precedes the
+       backward. A micro-batch without a task in between stays. A neighbour that it offloads to lists both ends too, in
+       the same order among all messages between the two devices.
 
     Raises:
         AssertionError: a check fails. The message names the device.
@@ -82,7 +82,7 @@ def _check_place(device: int, listed: tuple[Action, ...]) -> None:
             case Receive(transfer):
                 late = transfer.target_task in done
                 assert not late, f"device {device} receives an input of {transfer.target_task} after that task"
-            case Reduce() | ReduceTied() | Evict() | Fetch() | Hold() | Return():
+            case Reduce() | ReduceTied() | Offload() | Fetch() | ReceiveOffloaded() | SendOffloaded():
                 pass
 
 
@@ -136,13 +136,13 @@ def _check_copies(plan: Plan, device: int, listed: tuple[Action, ...]) -> None:
         if isinstance(action, Compute) and action.task.kind != "U":
             turns[action.task.kind, action.task.stage, action.task.micro_batch] = count
             count += 1
-        elif isinstance(action, Evict | Fetch):
+        elif isinstance(action, Offload | Fetch):
             copies.setdefault((action.stage, action.micro_batch), []).append((count, action))
     for (kind, stage, micro_batch), turn in turns.items():
         if kind != "F":
             continue
         back = turns.get(("B", stage, micro_batch), turn)
-        wanted = [(turn + 1, Evict(stage, micro_batch)), (back - 1, Fetch(stage, micro_batch))]
+        wanted = [(turn + 1, Offload(stage, micro_batch)), (back - 1, Fetch(stage, micro_batch))]
         wanted = wanted if plan.stages[stage].offload and back > turn + 1 else []
         found = copies.pop((stage, micro_batch), [])
         assert found == wanted, f"device {device} copies {found} of F{stage}.{micro_batch}, not {wanted}"
@@ -167,12 +167,12 @@ def _check_pairs(plan: Plan, lowered: LoweredSchedule) -> None:
                 ends = {action.transfer.source_device, action.transfer.target_device}
                 for other in ends - {device}:
                     between.setdefault((device, other), []).append(action.transfer)
-            elif isinstance(action, Evict | Fetch) and (to := plan.stages[action.stage].offload_to):
+            elif isinstance(action, Offload | Fetch) and (to := plan.stages[action.stage].offload_to):
                 other = to[plan.stages[action.stage].devices.index(device)]
-                message = isinstance(action, Evict), action.stage, action.micro_batch, device
+                message = isinstance(action, Offload), action.stage, action.micro_batch, device
                 between.setdefault((device, other), []).append(message)
-            elif isinstance(action, Hold | Return):
-                message = isinstance(action, Hold), action.stage, action.micro_batch, action.source_device
+            elif isinstance(action, ReceiveOffloaded | SendOffloaded):
+                message = isinstance(action, ReceiveOffloaded), action.stage, action.micro_batch, action.source_device
                 between.setdefault((device, action.source_device), []).append(message)
                 between.setdefault((action.source_device, device), [])
     for (one, other), transfers in between.items():

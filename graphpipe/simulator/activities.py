@@ -9,7 +9,7 @@ from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.schedule import Compute, Evict, Fetch, LoweredSchedule, Reduce, ReduceTied, Send, StageTask, Transfer
+from graphpipe.schedule import Compute, Fetch, LoweredSchedule, Offload, Reduce, ReduceTied, Send, StageTask, Transfer
 from graphpipe.simulator.engine import Activity
 from graphpipe.simulator.step_loads import StepLoads
 
@@ -89,7 +89,7 @@ class Activities:
     """The transfers of outputs, by edge, target device and samples, if the plan has joint edges."""
     _lanes: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """The last copy between each device and its node in each direction."""
-    _evicted: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
+    _offloaded: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
     """By device and stage: the copies to the node, in order."""
     _fetched: dict[tuple[int, StageTask], int] = field(default_factory=dict[tuple[int, StageTask], int])
     """The copy that a backward waits for."""
@@ -117,8 +117,8 @@ class Activities:
                 isinstance(action, ReduceTied) and device == self.plan.tied_gradients[action.tied_gradients].devices[0]
             ):
                 self._reduce_tied(action)
-            elif isinstance(action, Evict):
-                self._evict(device, action)
+            elif isinstance(action, Offload):
+                self._offload(device, action)
             elif isinstance(action, Fetch):
                 self._fetch(device, action)
         if self.plan.trains:
@@ -176,7 +176,7 @@ class Activities:
     def _compute(self, device: int, task: StageTask) -> None:
         needs = self._received.pop((device, task), []) + self._last_of(device)
         if task.kind == "F":  # Only the micro-batch before this one may still be on its way out.
-            needs += self._evicted.get((device, task.stage), [])[-MOVING_MICRO_BATCHES:][:-1]
+            needs += self._offloaded.get((device, task.stage), [])[-MOVING_MICRO_BATCHES:][:-1]
         elif (fetched := self._fetched.pop((device, task), None)) is not None:
             needs.append(fetched)
         if self._awaited:
@@ -189,18 +189,18 @@ class Activities:
         number = self._add((device, task), seconds, needs, self.plan.cluster.devices[device].node)
         self._last[device] = self._last_task[device, task.stage] = number
 
-    def _evict(self, device: int, action: Evict) -> None:
+    def _offload(self, device: int, action: Offload) -> None:
         ended = self._last_task[device, action.stage]
-        copies = self._evicted.setdefault((device, action.stage), [])
+        copies = self._offloaded.setdefault((device, action.stage), [])
         copies.append(self._copy(device, "evict", action, [ended]))
 
     def _fetch(self, device: int, action: Fetch) -> None:
         # A stage's copies in are after all its copies out, so that one micro-batch comes or goes at a time.
-        needs = self._last_of(device) + self._evicted[device, action.stage][-1:]
+        needs = self._last_of(device) + self._offloaded[device, action.stage][-1:]
         backward = StageTask("B", action.stage, action.micro_batch)
         self._fetched[device, backward] = self._copy(device, "fetch", action, needs)
 
-    def _copy(self, device: int, kind: Literal["evict", "fetch"], action: Evict | Fetch, needs: list[int]) -> int:
+    def _copy(self, device: int, kind: Literal["evict", "fetch"], action: Offload | Fetch, needs: list[int]) -> int:
         stage = self.plan.stages[action.stage]
         count = stage_memory(self.plan.cost_model, stage).offloaded * stage.micro_batch / stage.degree
         what = HostCopy(device, kind, action.stage, action.micro_batch, count, stage.neighbour(device))

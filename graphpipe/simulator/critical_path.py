@@ -18,7 +18,7 @@ from graphpipe.simulator.lines.repeating_period import Period
 def applies(plan: Plan) -> bool:
     """Return whether a plan trains, and its times follow from the order of tasks on each device (see `overlaps`).
 
-    What rests on a neighbour takes the channels of messages. Without a flush, no copies are timed here.
+    What is offloaded to a neighbour takes the channels of messages. Without a flush, no copies are timed here.
     """
     if not plan.trains or not overlaps(plan.cluster):
         return False

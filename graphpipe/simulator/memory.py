@@ -20,9 +20,9 @@ def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule
 
     From the start a device holds the parameters, gradients and optimizer state of its stages, or its shards of them.
     A micro-batch's share of activations is held from the start of its forward to the end of its backward. What is
-    offloaded is away from the end of the copy out to the start of the copy back. A neighbour holds it from the start of
-    the copy out to the end of the copy back. If the backward is split, the end of
-    the input half frees what is not `kept_for_weight_gradient`. What a backward recomputes is held while it runs.
+    offloaded is not there from the end of the copy out to the start of the copy back. A neighbour has it from the start
+    of the copy out to the end of the copy back. If the backward is split, the end of the input half frees what is not
+    `kept_for_weight_gradient`. What a backward recomputes is held while it runs.
 
     Without training, the buffers of all samples in flight are held from the start, and a forward adds only what
     it holds while it runs.
@@ -58,15 +58,15 @@ def memory_steps(plan: Plan, stage: int) -> dict[str, tuple[float, float]]:
     """Return the change in bytes that one device of a stage holds, at the start and end of each kind of task."""
     here, kept = plan.stages[stage], plan.costs.kept_for_weight_gradient
     samples, memory = here.micro_batch / here.degree, stage_memory(plan.cost_model, here)
-    away = memory.offloaded * samples
+    offloaded = memory.offloaded * samples
     if not plan.trains:
         transient = float(memory.transient)
         return {"F": (transient, -transient)}
-    held, again = memory.per_sample * samples + away, memory.recomputed
+    held, again = memory.per_sample * samples + offloaded, memory.recomputed
     if plan.cost_model.op_bytes.has_temporaries:
         held -= memory.received * samples  # counted as message buffers
     steps = {"F": (held, 0.0), "B": (again, -held - again), "I": (0.0, -held * (1.0 - kept)), "W": (0.0, -held * kept)}
-    return steps | {"evict": (0.0, -away), "fetch": (away, 0.0)}
+    return steps | {"evict": (0.0, -offloaded), "fetch": (offloaded, 0.0)}
 
 
 def _profiled_changes(plan: Plan, lowered: LoweredSchedule, device: int, spans: Sequence[Span]) -> list[Change]:

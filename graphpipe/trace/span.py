@@ -21,7 +21,7 @@ SPAN_WORDS: Mapping[SpanKind, str] = {
     "evict": "copy out",
     "fetch": "copy back",
 }
-"""The name of each kind of span."""
+"""The name of each kind of span. Files say `evict` for the copy that offloads, and `fetch` for the copy back."""
 COMPUTING: frozenset[SpanKind] = frozenset(("F", "B", "I", "W", "optimizer"))
 """The kinds of spans in which a device computes: tasks and the optimizer, not transfers or reductions."""
 

@@ -15,16 +15,16 @@ from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule import (
     Action,
     Compute,
-    Evict,
     Fetch,
-    Hold,
     LoweredSchedule,
+    Offload,
     Receive,
+    ReceiveOffloaded,
     Reduce,
     ReduceTied,
-    Return,
     Schedule,
     Send,
+    SendOffloaded,
 )
 from graphpipe.schedule.deadlock import find_deadlock
 from graphpipe.schedule.lower import lower
@@ -38,11 +38,11 @@ def _meetings(plan: Plan, device: int, listed: Sequence[Action]) -> list[Action]
     """Return a device's actions. What it sends to a neighbour or asks back has the name that it has there."""
     found: list[Action] = []
     for action in listed:
-        away = isinstance(action, Evict | Fetch) and plan.stages[action.stage].neighbour(device) is not None
-        if isinstance(action, Evict) and away:
-            found.append(Hold(action.stage, action.micro_batch, device))
+        away = isinstance(action, Offload | Fetch) and plan.stages[action.stage].neighbour(device) is not None
+        if isinstance(action, Offload) and away:
+            found.append(ReceiveOffloaded(action.stage, action.micro_batch, device))
         elif isinstance(action, Fetch) and away:
-            found.append(Return(action.stage, action.micro_batch, device))
+            found.append(SendOffloaded(action.stage, action.micro_batch, device))
         else:
             found.append(action)
     return found
@@ -61,11 +61,11 @@ def run_streams(plan: Plan, lowered: LoweredSchedule) -> None:
     def members(action: Action) -> frozenset[int]:
         if isinstance(action, Send | Receive):
             return frozenset({action.transfer.source_device, action.transfer.target_device})
-        if isinstance(action, Hold | Return):
+        if isinstance(action, ReceiveOffloaded | SendOffloaded):
             neighbour = plan.stages[action.stage].neighbour(action.source_device)
             assert neighbour is not None
             return frozenset({neighbour, action.source_device})
-        if isinstance(action, Evict | Fetch):
+        if isinstance(action, Offload | Fetch):
             return frozenset()
         if isinstance(action, Reduce):
             return frozenset(plan.stages[action.stage].devices)
@@ -312,10 +312,10 @@ def test_a_schedule_lowered_for_another_batch_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "copies"),
     [
-        (lambda listed: [it for it in listed if not isinstance(it, Evict | Fetch)], r"\[\]"),
-        (without(Fetch), r"\[\(1, Evict.*\)\]"),
-        (before(Fetch, 0, "B0.0"), r"\[\(1, Evict.*\), \(3, Fetch.*\)\]"),
-        (before(Evict, 0, "F0.2"), r"\[\(2, Fetch.*\), \(2, Evict.*\)\]"),
+        (lambda listed: [it for it in listed if not isinstance(it, Offload | Fetch)], r"\[\]"),
+        (without(Fetch), r"\[\(1, Offload.*\)\]"),
+        (before(Fetch, 0, "B0.0"), r"\[\(1, Offload.*\), \(3, Fetch.*\)\]"),
+        (before(Offload, 0, "F0.2"), r"\[\(2, Fetch.*\), \(2, Offload.*\)\]"),
     ],
 )
 def test_what_is_offloaded_leaves_after_its_forward_and_comes_back_a_task_before_its_backward(

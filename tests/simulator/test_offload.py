@@ -138,11 +138,11 @@ def test_every_replica_offloads_the_samples_that_it_keeps_itself():
 def test_every_replica_offloads_to_its_own_neighbour():
     plan = replicated()
     own = needed_bytes(plan)[2]
-    resting = replace(plan, stages=(replace(plan.stages[0], offload_to=(2, 3)), plan.stages[1]))
-    assert needed_bytes(resting)[2] == needed_bytes(resting)[3] == own + 3 * 40
-    check_memory(with_memory(resting, own + 120))
+    offloading = replace(plan, stages=(replace(plan.stages[0], offload_to=(2, 3)), plan.stages[1]))
+    assert needed_bytes(offloading)[2] == needed_bytes(offloading)[3] == own + 3 * 40
+    check_memory(with_memory(offloading, own + 120))
     with pytest.raises(Infeasible, match=r"'s0' and 's1' needs .* on device 'd2', .*\(1 bytes\) short"):
-        check_memory(with_memory(resting, own + 119))
+        check_memory(with_memory(offloading, own + 119))
 
 
 def with_memory(plan: Plan, count: float) -> Plan:

@@ -1,7 +1,7 @@
 """What stages of other ranks offload to this rank, and what its own stages offload to others: ordinary messages.
 
-    stage's rank        Evict: send                         Fetch: receive       B: waits for it
-    neighbour's rank    Hold: receive into buffers          Return: send them    the next Hold frees them
+    stage's rank        Offload: send                     Fetch: receive                B: waits for it
+    neighbour's rank    ReceiveOffloaded: into buffers    SendOffloaded: out of them    the next one frees them
 
 The neighbour cannot know the sizes. So in each step they are sent before the first micro-batch of each replica, and all
 others of the step must be alike.
@@ -16,7 +16,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.messages import PendingMessage
 from graphpipe.run.comm.world import World
-from graphpipe.schedule import Hold, Return
+from graphpipe.schedule import ReceiveOffloaded, SendOffloaded
 from graphpipe.units import format_bytes
 
 _TAG = 4
@@ -83,9 +83,9 @@ class OffloadMessages:
         self.end(replica)
         return [self._receive(tensor, peer) for tensor in tensors]
 
-    def take_part(self, action: Hold | Return, peer: int) -> None:
+    def take_part(self, action: ReceiveOffloaded | SendOffloaded, peer: int) -> None:
         """Receive what a stage on rank `peer` offloads to this one, or send it back."""
-        do = self.receive if isinstance(action, Hold) else self.send_back
+        do = self.receive if isinstance(action, ReceiveOffloaded) else self.send_back
         do((action.stage, action.source_device), action.micro_batch, peer)
 
     def receive(self, replica: ReplicaKey, micro_batch: int, peer: int) -> None:

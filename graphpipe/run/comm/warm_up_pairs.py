@@ -11,7 +11,7 @@ import torch
 
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
-from graphpipe.schedule import Hold, LoweredSchedule, Send
+from graphpipe.schedule import LoweredSchedule, ReceiveOffloaded, Send
 
 Pair = tuple[int, int]
 """Two ranks, the lower one first."""
@@ -21,7 +21,7 @@ def communicating_pairs(lowered: LoweredSchedule, placement: RankPlacement) -> f
     """Return the pairs of ranks between which a lowered schedule has messages."""
     sends = (it.transfer for _, it in lowered.order if isinstance(it, Send))
     ends = {(transfer.source_device, transfer.target_device) for transfer in sends}
-    ends |= {(device, it.source_device) for device, it in lowered.order if isinstance(it, Hold)}
+    ends |= {(device, it.source_device) for device, it in lowered.order if isinstance(it, ReceiveOffloaded)}
     ranks = (sorted((placement.rank_of[one], placement.rank_of[other])) for one, other in ends)
     return frozenset((low, high) for low, high in ranks if low != high)
 

@@ -6,7 +6,17 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.faults.fault import Fault
-from graphpipe.schedule import Compute, Evict, Fetch, Hold, Receive, Reduce, ReduceTied, Return, Send
+from graphpipe.schedule import (
+    Compute,
+    Fetch,
+    Offload,
+    Receive,
+    ReceiveOffloaded,
+    Reduce,
+    ReduceTied,
+    Send,
+    SendOffloaded,
+)
 from graphpipe.schedule.actions import Action
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
@@ -79,5 +89,5 @@ def _phase(action: Action, placement: RankPlacement) -> str:
             return phase if len(ends) == 2 else ""
         case Reduce() | ReduceTied():
             return "reduce"
-        case Evict() | Fetch() | Hold() | Return():
+        case Offload() | Fetch() | ReceiveOffloaded() | SendOffloaded():
             return ""

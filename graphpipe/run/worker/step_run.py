@@ -21,15 +21,15 @@ from graphpipe.run.worker.worker import AnyReplica, AnyRun, Worker
 from graphpipe.schedule import (
     Action,
     Compute,
-    Evict,
     Fetch,
-    Hold,
     LoweredSchedule,
+    Offload,
     Receive,
+    ReceiveOffloaded,
     Reduce,
     ReduceTied,
-    Return,
     Send,
+    SendOffloaded,
 )
 from graphpipe.schedule.early_receives import EARLY_BYTES, EarlyReceives
 
@@ -130,13 +130,13 @@ class StepRun(Generic[AnyReplica, AnyRun]):
                 self._join_streams({*worker.placement.plan.tied_gradients[number].stages})
                 with worker.recorder.span(device, "reduce", first):
                     worker.tied_parameters[number].sum_gradients(worker.world)
-            case Evict(stage, micro_batch):
+            case Offload(stage, micro_batch):
                 with worker.recorder.span(device, "evict", stage, micro_batch):
                     self.runs[stage, device].offload(micro_batch)
             case Fetch(stage, micro_batch):
                 with worker.recorder.span(device, "fetch", stage, micro_batch):
                     self.runs[stage, device].fetch(micro_batch)
-            case Hold() | Return():
+            case ReceiveOffloaded() | SendOffloaded():
                 peer = worker.placement.rank_of[action.source_device]
                 if worker.offloads is not None and peer != worker.world.rank:
                     with worker.streams.host(device).out.entered():

@@ -59,7 +59,7 @@ class CopyLanes:
         """Return the lanes of a device.
 
         Args:
-            plan: whose stages rest what they offload in the memory of their nodes.
+            plan: whose stages offload to the memory of their nodes.
             tasks: of the device, in order, without updates.
             copies: of a micro-batch, by stage that offloads.
         """
