@@ -44,11 +44,11 @@ class ActivationBytes:
         return self.each.once(key, lambda: self._saved(inside, recompute, offload))
 
     def offloaded(self, ops: Iterable[str], recompute: Recompute, offload: tuple[str, ...]) -> float:
-        """Return what the operators of a stage send away per sample in flight: what `saved` does not keep of them."""
+        """Return what the operators of a stage offload per sample in flight: what `saved` does not keep of them."""
         inside = tuple(dict.fromkeys(ops))
         if not offload:
             return 0.0
-        return self._sent(inside, offload, self.kept_by_op(inside, recompute, offload))
+        return self._offloaded(inside, offload, self.kept_by_op(inside, recompute, offload))
 
     def saved_and_offloaded(
         self, ops: Iterable[str], recompute: Recompute, offload: tuple[str, ...]
@@ -58,11 +58,11 @@ class ActivationBytes:
             return self.saved(ops, recompute, offload), self.offloaded(ops, recompute, offload)
         inside = tuple(dict.fromkeys(ops))
         kept = self.kept_by_op(inside, recompute, offload)
-        return sum(kept.values()), self._sent(inside, offload, kept)
+        return sum(kept.values()), self._offloaded(inside, offload, kept)
 
-    def _sent(self, inside: tuple[str, ...], offload: tuple[str, ...], kept: Mapping[str, float]) -> float:
-        away = [name for each in regions(inside, offload) for name in each]
-        saved = dict(zip(away, self._op_saved[self.each.positions(away)].tolist(), strict=True))
+    def _offloaded(self, inside: tuple[str, ...], offload: tuple[str, ...], kept: Mapping[str, float]) -> float:
+        offloaded = [name for each in regions(inside, offload) for name in each]
+        saved = dict(zip(offloaded, self._op_saved[self.each.positions(offloaded)].tolist(), strict=True))
         return sum(max(0.0, count - kept[name]) for name, count in saved.items())
 
     def _saved(self, inside: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> float:

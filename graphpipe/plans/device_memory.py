@@ -24,7 +24,7 @@ def needed_bytes(plan: Plan) -> dict[int, float]:
     """Return the bytes that the stages of each device in use need with all their samples in flight.
 
     A device runs one task at a time. So among the bytes that its stages hold only while a task runs, only the largest
-    amount of one stage counts. What rests on a neighbour counts there. Messages in transit are not counted.
+    amount of one stage counts. What is offloaded to a neighbour counts there. Messages in transit are not counted.
     """
     resident, transient = dict.fromkeys(plan.used_devices, 0.0), dict.fromkeys(plan.used_devices, 0.0)
     for stage in plan.stages:
@@ -34,12 +34,12 @@ def needed_bytes(plan: Plan) -> dict[int, float]:
             resident[device] += kept
             transient[device] = max(transient[device], held)
             if (neighbour := stage.neighbour(device)) is not None:
-                resident[neighbour] += resting_bytes(plan, stage)
+                resident[neighbour] += offloaded_bytes(plan, stage)
     return {device: resident[device] + transient[device] for device in resident}
 
 
-def resting_bytes(plan: Plan, stage: Stage) -> float:
-    """Return what one device of a stage has elsewhere, with all its samples in flight."""
+def offloaded_bytes(plan: Plan, stage: Stage) -> float:
+    """Return the bytes that one device of a stage has offloaded, with all its samples in flight."""
     return stage_memory(plan.cost_model, stage).offloaded * stage.in_flight / stage.degree if stage.offload else 0.0
 
 
@@ -47,7 +47,7 @@ def host_bytes(plan: Plan) -> dict[str, float]:
     """Return the bytes that the stages of each node keep in the node's memory with all their samples in flight."""
     held = dict.fromkeys((device.node for device in plan.cluster.devices), 0.0)
     for stage in (stage for stage in plan.stages if not stage.offload_to):
-        each = resting_bytes(plan, stage)
+        each = offloaded_bytes(plan, stage)
         for device in stage.devices:
             held[plan.cluster.devices[device].node] += each
     return held

@@ -41,13 +41,13 @@ def update_seconds(plan: Plan, stage: int) -> float:
 
 
 def offload_seconds(plan: Plan, stage: Stage) -> float:
-    """Return the seconds in which the slowest device of a stage copies what it offloads of a micro-batch away."""
+    """Return the seconds in which the slowest device of a stage copies what it offloads of a micro-batch."""
     count = stage_memory(plan.cost_model, stage).offloaded * stage.micro_batch / stage.degree
     return max(copy_seconds(plan, stage, device, count) for device in stage.devices)
 
 
 def copy_seconds(plan: Plan, stage: Stage, device: int, count: float) -> float:
-    """Return the seconds in which a device of a stage copies bytes to where they rest."""
+    """Return the seconds in which a device of a stage copies bytes to where it offloads them."""
     neighbour = stage.neighbour(device)
     if neighbour is None:
         return plan.cost_model.copy_seconds(count, device)

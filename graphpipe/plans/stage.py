@@ -91,7 +91,7 @@ class Stage:
         return replace(self, recompute="none", offload=(), offload_to=())
 
     def neighbour(self, device: int) -> int | None:
-        """Return the device where that device rests what it offloads; None: the memory of its node."""
+        """Return the device to which that device offloads; None: to the memory of its node."""
         return self.offload_to[self.devices.index(device)] if self.offload_to else None
 
 

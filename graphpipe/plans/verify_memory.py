@@ -22,10 +22,10 @@ def check_memory(plan: PlanFields) -> None:
         for device in stage.devices:
             needs.setdefault(device, []).append((need, stage.name))
             transient[device] = max(transient.get(device, 0.0), once)
-        if stage.offload_to:  # all samples in flight rest there
-            resting = stage.in_flight / stage.degree * _sent_away(plan, stage)
+        if stage.offload_to:
+            offloaded = stage.in_flight / stage.degree * _offloaded(plan, stage)
             for neighbour in stage.offload_to:
-                needs.setdefault(neighbour, []).append((resting, stage.name))
+                needs.setdefault(neighbour, []).append((offloaded, stage.name))
     _check_host_memory(plan)
     for device, items in sorted(needs.items()):
         total = sum(need for need, _ in items) + transient.get(device, 0.0)
@@ -42,7 +42,7 @@ def check_memory(plan: PlanFields) -> None:
 
 
 def check_neighbours(plan: PlanFields) -> None:
-    """Check that the neighbours on which stages rest what they offload are other devices of the pipeline.
+    """Check that the neighbours to which stages offload are other devices of the pipeline.
 
     Raises:
         InvalidInput: one is not, or there is not one for each device. The stage is named.
@@ -69,7 +69,7 @@ def _check_host_memory(plan: PlanFields) -> None:
     """Check that what the stages of every node offload fits in the node's memory, with all samples in flight."""
     needs: dict[str, list[tuple[float, str]]] = {}
     for stage in (stage for stage in plan.stages if stage.offload and not stage.offload_to):
-        each = stage.in_flight / stage.degree * _sent_away(plan, stage)
+        each = stage.in_flight / stage.degree * _offloaded(plan, stage)
         for device in stage.devices:
             needs.setdefault(plan.cluster.devices[device].node, []).append((each, stage.name))
     for node, items in sorted(needs.items()):
@@ -84,13 +84,13 @@ def _check_host_memory(plan: PlanFields) -> None:
             )
 
 
-def _sent_away(plan: PlanFields, stage: Stage) -> float:
+def _offloaded(plan: PlanFields, stage: Stage) -> float:
     """Return the bytes per sample in flight that offloaded operators of a stage save and do not keep."""
     inside, recompute = set(stage.ops), () if isinstance(stage.recompute, str) else stage.recompute
-    away = [op for op in stage.ops if submodule(op, stage.offload)]
+    offloaded = [op for op in stage.ops if submodule(op, stage.offload)]
     replica = stage.micro_batch / stage.degree
-    kept = {op: _kept_bytes(plan, op, inside, replica, recompute, stage.offload) for op in away}
-    return sum(max(0.0, _saved_with_casts(plan, op, replica) - kept[op]) for op in away)
+    kept = {op: _kept_bytes(plan, op, inside, replica, recompute, stage.offload) for op in offloaded}
+    return sum(max(0.0, _saved_with_casts(plan, op, replica) - kept[op]) for op in offloaded)
 
 
 def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
@@ -107,7 +107,7 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     in_flight = stage.in_flight / stage.degree
     once = replica * recomputed + _temporary_bytes(plan, inside, replica)
     # Of what is offloaded, the device holds the share of the micro-batch in work, and of one that comes or goes.
-    visiting = min(in_flight, 2 * replica) * _sent_away(plan, stage) if stage.offload else 0.0
+    visiting = min(in_flight, 2 * replica) * _offloaded(plan, stage) if stage.offload else 0.0
     return _state_bytes(plan, stage) + visiting + in_flight * (saved + _received_bytes(plan, inside)), once
 
 
@@ -248,14 +248,14 @@ def _kept_bytes(
 ) -> float:
     """Return the bytes per sample that an operator keeps in a stage that recomputes or offloads some submodules."""
     saved, home = _saved_bytes(plan, op), submodule(op, recompute)
-    away = bool(submodule(op, offload))
+    offloads = bool(submodule(op, offload))
     needed: dict[tuple[str, str], float] = {}  # for the gradient of another stage, or for a recomputation
     read: dict[tuple[str, str], float] = {}  # also by those who save it themselves
     for edge in plan.graph.edges:
         if edge.source != op:
             continue
         there = submodule(edge.target, recompute) if edge.target in inside else ""
-        if away:  # what is sent away together does not stay for each other
+        if offloads:  # what is offloaded together does not stay for each other
             leaves = edge.target not in inside or bool(there)
             into = (read, needed) if leaves else () if submodule(edge.target, offload) else (read,)
         elif home and (edge.target not in inside or there != home):
@@ -264,7 +264,7 @@ def _kept_bytes(
             into = (read, needed) if there and not home else ()
         for values in into:
             values |= {value: max(values.get(value, 0.0), count) for *_, value, count in edge.reads}
-    own = 0.0 if home or away else _saved_with_casts(plan, op, replica)
+    own = 0.0 if home or offloads else _saved_with_casts(plan, op, replica)
     return max(own, sum(needed.values()), min(saved, sum(read.values())))
 
 

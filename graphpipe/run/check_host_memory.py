@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from graphpipe.errors import Infeasible
 from graphpipe.host_memory import available_host_bytes
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import resting_bytes
+from graphpipe.plans.device_memory import offloaded_bytes
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.units import format_bytes
@@ -65,4 +65,4 @@ def check_shares(placement: RankPlacement, ranks: Sequence[HostShare]) -> None:
 def _offloaded_bytes(plan: Plan, number: int) -> float:
     """Return what one replica of a stage keeps in the memory of its node with all its samples in flight."""
     stage = plan.stages[number]
-    return 0.0 if stage.offload_to else resting_bytes(plan, stage)
+    return 0.0 if stage.offload_to else offloaded_bytes(plan, stage)

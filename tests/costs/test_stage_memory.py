@@ -12,7 +12,7 @@ MEMORY = StageMemory(
 def test_what_each_sample_keeps_and_what_only_a_task_holds() -> None:
     assert MEMORY.per_sample == 110
     assert MEMORY.transient == 210_000
-    # The last samples in flight rest elsewhere: only those of two micro-batches are here.
+    # The last samples in flight are offloaded: only those of two micro-batches are here.
     assert [MEMORY.resident(count) for count in (0, 2, 3, 4)] == [1, 2221, 3331, 3441]
     assert [MEMORY.total(count) for count in (2, 4)] == [212_221, 213_441]
     assert MEMORY.resident(2, arriving=0.25) == 2221.5

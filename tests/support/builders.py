@@ -29,7 +29,7 @@ class Part:
     recompute: Recompute = "none"
     offloads: bool = False
     neighbour: int | None = None
-    """The device on which the one device of the stage rests what it offloads."""
+    """The device to which the one device of the stage offloads."""
     state: State = "whole"
     temporaries: Temporaries | None = None
 

@@ -108,5 +108,5 @@ def after_exchange(plan: Plan, exchange: Exchange) -> Plan:
 def _exchanged(stage: Stage, exchange: Exchange) -> Stage:
     old = {exchange.get(device, device): device for device in stage.devices}
     neighbours = [stage.neighbour(old[device]) for device in sorted(old)]
-    rests = tuple(exchange.get(each, each) for each in neighbours if each is not None)
-    return replace(stage, devices=tuple(sorted(old)), offload_to=rests)
+    offload_to = tuple(exchange.get(device, device) for device in neighbours if device is not None)
+    return replace(stage, devices=tuple(sorted(old)), offload_to=offload_to)

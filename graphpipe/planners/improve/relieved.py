@@ -20,13 +20,13 @@ _Way = Literal["host", "nowhere", "neighbours"]
 """Where stages may offload to."""
 
 
-class _Rests(NamedTuple):
-    # Where a stage rests what it offloads, and how many bytes have room there.
+class _Place(NamedTuple):
+    # Where a stage offloads to, and how many bytes have room there.
     devices: tuple[int, ...]
     bytes: float
 
 
-_HOST = _Rests((), inf)
+_HOST = _Place((), inf)
 
 
 def decides(plan: Plan) -> bool:
@@ -83,13 +83,13 @@ def _fitted(plan: Plan, share: float, most_seconds: float, way: _Way) -> Plan | 
         if short <= 0:
             continue
         window = share * max(0.0, period / plan.micro_batches(at) - _own_seconds(plan, stage))
-        rests = _neighbours(plan, stage, spare) if way == "neighbours" else _HOST
+        place = _neighbours(plan, stage, spare) if way == "neighbours" else _HOST
         relief = Relief(
             plan=plan,
-            stage=replace(stage, offload_to=rests.devices),
+            stage=replace(stage, offload_to=place.devices),
             window_seconds=window,
             offloads=way != "nowhere" and stage.state != "all",
-            most_offloaded=rests.bytes,
+            most_offloaded=place.bytes,
             most_seconds=_room_seconds(plan, at, most_seconds),
         )
         changed = relief.fitted(_total(plan, at) - short)
@@ -103,7 +103,7 @@ def _fitted(plan: Plan, share: float, most_seconds: float, way: _Way) -> Plan | 
     return plan if fits else None
 
 
-def _neighbours(plan: Plan, stage: Stage, spare: Mapping[int, float]) -> _Rests:
+def _neighbours(plan: Plan, stage: Stage, spare: Mapping[int, float]) -> _Place:
     """Return a device for each of the stage's, with the fastest link and then the most memory to spare.
 
     It is the memory of the nodes if there are too few, or if their links are slower.
@@ -117,7 +117,7 @@ def _neighbours(plan: Plan, stage: Stage, spare: Mapping[int, float]) -> _Rests:
         if plan.cluster.seconds_per_byte(device, best) >= plan.cost_model.copy_seconds(1.0, device):
             return _HOST
         chosen.append(best)
-    return _Rests(tuple(chosen), min(spare[device] for device in chosen))
+    return _Place(tuple(chosen), min(spare[device] for device in chosen))
 
 
 def _total(plan: Plan, at: int) -> float:

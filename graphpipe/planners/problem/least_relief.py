@@ -45,7 +45,7 @@ class LeastRelief:
             spent=[0.0, *accumulate(rate * count for rate, count in cheap)],
         )
 
-    def seconds(self, bytes_: Array, hidden_seconds: Array, away: Array) -> Array:
+    def seconds(self, bytes_: Array, hidden_seconds: Array, offloaded: Array) -> Array:
         """Return the fewest seconds that freeing so many bytes takes; infinite if that is impossible.
 
         All arrays have the same shape.
@@ -53,12 +53,12 @@ class LeastRelief:
         Args:
             bytes_: to free. They may be negative.
             hidden_seconds: of copies that take no time.
-            away: bytes of decided operators that are offloaded, as far as these bytes are still to free.
+            offloaded: bytes of decided operators that are offloaded, as far as these bytes are still to free.
         """
         left = bytes_ - hidden_seconds / self.copy_seconds if self.copy_seconds else np.zeros_like(bytes_)
         least = np.interp(left, self.freed, self.spent)
         more = left > self.freed[-1]
         least[more] = self.spent[-1] + (left[more] - self.freed[-1]) * self.copy_seconds
         least[bytes_ <= 0] = 0.0
-        least[bytes_ > self.kept + away] = np.inf
+        least[bytes_ > self.kept + offloaded] = np.inf
         return least

@@ -20,7 +20,7 @@ from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
 from graphpipe.planners.problem.least_relief import LeastRelief
 from graphpipe.planners.problem.relief_choices import KEEP, OFFLOAD, RECOMPUTE, Array, Choices, Indices, evenly
 from graphpipe.planners.problem.relief_ops import StageOps, copy_seconds
-from graphpipe.plans.device_memory import resting_bytes, stage_memory
+from graphpipe.plans.device_memory import offloaded_bytes, stage_memory
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
@@ -72,7 +72,7 @@ class Relief:
         return again + max(0.0, copied * copy_seconds(self.plan, stage) - self.window_seconds)
 
     def _fits(self, stage: Stage, capacity_bytes: float) -> bool:
-        return self._bytes(stage) <= capacity_bytes and resting_bytes(self.plan, stage) <= self.most_offloaded
+        return self._bytes(stage) <= capacity_bytes and offloaded_bytes(self.plan, stage) <= self.most_offloaded
 
     def _bytes(self, stage: Stage) -> float:
         return stage_memory(self.plan.cost_model, stage).total(stage.in_flight / stage.degree)
@@ -80,9 +80,9 @@ class Relief:
     def _decided(self, order: Sequence[str], decisions: Sequence[int]) -> Stage:
         named = list(zip(order, decisions, strict=True))
         again = tuple(name for name, decision in named if decision == RECOMPUTE)
-        away = tuple(name for name, decision in named if decision == OFFLOAD)
-        to = self.stage.offload_to if away else ()
-        return replace(self.stage, recompute=again or "none", offload=away, offload_to=to)
+        offload = tuple(name for name, decision in named if decision == OFFLOAD)
+        to = self.stage.offload_to if offload else ()
+        return replace(self.stage, recompute=again or "none", offload=offload, offload_to=to)
 
     def _found(self, capacity_bytes: float, limit_seconds: float, *, exact: bool = False) -> list[Stage]:
         """Return the stage with the decisions of fewest seconds, if some that fit are found."""
@@ -109,7 +109,7 @@ class Relief:
         for number, open_ops in enumerate(ops.open):
             choices = ops.grown(choices, number)
             spare = limit * (1 + 1e-9) - choices.bytes - choices.region
-            fits = (spare >= 0) & (choices.seconds < limit_seconds) & (choices.rests <= self.most_offloaded)
+            fits = (spare >= 0) & (choices.seconds < limit_seconds) & (choices.offloaded <= self.most_offloaded)
             if limit_seconds < inf:
                 fits &= self._least_seconds(ops, number, choices, spare) < limit_seconds
             choices = choices.only(fits)
@@ -133,9 +133,9 @@ class Relief:
         rest = LeastRelief.of([each * ops.in_flight for each in ops.saved[after]], ops.forward[after], copies)
         undecided = choices.decisions[:, ops.open[number]]
         held = np.array([ops.saved[at] * ops.in_flight for at in ops.open[number]])
-        away = (undecided == OFFLOAD) @ held
-        excess = rest.kept + (undecided == KEEP) @ held + away - spare
-        return choices.seconds + rest.seconds(excess, self.window_seconds - choices.copied, away) * (1 - 1e-9)
+        offloaded = (undecided == OFFLOAD) @ held
+        excess = rest.kept + (undecided == KEEP) @ held + offloaded - spare
+        return choices.seconds + rest.seconds(excess, self.window_seconds - choices.copied, offloaded) * (1 - 1e-9)
 
 
 def _fewer(ops: StageOps, choices: Choices, open_ops: Sequence[int], most: int) -> Choices:

@@ -28,15 +28,15 @@ class Choices:
     """Seconds of copies within the window."""
     region: Array
     """Bytes of the largest recomputed operator."""
-    rests: Array
-    """Bytes elsewhere, if there is only so much room for them; otherwise 0."""
+    offloaded: Array
+    """Bytes that are offloaded, if there is only so much room for them; otherwise 0."""
 
     @staticmethod
     def before(operators: int) -> "Choices":
         """Return the one choice before the first of these operators."""
         none = np.zeros(1)
         decisions = np.zeros((1, operators), np.int8)
-        return Choices(decisions=decisions, seconds=none, bytes=none, copied=none, region=none, rests=none)
+        return Choices(decisions=decisions, seconds=none, bytes=none, copied=none, region=none, offloaded=none)
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -49,7 +49,7 @@ class Choices:
             bytes=self.bytes[chosen],
             copied=self.copied[chosen],
             region=self.region[chosen],
-            rests=self.rests[chosen],
+            offloaded=self.offloaded[chosen],
         )
 
     def unbeaten(self, groups: Indices, most: float = inf) -> "Choices":
@@ -60,8 +60,8 @@ class Choices:
             most: choices to keep of each group.
         """
         # Of equals the first, because the sort is stable.
-        order = np.lexsort((self.rests, self.region, self.copied, self.bytes, self.seconds))
-        columns = [each[order] for each in (self.bytes, self.copied, self.region, self.rests)]
+        order = np.lexsort((self.offloaded, self.region, self.copied, self.bytes, self.seconds))
+        columns = [each[order] for each in (self.bytes, self.copied, self.region, self.offloaded)]
         found = order[_unbeaten(groups[order], columns)]
         counts = np.bincount(groups[found])
         if counts.max(initial=0) > most:

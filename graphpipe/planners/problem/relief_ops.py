@@ -1,4 +1,4 @@
-"""The operators of a stage, and what each decision about them keeps, sends away and takes (`relief`)."""
+"""The operators of a stage, and what each decision about them keeps, offloads and takes (`relief`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,9 +96,9 @@ class StageOps:
         bytes_, moved = choices.bytes[every], np.zeros(len(every))
         for each in self.closed[number]:
             kept = self._kept(each, decisions)
-            away = np.where(decisions[:, each] == OFFLOAD, np.maximum(0.0, self.saved[each] - kept), 0.0)
-            bytes_ += kept * self.in_flight + away * min(self.in_flight, MOVING_MICRO_BATCHES * self.samples)
-            moved += away * self.samples
+            offloaded = np.where(decisions[:, each] == OFFLOAD, np.maximum(0.0, self.saved[each] - kept), 0.0)
+            bytes_ += kept * self.in_flight + offloaded * min(self.in_flight, MOVING_MICRO_BATCHES * self.samples)
+            moved += offloaded * self.samples
         copied = choices.copied[every] + 2 * self.copy_seconds * moved
         beyond = choices.seconds[every] + np.maximum(0.0, copied - self.window_seconds)
         return Choices(
@@ -107,7 +107,7 @@ class StageOps:
             bytes=bytes_,
             copied=np.minimum(copied, self.window_seconds),
             region=np.maximum(choices.region[every], np.where(again, self.saved[number] * self.samples, 0.0)),
-            rests=choices.rests[every] + (moved * self.in_flight / self.samples if self.limited else 0.0),
+            offloaded=choices.offloaded[every] + (moved * self.in_flight / self.samples if self.limited else 0.0),
         )
 
     def _kept(self, op: int, decisions: Decisions) -> Array:
@@ -126,7 +126,7 @@ class StageOps:
 
 
 def copy_seconds(plan: Plan, stage: Stage) -> float:
-    """Return the seconds in which the slowest device of a stage copies a byte to where it rests, or back."""
+    """Return the seconds in which the slowest device of a stage copies a byte to where it is offloaded, or back."""
     if stage.offload_to:
         return max(plan.cluster.seconds_per_byte(*pair) for pair in zip(stage.devices, stage.offload_to, strict=True))
     return max(plan.cost_model.copy_seconds(1.0, device) for device in stage.devices)
@@ -135,8 +135,8 @@ def copy_seconds(plan: Plan, stage: Stage) -> float:
 def _ways(saved: Sequence[float], readers: Sequence[Sequence[int]], op: int, *, offloads: bool) -> tuple[int, ...]:
     # An operator that saves nothing may have to be offloaded with those that it reads, or they stay for it.
     reads = any(op in each and count for each, count in zip(readers, saved, strict=True))
-    away = (OFFLOAD,) if offloads and (saved[op] or reads) else ()
-    return (KEEP, *away, *((RECOMPUTE,) if saved[op] else ()))
+    offload = (OFFLOAD,) if offloads and (saved[op] or reads) else ()
+    return (KEEP, *offload, *((RECOMPUTE,) if saved[op] else ()))
 
 
 def _values(plan: Plan, place: dict[str, int]) -> list[list[_Reading]]:

@@ -76,7 +76,7 @@ class SwapOrRecompute:
             window = 0.0 if self.problem.cluster.copies_take_devices else window_seconds
             found, everything = self._freeing(stage, goal, window)
             missing = self._bytes(found) - capacity_bytes
-            if missing <= 0 and self._rests(found):
+            if missing <= 0 and self._has_room(found):
                 return found
             if everything:
                 break
@@ -103,21 +103,21 @@ class SwapOrRecompute:
         order = np.argsort(per_byte, kind="stable")
         order = order[saved[order] > 0]
         # 2. Swap the dearest while their copies hide behind computing.
-        away = held - min(held, MOVING_MICRO_BATCHES * self.samples)
+        freed_samples = held - min(held, MOVING_MICRO_BATCHES * self.samples)
         copied = np.cumsum(2 * saved[order[::-1]] * self.samples / self.host_bandwidth)
-        freed = np.cumsum(saved[order[::-1]] * away)
-        hidden = (copied <= window) & (np.cumsum(saved[order[::-1]] * held) <= self.host_bytes) & (away > 0)
+        freed = np.cumsum(saved[order[::-1]] * freed_samples)
+        hidden = (copied <= window) & (np.cumsum(saved[order[::-1]] * held) <= self.host_bytes) & (freed_samples > 0)
         needed = np.concatenate(([0.0], freed[:-1])) < goal_bytes
         swaps = int(np.count_nonzero(hidden & needed))
         goal_bytes -= float(freed[swaps - 1]) if swaps else 0.0
         # 3. Recompute the cheapest. From where swapping costs less per byte, swap.
         left = order[: len(order) - swaps]
-        swapping = 2 / self.host_bandwidth * held / away if away > 0 else inf
+        swapping = 2 / self.host_bandwidth * held / freed_samples if freed_samples > 0 else inf
         cheap = left[per_byte[left] <= swapping]
         again = cheap[: self._enough(saved[cheap] * held, goal_bytes)]
         goal_bytes -= float((saved[again] * held).sum())
         dear = left[len(cheap) :]
-        more = dear[: self._enough(saved[dear] * away, goal_bytes)]
+        more = dear[: self._enough(saved[dear] * freed_samples, goal_bytes)]
         swapped = [*order[len(order) - swaps :], *more]
         names = [stage.ops[place] for place in sorted(swapped)]
         found = replace(
@@ -134,7 +134,7 @@ class SwapOrRecompute:
             return 0
         return min(len(freed), 1 + int(np.searchsorted(np.cumsum(freed), goal_bytes)))
 
-    def _rests(self, stage: Stage) -> bool:
+    def _has_room(self, stage: Stage) -> bool:
         """Return whether the memory of the node has room for what a stage swaps."""
         return stage_memory(self.costs, stage).offloaded * stage.in_flight / stage.degree <= self.host_bytes
 

@@ -56,7 +56,7 @@ def offloads(plan: Plan) -> bool:
 
 
 def offloaded_names(plan: Plan, stage: Stage) -> str:
-    """Return what a stage offloads: `-`, or lines of names, and of the neighbours where that rests."""
+    """Return what a stage offloads: `-`, or lines of names, and of the neighbours that it offloads to."""
     names = abbreviate(stage.offload) if stage.offload else "-"
     if not stage.offload_to:
         return names

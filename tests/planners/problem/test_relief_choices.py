@@ -7,7 +7,7 @@ import pytest
 
 from graphpipe.planners.problem.relief_choices import Choices, evenly
 
-FIGURES = ("seconds", "bytes", "copied", "region", "rests")
+FIGURES = ("seconds", "bytes", "copied", "region", "offloaded")
 
 
 def drawn(rng: random.Random, count: int, largest: int) -> Choices:
@@ -50,7 +50,7 @@ def test_a_choice_that_another_one_beats_in_everything_is_dropped(
 def test_of_too_many_those_at_equal_distances_in_bytes_are_kept() -> None:
     # The less seconds, the more bytes: no choice is beaten. Choice n has 10 - n bytes; the second group has two.
     count = 9
-    figures = dict.fromkeys(("copied", "region", "rests"), np.zeros(count))
+    figures = dict.fromkeys(("copied", "region", "offloaded"), np.zeros(count))
     choices = Choices(
         decisions=np.arange(count, dtype=np.int8)[:, None],
         seconds=np.arange(count, dtype=np.float64),

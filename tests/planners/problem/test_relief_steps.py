@@ -40,7 +40,7 @@ def decided(*first: int, seconds: tuple[float, ...] = (), copied: tuple[float, .
         bytes=none,
         copied=np.array(copied) if copied else none,
         region=none,
-        rests=none,
+        offloaded=none,
     )
 
 
@@ -110,7 +110,7 @@ def test_of_many_ways_to_decide_some_are_continued() -> None:
         bytes=np.array([1.0, 2.0] * 8),
         copied=none,
         region=none,
-        rests=none,
+        offloaded=none,
     )
     ops = ops_of(relief())
     assert len(_fewer(ops, choices, [0, 1, 2], 16)) == 16
@@ -136,7 +136,7 @@ def test_the_choices_of_few_ways_share_what_is_kept(each: int, kept: int) -> Non
         bytes=np.tile(np.arange(each, 0, -1, dtype=np.float64), 2),
         copied=none,
         region=none,
-        rests=none,
+        offloaded=none,
     )
     found = _fewer(ops_of(relief()), choices, [0], 16)
     assert found.decisions[:, 0].tolist() == [KEEP] * kept + [RECOMPUTE] * kept

@@ -225,12 +225,12 @@ def test_a_loss_that_the_other_replicas_cannot_make_up_for(plan: Plan) -> None:
 def test_what_rests_on_a_neighbour_goes_with_the_devices(plan: Plan) -> None:
     """Positions of devices changed without those of the neighbours: another device, or the same one, was meant."""
     middle = replace(plan.stages[1], offload=("left",), offload_to=(5, 0, 1))
-    resting = replace(plan, stages=(plan.stages[0], middle, plan.stages[2]))
-    verify(resting)
-    found = without_devices(resting, {"cpu3"})
+    offloading = replace(plan, stages=(plan.stages[0], middle, plan.stages[2]))
+    verify(offloading)
+    found = without_devices(offloading, {"cpu3"})
     assert found is not None
     assert (found.stages[1].devices, found.stages[1].offload_to) == ((2, 3), (4, 1))
-    assert without_devices(resting, {"cpu0"}) is None  # the neighbour is lost
+    assert without_devices(offloading, {"cpu0"}) is None  # the neighbour is lost
 
 
 def test_what_is_only_on_the_lost_rank_cannot_be_kept(plan: Plan) -> None:
