@@ -86,9 +86,9 @@ def _invalid_field(kind: Any, problem: Any, where: str) -> InvalidInput:
         known = _field_names(kind, problem["loc"][:-1])
         return InvalidInput("unknown key", where=at, remedy=nearest(str(problem["loc"][-1]), known))
     got = repr(problem.get("input"))
-    found = "" if problem["type"] == "missing" else f" (found {got if len(got) < 60 else got[:57] + '...'})"
+    instead = "" if problem["type"] == "missing" else f" (found {got if len(got) < 60 else got[:57] + '...'})"
     remedies = [remedy for name, remedy in _REMEDIES.items() if problem["type"].startswith(name)]
-    return InvalidInput(f"{problem['msg']}{found}", where=at, remedy=next(iter(remedies), ""))
+    return InvalidInput(f"{problem['msg']}{instead}", where=at, remedy=next(iter(remedies), ""))
 
 
 def _field_names(kind: Any, path: Sequence[str | int]) -> list[str]:
