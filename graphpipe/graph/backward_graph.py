@@ -40,22 +40,22 @@ class BackwardGraph(Generic[Node, Edge]):
 
     def parameter_edges(self) -> dict[Node, tuple[Edge, ...]]:
         """Return, for every operation that runs twice, its edges that lead to parameters."""
-        found: dict[Node, tuple[Edge, ...]] = {}
+        edges_by_node: dict[Node, tuple[Edge, ...]] = {}
         for node, edges in self.children.items():
             leaving = tuple(dict.fromkeys(edge for edge in edges if edge[0] not in self.trunk))
             if leaving and node in self.trunk:
-                found[node] = leaving
-        return found
+                edges_by_node[node] = leaving
+        return edges_by_node
 
     def arrivals(self) -> dict[Node, tuple[Edge, ...]]:
         """Return the incoming edges of each operation, each edge once."""
-        found: dict[Node, dict[Edge, None]] = {}
+        incoming: dict[Node, dict[Edge, None]] = {}
         for edge in self.roots:
-            found.setdefault(edge[0], {})[edge] = None
+            incoming.setdefault(edge[0], {})[edge] = None
         for edges in self.children.values():
             for edge in edges:
-                found.setdefault(edge[0], {})[edge] = None
-        return {node: tuple(edges) for node, edges in found.items()}
+                incoming.setdefault(edge[0], {})[edge] = None
+        return {node: tuple(edges) for node, edges in incoming.items()}
 
     def why_whole(self, own_backward: Callable[[Node], str]) -> str:
         """Return why this graph cannot be split; empty if it can.
@@ -89,14 +89,14 @@ def walk(roots: Sequence[Edge], edges_of: Callable[[Node], tuple[Edge, ...]]) ->
 
     There is no recursion, because these graphs are deeper than Python's stack.
     """
-    found: dict[Node, tuple[Edge, ...]] = {}
+    children: dict[Node, tuple[Edge, ...]] = {}
     finished: dict[Node, tuple[Edge, ...]] = {}
     stack: list[Node] = [root[0] for root in roots]
     while stack:
         node = stack[-1]
-        if node in found:
-            finished.setdefault(stack.pop(), found[node])
+        if node in children:
+            finished.setdefault(stack.pop(), children[node])
         else:
-            found[node] = edges_of(node)
-            stack += [edge[0] for edge in found[node] if edge[0] not in found]
+            children[node] = edges_of(node)
+            stack += [edge[0] for edge in children[node] if edge[0] not in children]
     return finished

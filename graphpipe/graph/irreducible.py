@@ -91,16 +91,16 @@ def _find_cores(net: Network, position: Mapping[int, int]) -> list[_Core]:
     # sink is on every path from that vertex to the end: it is the nearest such vertex that closes the core.
     meeting = _meeting_points(net, list(position))
     cores: list[_Core] = []
-    found: dict[tuple[int, int], set[int]] = {}
+    inner_by_ends: dict[tuple[int, int], set[int]] = {}
     for vertex in position:
         if len(net.before[vertex]) == 1 and vertex != net.sink:
             (source,) = net.before[vertex]
             sink = meeting[vertex]
-            while vertex not in found.setdefault((source, sink), set()):
+            while vertex not in inner_by_ends.setdefault((source, sink), set()):
                 inner = _between(net, vertex, source, sink, position)
                 if inner is not None:
                     cores.append(_Core(source, sink, inner))
-                    found[source, sink] |= inner
+                    inner_by_ends[source, sink] |= inner
                 elif sink == net.sink:
                     break
                 else:
@@ -126,18 +126,18 @@ def _meeting_points(net: Network, order: Sequence[int]) -> Mapping[int, int]:
 
 def _between(net: Network, start: int, source: int, sink: int, position: Mapping[int, int]) -> frozenset[int] | None:
     """Return the vertices connected with `start` when source and sink are removed. None if they do not form a core."""
-    found = {start}
+    inside = {start}
     reached = [(position[start], start)]
     while reached:
         # The earliest vertex first, because a vertex outside the core is found soonest there.
         _, vertex = heapq.heappop(reached)
         for other in (*net.before[vertex], *net.after[vertex]):
-            if other not in found and other not in (source, sink):
+            if other not in inside and other not in (source, sink):
                 if not position[source] < position[other] < position[sink]:
                     return None
-                found.add(other)
+                inside.add(other)
                 heapq.heappush(reached, (position[other], other))
-    return frozenset(found)
+    return frozenset(inside)
 
 
 def _collapse(net: Network, core: _Core, order: Sequence[int]) -> None:

@@ -92,13 +92,13 @@ class Graph:
         before: dict[str, list[Read]] = {op.name: [] for op in self.ops}
         for read in self.reads:
             before[read.target].append(read)
-        found: set[str] = set()
+        trained: set[str] = set()
         for name in self.order:
             op = self[name]
             trains = op.trainable and (silent or bool(op.parameters) or op.parameter_bytes > 0)
-            if trains or any(each.source in found and not self._is_constant(each) for each in before[name]):
-                found.add(name)
-        return frozenset(found)
+            if trains or any(each.source in trained and not self._is_constant(each) for each in before[name]):
+                trained.add(name)
+        return frozenset(trained)
 
     @cached_property
     def whole_batch_tail(self) -> frozenset[str]:
@@ -127,12 +127,12 @@ class Graph:
     @cached_property
     def holders(self) -> dict[str, tuple[str, ...]]:
         """Names of the operators that hold each shared parameter, in order of `ops`."""
-        found: dict[str, list[str]] = {each.name: [] for each in self.shared}
+        ops_by_parameter: dict[str, list[str]] = {each.name: [] for each in self.shared}
         for op in self.ops:
             for name in op.parameters:
-                if name in found:
-                    found[name].append(op.name)
-        return {name: tuple(ops) for name, ops in found.items()}
+                if name in ops_by_parameter:
+                    ops_by_parameter[name].append(op.name)
+        return {name: tuple(ops) for name, ops in ops_by_parameter.items()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -164,7 +164,7 @@ def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
     not say these, nor what was split, nor for which precision they were captured, nor the forms of inputs, nor whether
     the modes differ.
     """
-    found = graph | {key: [_without(each, *left_out) for each in graph[key]] for key, left_out in _FOLLOWS.items()}
+    body = graph | {key: [_without(each, *left_out) for each in graph[key]] for key, left_out in _FOLLOWS.items()}
     if graph.get("origin"):
         splits = [
             split | {"branches": [_without(branch, "value") for branch in split["branches"]]}
@@ -172,9 +172,9 @@ def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
         ]
         plain = ["precision"] if graph["origin"].get("precision") in (None, "fp32") else []
         plain += [name for name in ("forms", "modes_differ") if not graph["origin"].get(name)]
-        found["origin"] = _without(graph["origin"], "split_ops", *plain) | ({"split_ops": splits} if splits else {})
-    found["ops"] = [_without_default_work(op) for op in found["ops"]]
-    return found
+        body["origin"] = _without(graph["origin"], "split_ops", *plain) | ({"split_ops": splits} if splits else {})
+    body["ops"] = [_without_default_work(op) for op in body["ops"]]
+    return body
 
 
 def _without_default_work(op: dict[str, Any]) -> dict[str, Any]:
@@ -188,11 +188,11 @@ def _without(body: dict[str, Any], *left_out: str) -> dict[str, Any]:
 
 
 def _neighbours(graph: Graph, *, forward: bool) -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {op.name: [] for op in graph.ops}
+    neighbours: dict[str, list[str]] = {op.name: [] for op in graph.ops}
     for edge in graph.edges:
         here, there = (edge.source, edge.target) if forward else (edge.target, edge.source)
-        found[here].append(there)
-    return {name: tuple(others) for name, others in found.items()}
+        neighbours[here].append(there)
+    return {name: tuple(others) for name, others in neighbours.items()}
 
 
 def _topological_order(graph: Graph) -> tuple[str, ...]:

@@ -25,15 +25,15 @@ class ParameterSlice:
     @staticmethod
     def parse(name: str) -> "ParameterSlice | None":
         """Return the slice of this name; None for the name of a whole parameter."""
-        found = _NAME.fullmatch(name)
-        if found is None:
+        match = _NAME.fullmatch(name)
+        if match is None:
             return None
-        dimension = found["before"].count(":")
-        start, stop = int(found["start"]), int(found["stop"])
-        return ParameterSlice(parameter=found["parameter"], dimension=dimension, start=start, stop=stop)
+        dimension = match["before"].count(":")
+        start, stop = int(match["start"]), int(match["stop"])
+        return ParameterSlice(parameter=match["parameter"], dimension=dimension, start=start, stop=stop)
 
 
 def parameter_of(name: str) -> str:
     """Return the parameter that a name is of: itself, or that of a slice."""
-    found = ParameterSlice.parse(name)
-    return found.parameter if found else name
+    part = ParameterSlice.parse(name)
+    return part.parameter if part else name

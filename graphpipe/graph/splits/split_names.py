@@ -29,28 +29,28 @@ def find_split(graph: Graph, name: str) -> OpSplit:
         InvalidInput: it is not an operator of the graph, or it cannot be split in this way.
     """
     op, by, parts = _parsed(graph, name)
-    found = next((each for each in graph[op].splits if each.by == by), None) if op in graph.index else None
-    if found is None:
+    split = next((each for each in graph[op].splits if each.by == by), None) if op in graph.index else None
+    if split is None:
         raise _cannot_be_split(graph, op, by)
     if by == "inputs":
-        return found
-    most, what = found.branches[0].stop, "rows" if by == "rows" else "features"
+        return split
+    most, what = split.branches[0].stop, "rows" if by == "rows" else "features"
     if not 2 <= parts <= most:
         refused = f"operator '{op}' cannot be split in {parts} parts, because it has {most} {what}"
         raise InvalidInput(refused, where="split", remedy=f"Choose 2 to {most} parts.")
-    return found.into(parts)
+    return split.into(parts)
 
 
 def _parsed(graph: Graph, name: str) -> tuple[str, Literal["inputs", "outputs", "rows"], int]:
     op, _, way = name.rpartition(":")
     if not op or name in graph.index:
         return name, "inputs", 0
-    found = _WAY.fullmatch(way)
-    if found is None:
+    match = _WAY.fullmatch(way)
+    if match is None:
         what = f"'{name}' does not say how '{op}' is split"
         remedy = f"Write {op}:4 for 4 parts by its outputs, or {op}:rows4 for 4 parts by the rows of an embedding."
         raise InvalidInput(what, where="split", remedy=remedy)
-    return op, "rows" if found["rows"] else "outputs", int(found["parts"])
+    return op, "rows" if match["rows"] else "outputs", int(match["parts"])
 
 
 def _cannot_be_split(graph: Graph, op: str, by: str) -> InvalidInput:

@@ -86,8 +86,8 @@ def _edges(edge: Edge, split: OpSplit) -> list[Edge]:
     # An edge to the operator goes to the parts that read its value. What else the operator reads goes to the rest.
     if edge.target != split.op:
         return [edge]
-    found = [(part, each) for part, each in zip(split.parts, split.branches, strict=True) if each.source == edge.source]
-    taken = {each.value for _, each in found}
+    parts = [(part, each) for part, each in zip(split.parts, split.branches, strict=True) if each.source == edge.source]
+    taken = {each.value for _, each in parts}
     to_parts = [
         replace(
             edge,
@@ -95,8 +95,8 @@ def _edges(edge: Edge, split: OpSplit) -> list[Edge]:
             bytes_per_sample=each.bytes_per_sample,
             values=tuple(value for value in edge.values if value.name == each.value),
         )
-        for part, each in found
+        for part, each in parts
     ]
-    left = edge.bytes_per_sample - max((each.bytes_per_sample for _, each in found), default=0.0)
+    left = edge.bytes_per_sample - max((each.bytes_per_sample for _, each in parts), default=0.0)
     rest = tuple(value for value in edge.values if value.name not in taken)
-    return [*to_parts, *([replace(edge, bytes_per_sample=left, values=rest)] if left > 0 or not found else [])]
+    return [*to_parts, *([replace(edge, bytes_per_sample=left, values=rest)] if left > 0 or not parts else [])]

@@ -56,8 +56,8 @@ def _check_parameters(part: Op, split: OpSplit, number: int, where: str) -> None
     if split.bias is not None and split.by == "outputs":
         wanted.add((split.bias, 0, start, stop))
     pieces = [ParameterSlice.parse(name) for name in part.parameters]
-    found = {(each.parameter, each.dimension, each.start, each.stop) for each in pieces if each is not None}
-    if found != wanted:
+    slices = {(each.parameter, each.dimension, each.start, each.stop) for each in pieces if each is not None}
+    if slices != wanted:
         names = " and ".join(f"'{name}'" for name, *_ in sorted(wanted))
         held = ", ".join(part.parameters) or "nothing"
         what = f"part {number} has {held}, must have {_unit(split)}s {start} to {stop} of {names}"
@@ -76,17 +76,17 @@ def _check_amounts(part: Op, split: OpSplit, number: int, where: str) -> None:
         ("FLOPs per sample", part.work.flops_per_sample, share * split.flops_per_sample),
         ("output bytes per sample", part.output_bytes_per_sample, outputs * split.output_bytes_per_sample),
     )
-    for what, found, expected in amounts:
-        if abs(found - expected) > _RELATIVE * max(1.0, expected):
-            raise InvalidInput(f"part {number} has {found:.0f} {what}, must have {expected:.0f}", where=where)
+    for what, amount, expected in amounts:
+        if abs(amount - expected) > _RELATIVE * max(1.0, expected):
+            raise InvalidInput(f"part {number} has {amount:.0f} {what}, must have {expected:.0f}", where=where)
 
 
 def _check_edges(graph: Graph, split: OpSplit, number: int, where: str) -> None:
     name, branch = split.parts[number], split.branches[number]
     sources = [] if branch.source is None else [((branch.source, branch.value), branch.bytes_per_sample)]
-    found = [(read.value, read.bytes_per_sample) for read in graph.reads if read.target == name]
+    reads = [(read.value, read.bytes_per_sample) for read in graph.reads if read.target == name]
     inputs = () if branch.model_input is None else (branch.model_input,)
-    if found != sources or graph[name].model_inputs != inputs:
+    if reads != sources or graph[name].model_inputs != inputs:
         raise InvalidInput(f"part {number} must read only '{branch.source or branch.model_input}'", where=where)
     sent = [(edge.target, edge.bytes_per_sample) for edge in graph.edges if edge.source == name]
     if sent != [(split.op, graph[name].output_bytes_per_sample)]:
