@@ -54,16 +54,16 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
             f"the measured one of plan {measured.plan_fingerprint[:12]}",
             remedy="Simulate the plan that was run.",
         )
-    expected, found = _durations(predicted), _durations(measured)
+    expected, actual = _durations(predicted), _durations(measured)
     differences = [
         Difference(
             stage=stage,
             kind=kind,
-            count=len(found[stage, kind]),
+            count=len(actual[stage, kind]),
             predicted_seconds=fmean(expected[stage, kind]),
-            measured_seconds=fmean(found[stage, kind]),
+            measured_seconds=fmean(actual[stage, kind]),
         )
-        for stage, kind in sorted(expected.keys() & found.keys())
+        for stage, kind in sorted(expected.keys() & actual.keys())
     ]
     return Comparison(
         predicted_step_seconds=predicted.step_seconds,
