@@ -147,18 +147,18 @@ class ActivationBytes:
     @cached_property
     def _reads(self) -> dict[str, list[Read]]:
         """What each operator reads."""
-        found: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
+        reads: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
         for read in self.each.graph.reads:
-            found[read.target].append(read)
-        return found
+            reads[read.target].append(read)
+        return reads
 
     @cached_property
     def _reads_of(self) -> dict[str, list[Read]]:
         """What others read of each operator."""
-        found: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
+        reads: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
         for read in self.each.graph.reads:
-            found[read.source].append(read)
-        return found
+            reads[read.source].append(read)
+        return reads
 
     def recomputed(self, ops: Iterable[str], recompute: Recompute) -> float:
         """Return what a backward recomputes and holds until it ends, besides what was kept.

@@ -252,8 +252,8 @@ class CostModel:
         )
 
     def _recompute_seconds(self, ops: Iterable[str], forward: Array, recompute: Recompute) -> float:
-        found = (region for region in regions(ops, recompute) if not self.graph.differentiable.isdisjoint(region))
-        return sum(float(forward[self.positions(region)].sum()) for region in found)
+        trained = (region for region in regions(ops, recompute) if not self.graph.differentiable.isdisjoint(region))
+        return sum(float(forward[self.positions(region)].sum()) for region in trained)
 
     def copy_seconds(self, count: float, device: int) -> float:
         """Return the seconds in which a device copies `count` bytes to the memory of its node, or back."""

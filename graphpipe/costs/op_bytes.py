@@ -70,10 +70,10 @@ class OpBytes:
 
         The sum over any operators is a lower bound on the gradients of a stage that holds them.
         """
-        found = self.trainable.copy()
+        trainable = self.trainable.copy()
         for each in (each for each in self.graph.shared if self.trains and each.trainable):
-            found[self.positions(self.graph.holders[each.name][1:])] -= each.bytes
-        return found
+            trainable[self.positions(self.graph.holders[each.name][1:])] -= each.bytes
+        return trainable
 
     @cached_property
     def state(self) -> Array:
@@ -143,8 +143,8 @@ class OpBytes:
     @cached_property
     def largest_load(self) -> dict[str, float]:
         """The largest load of a sample, by operator."""
-        found = {op.name: 1.0 for op in self.graph.ops}
-        return found | {op: load.largest for load in self.table.loads for op in load.ops}
+        loads = {op.name: 1.0 for op in self.graph.ops}
+        return loads | {op: load.largest for load in self.table.loads for op in load.ops}
 
     @cached_property
     def returned_gradient(self) -> dict[str, float]:
@@ -153,16 +153,16 @@ class OpBytes:
         for read in self.graph.reads:
             if read.value not in self.graph.one_way:
                 largest[read.value] = max(largest.get(read.value, 0.0), read.bytes_per_sample)
-        found = {op.name: 0.0 for op in self.graph.ops}
+        bytes_by_op = {op.name: 0.0 for op in self.graph.ops}
         for (source, _), count in largest.items():
-            found[source] += count
-        return found
+            bytes_by_op[source] += count
+        return bytes_by_op
 
     @cached_property
     def temporaries(self) -> list[list[Temporaries]]:
         """What each operator holds while it runs, one row per device type; empty if it was not measured."""
         rows = [[self.table.by_op[op.name, kind].temporaries for kind in self.device_types] for op in self.graph.ops]
-        return [[each for each in found if each is not None] for found in rows]
+        return [[each for each in row if each is not None] for row in rows]
 
     @cached_property
     def has_temporaries(self) -> bool:
@@ -177,8 +177,8 @@ class OpBytes:
         """
         if samples not in self._temporary:
             rows = zip(self.graph.ops, self.temporaries, strict=True)
-            found = [max((self._largest(op.name, each, samples) for each in held), default=0.0) for op, held in rows]
-            self._temporary[samples] = np.array(found)
+            largest = [max((self._largest(op.name, each, samples) for each in held), default=0.0) for op, held in rows]
+            self._temporary[samples] = np.array(largest)
         return self._temporary[samples]
 
     @cached_property

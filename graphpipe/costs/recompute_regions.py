@@ -20,12 +20,12 @@ def regions(ops: Iterable[str], recompute: Recompute) -> tuple[tuple[str, ...], 
         return ()
     if recompute == "full":
         return (tuple(ops),)
-    found = {name: list[str]() for name in recompute}
+    ops_by_name = {name: list[str]() for name in recompute}
     for op in ops:
         for name in _itself_and_above(op):
-            if name in found:
-                found[name].append(op)
-    return tuple(tuple(found[name]) for name in recompute)
+            if name in ops_by_name:
+                ops_by_name[name].append(op)
+    return tuple(tuple(ops_by_name[name]) for name in recompute)
 
 
 def _itself_and_above(op: str) -> Iterator[str]:

@@ -75,9 +75,9 @@ def declare_loads(graph: Graph, loads: Loads) -> tuple[SampleLoad, ...]:
     Raises:
         InvalidInput: a name matches nothing, two names match the same operator, or a load cannot be used.
     """
-    found = tuple(_declared(graph, name, values) for name, values in loads.items())
+    declared = tuple(_declared(graph, name, values) for name, values in loads.items())
     owner: dict[str, str] = {}
-    for load in found:
+    for load in declared:
         for op in load.ops:
             if owner.setdefault(op, load.name) != load.name:
                 raise InvalidInput(
@@ -85,7 +85,7 @@ def declare_loads(graph: Graph, loads: Loads) -> tuple[SampleLoad, ...]:
                     where="loads",
                     remedy="Give one of them a narrower pattern.",
                 )
-    return found
+    return declared
 
 
 def parse_loads(texts: Sequence[str]) -> Loads:
@@ -94,23 +94,23 @@ def parse_loads(texts: Sequence[str]) -> Loads:
     Raises:
         InvalidInput: a text has another form, or a name is written twice.
     """
-    found: dict[str, Values] = {}
+    values_by_name: dict[str, Values] = {}
     for text in texts:
         name, _, values = text.rpartition("=")
-        if not name or name in found:
+        if not name or name in values_by_name:
             what = f"'{text}' names '{name}' again" if name else f"'{text}' has no name"
             raise InvalidInput(what, where="loads", remedy=_REMEDY)
         pairs = [part.partition(":")[::2] for part in values.split(",")]
         try:
             if all(share for _, share in pairs):
-                shares = found[name] = dict[float, float]()
+                shares = values_by_name[name] = dict[float, float]()
                 for load, share in pairs:
                     shares[float(load)] = shares.get(float(load), 0.0) + float(share)
             else:
-                found[name] = [float(part) for part in values.split(",")]
+                values_by_name[name] = [float(part) for part in values.split(",")]
         except ValueError:
             raise InvalidInput(f"'{text}' has something else than numbers", where="loads", remedy=_REMEDY) from None
-    return found
+    return values_by_name
 
 
 _REMEDY = "Write NAME=LOAD:SHARE,LOAD:SHARE or NAME=LOAD,LOAD, such as vision=1:0.5,4:0.5."
@@ -131,22 +131,22 @@ def _declared(graph: Graph, name: str, values: Values) -> SampleLoad:
 
 def _matching(graph: Graph, name: str) -> tuple[str, ...]:
     """Return the operators that a name stands for, in the order of the graph."""
-    found = [op.name for op in graph.ops if op.name.startswith(f"{name}.") or fnmatchcase(op.name, name)]
+    ops = [op.name for op in graph.ops if op.name.startswith(f"{name}.") or fnmatchcase(op.name, name)]
     inputs = [each.name for each in graph.inputs]
-    if not found and name in inputs:
+    if not ops and name in inputs:
         reads = _inputs_read(graph)
-        found = [op.name for op in graph.ops if reads[op.name] == frozenset({name})]
-    if not found:
+        ops = [op.name for op in graph.ops if reads[op.name] == frozenset({name})]
+    if not ops:
         known = [*inputs, *dict.fromkeys(op.name.split(".")[0] for op in graph.ops)]
         what = f"matches no operator and no input of '{graph.name}'"
         raise InvalidInput(what, where=f"load '{name}'", remedy=nearest(name, known))
-    return tuple(found)
+    return tuple(ops)
 
 
 def _inputs_read(graph: Graph) -> dict[str, frozenset[str]]:
     """Return the model inputs that each operator reads, directly or through others."""
-    found: dict[str, frozenset[str]] = {}
+    inputs_by_op: dict[str, frozenset[str]] = {}
     for name in graph.order:
-        before = (found[each] for each in graph.predecessors[name])
-        found[name] = frozenset(graph[name].model_inputs).union(*before)
-    return found
+        before = (inputs_by_op[each] for each in graph.predecessors[name])
+        inputs_by_op[name] = frozenset(graph[name].model_inputs).union(*before)
+    return inputs_by_op

@@ -111,8 +111,8 @@ class _Activations:
 
 
 def _so_far(names: Iterable[str], region: Mapping[str, int], saved: Mapping[str, float]) -> dict[str, float]:
-    totals, found = dict.fromkeys(region.values(), 0.0), dict[str, float]()
+    totals, totals_by_op = dict.fromkeys(region.values(), 0.0), dict[str, float]()
     for name in names:
         totals[region[name]] += saved[name]
-        found[name] = totals[region[name]]
-    return found
+        totals_by_op[name] = totals[region[name]]
+    return totals_by_op
