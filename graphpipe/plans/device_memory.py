@@ -10,8 +10,8 @@ from graphpipe.plans.stage import Stage
 def stage_memory(model: CostModel, stage: Stage) -> StageMemory[float]:
     """Return the memory of one stage on each of its devices, with all versions of its weights."""
     samples = stage.micro_batch / stage.degree
-    found = model.stage_memory(stage.ops, samples, stage.recompute, stage.state, stage.degree, stage.offload)
-    return found if stage.versions == 1 else replace(found, state=found.state + versions_bytes(model, stage))
+    memory = model.stage_memory(stage.ops, samples, stage.recompute, stage.state, stage.degree, stage.offload)
+    return memory if stage.versions == 1 else replace(memory, state=memory.state + versions_bytes(model, stage))
 
 
 def versions_bytes(model: CostModel, stage: Stage) -> float:

@@ -64,7 +64,7 @@ def _transfer_seconds(plan: Plan, stage: int) -> list[float]:
     """Return the seconds per micro-batch over each edge of a stage. They count both directions if transfers occupy the
     devices and a gradient is sent back, otherwise one direction."""
     here = plan.stages[stage]
-    found = [0.0]
+    seconds = [0.0]
     for position, edge in enumerate(plan.edges):
         if stage in (edge.source, edge.target) and edge.bytes_per_sample:
             other = plan.stages[edge.target if edge.source == stage else edge.source]
@@ -75,8 +75,8 @@ def _transfer_seconds(plan: Plan, stage: int) -> list[float]:
                 for backward in ((False, True) if back else (False,))
             )
             ends = here.devices[:1], other.devices
-            found.append(sum(plan.cost_model.slowest_transfer_seconds(each * share, *ends) for each in sent))
-    return found
+            seconds.append(sum(plan.cost_model.slowest_transfer_seconds(each * share, *ends) for each in sent))
+    return seconds
 
 
 def bottleneck_seconds(plan: Plan) -> float:

@@ -32,14 +32,14 @@ def in_flight_samples(
 
         b = 1 -> 2 -> 4 (figure 5):      4 + 4 = 8 <- 4 ... the sink holds 4, its producer 8, the source 10
     """
-    found = [0] * len(micro_batches)
+    samples = [0] * len(micro_batches)
     for stage in reversed(range(len(micro_batches))):
         need = own = micro_batches[stage] * bursts[stage]
         for after in successors[stage]:
-            need = max(need, found[after] + max(own, micro_batches[after] * bursts[after]))
+            need = max(need, samples[after] + max(own, micro_batches[after] * bursts[after]))
         whole = -(-need // micro_batches[stage]) * micro_batches[stage]
-        found[stage] = int(min(whole, batch_size))
-    return tuple(found)
+        samples[stage] = int(min(whole, batch_size))
+    return tuple(samples)
 
 
 def forward_in_flight(
@@ -54,12 +54,12 @@ def forward_in_flight(
     level = [0] * len(micro_batches)
     for source, target in sorted(edges, key=lambda edge: edge[1]):
         level[target] = max(level[target], level[source] + 1)
-    found = list(micro_batches)
+    samples = list(micro_batches)
     for source, target in edges:
         need = (level[target] - level[source] + 2) * max(micro_batches[source], micro_batches[target])
         for end in (source, target):
-            found[end] = max(found[end], need)
-    return tuple(min(-(-need // size) * size, batch_size) for need, size in zip(found, micro_batches, strict=True))
+            samples[end] = max(samples[end], need)
+    return tuple(min(-(-need // size) * size, batch_size) for need, size in zip(samples, micro_batches, strict=True))
 
 
 def delay_of(weights: WeightPolicy, in_flight: Count, micro_batch: Count, batch_size: int) -> Count:

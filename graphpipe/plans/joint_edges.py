@@ -53,7 +53,7 @@ def joint_edges(
     after = _reached(edges, gradient_edges)
     for number, edge in enumerate(edges):
         target = stages[edge.target]
-        found = tuple(
+        earlier = tuple(
             other
             for other in range(number)
             if edges[other].source == edge.source
@@ -61,10 +61,10 @@ def joint_edges(
             and stages[edges[other].target].micro_batch == target.micro_batch
             and values[number].keys() & values[other].keys()
         )
-        if found:
-            outputs[number] = found
-        if found := tuple(other for other in found if edge.target in after.get(edges[other].target, ())):
-            gradients[number] = found
+        if earlier:
+            outputs[number] = earlier
+        if earlier := tuple(other for other in earlier if edge.target in after.get(edges[other].target, ())):
+            gradients[number] = earlier
     return JointEdges(outputs=outputs, gradients=gradients)
 
 
@@ -93,8 +93,8 @@ def whole_values(
 
 def _reached(edges: Sequence[StageEdge], gradient_edges: Collection[int]) -> dict[int, set[int]]:
     """Return, by stage, the stages whose gradients reach it. Edges go from lower to higher positions."""
-    found: dict[int, set[int]] = {}
+    reached: dict[int, set[int]] = {}
     for number in sorted(gradient_edges, key=lambda number: edges[number].source, reverse=True):
         edge = edges[number]
-        found.setdefault(edge.source, set()).update({edge.target}, found.get(edge.target, ()))
-    return found
+        reached.setdefault(edge.source, set()).update({edge.target}, reached.get(edge.target, ()))
+    return reached

@@ -23,8 +23,8 @@ def one_way_bytes(graph: Graph, stages: Sequence[Stage], edges: Sequence[StageEd
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage.ops}
     carried: dict[tuple[int, int], dict[tuple[str, str], float]] = {}
     for source, target, value, count in graph.reads:
-        found = carried.setdefault((stage_of[source], stage_of[target]), {})
-        found[value] = max(found.get(value, 0.0), count)
+        between = carried.setdefault((stage_of[source], stage_of[target]), {})
+        between[value] = max(between.get(value, 0.0), count)
     return [_one_way(graph, carried.get((edge.source, edge.target), {}), edge.bytes_per_sample) for edge in edges]
 
 

@@ -290,10 +290,10 @@ def _read(body: dict[str, Any], where: str) -> Plan:
     # They may lack newer fields.
     graph, cluster = fingerprinted(body["plan"]["graph"]), without_default_fields(body["plan"]["cluster"])
     for field, written, text in (("graph", file.graph_sha256, graph), ("cluster", file.cluster_sha256, cluster)):
-        found = digest(text)
-        if written != found:
+        actual = digest(text)
+        if written != actual:
             raise InvalidInput(
-                f"the {field} in the file has hash {found[:12]}, but the file records {written[:12]}",
+                f"the {field} in the file has hash {actual[:12]}, but the file records {written[:12]}",
                 where=where,
                 remedy="The file was changed by hand. Plan again, or build the plan in Python and save it.",
             )

@@ -69,15 +69,15 @@ def common_samples(batch_size: int, size: int, degree: int, other_size: int, oth
         other_degree: of the second stage.
     """
     left, right = _shares(batch_size, size, degree), _shares(batch_size, other_size, other_degree)
-    found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    positions_by_pair: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     # Both sides cut the same mini-batch into consecutive ranges, so one pass over both finds all overlaps.
     a = b = start = 0
     while start < batch_size:
         (stop, index, replica), (end, other_index, other) = left[a], right[b]
-        found.setdefault((replica, other), []).append((index, other_index, min(stop, end) - start))
+        positions_by_pair.setdefault((replica, other), []).append((index, other_index, min(stop, end) - start))
         start, a, b = min(stop, end), a + (stop <= end), b + (end <= stop)
     kinds: dict[Pieces, int] = {}
-    pairs = tuple((*pair, kinds.setdefault(tuple(pieces), len(kinds))) for pair, pieces in found.items())
+    pairs = tuple((*pair, kinds.setdefault(tuple(pieces), len(kinds))) for pair, pieces in positions_by_pair.items())
     return CommonSamples(pairs, tuple(kinds))
 
 

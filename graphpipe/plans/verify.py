@@ -169,14 +169,14 @@ def _reach(graph: Graph, start: set[str], *, forward: bool) -> set[str]:
     for edge in graph.edges:
         here, there = (edge.source, edge.target) if forward else (edge.target, edge.source)
         following[here].append(there)
-    found: set[str] = set()
+    reached: set[str] = set()
     stack = [name for inside in start for name in following[inside] if name not in start]
     while stack:
         name = stack.pop()
-        if name not in found and name not in start:
-            found.add(name)
+        if name not in reached and name not in start:
+            reached.add(name)
             stack.extend(following[name])
-    return found
+    return reached
 
 
 def _check_edges(plan: PlanFields, stage_of: dict[str, int]) -> None:
@@ -333,9 +333,9 @@ def _check_inference(plan: PlanFields) -> None:
             ("burst", 1),
             ("versions", 1),
         ):
-            if (found := getattr(stage, field)) != plain:
+            if (value := getattr(stage, field)) != plain:
                 raise InvalidInput(
-                    f"{field} is {found!r}, but the plan does not train, which needs {plain!r}",
+                    f"{field} is {value!r}, but the plan does not train, which needs {plain!r}",
                     where=f"stage '{stage.name}'",
                     remedy="Plan again for inference.",
                 )

@@ -227,8 +227,8 @@ def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> floa
     for edge in plan.graph.edges:
         if edge.source in inside and edge.source in plan.graph.differentiable:
             each, constant = arrives[edge.source], plan.graph[edge.source].without_gradient
-            found = [(value, count) for *_, value, count in edge.reads if value[1] not in constant]
-            each |= {value: max(each.get(value, 0.0), count) for value, count in found}
+            values = [(value, count) for *_, value, count in edge.reads if value[1] not in constant]
+            each |= {value: max(each.get(value, 0.0), count) for value, count in values}
     each = (
         max(held.forward(computed), held.backward(computed) + sum(arrives[op].values()) * samples)
         for op in inside
