@@ -55,17 +55,17 @@ class Credits:
         by_task: dict[tuple[int, StageTask], list[Transfer]] = {}
         for transfer in chain.from_iterable(made):
             by_task.setdefault((transfer.edge, transfer.source_task), []).append(transfer)
-        found: dict[tuple[int, StageTask], list[Transfer]] = {}
+        transfers: dict[tuple[int, StageTask], list[Transfer]] = {}
         for edge, ends in enumerate(self._plan.edges):
             sent = {device: deque[Transfer]() for device in self._plan.stages[ends.source].devices}
             for micro_batch in range(self._numbers.counts[ends.source]):
                 task, last = StageTask("F", ends.source, micro_batch), self.consumed(edge, micro_batch)
                 for device, on_the_way in sent.items():
                     while on_the_way and on_the_way[0].target_task.micro_batch <= last:
-                        found.setdefault((device, task), []).append(on_the_way.popleft())
+                        transfers.setdefault((device, task), []).append(on_the_way.popleft())
                 for transfer in by_task.get((edge, task), ()):
                     sent[transfer.source_device].append(transfer)
-        return found
+        return transfers
 
     def _forwards(self, stage: int, last: int, done: int) -> Iterator[int]:
         # On every replica: the last forward of these micro-batches, after `done`, for which it has samples.
@@ -80,5 +80,5 @@ def _samples_ahead(plan: Plan, batch_size: int) -> list[int]:
         planned = [(plan.stages[edge.source], plan.stages[edge.target]) for edge in plan.edges]
         return [min(source.in_flight, target.in_flight) for source, target in planned]
     sizes = [stage.micro_batch for stage in plan.stages]
-    found = in_flight_samples(batch_size, sizes, [1] * len(sizes), plan.successors)
-    return [found[edge.source] for edge in plan.edges]
+    in_flight = in_flight_samples(batch_size, sizes, [1] * len(sizes), plan.successors)
+    return [in_flight[edge.source] for edge in plan.edges]

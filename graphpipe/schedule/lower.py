@@ -119,7 +119,7 @@ def _transfers(
     flows: Sequence[Flow], clock: LogicalClock, tasks: dict[int, StageTask], joint: JointEdges
 ) -> dict[int, list[Transfer]]:
     # By producing task, in the order of edges, then samples.
-    found: dict[int, list[Transfer]] = {}
+    transfers: dict[int, list[Transfer]] = {}
     device_of = clock.device_of
     for flow in flows:
         source, target = device_of[flow.source], device_of[flow.target]
@@ -133,8 +133,8 @@ def _transfers(
             tasks[flow.target],
             joint.without(flow.edge, backward=flow.backward) if source != target else (),
         )
-        found.setdefault(flow.source, []).append(transfer)
-    return found
+        transfers.setdefault(flow.source, []).append(transfer)
+    return transfers
 
 
 def _total_order(

@@ -81,8 +81,8 @@ def _interleave(
     devices: dict[int, list[StageTask]] = {device: [] for device in listed}
     for number in clock.starts:
         devices[clock.device_of[number]].append(tasks[number])
-    found = {device: tuple(some) for device, some in devices.items()}
-    return tuple(found[stands[device]] for device in hosted)
+    merged = {device: tuple(some) for device, some in devices.items()}
+    return tuple(merged[stands[device]] for device in hosted)
 
 
 def _flows(

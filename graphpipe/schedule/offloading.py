@@ -47,13 +47,13 @@ def with_copies(plan: Plan, order: Sequence[tuple[int, Action]]) -> list[tuple[i
             else:
                 after[device, StageTask("F", *what)] = out
             before.setdefault((device, previous), []).extend(back)
-    found: list[tuple[int, Action]] = []
+    actions: list[tuple[int, Action]] = []
     for at, (device, action) in enumerate(order):
         key = (device, action.task) if isinstance(action, Compute) else None
-        found += before.get(key, ()) if key else ()
-        found.append((device, action))
-        found += (*(after.get(key, ()) if key else ()), *later.get(at, ()))
-    return found
+        actions += before.get(key, ()) if key else ()
+        actions.append((device, action))
+        actions += (*(after.get(key, ()) if key else ()), *later.get(at, ()))
+    return actions
 
 
 def copied(plan: Plan, tasks: Sequence[StageTask]) -> Iterable[int]:

@@ -89,12 +89,12 @@ class TaskNumbers:
         Leaves out a replica that has no sample of a short micro-batch.
         """
         size, degree, count = self.plan.stages[stage].micro_batch, self.plan.stages[stage].degree, self.counts[stage]
-        found = (
+        samples = (
             (sample_range(self.batch_size, size, degree, index, replica), self.firsts[stage] + replica * count + index)
             for index in range(count)
             for replica in range(degree)
         )
-        return [piece for piece in found if len(piece[0])]
+        return [piece for piece in samples if len(piece[0])]
 
     @cached_property
     def all_pieces(self) -> tuple[list[Piece], ...]:
@@ -177,16 +177,16 @@ Channels = dict[tuple[int, int], list[Passage]]
 
 def channels_of(plan: Plan, batch_size: int) -> Channels:
     """Return what passes between the devices of a plan for so many samples, gradients included."""
-    found: Channels = {}
+    channels: Channels = {}
     for position, edge in enumerate(plan.edges):
         here, there = plan.stages[edge.source].devices, plan.stages[edge.target].devices
         trains = position in plan.gradient_edges
         for replica, other, kind in samples_along(plan, position, batch_size).pairs:
             source, target = here[replica], there[other]
-            found.setdefault((source, target), []).append(Passage(position, False, kind))
+            channels.setdefault((source, target), []).append(Passage(position, False, kind))
             if trains:
-                found.setdefault((target, source), []).append(Passage(position, True, kind))
-    return found
+                channels.setdefault((target, source), []).append(Passage(position, True, kind))
+    return channels
 
 
 def samples_along(plan: Plan, edge: int, batch_size: int) -> CommonSamples:

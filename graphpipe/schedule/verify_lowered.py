@@ -113,9 +113,9 @@ def _check_sums(plan: Plan, schedule: Schedule, device: int, listed: tuple[Actio
         if device in tied.devices
         for turn in turns
     }
-    found = [action for action in listed if isinstance(action, Reduce | ReduceTied)]
-    assert sorted(map(str, found)) == sorted(map(str, wanted)), f"device {device} sums {found}, not {[*wanted]}"
-    for action in found:
+    sums = [action for action in listed if isinstance(action, Reduce | ReduceTied)]
+    assert sorted(map(str, sums)) == sorted(map(str, wanted)), f"device {device} sums {sums}, not {[*wanted]}"
+    for action in sums:
         place = listed.index(action)
         added = {stage: (action.mini_batch + 1) * plan.batch_size // plan.stages[stage].micro_batch for stage in hosted}
         for task in (it.task for it in listed[place:] if isinstance(it, Compute) and it.task.stage in wanted[action]):
@@ -144,17 +144,17 @@ def _check_copies(plan: Plan, device: int, listed: tuple[Action, ...]) -> None:
         back = turns.get(("B", stage, micro_batch), turn)
         wanted = [(turn + 1, Offload(stage, micro_batch)), (back - 1, Fetch(stage, micro_batch))]
         wanted = wanted if plan.stages[stage].offload and back > turn + 1 else []
-        found = copies.pop((stage, micro_batch), [])
-        assert found == wanted, f"device {device} copies {found} of F{stage}.{micro_batch}, not {wanted}"
+        made = copies.pop((stage, micro_batch), [])
+        assert made == wanted, f"device {device} copies {made} of F{stage}.{micro_batch}, not {wanted}"
     assert not copies, f"device {device} copies what it does not compute: {copies}"
 
 
 def _check_transfers(lowered: LoweredSchedule, needed: set[Transfer]) -> None:
     for kind, end in ((Send, "source_device"), (Receive, "target_device")):
-        found = [(n, it.transfer) for n, listed in enumerate(lowered.devices) for it in listed if isinstance(it, kind)]
-        for device, transfer in found:
+        ends = [(n, it.transfer) for n, listed in enumerate(lowered.devices) for it in listed if isinstance(it, kind)]
+        for device, transfer in ends:
             assert getattr(transfer, end) == device, f"device {device} lists a {kind.__name__} of another: {transfer}"
-        transfers = [transfer for _, transfer in found]
+        transfers = [transfer for _, transfer in ends]
         assert len(transfers) == len({*transfers}), f"a {kind.__name__} is listed twice"
         assert {*transfers} == needed, f"{kind.__name__}: missing or too many: {sorted({*transfers} ^ needed)[:2]}"
 
@@ -201,13 +201,13 @@ def _needed(plan: Plan, edge: int, back: Collection[int], whole: set[StageTask],
 def _brought(plan: Plan, edge: int) -> list[int]:
     """Return the earlier edges from the same stage that bring one of the same values to the same owners of samples."""
     source, target = plan.stages[plan.edges[edge].source], plan.stages[plan.edges[edge].target]
-    found: list[int] = []
+    earlier: list[int] = []
     for number, it in enumerate(plan.edges[:edge]):
         other = plan.stages[it.target]
         if it.source == plan.edges[edge].source and other.devices == target.devices:
             common = _read_whole(plan, source, target) & _read_whole(plan, source, other)
-            found += [number] if common and other.micro_batch == target.micro_batch else []
-    return found
+            earlier += [number] if common and other.micro_batch == target.micro_batch else []
+    return earlier
 
 
 def _read_whole(plan: Plan, source: Stage, target: Stage) -> set[tuple[str, str]]:
@@ -221,11 +221,11 @@ def _read_whole(plan: Plan, source: Stage, target: Stage) -> set[tuple[str, str]
 
 def _leads(plan: Plan, back: Collection[int], start: int, end: int) -> bool:
     """Whether gradients go back from stage `end` to stage `start`, perhaps through others."""
-    found = {end}
+    reached = {end}
     for number in sorted(back, key=lambda number: plan.edges[number].target, reverse=True):
-        if plan.edges[number].target in found:
-            found.add(plan.edges[number].source)
-    return start in found
+        if plan.edges[number].target in reached:
+            reached.add(plan.edges[number].source)
+    return start in reached
 
 
 def _back(stage: int, micro_batch: int, whole: set[StageTask]) -> StageTask:

@@ -92,8 +92,8 @@ class LayerTasks:
 
     def seconds(self, task: LayerTask, device: int) -> float:
         """Return the seconds of a task on a device, without the update."""
-        found = self.model.task_seconds(self.layers[task.layer], device, self.micro_batch)
-        seconds = {"F": found.forward, "I": found.input_gradient, "W": found.weight_gradient}
+        task_seconds = self.model.task_seconds(self.layers[task.layer], device, self.micro_batch)
+        seconds = {"F": task_seconds.forward, "I": task_seconds.input_gradient, "W": task_seconds.weight_gradient}
         return seconds[task.kind]
 
     def update_seconds(self, task: LayerTask) -> float:
@@ -111,7 +111,7 @@ class LayerTasks:
     @cached_property
     def producers(self) -> dict[LayerTask, tuple[LayerTask, ...]]:
         """The tasks that each task reads from."""
-        found: dict[LayerTask, list[LayerTask]] = {task: [] for task in self.tasks}
+        sources: dict[LayerTask, list[LayerTask]] = {task: [] for task in self.tasks}
         for producer, reader in self.reads:
-            found[reader].append(producer)
-        return {task: tuple(some) for task, some in found.items()}
+            sources[reader].append(producer)
+        return {task: tuple(some) for task, some in sources.items()}

@@ -32,11 +32,11 @@ class Rounds:
     @cached_property
     def lag(self) -> dict[LayerTask, int]:
         """By task: in which round it does the first micro-batch."""
-        found: dict[LayerTask, int] = {}
+        lags: dict[LayerTask, int] = {}
         for task in self.work.tasks:
-            before = ((found[each], self.device_of[each] != self.device_of[task]) for each in self.work.producers[task])
-            found[task] = max((lag + apart for lag, apart in before), default=0)
-        return found
+            before = ((lags[each], self.device_of[each] != self.device_of[task]) for each in self.work.producers[task])
+            lags[task] = max((lag + apart for lag, apart in before), default=0)
+        return lags
 
     @cached_property
     def orders(self) -> dict[int, tuple[LayerTask, ...]]:
@@ -89,27 +89,27 @@ class Rounds:
 
     def sent_bytes(self) -> dict[tuple[int, int], float]:
         """Return, by sender and receiver, the bytes per mini-batch. A device receives each value once."""
-        found: dict[tuple[int, int], float] = {}
+        bytes_by_pair: dict[tuple[int, int], float] = {}
         for (source, target, task), count in self.messages.items():
             times = 1 if task.kind == "W" else self.work.micro_batches
-            found[source, target] = found.get((source, target), 0.0) + times * count
-        return found
+            bytes_by_pair[source, target] = bytes_by_pair.get((source, target), 0.0) + times * count
+        return bytes_by_pair
 
     @cached_property
     def messages(self) -> dict[tuple[int, int, LayerTask], float]:
         """By sender, receiver and the task that has made it: the bytes. A W sends new weights, once per mini-batch."""
-        found: dict[tuple[int, int, LayerTask], float] = {}
+        bytes_by_message: dict[tuple[int, int, LayerTask], float] = {}
         for (producer, reader), count in self.work.reads.items():
-            self._add(found, producer, reader, count)
+            self._add(bytes_by_message, producer, reader, count)
         for update in (task for task in self.work.tasks if task.kind == "W"):
             for kind in ("F", "I"):
                 if (reader := LayerTask(kind, update.layer)) in self.device_of:
-                    self._add(found, update, reader, self.work.weight_bytes(update.layer))
-        return found
+                    self._add(bytes_by_message, update, reader, self.work.weight_bytes(update.layer))
+        return bytes_by_message
 
     def _add(
-        self, found: dict[tuple[int, int, LayerTask], float], one: LayerTask, other: LayerTask, count: float
+        self, bytes_by_message: dict[tuple[int, int, LayerTask], float], one: LayerTask, other: LayerTask, count: float
     ) -> None:
         ends = self.device_of[one], self.device_of[other]
         if ends[0] != ends[1]:
-            found[*ends, one] = max(found.get((*ends, one), 0.0), count)
+            bytes_by_message[*ends, one] = max(bytes_by_message.get((*ends, one), 0.0), count)

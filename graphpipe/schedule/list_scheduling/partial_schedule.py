@@ -115,11 +115,11 @@ class PartialSchedule:
         self._channels = [0.0] * (1 + max((route.channel for route in routes), default=-1))
 
     def _mail(self, routes: Iterable[MessageRoute], *, forward: bool) -> "_Mail":
-        found: list[_Route] = []
+        sent_along: list[_Route] = []
         for to, channel, portions in routes:
             receiver = self.progress[to]
-            found.append((receiver, receiver.inputs if forward else receiver.returns, channel, portions))
-        return _Mail(found, [receiver for receiver, *_ in found])
+            sent_along.append((receiver, receiver.inputs if forward else receiver.returns, channel, portions))
+        return _Mail(sent_along, [receiver for receiver, *_ in sent_along])
 
     def put(self, stage: int, kind: Kind, start: float) -> Sequence[StageProgress]:
         """Add a stage's next task of this kind, and return the stages that it sends to.

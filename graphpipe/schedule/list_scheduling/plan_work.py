@@ -38,25 +38,25 @@ def work_of_plan(plan: Plan) -> PlanWork:
 
 
 def _hops(plan: Plan) -> list[Hop]:
-    found: list[Hop] = []
+    hops: list[Hop] = []
     for number, edge in enumerate(plan.edges):
         source, target = plan.stages[edge.source], plan.stages[edge.target]
         links = plan.cluster.links(source.devices, target.devices)
         shares = max(source.degree, target.degree)
-        found.append(Hop(edge.source, edge.target, Messages(edge.bytes_per_sample, shares, links)))
+        hops.append(Hop(edge.source, edge.target, Messages(edge.bytes_per_sample, shares, links)))
         if number in plan.gradient_edges:
             back = Messages(plan.sent_bytes(number, backward=True), shares, links)
-            found.append(Hop(edge.target, edge.source, back))
-    return found
+            hops.append(Hop(edge.target, edge.source, back))
+    return hops
 
 
 def hosted_stages(plan: Plan) -> dict[int, tuple[int, ...]]:
     """Return the stages of each device in use."""
-    found: dict[int, tuple[int, ...]] = {}
+    stages_by_device: dict[int, tuple[int, ...]] = {}
     for number, stage in enumerate(plan.stages):
         for device in stage.devices:
-            found[device] = (*found.get(device, ()), number)
-    return found
+            stages_by_device[device] = (*stages_by_device.get(device, ()), number)
+    return stages_by_device
 
 
 def _places(devices: Sequence[int], hosted: Mapping[int, tuple[int, ...]]) -> list[int]:

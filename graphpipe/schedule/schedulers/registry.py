@@ -80,9 +80,9 @@ def build_schedule(plan: Plan) -> Schedule:
     Raises:
         InvalidInput: an unknown name (the nearest is given), or the plan's in_flight samples do not allow the schedule.
     """
-    found = build_unverified(plan)
-    verify(plan, found)
-    return found
+    schedule = build_unverified(plan)
+    verify(plan, schedule)
+    return schedule
 
 
 def build_unverified(plan: Plan) -> Schedule:

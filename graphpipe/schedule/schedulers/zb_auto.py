@@ -61,12 +61,12 @@ def build(plan: Plan) -> Schedule:
     """
     works = work_of_plan(plan)
     known = min(_known(plan, works), key=_value, default=None)
-    found = _search(works, known.seconds if known is not None else inf)
-    if known is not None and (found is None or _value(known) <= _value(found)):
-        found = known
-    if found is None:
+    best = _search(works, known.seconds if known is not None else inf)
+    if known is not None and (best is None or _value(known) <= _value(best)):
+        best = known
+    if best is None:
         return replace(one_f_one_b.build(plan), name=NAME)  # If 1F1B is impossible too, its error says why.
-    return _schedule(plan, found)
+    return _schedule(plan, best)
 
 
 def greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:
@@ -94,10 +94,10 @@ def _known(plan: Plan, works: PlanWork) -> Iterator[PartialSchedule]:
         builds.insert(1, (one_f_one_b.build, replace(plan, stages=lean)))
     for build_known, form in builds:
         try:
-            found = build_known(form)
+            schedule = build_known(form)
         except InvalidInput:  # The greedy rules may still find a schedule.
             continue
-        partial = None if found is None else replay(works, found)
+        partial = None if schedule is None else replay(works, schedule)
         if partial is not None:
             yield partial
 

@@ -40,21 +40,21 @@ def with_policy(plan: Plan, weights: WeightPolicy, predictor: Predictor = "") ->
         weights: the policy.
         predictor: of the policy `predict`.
     """
-    found = replace(plan, weights=weights, predictor=predictor, prediction=None)
-    counts, most = in_flight_of(found), most_in_flight(found)
+    planned = replace(plan, weights=weights, predictor=predictor, prediction=None)
+    counts, most = in_flight_of(planned), most_in_flight(planned)
     if plan.weights != "flush" != weights:  # Keep what hides messages.
         own = [stage.in_flight for stage in plan.stages]
         counts = [int(max(n, min(each, limit))) for n, each, limit in zip(counts, own, most, strict=True)]
-    found = _with(found, counts, [1] * len(plan.stages))
-    return _with(found, [stage.in_flight for stage in found.stages], planned_versions(found))
+    planned = _with(planned, counts, [1] * len(plan.stages))
+    return _with(planned, [stage.in_flight for stage in planned.stages], planned_versions(planned))
 
 
 def in_flight_of(plan: Plan) -> Sequence[int]:
     """Return the samples in flight that 1F1B needs under the plan's weight policy, by stage."""
     sizes, bursts = [stage.micro_batch for stage in plan.stages], [stage.burst for stage in plan.stages]
     batch_size = plan.batch_size if plan.weights == "flush" else inf
-    found = in_flight_samples(batch_size, sizes, bursts, plan.successors)
-    return [int(min(count, most)) for count, most in zip(found, most_in_flight(plan), strict=True)]
+    in_flight = in_flight_samples(batch_size, sizes, bursts, plan.successors)
+    return [int(min(count, most)) for count, most in zip(in_flight, most_in_flight(plan), strict=True)]
 
 
 def most_in_flight(plan: Plan) -> Sequence[float]:

@@ -43,10 +43,10 @@ def build_segment(plan: Plan, mini_batches: int) -> Schedule:
         InvalidInput: the number of mini-batches is not positive, the plan's schedule cannot go on without a flush, or
             the plan's samples in flight or versions are too few.
     """
-    found = build_unverified_segment(plan, mini_batches)
-    verify(plan, found)
-    verify_versions(plan, found, weight_reads(plan, found))
-    return found
+    segment = build_unverified_segment(plan, mini_batches)
+    verify(plan, segment)
+    verify_versions(plan, segment, weight_reads(plan, segment))
+    return segment
 
 
 def build_unverified_segment(plan: Plan, mini_batches: int) -> Schedule:
@@ -77,11 +77,11 @@ def _repeated(plan: Plan, schedule: Schedule, mini_batches: int) -> Schedule:
     devices: list[tuple[StageTask, ...]] = []
     for device, tasks in enumerate(schedule.devices):
         hosted = [stage for stage, it in enumerate(plan.stages) if device in it.devices]
-        found: list[StageTask] = []
+        repeated: list[StageTask] = []
         for turn in range(mini_batches):
-            found += [replace(it, micro_batch=it.micro_batch + turn * plan.micro_batches(it.stage)) for it in tasks]
-            found += [StageTask("U", stage, turn) for stage in hosted]
-        devices.append(tuple(found))
+            repeated += [replace(it, micro_batch=it.micro_batch + turn * plan.micro_batches(it.stage)) for it in tasks]
+            repeated += [StageTask("U", stage, turn) for stage in hosted]
+        devices.append(tuple(repeated))
     return Schedule(name=schedule.name, devices=tuple(devices))
 
 

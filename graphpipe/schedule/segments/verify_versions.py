@@ -137,18 +137,18 @@ def _check_held(plan: Plan, history: _History, reads: Reads) -> None:
 
 def _places(history: _History, reads: Reads) -> dict[tuple[int, int], list[int]]:
     # The positions of the tasks that read each version, or each prediction.
-    found: dict[tuple[int, int], list[int]] = {}
+    places: dict[tuple[int, int], list[int]] = {}
     for place, (task, _) in enumerate(history.steps):
-        found.setdefault(reads[task], []).append(place)
-    return found
+        places.setdefault(reads[task], []).append(place)
+    return places
 
 
 def _check_one_version(plan: Plan, histories: Sequence[_History], reads: Reads) -> None:
     """Under `vertical-sync`, a mini-batch reads one version at all stages: the newest that all have when it arrives."""
     count = 1 + max(task.micro_batch for task, _ in histories[0].steps) // histories[0].each
     for mini_batch in range(count):
-        found = {
+        versions = {
             reads[task][0] for it in histories for task, _ in it.steps if task.micro_batch // it.each == mini_batch
         }
         least = sorted(it.made_before[True, mini_batch * it.each] for it in histories)[0]
-        assert found == {least}, f"mini-batch {mini_batch} reads the versions {sorted(found)}, not {least}"
+        assert versions == {least}, f"mini-batch {mini_batch} reads the versions {sorted(versions)}, not {least}"
