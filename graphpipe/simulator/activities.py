@@ -60,9 +60,9 @@ class Activities:
     plan: Plan
     loads: StepLoads | None = None
     """Loads of the samples of the mini-batch; None: every sample has the expected loads."""
-    found: list[Activity] = field(default_factory=list[Activity])
+    all: list[Activity] = field(default_factory=list[Activity])
     what: list[SimulatedWork] = field(default_factory=list[SimulatedWork])
-    """The meaning of each activity in `found`."""
+    """The meaning of each activity in `all`."""
     _seconds: dict[tuple[int, int, int], TaskSeconds] = field(default_factory=dict[tuple[int, int, int], TaskSeconds])
     """Seconds of tasks, by stage, device and micro-batch (0 for all, if they are alike)."""
     _last: dict[int, int] = field(default_factory=dict[int, int])
@@ -166,9 +166,9 @@ class Activities:
         return self._reduced.get(device, []) + self._last_of(device)
 
     def _add(self, what: SimulatedWork, seconds: float, needs: list[int], pool: str | None = None) -> int:
-        self.found.append(Activity(seconds, tuple(needs), pool))
+        self.all.append(Activity(seconds, tuple(needs), pool))
         self.what.append(what)
-        return len(self.found) - 1
+        return len(self.all) - 1
 
     def _last_of(self, *devices: int) -> list[int]:
         return [self._last[device] for device in devices if device in self._last]
@@ -282,9 +282,9 @@ class Activities:
             other = self.what[last]
             against = isinstance(other, Transfer) and (other.source_device, other.target_device) == (target, source)
             if against and last not in self._exchanged:
-                needs = list(self.found[last].needs)
-                self._exchanged |= {last, len(self.found)}
-                if seconds < self.found[last].seconds:  # The devices are free when the longer one is done.
+                needs = list(self.all[last].needs)
+                self._exchanged |= {last, len(self.all)}
+                if seconds < self.all[last].seconds:  # The devices are free when the longer one is done.
                     return self._add(transfer, seconds, needs)
         self._last[source] = self._last[target] = number = self._add(transfer, seconds, needs)
         return number
@@ -293,8 +293,8 @@ class Activities:
         # The target task also waits for the transfers that carry what this one leaves out.
         target = transfer.target_device
         numbers = (self._outputs.get((edge, target, transfer.samples)) for edge in transfer.without)
-        found = [number for number in numbers if number is not None]
-        self._received.setdefault((target, transfer.target_task), []).extend(found)
+        awaited = [number for number in numbers if number is not None]
+        self._received.setdefault((target, transfer.target_task), []).extend(awaited)
 
     def _reduce(self, action: Reduce) -> None:
         devices = self.plan.stages[action.stage].devices

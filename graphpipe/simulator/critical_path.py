@@ -83,13 +83,13 @@ def _last_tasks(plan: Plan, schedule: Schedule) -> LastTasks:
         lists = schedule.devices
         return {(d, number): len(lists[d]) - 1 for number, stage in enumerate(plan.stages) for d in stage.devices}
     known: dict[int, dict[int, int]] = {}  # Devices often share one tuple of tasks.
-    found: dict[tuple[int, int], int] = {}
+    last_tasks: dict[tuple[int, int], int] = {}
     for device in plan.used_devices:
         tasks = schedule.devices[device]
         if id(tasks) not in known:
             known[id(tasks)] = {task.stage: at for at, task in enumerate(tasks)}
-        found |= {(device, stage): at for stage, at in known[id(tasks)].items()}
-    return found
+        last_tasks |= {(device, stage): at for stage, at in known[id(tasks)].items()}
+    return last_tasks
 
 
 def _reduction_order(plan: Plan, last: LastTasks) -> Sequence[int] | None:

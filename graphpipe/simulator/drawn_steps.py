@@ -42,7 +42,7 @@ class DrawnSteps:
     def step_seconds(self) -> list[float]:
         """Seconds of every step."""
         if self.plan.cluster.cores_per_node is None:
-            return ends_of_steps(self.activities.found, self.seconds).max(axis=0).tolist()
+            return ends_of_steps(self.activities.all, self.seconds).max(axis=0).tolist()
         cores = {device.node: self.plan.cluster.cores_per_node for device in self.plan.cluster.devices}
         steps = range(self.seconds.shape[1])
         return [max(interval.end for interval in run_shared(self.lasting(step), cores)) for step in steps]
@@ -65,7 +65,7 @@ class DrawnSteps:
 
     def lasting(self, step: int) -> list[Activity]:
         """Return the activities of a step, with their seconds."""
-        pairs = zip(self.activities.found, self.seconds[:, step].tolist(), strict=True)
+        pairs = zip(self.activities.all, self.seconds[:, step].tolist(), strict=True)
         return [each._replace(seconds=own) for each, own in pairs]
 
 
@@ -75,7 +75,7 @@ _Samples = tuple[int, str, SampleRange]
 
 def _drawn_seconds(plan: Plan, activities: Activities, drawn: Sequence[StepLoads]) -> Array:
     """Return the seconds of all activities, [activities, steps]. Only those of tasks depend on the loads."""
-    found = np.repeat(np.array([each.seconds for each in activities.found])[:, None], len(drawn), axis=1)
+    seconds_of_steps = np.repeat(np.array([each.seconds for each in activities.all])[:, None], len(drawn), axis=1)
     known: dict[tuple[int, str, tuple[float, ...]], dict[Kind, float]] = {}
     for (stage, kind_of_device, rows), tasks in _tasks_by_samples(plan, activities).items():
         for step, loads in enumerate(drawn):
@@ -83,15 +83,15 @@ def _drawn_seconds(plan: Plan, activities: Activities, drawn: Sequence[StepLoads
             if (seconds := known.get(key)) is None:
                 seconds = known[key] = _seconds_by_kind(plan, *key)
             for number, kind in tasks:
-                found[number, step] = seconds[kind]
-    return found
+                seconds_of_steps[number, step] = seconds[kind]
+    return seconds_of_steps
 
 
 def _tasks_by_samples(plan: Plan, activities: Activities) -> dict[_Samples, list[tuple[int, Kind]]]:
     """Return the number and kind of every activity that is a task with loaded operators, by the samples it reads."""
     has_load = [any(not set(load.ops).isdisjoint(stage.ops) for load in plan.costs.loads) for stage in plan.stages]
     replica = [{device: at for at, device in enumerate(stage.devices)} for stage in plan.stages]
-    found: dict[_Samples, list[tuple[int, Kind]]] = {}
+    tasks: dict[_Samples, list[tuple[int, Kind]]] = {}
     for number, what in enumerate(activities.what):
         if not isinstance(what, tuple) or what[1].kind == "U" or not has_load[what[1].stage]:
             continue
@@ -99,8 +99,8 @@ def _tasks_by_samples(plan: Plan, activities: Activities) -> dict[_Samples, list
         stage = plan.stages[task.stage]
         size, degree, at = stage.micro_batch, stage.degree, replica[task.stage][device]
         rows = sample_range(plan.batch_size, size, degree, task.micro_batch, at)
-        found.setdefault((task.stage, plan.cluster.devices[device].type, rows), []).append((number, task.kind))
-    return found
+        tasks.setdefault((task.stage, plan.cluster.devices[device].type, rows), []).append((number, task.kind))
+    return tasks
 
 
 def _seconds_by_kind(plan: Plan, stage: int, kind_of_device: str, loads: tuple[float, ...]) -> dict[Kind, float]:

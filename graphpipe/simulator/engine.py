@@ -50,13 +50,13 @@ def ends_of_steps(activities: Sequence[Activity], seconds: NDArray[np.float64]) 
     Returns:
         [activities, steps].
     """
-    found = seconds.copy()
-    for (_, needs, _), end in zip(activities, found, strict=True):
+    ends = seconds.copy()
+    for (_, needs, _), end in zip(activities, ends, strict=True):
         if len(needs) == 1:
-            end += found[needs[0]]
+            end += ends[needs[0]]
         elif needs:
-            end += found[list(needs)].max(axis=0)
-    return found
+            end += ends[list(needs)].max(axis=0)
+    return ends
 
 
 def run_shared(activities: Sequence[Activity], cores: Mapping[str, float]) -> list[Interval]:

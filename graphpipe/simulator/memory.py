@@ -49,9 +49,9 @@ def memory_over_time(plan: Plan, spans: Sequence[Span], lowered: LoweredSchedule
         elif span.kind == "fetch" and span.peer >= 0:
             changes[span.peer].append((span.end_seconds, -span.bytes))
     if plan.trains and plan.cost_model.op_bytes.has_temporaries:
-        for device, found in changes.items():
-            found += _profiled_changes(plan, lowered, device, [span for span in spans if span.device == device])
-    return tuple(sample for device, found in changes.items() for sample in _add_up(device, found))
+        for device, own_changes in changes.items():
+            own_changes += _profiled_changes(plan, lowered, device, [span for span in spans if span.device == device])
+    return tuple(sample for device, own_changes in changes.items() for sample in _add_up(device, own_changes))
 
 
 def memory_steps(plan: Plan, stage: int) -> dict[str, tuple[float, float]]:
@@ -70,7 +70,7 @@ def memory_steps(plan: Plan, stage: int) -> dict[str, tuple[float, float]]:
 
 
 def _profiled_changes(plan: Plan, lowered: LoweredSchedule, device: int, spans: Sequence[Span]) -> list[Change]:
-    found: list[Change] = []
+    changes: list[Change] = []
     seconds = {Moment(None, "start"): 0.0, Moment(None, "end"): max(span.end_seconds for span in spans)}
     first: set[int] = set()  # stages whose first backward, or weight half, has run
     worsts = {
@@ -91,10 +91,10 @@ def _profiled_changes(plan: Plan, lowered: LoweredSchedule, device: int, spans: 
         if kind in ("B", "W") and stage not in first:
             first.add(stage)
             temporary, gradients = worst.first_backward, _gradient_bytes(plan, stage)
-            found += [(0.0, -gradients), (span.end_seconds, gradients)]
-        found += [(span.start_seconds, temporary), (span.end_seconds, -temporary)]
-    found += [(seconds[moment], count) for moment, count in Buffers.of(plan, lowered, device)]
-    return [change for change in found if change[1]]
+            changes += [(0.0, -gradients), (span.end_seconds, gradients)]
+        changes += [(span.start_seconds, temporary), (span.end_seconds, -temporary)]
+    changes += [(seconds[moment], count) for moment, count in Buffers.of(plan, lowered, device)]
+    return [change for change in changes if change[1]]
 
 
 def _gradient_bytes(plan: Plan, stage: int) -> float:

@@ -118,7 +118,7 @@ def happen_lowered(plan: Plan, lowered: LoweredSchedule, loads: StepLoads | None
     """Return every activity of a lowered schedule with its interval; without loads, samples have the expected ones."""
     activities = Activities(plan, loads)
     activities.add_all(lowered)
-    return list(zip(activities.what, _intervals(plan, activities.found), strict=True))
+    return list(zip(activities.what, _intervals(plan, activities.all), strict=True))
 
 
 def critical_work(plan: Plan) -> Happened:
@@ -133,13 +133,13 @@ def critical_work(plan: Plan) -> Happened:
     """
     activities = Activities(plan)
     activities.add_all(lower(plan, build_schedule(plan)))
-    found, intervals = activities.found, _intervals(plan, activities.found)
-    at: int | None = max(range(len(found)), key=lambda number: intervals[number].end)
+    work, intervals = activities.all, _intervals(plan, activities.all)
+    at: int | None = max(range(len(work)), key=lambda number: intervals[number].end)
     path: list[int] = []
     while at is not None:
         path.append(at)
-        at = max(found[at].needs, key=lambda number: intervals[number].end, default=None)
-    return [(activities.what[number], intervals[number]) for number in reversed(path) if found[number].seconds]
+        at = max(work[at].needs, key=lambda number: intervals[number].end, default=None)
+    return [(activities.what[number], intervals[number]) for number in reversed(path) if work[number].seconds]
 
 
 def _intervals(plan: Plan, activities: Sequence[Activity]) -> Sequence[Interval]:

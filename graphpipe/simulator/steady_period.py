@@ -66,9 +66,9 @@ def steady_state(plan: Plan) -> SteadyState:
     count = window + 4
     while True:
         ends, busy = _ends(plan, count)
-        found = _period(ends, window, last_resort=count >= _LONGEST)
-        if found is not None:
-            period, cycle = found
+        repeated = _period(ends, window, last_resort=count >= _LONGEST)
+        if repeated is not None:
+            period, cycle = repeated
             total = period * len(plan.used_devices)
             bubble = 1.0 - busy / total if total else 0.0
             return SteadyState(period_seconds=period, cycle=cycle, bubble_fraction=bubble)
@@ -95,17 +95,17 @@ def _period(ends: Sequence[Sequence[float]], window: int, *, last_resort: bool) 
     """Return the period and its cycle if the last mini-batches before the drain repeat; the cycle is 0 if they do not,
     and it is the last resort."""
     stop = len(ends) - window  # later mini-batches may be part of the drain
-    found = _repetition(ends[:stop], window)
-    if found is not None or not last_resort:
-        return found
+    repeated = _repetition(ends[:stop], window)
+    if repeated is not None or not last_resort:
+        return repeated
     return max(_own_period([each[task] for each in ends[:stop]], window) for task in range(len(ends[0]))), 0
 
 
 def _own_period(ends: Sequence[float], window: int) -> float:
     """Return the seconds from one end of a task to the next: the mean of the later half if they do not repeat."""
-    found = _repetition([(end,) for end in ends], window)
+    repeated = _repetition([(end,) for end in ends], window)
     half = len(ends) // 2
-    return found[0] if found is not None else (ends[-1] - ends[half - 1]) / (len(ends) - half)
+    return repeated[0] if repeated is not None else (ends[-1] - ends[half - 1]) / (len(ends) - half)
 
 
 def _repetition(ends: Sequence[Sequence[float]], window: int) -> tuple[float, int] | None:

@@ -59,11 +59,11 @@ def draw_loads(plan: Plan, step: int) -> dict[str, tuple[float, ...]]:
     Samples are independent, and so are several loads of a sample. The same step always gets the same loads.
     """
     random = np.random.default_rng(step)
-    found: dict[str, tuple[float, ...]] = {}
+    loads: dict[str, tuple[float, ...]] = {}
     for load in plan.costs.loads:
         drawn = random.choice(np.array(load.loads), size=plan.batch_size, p=np.array(load.shares))
-        found[load.name] = tuple(drawn.tolist())
-    return found
+        loads[load.name] = tuple(drawn.tolist())
+    return loads
 
 
 def _running_sums(loads: Sequence[float]) -> tuple[float, ...]:

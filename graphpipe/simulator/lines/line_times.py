@@ -104,7 +104,7 @@ class _Clock:
             begins=period.begins,
             channels=[0.0] * count,
             held={},
-            sums=sums.found,
+            sums=sums.all,
             copies=_copies(period, lines),
         )
 
@@ -173,13 +173,13 @@ class _Clock:
 
 
 def _copies(period: Period, lines: Iterable[Line]) -> dict[Line, CopyLanes]:
-    plan, found = period.plan, dict[Line, CopyLanes]()
+    plan, lanes = period.plan, dict[Line, CopyLanes]()
     for line in lines:
         pairs = enumerate(zip(period.hosted[line], period.copies[line], strict=True))
         copies = {stage: Copy(place, seconds) for place, (stage, seconds) in pairs if seconds is not None}
         if copies:
-            found[line] = CopyLanes.of(plan, period.schedule.devices[plan.used_devices[line]], copies)
-    return found
+            lanes[line] = CopyLanes.of(plan, period.schedule.devices[plan.used_devices[line]], copies)
+    return lanes
 
 
 def _channels(period: Period) -> Iterable[tuple[Line, Line, tuple[Message, ...]]]:
@@ -192,7 +192,7 @@ class _Sums:
     """Numbers the sums of gradients of a segment. Equal lines of different stages share a sum."""
 
     def __init__(self, period: Period) -> None:
-        self.found: list[_Sum] = []
+        self.all: list[_Sum] = []
         self._period = period
         self._numbers: dict[tuple[int, tuple[Line, ...], int], int] = {}
 
@@ -202,8 +202,8 @@ class _Sums:
         distinct = tuple(sorted({period.alike[each] for each in lines}))
         key = period.hosted[line].index(stage), distinct, mini_batch
         if key not in self._numbers:
-            self._numbers[key] = len(self.found)
-            self.found.append(_Sum(distinct, period.plan.reduce_seconds(stage)))
+            self._numbers[key] = len(self.all)
+            self.all.append(_Sum(distinct, period.plan.reduce_seconds(stage)))
         return self._numbers[key]
 
 

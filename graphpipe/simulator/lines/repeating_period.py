@@ -64,8 +64,8 @@ class Period:
     @cached_property
     def hosted(self) -> list[tuple[int, ...]]:
         """The stages on each line."""
-        found = hosted_stages(self.plan)
-        return [found[device] for device in self.plan.used_devices]
+        stages = hosted_stages(self.plan)
+        return [stages[device] for device in self.plan.used_devices]
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -139,7 +139,7 @@ class Period:
         """
         line_of = {device: line for line, device in enumerate(self.plan.used_devices)}
         known: dict[Hashable, tuple[Message, ...]] = {}
-        found: dict[tuple[Line, Line], tuple[Message, ...]] = {}
+        messages_between: dict[tuple[Line, Line], tuple[Message, ...]] = {}
         for (source, target), passages in channels_of(self.plan, self.numbers.batch_size).items():
             if source == target:
                 continue  # The order of the tasks on the device is enough.
@@ -150,8 +150,8 @@ class Period:
                 messages = tuple(self._messages(passages, here, there))
                 known[key] = known.setdefault(messages, messages)
             if known[key]:
-                found[here, there] = known[key]
-        return found
+                messages_between[here, there] = known[key]
+        return messages_between
 
     def _messages(self, passages: Iterable[Passage], source: Line, target: Line) -> Iterator[Message]:
         plan, used = self.plan, self.plan.used_devices
