@@ -68,12 +68,12 @@ def device_peaks(compared: Sequence[ComparedPlan]) -> list[DevicePeak]:
 
 def throughputs(compared: Sequence[ComparedPlan]) -> list[tuple[str, list[float]]]:
     """Return samples per second of every plan by kind of step: predicted, then rehearsed or measured if all have it."""
-    found = [("predicted", [each.predicted.samples_per_second for each in compared])]
+    kinds = [("predicted", [each.predicted.samples_per_second for each in compared])]
     run = [each.subject.measured for each in compared]
     words = {source_word(trace.source) for trace in run if trace is not None}
     if all(run) and len(words) == 1:
-        found.append((words.pop(), [trace.samples_per_second for trace in run if trace is not None]))
-    return found
+        kinds.append((words.pop(), [trace.samples_per_second for trace in run if trace is not None]))
+    return kinds
 
 
 def properties(plan: ComparedPlan) -> dict[str, str]:
@@ -82,7 +82,7 @@ def properties(plan: ComparedPlan) -> dict[str, str]:
     fullest = max(it.used_devices, key=lambda device: trace.peak_bytes[device])
     capacity = it.cluster.type_of(fullest).memory_bytes
     sizes = sorted({stage.micro_batch for stage in it.stages})
-    found = {
+    words = {
         "model": it.graph.name,
         "cluster": it.cluster.name,
         "mini-batch": f"{it.batch_size:,} samples",
@@ -100,6 +100,6 @@ def properties(plan: ComparedPlan) -> dict[str, str]:
     }
     if (measured := plan.subject.measured) is not None:
         word = source_word(measured.source)
-        found[f"step, {word}"] = format_seconds(measured.step_seconds)
-        found[f"bubble, {word}"] = f"{measured.bubble_fraction:.1%}"
-    return found
+        words[f"step, {word}"] = format_seconds(measured.step_seconds)
+        words[f"bubble, {word}"] = f"{measured.bubble_fraction:.1%}"
+    return words

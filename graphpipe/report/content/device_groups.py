@@ -17,13 +17,13 @@ class DeviceGroup:
 
 def device_groups(plan: Plan) -> list[DeviceGroup]:
     """Return the groups of a plan, in the order of their first stages."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    groups: dict[tuple[int, ...], list[int]] = {}
     for device in plan.used_devices:
         hosted = tuple(number for number, stage in enumerate(plan.stages) if device in stage.devices)
-        found.setdefault(hosted, []).append(device)
+        groups.setdefault(hosted, []).append(device)
     return [
         DeviceGroup(name=_name(plan, hosted, len(devices)), stages=hosted, devices=tuple(devices))
-        for hosted, devices in sorted(found.items())
+        for hosted, devices in sorted(groups.items())
     ]
 
 

@@ -83,16 +83,16 @@ def explain(plan: Plan, predicted: Trace) -> Explanation:
     )
 
 
-def explanation_lines(found: Explanation, step_seconds: float) -> list[str]:
+def explanation_lines(explanation: Explanation, step_seconds: float) -> list[str]:
     """Return the explanation in sentences."""
-    path = ", ".join(f"{each.work} {each.seconds / step_seconds:.0%}" for each in found.path[:4])
-    busiest = next(each for each in found.groups if each.name == found.bottleneck)
-    better = [each for each in found.outlooks if each.gain > _WORTH]
-    worse = [each.change for each in found.outlooks if each.gain <= _WORTH]
+    path = ", ".join(f"{each.work} {each.seconds / step_seconds:.0%}" for each in explanation.path[:4])
+    busiest = next(each for each in explanation.groups if each.name == explanation.bottleneck)
+    better = [each for each in explanation.outlooks if each.gain > _WORTH]
+    worse = [each.change for each in explanation.outlooks if each.gain <= _WORTH]
     lines = [
         f"critical path: {path}",
-        f"bottleneck: {found.bottleneck}, which computes {busiest.computing:.0%} of the step",
-        f"gap: the step is at most {found.gap_percent:.1f} % above a lower bound on {found.plans_of_gap}",
+        f"bottleneck: {explanation.bottleneck}, which computes {busiest.computing:.0%} of the step",
+        f"gap: the step is at most {explanation.gap_percent:.1f} % above a lower bound on {explanation.plans_of_gap}",
         *(f"would help: {each.change}: {_result(each)}" for each in better),
     ]
     return lines + ([f"simulated without a gain: {', '.join(worse)}"] if worse else [])

@@ -19,7 +19,7 @@ def version_rows(plan: Plan, trace: Trace) -> list[tuple[str, int, str, str, int
 
     The mini-batch is the first in which every stage is as late as it gets, or the last one of a short segment.
     """
-    reads, found = weight_reads_of(plan, trace), list[tuple[str, int, str, str, int]]()
+    reads, rows = weight_reads_of(plan, trace), list[tuple[str, int, str, str, int]]()
     mini_batch = max(0, trace.batch_size // plan.batch_size - 2)
     for number, stage in enumerate(plan.stages):
         each = plan.micro_batches(number)
@@ -27,8 +27,8 @@ def version_rows(plan: Plan, trace: Trace) -> list[tuple[str, int, str, str, int
         here = [(task, read) for task, read in reads.items() if task.stage == number and task.micro_batch in mine]
         forwards = _said([read for task, read in here if task.kind == "F"])
         backwards = _said([read for task, read in here if task.kind in ("B", "W")])
-        found.append((stage.name, mini_batch, forwards, backwards, mini_batch + 1))
-    return found
+        rows.append((stage.name, mini_batch, forwards, backwards, mini_batch + 1))
+    return rows
 
 
 def _said(reads: list[WeightRead]) -> str:

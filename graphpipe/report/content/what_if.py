@@ -39,7 +39,7 @@ def outlooks(plan: Plan, *, bottleneck: int) -> list[Outlook]:
     before = plan.batch_size / step_seconds(plan)
     if sum(2 * stage.degree * plan.micro_batches(number) for number, stage in enumerate(plan.stages)) > MOST_TASKS:
         return []
-    found: list[Outlook] = []
+    outcomes: list[Outlook] = []
     changes = list(_changes(plan, bottleneck))
     with waiting("simulating what would help") as advance:
         for number, (change, build) in enumerate(changes):
@@ -51,8 +51,8 @@ def outlooks(plan: Plan, *, bottleneck: int) -> list[Outlook]:
             except GraphPipeError:  # it does not fit in memory, or the schedule does not run it
                 continue
             rate = changed.batch_size / seconds
-            found.append(Outlook(change=change, step_seconds=seconds, gain=rate / before - 1.0))
-    return sorted(found, key=lambda each: -each.gain)
+            outcomes.append(Outlook(change=change, step_seconds=seconds, gain=rate / before - 1.0))
+    return sorted(outcomes, key=lambda each: -each.gain)
 
 
 def _changes(plan: Plan, bottleneck: int) -> Iterator[tuple[str, Callable[[], Plan]]]:

@@ -199,10 +199,10 @@ def _add_peaks(figure: go.Figure, trace: Trace, by_device: _ByDevice, unit: str,
 
 
 def _by_device(trace: Trace) -> dict[int, list[MemorySample]]:
-    found: dict[int, list[MemorySample]] = {}
+    samples: dict[int, list[MemorySample]] = {}
     for sample in trace.memory:
-        found.setdefault(sample.device, []).append(sample)
-    return found
+        samples.setdefault(sample.device, []).append(sample)
+    return samples
 
 
 def _limits(plan: Plan) -> set[float]:

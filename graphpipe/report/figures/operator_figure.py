@@ -47,7 +47,7 @@ def operator_figure(plan: Plan) -> Figure:
 def operator_places(plan: Plan) -> tuple[list[tuple[float, float, float, float]], dict[str, Place]]:
     """Return (left, top, right, bottom) of each stage's group, and (x, y) of each operator; groups do not overlap."""
     inside = [_inside(plan, number) for number in range(len(plan.stages))]
-    sizes = [(_extent([x for x, _ in found.values()]), _extent([y for _, y in found.values()])) for found in inside]
+    sizes = [(_extent([x for x, _ in places.values()]), _extent([y for _, y in places.values()])) for places in inside]
     layers = layered(len(plan.stages), [(edge.source, edge.target) for edge in plan.edges])
     rows = [[number for number, (at, _) in enumerate(layers) if at == layer] for layer in range(layers[-1][0] + 1)]
     width = max(sum(sizes[number][0] + 1.6 for number in row) for row in rows)
@@ -61,10 +61,10 @@ def operator_places(plan: Plan) -> tuple[list[tuple[float, float, float, float]]
             left += sizes[number][0] + 1.6
         top += tallest + 2.7
     places: dict[str, Place] = {}
-    for number, found in enumerate(inside):
+    for number, inner in enumerate(inside):
         group = groups[number]
         middle = (group[0] + group[2]) / 2
-        places |= {name: (middle + x, group[1] + 1.3 + y) for name, (x, y) in found.items()}
+        places |= {name: (middle + x, group[1] + 1.3 + y) for name, (x, y) in inner.items()}
     return [groups[number] for number in range(len(plan.stages))], places
 
 

@@ -10,11 +10,11 @@ from graphpipe.report.figures.palette import HUES
 
 def planners_figure(samples_per_second: Mapping[str, float]) -> Figure:
     """Return a bar per planner that found a plan, the fastest on top."""
-    found = sorted(samples_per_second.items(), key=lambda pair: -pair[1])
+    ranked = sorted(samples_per_second.items(), key=lambda pair: -pair[1])
     figure = go.Figure()
     figure.add_bar(
-        y=[planner for planner, _ in found],
-        x=[rate for _, rate in found],
+        y=[planner for planner, _ in ranked],
+        x=[rate for _, rate in ranked],
         orientation="h",
         marker={"color": f"#{HUES[0]}"},
         texttemplate="%{x:,.4~s}",
@@ -22,4 +22,4 @@ def planners_figure(samples_per_second: Mapping[str, float]) -> Figure:
     )
     figure.update_xaxes(title="samples/s, predicted", rangemode="tozero", fixedrange=True)
     figure.update_yaxes(autorange="reversed", type="category", fixedrange=True)
-    return Figure(figure=figure, height=90 + 30 * max(1, len(found)))
+    return Figure(figure=figure, height=90 + 30 * max(1, len(ranked)))

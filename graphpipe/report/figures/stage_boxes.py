@@ -14,8 +14,8 @@ HALF_WIDTH, HALF_HEIGHT = 0.46, 0.32
 
 def stage_places(plan: Plan) -> list[tuple[float, float]]:
     """Return the centre (x, y) of each stage's box. y grows downwards, centres are at least 1 apart."""
-    found = layered(len(plan.stages), [(edge.source, edge.target) for edge in plan.edges])
-    return [(place, float(layer)) for layer, place in found]
+    centres = layered(len(plan.stages), [(edge.source, edge.target) for edge in plan.edges])
+    return [(place, float(layer)) for layer, place in centres]
 
 
 def passes_boxes(places: Sequence[tuple[float, float]], source: int, target: int) -> bool:

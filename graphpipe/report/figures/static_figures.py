@@ -170,12 +170,12 @@ def _draw_spans(axes: Axes, columns: Columns, at: list[float], heights: list[flo
     # One artist per row and colour. Bubbles are pale red, warm-up and drain stay white.
     shades, white = colours(1 + max(columns.stage, default=0)), {code(kind, 0) for kind in ("warm-up", "drain")}
     shades[code("bubble", 0)] = _BUBBLE
-    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    spans_by_kind: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for number, place in enumerate(columns.row):
         if columns.code[number] not in white:
             start, end = columns.start[number], columns.end[number]
-            found.setdefault((place, _shade(columns, number, shades)), []).append((start, end - start))
-    for (place, shade), bars in found.items():
+            spans_by_kind.setdefault((place, _shade(columns, number, shades)), []).append((start, end - start))
+    for (place, shade), bars in spans_by_kind.items():
         axes.broken_barh(bars, (at[place], 0.9 * heights[place]), facecolor=shade, edgecolor="white", lw=0.2)
 
 

@@ -142,10 +142,10 @@ def _read_of(step: DrawnStep, span: Span | None) -> tuple[int, int]:
 
 def _spans_by_device(trace: Trace) -> dict[int, list[Span]]:
     """Return the spans of each device."""
-    found: dict[int, list[Span]] = {}
+    spans_by_device: dict[int, list[Span]] = {}
     for span in trace.spans:
-        found.setdefault(span.device, []).append(span)
-    return found
+        spans_by_device.setdefault(span.device, []).append(span)
+    return spans_by_device
 
 
 def _add_device(rows: list[Row], columns: Columns, step: DrawnStep, spans: list[Span], name: str) -> None:

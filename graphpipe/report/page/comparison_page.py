@@ -53,9 +53,9 @@ def _cards(compared: Sequence[ComparedPlan]) -> str:
 
 
 def _differences(compared: Sequence[ComparedPlan]) -> str:
-    found = [properties(each) for each in compared]
-    names = list(dict.fromkeys(name for each in found for name in each))
-    rows = [[name, *(each.get(name, "-") for each in found)] for name in names]
+    words = [properties(each) for each in compared]
+    names = list(dict.fromkeys(name for each in words for name in each))
+    rows = [[name, *(each.get(name, "-") for each in words)] for name in names]
     different = [row for row in rows if len(set(row[1:])) > 1]
     same = ", ".join(f"{name} {values[0]}" for name, *values in rows if len(set(values)) == 1)
     body = table("Differences", ("what", *(each.name for each in compared)), different) if different else ""

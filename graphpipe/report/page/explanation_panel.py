@@ -14,40 +14,40 @@ def _explanation(subject: Subject) -> str | None:
         return None
     if not can_explain(plan):
         return None
-    found = explain(plan, predicted)
+    explanation = explain(plan, predicted)
     return (
         note(
-            f"The devices of {found.bottleneck} compute for the longest time. The step is at most "
-            f"{found.gap_percent:.1f} % above a lower bound on {found.plans_of_gap}, on these devices. Only a change "
-            "of what is on the critical path can shorten the step."
+            f"The devices of {explanation.bottleneck} compute for the longest time. The step is at most "
+            f"{explanation.gap_percent:.1f} % above a lower bound on {explanation.plans_of_gap}, on these devices. "
+            "Only a change of what is on the critical path can shorten the step."
         )
-        + _path(found, predicted.step_seconds)
-        + _groups(found)
-        + _outlooks(found)
+        + _path(explanation, predicted.step_seconds)
+        + _groups(explanation)
+        + _outlooks(explanation)
     )
 
 
-def _path(found: Explanation, step: float) -> str:
+def _path(explanation: Explanation, step: float) -> str:
     rows = [
         [each.work, str(each.count), format_seconds(each.seconds), f"{each.seconds / step:.0%}" if step else "-"]
-        for each in found.path
+        for each in explanation.path
     ]
     return table("The critical path, from start to end without a gap", ("work", "times", "in all", "of the step"), rows)
 
 
-def _groups(found: Explanation) -> str:
+def _groups(explanation: Explanation) -> str:
     rows = [
         [each.name, *(f"{share:.0%}" for share in (each.computing, each.warm_up, each.between, each.drain))]
-        for each in found.groups
+        for each in explanation.groups
     ]
     headings = ("stages", "computing", "waits: warm-up", "waits: between tasks", "waits: drain")
     return table("How one device of each stage spends the step", headings, rows)
 
 
-def _outlooks(found: Explanation) -> str:
-    if not found.outlooks:
+def _outlooks(explanation: Explanation) -> str:
+    if not explanation.outlooks:
         return ""
-    rows = [[each.change, format_seconds(each.step_seconds), f"{each.gain:+.1%}"] for each in found.outlooks]
+    rows = [[each.change, format_seconds(each.step_seconds), f"{each.gain:+.1%}"] for each in explanation.outlooks]
     return table("What would help: each change was simulated", ("with", "step", "samples/s"), rows)
 
 

@@ -97,13 +97,13 @@ def _memory_note(plan: Plan) -> str:
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> list[list[str]]:
-    found: list[list[str]] = []
+    rows: list[list[str]] = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found += _flat(cast("Mapping[str, Any]", value), f"{before}{name}.")
+            rows += _flat(cast("Mapping[str, Any]", value), f"{before}{name}.")
         else:
-            found.append([f"{before}{name}", "not set" if value is None else str(value)])
-    return found
+            rows.append([f"{before}{name}", "not set" if value is None else str(value)])
+    return rows
 
 
 STAGES = Panel(name="stages", title="Stages", build=_stages)

@@ -34,19 +34,19 @@ def _planners(subject: Subject) -> str | None:
 
 
 def _row(outcome: Outcome, best: float) -> list[str]:
-    if (found := outcome.summary) is None:
+    if (summary := outcome.summary) is None:
         return [outcome.planner, outcome.status, *["-"] * 8]
     return [
         outcome.planner,
         outcome.status,
-        format_seconds(found.step_seconds),
-        f"{found.samples_per_second:,.1f}",
-        f"{found.samples_per_second / best:.0%}" if best else "-",
-        str(found.stages),
-        str(found.depth),
-        f"{found.bubble_fraction:.1%}",
-        format_bytes(max(found.peak_bytes)),
-        format_seconds(found.search_seconds),
+        format_seconds(summary.step_seconds),
+        f"{summary.samples_per_second:,.1f}",
+        f"{summary.samples_per_second / best:.0%}" if best else "-",
+        str(summary.stages),
+        str(summary.depth),
+        f"{summary.bubble_fraction:.1%}",
+        format_bytes(max(summary.peak_bytes)),
+        format_seconds(summary.search_seconds),
     ]
 
 

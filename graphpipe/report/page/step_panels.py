@@ -71,7 +71,7 @@ def _differences(subject: Subject) -> str | None:
     """Return where prediction and run differ most."""
     if subject.predicted is None or subject.measured is None:
         return None
-    found = compare(subject.predicted, subject.measured)
+    comparison = compare(subject.predicted, subject.measured)
     rows = [
         [
             f"{KIND_WORDS[one.kind]}, {subject.stage_name(one.stage)}",
@@ -80,10 +80,10 @@ def _differences(subject: Subject) -> str | None:
             str(one.count),
             signed_seconds(one.total_seconds),
         ]
-        for one in found.differences[:MOST_DIFFERENCES]
+        for one in comparison.differences[:MOST_DIFFERENCES]
     ]
-    predicted, measured = map(format_seconds, (found.predicted_step_seconds, found.measured_step_seconds))
-    error = f"{abs(found.step_error):.1%} too {'long' if found.step_error > 0 else 'short'}"
+    predicted, measured = map(format_seconds, (comparison.predicted_step_seconds, comparison.measured_step_seconds))
+    error = f"{abs(comparison.step_error):.1%} too {'long' if comparison.step_error > 0 else 'short'}"
     headings = ("what", "predicted", "measured", "times", "difference in all")
     slowed = slowdown_sentences([subject.measured])
     return (

@@ -50,19 +50,19 @@ def _policy(outcome: Outcome) -> list[str]:
 
 
 def _row(outcome: Outcome, best: float) -> list[str]:
-    if (found := outcome.summary) is None:
+    if (summary := outcome.summary) is None:
         return [outcome.planner, outcome.status]
     return [
         outcome.planner,
-        format_seconds(found.mini_batch_seconds),
-        f"{found.mini_batch_seconds / best:.2f}x" if best else "-",
-        f"{found.samples_per_second:,.1f}",
-        str(found.stages),
-        str(found.depth),
-        str(found.micro_batch),
-        f"{found.bubble_fraction:.1%}",
-        format_bytes(max(found.peak_bytes)),
-        format_seconds(found.search_seconds),
+        format_seconds(summary.mini_batch_seconds),
+        f"{summary.mini_batch_seconds / best:.2f}x" if best else "-",
+        f"{summary.samples_per_second:,.1f}",
+        str(summary.stages),
+        str(summary.depth),
+        str(summary.micro_batch),
+        f"{summary.bubble_fraction:.1%}",
+        format_bytes(max(summary.peak_bytes)),
+        format_seconds(summary.search_seconds),
     ]
 
 

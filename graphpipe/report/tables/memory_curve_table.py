@@ -25,11 +25,11 @@ def curve_rows(points: Sequence[CurvePoint]) -> list[list[str]]:
 
 
 def _decisions(point: CurvePoint) -> list[str]:
-    if (found := memory_choices(point.plan)) is None:
+    if (choices := memory_choices(point.plan)) is None:
         return ["everything", "-", "-"]
     sums = (
-        sum(each.kept_bytes for each in found.stages),
-        sum(each.recomputed_bytes for each in found.stages),
-        sum(each.offloaded_bytes for each in found.stages),
+        sum(each.kept_bytes for each in choices.stages),
+        sum(each.recomputed_bytes for each in choices.stages),
+        sum(each.offloaded_bytes for each in choices.stages),
     )
     return [format_bytes(count) if count else "-" for count in sums]
