@@ -42,11 +42,11 @@ def branches_of(plan: Plan) -> tuple[Branch, ...]:
         name = plan.stages[min(left)].name
         what = f"stage {name} leads into an encoder, and the format holds only chains that lead into one chain"
         raise InvalidInput(what, where="plan", remedy="Run this plan with `graphpipe train`.")
-    found = [_branch(plan, stages, "") for stages in chains]
-    found.append(_branch(plan, main, LANGUAGE))
-    _check_own_devices(plan, found)
-    _check_names(found)
-    return tuple(found)
+    branches = [_branch(plan, stages, "") for stages in chains]
+    branches.append(_branch(plan, main, LANGUAGE))
+    _check_own_devices(plan, branches)
+    _check_names(branches)
+    return tuple(branches)
 
 
 def check_one_stage_each(branches: Iterable[Branch], tool: str) -> None:

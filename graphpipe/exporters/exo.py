@@ -55,8 +55,8 @@ def layer_places(plan: Plan) -> list[int]:
     lists: defaultdict[str, dict[int, set[int]]] = defaultdict(dict)
     for number, stage in enumerate(plan.stages):
         for op in stage.ops:
-            if found := _LAYER.match(op):
-                lists[found["list"]].setdefault(int(found["number"]), set()).add(number)
+            if match := _LAYER.match(op):
+                lists[match["list"]].setdefault(int(match["number"]), set()).add(number)
     name, layers = max(lists.items(), key=lambda each: len(each[1]), default=("", dict[int, set[int]]()))
     if len(layers) < 2:
         raise InvalidInput("has no list of layers", where=f"model '{plan.graph.name}'", remedy=_REMEDY)

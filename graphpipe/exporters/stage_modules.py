@@ -41,7 +41,7 @@ def stage_modules(plan: Plan, stages: Sequence[int], unit: Callable[[str], str])
     """
     ops = {op.name: op for op in plan.graph.ops}
     place = {name: number for number, name in enumerate(ops)}
-    found: list[list[str]] = []
+    units_by_stage: list[list[str]] = []
     holder: dict[str, int] = {}
     for position in stages:
         stage = plan.stages[position]
@@ -53,8 +53,8 @@ def stage_modules(plan: Plan, stages: Sequence[int], unit: Callable[[str], str])
         if not units:
             what = f"stage {stage.name} holds no submodule, only {', '.join(stage.ops[:3])}"
             raise InvalidInput(what, where="plan", remedy=CUT_BETWEEN)
-        found.append(units)
-    return found
+        units_by_stage.append(units)
+    return units_by_stage
 
 
 def first_calls(plan: Plan, stages: Sequence[int]) -> list[str]:
